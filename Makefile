@@ -1,0 +1,37 @@
+# Everything here works on a fresh clone with Python (>= 3.10), make and a package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test lint types bench results clean
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,experiments,report]"
+	touch $@
+
+demo: $(INSTALLED)   ## train ERM, mixup and elliptic on two moons; write the pictures to demo/
+	$(BIN)/elliptica demo --out demo
+
+test: lint types $(INSTALLED)   ## lint, types, tests
+	$(BIN)/pytest -n auto --dist worksteal -q
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+bench: $(INSTALLED)   ## the cost table of benchmarks/README.md (about ten minutes; leave the machine alone)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m benchmarks
+
+results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
+	$(BIN)/python studies/sampling_modes.py
+
+clean:
+	rm -rf $(VENV) demo

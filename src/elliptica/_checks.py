@@ -1,0 +1,110 @@
+"""Argument checks. Every message says what was expected, what came, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def choice(name: str, value: object, allowed: Iterable[str]) -> None:
+    """``value`` must be one of ``allowed``; near misses are suggested."""
+    allowed = list(allowed)
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but got {value!r}.{hint}")
+
+
+def floating(name: str, value: object) -> None:
+    """``value`` must be a tensor of a floating dtype."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
+            "Convert it first, e.g. torch.as_tensor(...)."
+        )
+    if not value.is_floating_point():
+        raise TypeError(
+            f"{name} must be floating point, but has dtype {value.dtype}: there is nothing between "
+            "two integers to bridge. Convert it with .float(), or bridge in a hidden layer with "
+            'at="name of a layer" (how text and other discrete inputs are used).'
+        )
+
+
+def same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Two tensors must agree in shape."""
+    if value.shape != other.shape:
+        raise ValueError(
+            f"{name} and {other_name} must have the same shape, but got {tuple(value.shape)} and "
+            f"{tuple(other.shape)}."
+        )
+
+
+def same_rows(name: str, value: Tensor, rows: int, reference: str = "x") -> None:
+    """First axes must agree."""
+    if value.ndim == 0 or len(value) != rows:
+        got = "a scalar" if value.ndim == 0 else f"{len(value)} rows"
+        raise ValueError(
+            f"{name} must have as many rows as {reference} ({rows}), but has {got}. "
+            "Check that both come from the same batch and that the batch axis is the first."
+        )
+
+
+def nonnegative(name: str, value: float | Tensor) -> None:
+    """Numbers or tensors that must be finite and at least zero."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"{name} must be floating point, but has dtype {value.dtype}.")
+        bad = not bool((value >= 0).all() and torch.isfinite(value).all())
+        got = f"a tensor with minimum {value.min().item() if value.numel() else 'nothing'}"
+    else:
+        number(name, value)
+        bad, got = not 0 <= value < float("inf"), str(value)
+    if bad:
+        raise ValueError(f"{name} must be finite and at least 0, but got {got}.")
+
+
+def positive(name: str, value: float) -> None:
+    """Numbers that must be finite and above zero."""
+    number(name, value)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be finite and above 0, but got {value}.")
+
+
+def number(name: str, value: object) -> None:
+    """A plain int or float (not a bool, not a string)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, but got {value!r} ({type(value).__name__}).")
+
+
+def path_counts(n_times: int, n_bridges: int, antithetic: bool = False) -> None:
+    """``n_times`` counts both ends; antithetic bridges come in pairs."""
+    for name, value, least in (("n_times", n_times, 2), ("n_bridges", n_bridges, 1)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer, but got {value!r}.")
+        if value < least:
+            why = " (it counts both end points of a path)" if name == "n_times" else ""
+            raise ValueError(f"{name} must be at least {least}{why}, but got {value}.")
+    if antithetic and n_bridges % 2:
+        raise ValueError(
+            f"antithetic=True draws bridges in pairs, so n_bridges must be even, but got {n_bridges}. "
+            f"Use n_bridges={n_bridges + 1} or antithetic=False."
+        )
+
+
+def finite(name: str, value: Tensor) -> None:
+    """No NaN and no infinity (one pass over the data; a synchronisation on an accelerator)."""
+    # A sum with a NaN or an infinity in it is never finite; only an overflow needs a closer look.
+    if value.is_floating_point() and not math.isfinite(value.sum()):
+        bad = ~torch.isfinite(value)
+        if not bool(bad.any()):
+            return
+        rows = bad.reshape(len(value), -1).any(1).nonzero().flatten().tolist()
+        shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        raise ValueError(
+            f"{name} must be finite, but {int(bad.sum())} values are NaN or infinite, in rows {shown}. "
+            "Impute or drop them (elliptica never does so silently)."
+        )

@@ -1,0 +1,85 @@
+"""Models take one tensor, several, or named ones; here they all become a dict of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica.types import Inputs
+
+#: Key of the only input of a model that takes one tensor.
+ONLY = "x"
+
+
+def named_inputs(x: Inputs) -> dict[Hashable, Tensor]:
+    """Tensors by name: their key in a dict, their position in a tuple."""
+    if isinstance(x, Tensor):
+        return {ONLY: x}
+    items: dict[Hashable, Any]
+    if isinstance(x, Mapping):
+        items = {name: value for name, value in x.items()}
+    elif isinstance(x, (tuple, list)):
+        items = dict(enumerate(x))
+    else:
+        raise TypeError(
+            f"x must be a tensor, or a tuple or dict of tensors, but got {type(x).__name__}. "
+            "Convert arrays with torch.as_tensor(...)."
+        )
+    for name, value in items.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"x[{name!r}] must be a tensor, but got {type(value).__name__}. "
+                "Pass only what the model takes; constants can be bound with functools.partial."
+            )
+    if not items:
+        raise ValueError("x is empty: it holds no tensor. Pass what the model is to be called with.")
+    return items
+
+
+def rebuild_inputs(template: Inputs, items: Mapping[Any, Tensor]) -> Inputs:
+    """The inverse of `named_inputs`, in the caller's structure."""
+    if isinstance(template, Tensor):
+        return items[ONLY]
+    return dict(items) if isinstance(template, Mapping) else tuple(items.values())
+
+
+def call_model(model: nn.Module, x: Inputs) -> Any:
+    """Call ``model(x)``, ``model(*x)`` or ``model(**x)``."""
+    if isinstance(x, Tensor):
+        return model(x)
+    return model(**x) if isinstance(x, Mapping) else model(*x)
+
+
+def count_rows(items: Mapping[Hashable, Tensor]) -> int:
+    """Common number of rows of all inputs; refuses an empty batch."""
+    first_name, first = next(iter(items.items()))
+    if first.ndim == 0:
+        raise ValueError(f"x[{first_name!r}] is a scalar, but the first axis must be the batch.")
+    rows = len(first)
+    for name, value in items.items():
+        _checks.same_rows(f"x[{name!r}]", value, rows, f"x[{first_name!r}]")
+    if rows == 0:
+        raise ValueError(
+            "The batch is empty (0 rows). Skip such batches, or set drop_last=True in the loader."
+        )
+    return rows
+
+
+def bridged_names(items: Mapping[Hashable, Tensor], bridged: Sequence[Hashable] | None) -> list[Hashable]:
+    """Which inputs are bridged; the others are carried along from the nearer end point."""
+    if bridged is None:
+        if len(items) > 1:
+            raise ValueError(
+                f"x has several tensors ({', '.join(map(repr, items))}): say which to bridge, e.g. "
+                f"bridged=({next(iter(items))!r},). The others are taken from the nearer end point."
+            )
+        return list(items)
+    missing = [name for name in bridged if name not in items]
+    if missing or not bridged:
+        raise ValueError(
+            f"bridged={tuple(bridged)!r} must name inputs that exist; x has {', '.join(map(repr, items))}."
+        )
+    return list(bridged)

@@ -1,0 +1,38 @@
+"""Distributed wrappers around a model: where an objective computed outside them would be wrong."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def _is_ddp(model: nn.Module) -> bool:
+    return isinstance(model, nn.parallel.DistributedDataParallel)
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """FSDP2 marks every module that it shards."""
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:  # torch built without distributed
+        return False
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def refuse_wrapped(model: nn.Module, second_order: bool, chunked: bool) -> None:
+    """Raise where a wrapped *model* (instead of a wrapped objective) gives silently wrong gradients.
+
+    Weightings that differentiate twice bypass the synchronisation of ``DistributedDataParallel`` (with a
+    static graph the error is silent), and several forward passes per backward pass confuse it.
+    """
+    if _is_ddp(model) and (second_order or chunked):
+        raise ValueError(
+            "The model is wrapped in DistributedDataParallel, and this objective runs it in a way that "
+            "the wrapper does not synchronise. Wrap the objective instead: "
+            "DistributedDataParallel(Elliptic(model, loss_fn, ...))."
+        )
+    if _is_sharded(model) and second_order:
+        raise ValueError(
+            "Layers of the model are sharded with FSDP2, which cannot differentiate twice. Shard the "
+            'whole objective, fully_shard(Elliptic(model, ...)), or use weighting="multiplicative" or '
+            '"gradient_softmax".'
+        )

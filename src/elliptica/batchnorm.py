@@ -1,0 +1,70 @@
+"""What extra forward passes do to batch normalisation, and how to prevent it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+BatchNormMode = Literal["paths", "clean", "frozen"]
+BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("paths", "clean", "frozen")
+
+
+def tracking_layers(model: nn.Module) -> list[_NormBase]:
+    """Normalisation layers that would update running statistics now."""
+    return [m for m in model.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
+
+
+@contextlib.contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Normalise with the running statistics and leave them as they are."""
+    layers = tracking_layers(model)
+    for layer in layers:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = True
+
+
+@contextlib.contextmanager
+def untracked_statistics(model: nn.Module) -> Iterator[None]:
+    """Normalise with the batch's own statistics, as in training, but do not record them."""
+    layers = tracking_layers(model)
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
+@contextlib.contextmanager
+def shadow_statistics(model: nn.Module) -> Iterator[None]:
+    """Record running statistics in copies that are thrown away: for a forward pass done twice."""
+    kept = [(layer, dict(layer._buffers)) for layer in tracking_layers(model)]
+    for layer, buffers in kept:
+        for name, value in buffers.items():
+            layer._buffers[name] = None if value is None else value.clone()
+    try:
+        yield
+    finally:
+        for layer, buffers in kept:
+            layer._buffers.update(buffers)
+
+
+def path_statistics(mode: BatchNormMode, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """How normalisation layers treat points of paths."""
+    if mode == "frozen":
+        return frozen_statistics(model)
+    return untracked_statistics(model) if mode == "clean" else contextlib.nullcontext()
+
+
+def recompute_statistics(mode: BatchNormMode, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """The same when those points are evaluated a second time, in the backward pass of a chunk."""
+    return shadow_statistics(model) if mode == "paths" else path_statistics(mode, model)

@@ -1,0 +1,87 @@
+"""Multi-layer perceptrons: the paper's tabular, MedMNIST and two-moons networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+from torch import nn
+
+Activation = Literal["leaky_relu", "relu", "tanh"]
+
+
+def mlp(
+    n_features: int,
+    n_outputs: int,
+    *,
+    hidden: Sequence[int] = (128, 128),
+    activation: Activation = "leaky_relu",
+    negative_slope: float = 0.1,
+    batch_norm: bool = False,
+    flatten: bool = False,
+) -> nn.Sequential:
+    """Build a perceptron that maps ``(batch, n_features)`` to ``(batch, n_outputs)``.
+
+    Each hidden layer is Linear, BatchNorm (if asked for), activation; the last layer is a plain
+    Linear, so classifiers give logits. Use it for tables, small images and two-dimensional
+    studies. The paper's networks are
+
+    - regression tables (paper: Tables 3 and 5): ``mlp(n_features, 1)``;
+    - MedMNIST (paper: Table 6): ``mlp(784 or 2352, n_classes, hidden=(512,), activation="relu",
+      batch_norm=True, flatten=True)``, where the paper does not state the activation;
+    - two moons (paper: Figs. 1 and 3): ``mlp(2, 2, hidden=(4,), ...)``.
+
+    Weights come from torch's default initialisation and default random stream: seed it with
+    ``torch.manual_seed`` in your script. With ``batch_norm=True`` a training batch of one row is
+    refused by torch.
+
+    Args:
+        n_features: Values per row, after flattening if ``flatten`` is set.
+        n_outputs: Targets of a regression or classes of a classification.
+        hidden: Units of each hidden layer; empty gives a linear model.
+        activation: Non-linearity after each hidden layer.
+        negative_slope: Slope of "leaky_relu" below zero; 0 is "relu". Others ignore it.
+        batch_norm: Put a BatchNorm between each hidden Linear and its activation.
+        flatten: Accept ``(batch, *feature)``, e.g. images, and flatten each row first.
+
+    Returns:
+        The layers in order, so that slices of it are the first and last layers of the network.
+
+    Raises:
+        ValueError: If a size is not positive or the activation is not one of the three.
+
+    Example:
+        >>> net = mlp(5, 1)
+        >>> sum(p.numel() for p in net.parameters())
+        17409
+    """
+    require_positive(n_features=n_features, n_outputs=n_outputs)
+    require_positive(**{f"hidden[{i}]": width for i, width in enumerate(hidden)})
+    if activation not in get_args(Activation):
+        raise ValueError(
+            f"activation must be one of {', '.join(map(repr, get_args(Activation)))}, but got "
+            f"{activation!r}. For another one, build the torch.nn.Sequential yourself."
+        )
+    make: dict[str, Callable[[], nn.Module]] = {
+        "leaky_relu": lambda: nn.LeakyReLU(negative_slope),
+        "relu": nn.ReLU,
+        "tanh": nn.Tanh,
+    }
+    layers: list[nn.Module] = [nn.Flatten()] if flatten else []
+    n_in = n_features
+    for width in hidden:
+        layers.append(nn.Linear(n_in, width))
+        if batch_norm:
+            layers.append(nn.BatchNorm1d(width))
+        layers.append(make[activation]())
+        n_in = width
+    return nn.Sequential(*layers, nn.Linear(n_in, n_outputs))
+
+
+def require_positive(**sizes: int) -> None:
+    """Refuse sizes below one, naming the argument (shared by the modules of this package)."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(
+                f"{name} must be a positive integer, but got {size}. Pass a number of at least 1."
+            )

@@ -1,0 +1,423 @@
+"""The objective: one module that owns the model and turns a batch into a loss (paper: Eq. (6))."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica._ends import End
+from elliptica._inputs import bridged_names, call_model, named_inputs
+from elliptica._wrappers import refuse_wrapped
+from elliptica.batchnorm import BATCH_NORM_MODES, BatchNormMode, path_statistics, tracking_layers
+from elliptica.diffusion import Sigma, auto_sigma
+from elliptica.evaluate import Evaluator, time_steps
+from elliptica.hidden import find_layer, hidden_features
+from elliptica.losses import PerSampleLoss
+from elliptica.pairing import Among, Pairing
+from elliptica.paths import PathSampler, Sampling
+from elliptica.reduction import QUADRATURES, Quadrature, path_mean, weighted_mean
+from elliptica.schedule import Schedule
+from elliptica.targets import SimplexMap, TargetSpace, infer_target_space
+from elliptica.types import Drift, EllipticWarning, Inputs, LossFn, Paths
+from elliptica.weighting import READINGS, WEIGHTINGS, Reading, Weighting
+
+logger = logging.getLogger(__name__)
+
+_FINE_ENOUGH = 20  # points on a path below which a log-weight is dominated by the grid
+
+
+class Elliptic(nn.Module):
+    """Elliptic loss regularisation: train on Brownian bridges between the data (paper: Algorithm 1).
+
+    A drop-in objective: where you wrote ``loss = criterion(model(x), y)``, write
+    ``loss = objective(x, y)``. Labels are bridged too, so that the loss is asked to be small, and
+    smooth, between the data and not only at them. Use it when data are shifted, imbalanced or
+    mislabelled. Do not use it when a point between two data points has no meaning (raw token ids:
+    bridge in the embedding layer with ``at=``).
+
+    In ``eval()`` mode it is the ordinary loss. The module owns the model, so wrap *it*:
+    ``DistributedDataParallel(objective)``, ``torch.compile(objective)``; save ``objective.model``.
+
+    Args:
+        model: Any network; called on rows of bridge points.
+        loss_fn: Your ordinary loss; a ``reduction`` is switched off in a copy. A callable must return
+            one value per sample.
+        target_space: ``"simplex"`` (classes), ``"unit"`` (multilabel, each in [0, 1]) or ``"real"``;
+            None reads it off the loss and the dtype of the targets.
+        num_classes: Needed for integer labels.
+        sampling: ``"marginal"``: one point per bridge, at a random, stratified time: the price of
+            ordinary training. ``"path"``: ``n_times`` points on each bridge, both ends included, as in
+            the paper; needed by the path weightings.
+        n_times: Points on a path, both ends included (the paper's n_t). Only for ``"path"``.
+        n_bridges: Bridges per data point, each to a partner of its own (n_b).
+        sigma: Diffusion coefficient (sigma_b) in units of the inputs: a number, a tensor with one
+            value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch), or
+            ``"green"`` / `Green`, the random variance that the PDE prescribes. Zero: straight lines.
+        sigma_y: The same for targets; None means ``sigma`` if that is a number, and zero otherwise.
+        horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
+        antithetic: Draw bridges in pairs of opposite noise to the same partner (even ``n_bridges``).
+        pairing: Where bridges end, see `sample_partners`.
+        power: Exponent for ``pairing="inverse_distance"``.
+        among: Partners among ``"all"``, the ``"same_class"`` or the ``"other_class"`` points.
+        simplex: How noisy class probabilities return to the simplex, see `project_to_simplex`.
+        quadrature: Integral over time: ``"mean"`` of all points, ``"left"`` sum (Euler), or
+            ``"trapezoid"``. Only for ``"path"``.
+        weighting: Reading of importance weighting (Eq. (4), appendix C): ``"none"``;
+            ``"gradient_norm"``, adds ``xi`` times the norm of the input gradient;
+            ``"gradient_softmax"``, weights points by their standardised gradient norm;
+            ``"multiplicative"``, weights paths by the exponential martingale, self-normalised;
+            ``"girsanov"``, subtracts its logarithm (the Jensen form); ``"released"``, what the authors'
+            later code does.
+        xi: Strength of the weighting; 0 is no weighting.
+        drift: ``drift(x, y)``, any callable or network, in place of the loss gradient in the
+            ``"multiplicative"`` and ``"girsanov"`` weightings; per unit of relative time.
+        bridged: Names (or positions) of the inputs to bridge when the model takes several; the others
+            come from the nearer end.
+        at: Name of a layer in whose output to bridge instead of in the inputs.
+        bn: Batch norm statistics: from all path points (``"paths"``, the paper's joint pass), from an
+            extra pass over the clean batch (``"clean"``), or ``"frozen"``.
+        chunk_size: Evaluate at most so many rows at a time; memory is that of one chunk, gradients are
+            the same (batch norm sees chunks), time grows by about a third.
+        schedule: Function from the epoch to a factor on the noise, or None for "off"; needs
+            `set_epoch`.
+        validate: Check inputs for NaN and labels for their range in every call (one synchronisation
+            on an accelerator).
+
+    Example:
+        >>> model = nn.Linear(4, 3)
+        >>> objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, sigma=0.05)
+        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> loss = objective(x, y)                       # was: criterion(model(x), y)
+        >>> loss.backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        target_space: TargetSpace | None = None,
+        num_classes: int | None = None,
+        sampling: Sampling = "marginal",
+        n_times: int = 5,
+        n_bridges: int = 1,
+        sigma: Sigma = 0.05,
+        sigma_y: float | Tensor | None = None,
+        horizon: float = 1.0,
+        antithetic: bool = False,
+        pairing: Pairing = "permutation",
+        power: float = 1.0,
+        among: Among = "all",
+        simplex: SimplexMap = "abs",
+        quadrature: Quadrature = "mean",
+        weighting: Weighting = "none",
+        xi: float = 1.0,
+        drift: Drift | None = None,
+        bridged: Sequence[Hashable] | None = None,
+        at: str | None = None,
+        bn: BatchNormMode = "paths",
+        chunk_size: int | None = None,
+        schedule: Schedule | None = None,
+        validate: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model must be a torch.nn.Module, but got {type(model).__name__}. "
+                "The order is Elliptic(model, loss_fn)."
+            )
+        _checks.choice("quadrature", quadrature, QUADRATURES)
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1 row, but got {chunk_size}.")
+        _checks.choice("weighting", weighting, WEIGHTINGS)
+        _checks.choice("bn", bn, BATCH_NORM_MODES)
+        _checks.nonnegative("xi", xi)
+        self.model = model
+        self.loss = PerSampleLoss(loss_fn)
+        self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice
+        self.target_space = target_space
+        self.quadrature = quadrature
+        self.weighting = weighting
+        self.xi = float(xi)
+        self.drift = drift
+        self.bn = bn
+        self.chunk_size = chunk_size
+        self.schedule = schedule
+        self.epoch: int | None = None
+        self._warned = False
+        self.auto_sigma: Tensor | None
+        self.register_buffer("auto_sigma", None)
+        if at is not None:
+            find_layer(model, at)
+        self.sampler = PathSampler(
+            target_space=target_space or "real",  # read off the first batch if not given
+            num_classes=self.loss.num_classes() if num_classes is None else num_classes,
+            sampling=sampling,
+            n_times=n_times,
+            n_bridges=n_bridges,
+            sigma=sigma,
+            sigma_y=sigma_y,
+            horizon=horizon,
+            antithetic=antithetic,
+            pairing=pairing,
+            power=power,
+            among=among,
+            simplex=simplex,
+            bridged=bridged,
+            at=at,
+            validate=validate,
+        )
+        _check_combination(self)
+
+    def forward(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        partners: Tensor | None = None,
+        end: End | None = None,
+        paths: Paths | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Loss of a batch, a scalar.
+
+        Args:
+            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
+            y: Targets: integer labels, soft labels, or real values.
+            sample_weight: Weight of each sample, used as given: the result is the mean of weight times
+                loss, and a point between two samples gets the weight between theirs.
+            partners: Row of the batch at which each bridge ends, ``(batch,)`` or ``(batch, bridge)``.
+            end: Far ends that need not be in the batch: ``(x, y)`` or ``(x, y, sample_weight)``.
+            paths: Points drawn before (see `sample`), evaluated instead of drawing new ones.
+            generator: Source of randomness; torch's default one if None.
+
+        Returns:
+            The objective, on the scale of the ordinary mean loss.
+        """
+        if self._strength() is None:
+            return self.clean_loss(x, y, sample_weight=sample_weight)
+        if paths is None:
+            paths = self.sample(
+                x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
+            )
+        if self.bn == "clean":
+            with torch.no_grad():
+                call_model(self.model, x)
+        return self.loss_on(paths)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the schedule which epoch begins (0, 1, ...)."""
+        self.epoch = epoch
+
+    @torch.compiler.disable(recursive=True)
+    @torch.no_grad()
+    def sample(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        partners: Tensor | None = None,
+        end: End | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Paths:
+        """Draw the points that `forward` would evaluate (never compiled: same numbers either way)."""
+        sampler = self._sampler_for(y)
+        strength = self._strength()
+        features = None
+        if sampler.at is not None and sampler.pairing != "permutation" and partners is None:
+            features = hidden_features(self.model, x, sampler.at)
+        return sampler.draw(
+            x,
+            y,
+            sample_weight=sample_weight,
+            partners=partners,
+            end=end,
+            features=features,
+            strength=1.0 if strength is None else strength,
+            sigma=self._measured_sigma(x),
+            generator=generator,
+        )
+
+    def loss_on(self, paths: Paths) -> Tensor:
+        """The objective at points that were drawn before."""
+        reading = None if self.xi == 0.0 else READINGS.get(self.weighting)
+        if paths.hidden is not None or (reading is not None and tracking_layers(self.model)):
+            return self._eager_loss_on(paths, reading)
+        return self._loss_on(paths, reading)
+
+    def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
+        """The ordinary mean loss on the data themselves."""
+        target = self._sampler_for(y).encode(x, y)
+        losses = self.loss(call_model(self.model, x), target)
+        return weighted_mean(losses, target, self.loss, sample_weight)
+
+    def extra_repr(self) -> str:
+        """The settings that matter, and what ``sigma="auto"`` chose."""
+        sigma: object = self.sampler.sigma
+        if self.auto_sigma is not None:
+            low, high = (float(v) for v in self.auto_sigma.aminmax())
+            sigma = f"auto ({low:.3g} to {high:.3g} per feature)"
+        kept = {
+            "sampling": self.sampler.sampling,
+            "n_bridges": self.sampler.n_bridges,
+            "sigma": sigma,
+            "pairing": self.sampler.pairing,
+            "weighting": self.weighting,
+        }
+        return ", ".join(f"{name}={value}" for name, value in kept.items())
+
+    def _loss_on(self, paths: Paths, reading: Reading | None) -> Tensor:
+        evaluate = Evaluator(self.model, self.loss, reading, self.drift, self.chunk_size, self.bn)
+        with path_statistics(self.bn, self.model):
+            losses, terms = evaluate(paths)
+        if reading is not None:
+            if reading.second_order and not any(t.requires_grad for t in terms):
+                _warn_no_op(losses)
+            losses = reading.apply(losses, terms, self.xi, time_steps(paths))
+        loss = path_mean(losses, paths, self.loss, self.quadrature)
+        if reading is not None and reading.second_order:
+            self._warn_if_negative(loss)
+        return loss
+
+    @torch.compiler.disable(recursive=True)
+    def _eager_loss_on(self, paths: Paths, reading: Reading | None) -> Tensor:
+        """Hooks on layers, and running statistics under torch.func, cannot be compiled."""
+        return self._loss_on(paths, reading)
+
+    @torch.compiler.disable(recursive=True)
+    def _warn_if_negative(self, loss: Tensor) -> None:
+        """Additive weightings can outweigh the loss itself; say so once."""
+        if self.sampler.validate and not self._warned and float(loss.detach()) < 0:
+            self._warned = True
+            warnings.warn(
+                f"The objective became negative: the term of weighting={self.weighting!r} outweighs the "
+                f'loss. Lower xi (now {self.xi}), or use weighting="multiplicative".',
+                EllipticWarning,
+                stacklevel=2,
+            )
+
+    def _strength(self) -> float | None:
+        """Factor on the noise in this epoch; None when bridges are off."""
+        if not self.training:
+            return None
+        if self.schedule is None:
+            return 1.0
+        if self.epoch is None:
+            raise RuntimeError(
+                "This objective has a schedule, but does not know the epoch. Call "
+                "objective.set_epoch(epoch) at the start of each epoch (0, 1, ...)."
+            )
+        return self.schedule(self.epoch)
+
+    def _sampler_for(self, y: Tensor) -> PathSampler:
+        """The sampler, once the target space is known."""
+        if self.target_space is None:
+            self.target_space = infer_target_space(self._user_loss[0], y)
+            self.sampler = dataclasses.replace(self.sampler, target_space=self.target_space)
+        return self.sampler
+
+    def _measured_sigma(self, x: Inputs) -> Tensor | None:
+        """What ``sigma="auto"`` chose on the first batch; hidden features move, so not for them."""
+        if self.sampler.sigma != "auto" or self.sampler.at is not None:
+            return None
+        if self.auto_sigma is None:
+            inputs = named_inputs(x)
+            names = bridged_names(inputs, self.sampler.bridged)
+            if len(names) > 1:
+                raise ValueError(
+                    f'sigma="auto" measures one input, but {len(names)} are bridged. Give a number.'
+                )
+            self.auto_sigma = auto_sigma(inputs[names[0]])
+            low, high = (float(v) for v in self.auto_sigma.aminmax())
+            logger.info('sigma="auto" chose %.3g to %.3g per feature', low, high)
+        return self.auto_sigma
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Restore what ``sigma="auto"`` chose, which a fresh objective does not have yet."""
+        saved = state_dict.get(f"{prefix}auto_sigma")
+        if saved is not None:
+            self.auto_sigma = saved.clone()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def elliptic_loss(
+    model: nn.Module,
+    loss_fn: LossFn,
+    x: Inputs,
+    y: Tensor,
+    *,
+    sample_weight: Tensor | None = None,
+    partners: Tensor | None = None,
+    end: End | None = None,
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> Tensor:
+    """The objective as a function; settings are those of `Elliptic`.
+
+    For loops that want no extra module. With several processes use `Elliptic` and wrap that; a wrapped
+    model is refused here where the result would be silently wrong.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> x, y = torch.randn(8, 4), torch.randn(8, 1)
+        >>> elliptic_loss(model, nn.MSELoss(), x, y, sigma=0.05).backward()
+    """
+    objective = Elliptic(model, loss_fn, **settings)
+    result: Tensor = objective(
+        x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
+    )
+    return result
+
+
+def _warn_no_op(losses: Tensor) -> None:
+    """An additive term without gradient trains nothing."""
+    if losses.requires_grad:
+        raise ValueError(
+            "The additive weighting has no gradient: its drift does not depend on any parameter, so it "
+            'would change the value but not the training. Use weighting="multiplicative".'
+        )
+
+
+def _check_combination(objective: Elliptic) -> None:
+    """Refuse settings that contradict each other, before any work."""
+    sampler, weighting, drift = objective.sampler, objective.weighting, objective.drift
+    reading = READINGS.get(weighting)
+    if sampler.sampling == "marginal":
+        if reading is not None and reading.needs_path:
+            raise ValueError(
+                f'weighting={weighting!r} weighs whole paths, but sampling="marginal" draws single '
+                'points. Use sampling="path", or weighting="gradient_softmax".'
+            )
+        if objective.quadrature != "mean":
+            raise ValueError(
+                f"quadrature={objective.quadrature!r} belongs to paths; marginal points are averaged. "
+                'Use sampling="path".'
+            )
+    if drift is not None and (reading is None or not reading.needs_path):
+        raise ValueError(
+            f"drift= needs a path weighting, but weighting={weighting!r}. Use "
+            'weighting="multiplicative" (or "girsanov") with sampling="path".'
+        )
+    if sampler.at is not None and (drift is not None or objective.chunk_size is not None):
+        raise ValueError(
+            "Bridging in a hidden layer (at=) does not go with drift= or chunk_size=: the points exist "
+            'only during the forward pass. Use sampling="marginal" to bound memory.'
+        )
+    if weighting == "girsanov" and sampler.n_times < _FINE_ENOUGH:
+        warnings.warn(
+            f"With n_times={sampler.n_times} the Girsanov sum is dominated by the coarse grid (the chord's "
+            f"curvature), not by the diffusion; use {_FINE_ENOUGH} points or more to approach the integral.",
+            EllipticWarning,
+            stacklevel=4,
+        )
+    second_order = reading is not None and reading.second_order
+    refuse_wrapped(objective.model, second_order, objective.chunk_size is not None)

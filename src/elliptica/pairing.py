@@ -1,0 +1,201 @@
+"""Which point a bridge ends at: the law P(Pi) of partners within a batch (paper: section 5.1).
+
+Everything works on indices: a partner is the row number of another point of the batch. A point is
+never its own partner, unless nothing else is eligible (a batch of one, or a restriction to a class
+of which it is the only member): then the bridge is a loop, i.e. noise around the point.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from elliptica import _checks
+from elliptica._random import check_generator, draw_permutation, draw_uniform
+
+Pairing = Literal["permutation", "inverse_distance", "nearest"]
+Among = Literal["all", "same_class", "other_class"]
+
+PAIRINGS: tuple[Pairing, ...] = ("permutation", "inverse_distance", "nearest")
+AMONG: tuple[Among, ...] = ("all", "same_class", "other_class")
+
+#: Distances below this fraction of the median are treated as equal to it, so that exact
+#: duplicates do not absorb all probability.
+DISTANCE_FLOOR = 1e-3
+
+
+def pairwise_distances(
+    x: Float[Tensor, n * feature], to: Float[Tensor, m * feature] | None = None
+) -> Float[Tensor, "n m"]:
+    """Euclidean distances between flattened rows, in at least float32.
+
+    Rows are centred first: the fast matrix form of ``cdist`` loses digits when all rows are far
+    from the origin.
+    """
+    rows = x.detach().reshape(len(x), -1)
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    centre = rows.mean(0, keepdim=True)
+    if to is None:
+        return torch.cdist(rows - centre, rows - centre)
+    others = to.detach().reshape(len(to), -1).to(rows.dtype)
+    return torch.cdist(rows - centre, others - centre)
+
+
+def eligible_partners(
+    n: int, labels: Int[Tensor, " n"] | None, among: Among, device: torch.device
+) -> Bool[Tensor, "n n"]:
+    """Mask of allowed partners: not oneself, and within the asked-for classes."""
+    allowed = ~torch.eye(n, dtype=torch.bool, device=device)
+    if among != "all":
+        if labels is None:
+            raise ValueError(
+                f"among={among!r} needs class labels, but none were given. "
+                'Pass labels=..., or use among="all".'
+            )
+        same = labels[:, None] == labels[None]
+        allowed &= same if among == "same_class" else ~same
+    return allowed
+
+
+def partner_log_odds(
+    distances: Float[Tensor, "n m"], allowed: Bool[Tensor, "n m"], power: float, floor: float
+) -> Float[Tensor, "n m"]:
+    """Logarithm of ``1 / distance**power``; minus infinity where not allowed."""
+    return (-power * distances.clamp_min(floor).log()).masked_fill(~allowed, float("-inf"))
+
+
+def distance_floor(distances: Float[Tensor, "n n"]) -> float:
+    """Smallest distance told apart from zero: a fraction of the median between two points."""
+    n = len(distances)
+    between = distances[~torch.eye(n, dtype=torch.bool, device=distances.device)]
+    median = float(between.median()) if n > 1 else 0.0
+    return max(DISTANCE_FLOOR * median, torch.finfo(distances.dtype).tiny)
+
+
+def partner_probabilities(
+    x: Float[Tensor, batch * feature],
+    *,
+    power: float = 1.0,
+    labels: Int[Tensor, " batch"] | None = None,
+    among: Among = "all",
+) -> Float[Tensor, "batch batch"]:
+    """Probability of each partner, proportional to ``1 / distance**power`` (paper: Algorithm 1).
+
+    ``power=0`` is uniform, 1 the paper's rule, ``d - 2`` the first-hit law of small balls in ``d``
+    dimensions. In high dimension all distances are alike and power 1 is close to uniform.
+    A row without any eligible partner puts all its mass on itself.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0], [3.0]])
+        >>> partner_probabilities(x)[0]
+        tensor([0.0000, 0.7500, 0.2500])
+    """
+    _checks.nonnegative("power", power)
+    allowed = eligible_partners(len(x), labels, among, x.device)
+    distances = pairwise_distances(x)
+    log_odds = partner_log_odds(distances, allowed, power, distance_floor(distances))
+    alone = ~allowed.any(1)
+    probabilities = log_odds.masked_fill(alone[:, None], 0.0).softmax(dim=1)
+    return torch.where(
+        alone[:, None], torch.eye(len(x), device=x.device, dtype=probabilities.dtype), probabilities
+    )
+
+
+def sample_partners(
+    x: Float[Tensor, batch * feature],
+    *,
+    n_bridges: int = 1,
+    pairing: Pairing = "permutation",
+    power: float = 1.0,
+    labels: Int[Tensor, " batch"] | None = None,
+    among: Among = "all",
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "batch bridge"]:
+    """Draw an end point for each bridge of each point from P(Pi) (paper: section 5.1, Algorithm 1).
+
+    Args:
+        x: Whatever distances are to be measured on: inputs, or features of them.
+        n_bridges: Bridges per point, each with a partner of its own.
+        pairing: ``"permutation"``: a random cyclic order, so every point is a start once and an end
+            once; ``"inverse_distance"``: independent draws with probability ``1 / distance**power``;
+            ``"nearest"``: no draw, bridge ``j`` ends at the ``j``-th nearest point.
+        power: Exponent of the inverse distance.
+        labels: Classes, needed when ``among`` restricts.
+        among: Partners of any class, of the same or of another class.
+        generator: Source of randomness; torch's default one if None.
+
+    Returns:
+        Row numbers. A batch of one is its own partner.
+
+    Example:
+        >>> sample_partners(torch.tensor([[0.0], [1.0], [5.0]]), pairing="nearest").flatten()
+        tensor([1, 0, 1])
+    """
+    _checks.choice("pairing", pairing, PAIRINGS)
+    _checks.choice("among", among, AMONG)
+    _checks.path_counts(2, n_bridges)
+    check_generator(generator, x.device)
+    n = len(x)
+    if n == 1:
+        return torch.zeros(1, n_bridges, dtype=torch.long, device=x.device)
+    if pairing == "permutation":
+        if among == "all":
+            columns = [_random_cycle(n, x.device, generator) for _ in range(n_bridges)]
+            return torch.stack(columns, 1) if n_bridges > 1 else columns[0].unsqueeze(1)
+        if among == "same_class" and labels is not None:
+            columns = [_cycle_within(labels, generator) for _ in range(n_bridges)]
+            return torch.stack(columns, 1)
+        power = 0.0  # no permutation need exist between classes: uniform draws instead
+    if pairing == "nearest":
+        return _nearest(x, n_bridges, labels, among)
+    probabilities = partner_probabilities(x, power=power, labels=labels, among=among)
+    return draw_from(probabilities.cumsum(1), n_bridges, generator)
+
+
+def draw_from(
+    cumulative: Float[Tensor, "n m"], n_draws: int, generator: torch.Generator | None
+) -> Int[Tensor, "n draw"]:
+    """Inverse-transform draws from each row's cumulative probabilities."""
+    u = draw_uniform((len(cumulative), n_draws), device=cumulative.device, generator=generator)
+    last = cumulative[:, -1:]
+    # Strictly below the last value, and searched from the right: an entry of zero probability
+    # (such as oneself) is never picked, not even by rounding.
+    u = torch.minimum(u.to(cumulative.dtype) * last, torch.nextafter(last, torch.zeros_like(last)))
+    return torch.searchsorted(cumulative, u, right=True)
+
+
+def _random_cycle(n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """A uniformly random cyclic permutation: no fixed points, each partner equally likely."""
+    order = draw_permutation(n, device=device, generator=generator)
+    partners = torch.empty_like(order)
+    partners[order] = order.roll(-1)
+    return partners
+
+
+def _cycle_within(labels: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A random cycle through each class; the only member of a class is its own partner."""
+    order = draw_permutation(len(labels), device=labels.device, generator=generator)
+    order = order[labels[order].argsort(stable=True)]
+    grouped = labels[order]
+    first = torch.ones_like(grouped, dtype=torch.bool)
+    first[1:] = grouped[1:] != grouped[:-1]
+    position = torch.arange(len(labels), device=labels.device)
+    start_of_class = torch.where(first, position, 0).cummax(0).values
+    following = torch.where(first.roll(-1), start_of_class, position + 1)
+    partners = torch.empty_like(order)
+    partners[order] = order[following]
+    return partners
+
+
+def _nearest(x: Tensor, n_bridges: int, labels: Tensor | None, among: Among) -> Tensor:
+    """The ``n_bridges`` nearest eligible points of each row, repeated when there are fewer."""
+    allowed = eligible_partners(len(x), labels, among, x.device)
+    distances = pairwise_distances(x).masked_fill(~allowed, float("inf"))
+    order = distances.argsort(dim=1, stable=True)
+    count = allowed.sum(1, keepdim=True)
+    rank = torch.arange(n_bridges, device=x.device)[None] % count.clamp_min(1)
+    own = torch.arange(len(x), device=x.device)[:, None]
+    return torch.where(count > 0, order.gather(1, rank), own)

@@ -1,0 +1,332 @@
+"""From a batch to points on bridges: partners, times, noise and targets together.
+
+Order of draws (part of the contract): partners, times, noise of each input, noise of the targets;
+noise of a hidden layer is drawn when that layer runs. Rows are laid out time-major and bridge-major in
+memory, ``(time, bridge * batch, *feature)``, and shown as ``(batch, bridge, time, *feature)`` views.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from elliptica import _checks
+from elliptica._ends import (
+    End,
+    Ends,
+    carried,
+    ends_given,
+    ends_in_batch,
+    ends_only,
+    view_rows,
+)
+from elliptica._inputs import bridged_names, count_rows, named_inputs, rebuild_inputs
+from elliptica._random import check_generator
+from elliptica.bridge import bridge_rows, marginal_rows, stratified_times, time_grid
+from elliptica.diffusion import Green, Sigma, auto_sigma, check_sigma, noise_std
+from elliptica.hidden import HiddenBridge
+from elliptica.pairing import AMONG, PAIRINGS, Among, Pairing, sample_partners
+from elliptica.targets import (
+    SIMPLEX_MAPS,
+    TARGET_SPACES,
+    SimplexMap,
+    TargetSpace,
+    encode_targets,
+    project_targets,
+)
+from elliptica.types import Inputs, Paths
+
+Sampling = Literal["path", "marginal"]
+SAMPLINGS: tuple[Sampling, ...] = ("path", "marginal")
+
+
+@dataclass(frozen=True)
+class PathSampler:
+    """Settings of the bridges, checked once; `draw` makes `Paths` of a batch.
+
+    The fields are explained at `elliptica.Elliptic`, whose settings of the same names they are.
+    """
+
+    target_space: TargetSpace
+    num_classes: int | None = None
+    sampling: Sampling = "marginal"
+    n_times: int = 5
+    n_bridges: int = 1
+    sigma: Sigma = 0.05
+    sigma_y: float | Tensor | None = None
+    horizon: float = 1.0
+    antithetic: bool = False
+    pairing: Pairing = "permutation"
+    power: float = 1.0
+    among: Among = "all"
+    simplex: SimplexMap = "abs"
+    bridged: Sequence[Hashable] | None = None
+    at: str | None = None
+    validate: bool = True
+
+    def __post_init__(self) -> None:
+        _checks.choice("target_space", self.target_space, TARGET_SPACES)
+        _checks.choice("sampling", self.sampling, SAMPLINGS)
+        _checks.choice("pairing", self.pairing, PAIRINGS)
+        _checks.choice("among", self.among, AMONG)
+        _checks.choice("simplex", self.simplex, SIMPLEX_MAPS)
+        _checks.path_counts(self.n_times, self.n_bridges, self.antithetic)
+        _checks.positive("horizon", self.horizon)
+        _checks.nonnegative("power", self.power)
+        sigma = check_sigma(self.sigma)
+        object.__setattr__(self, "sigma", sigma)
+        if self.sigma_y is None:
+            # A number has the same meaning for targets; scales measured on inputs do not.
+            object.__setattr__(self, "sigma_y", sigma if isinstance(sigma, float) else 0.0)
+        else:
+            _checks.nonnegative("sigma_y", self.sigma_y)
+
+    def draw(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        partners: Tensor | None = None,
+        end: End | None = None,
+        features: Tensor | None = None,
+        strength: float = 1.0,
+        sigma: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Paths:
+        """Draw paths for a batch.
+
+        ``features`` are what distances between points are measured on, ``strength`` multiplies the
+        noise, ``sigma`` replaces ``"auto"``; everything else is as in `Elliptic.forward`.
+        """
+        inputs = named_inputs(x)
+        rows = count_rows(inputs)
+        names = bridged_names(inputs, self.bridged)
+        reference = inputs[names[0]]
+        self._check(inputs, names, y, sample_weight, rows, generator)
+        targets = self._encode(y, reference)
+        if end is not None:
+            self._check_end(partners)
+            ends = ends_given(end, inputs, targets, self.n_bridges, lambda far: self._encode(far, reference))
+        else:
+            if partners is None:
+                features = reference if features is None else features
+                partners = self._partners(features, y, generator)
+            ends = ends_in_batch(partners, rows, self.n_bridges)
+        s = self._times(rows, targets, generator)
+
+        points: dict[Hashable, Tensor] = {}
+        variance: dict[Hashable, float | Tensor] = {}
+        for name, value in inputs.items():
+            pair = ends.of_input(name, value)
+            if name not in names:
+                points[name] = carried(*pair, s)
+            elif self.at is not None:
+                points[name] = ends_only(*pair, s)
+            else:
+                scaled = _scaled(self._resolve(value, sigma), strength)
+                points[name], variance[name] = self._bridge(*pair, s, scaled, generator)
+        assert self.sigma_y is not None
+        free_y, variance_y = self._bridge(
+            *ends.of(targets, ends.y), s, _scaled(self.sigma_y, strength), generator
+        )
+        y_points = free_y if _is_zero(variance_y) else self._project(free_y)
+        weight = None
+        if sample_weight is not None:
+            pair = ends.of(sample_weight, ends.weight)
+            weight = view_rows(torch.lerp(*pair, s.to(sample_weight.dtype)), self.n_bridges)
+        hidden = None
+        if self.at is not None:
+            hidden = HiddenBridge(self.at, self._hidden_bridge(s, ends, strength, generator))
+        return Paths(
+            x=rebuild_inputs(x, {k: view_rows(v, self.n_bridges) for k, v in points.items()}),
+            y=view_rows(y_points, self.n_bridges),
+            s=view_rows(s, self.n_bridges),
+            variance=variance,
+            weight=weight,
+            free_y=view_rows(free_y, self.n_bridges),
+            variance_y=variance_y,
+            hidden=hidden,
+        )
+
+    def _bridge(
+        self,
+        start: Tensor,
+        end: Tensor,
+        s: Tensor,
+        sigma: float | Tensor | Green,
+        generator: torch.Generator | None,
+    ) -> tuple[Tensor, float | Tensor]:
+        """Points ``(time, rows, *feature)`` and the variance ``sigma**2 * horizon`` behind them."""
+        std = noise_std(sigma, start, end, self.horizon, generator, self.antithetic)
+        if self.sampling == "path":
+            points = bridge_rows(
+                start,
+                end,
+                n_times=self.n_times,
+                std=std,
+                antithetic=self.antithetic,
+                generator=generator,
+            )
+        else:
+            points = marginal_rows(
+                start, end, s[0], std=std, antithetic=self.antithetic, generator=generator
+            ).unsqueeze(0)
+        return points, std**2
+
+    def _hidden_bridge(
+        self, s: Tensor, ends: Ends, strength: float, generator: torch.Generator | None
+    ) -> Callable[[Tensor], tuple[Tensor, float | Tensor]]:
+        """A function that bridges the rows of a layer once its output is known."""
+
+        def bridge(rows: Tensor) -> tuple[Tensor, float | Tensor]:
+            layer = rows.unflatten(0, (len(s), -1))
+            start, far = layer[0], layer[-1]
+            if ends.index is not None and len(s) == 1:
+                far = start.index_select(0, ends.index)
+            sigma = _scaled(self._resolve(start.detach(), None), strength)
+            points, variance = self._bridge(start, far, s, sigma, generator)
+            return points.flatten(0, 1), variance
+
+        return bridge
+
+    def _project(self, y: Tensor) -> Tensor:
+        """Back into the target space; the ends of a path are there already and stay bit-exact."""
+        if self.target_space == "real":
+            return y
+        if self.sampling == "marginal":
+            return project_targets(y, self.target_space, self.simplex, class_axis=2)
+        inner = project_targets(y[1:-1], self.target_space, self.simplex, class_axis=2)
+        return torch.cat([y[:1], inner, y[-1:]])
+
+    def _resolve(self, value: Tensor, sigma: Tensor | None) -> float | Tensor | Green:
+        """``sigma``, with ``"auto"`` measured on ``value`` unless it was measured before."""
+        if self.sigma == "auto":
+            return auto_sigma(value) if sigma is None else sigma
+        assert not isinstance(self.sigma, str)
+        return self.sigma
+
+    def _partners(self, features: Tensor, y: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw a partner for each bridge; antithetic bridges share theirs."""
+        labels = None
+        if self.among != "all":
+            labels = y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y
+            if labels.ndim != 1 or labels.is_floating_point():
+                raise ValueError(
+                    f"among={self.among!r} needs one class per row, but y has shape "
+                    f'{tuple(y.shape)} and dtype {y.dtype}. Use among="all".'
+                )
+        partners = sample_partners(
+            features,
+            n_bridges=self.n_bridges // 2 if self.antithetic else self.n_bridges,
+            pairing=self.pairing,
+            power=self.power,
+            labels=labels,
+            among=self.among,
+            generator=generator,
+        )
+        return partners.repeat(1, 2) if self.antithetic else partners
+
+    def _check(
+        self,
+        inputs: dict[Hashable, Tensor],
+        names: list[Hashable],
+        y: Tensor,
+        sample_weight: Tensor | None,
+        rows: int,
+        generator: torch.Generator | None,
+    ) -> None:
+        """Check the batch before anything is drawn."""
+        if not isinstance(y, Tensor):
+            raise TypeError(f"y must be a torch.Tensor, but got {type(y).__name__}.")
+        _checks.same_rows("y", y, rows)
+        check_generator(generator, inputs[names[0]].device)
+        for name, value in inputs.items():
+            shown = "x" if name == "x" else f"x[{name!r}]"
+            if self.at is None and name in names:
+                _checks.floating(shown, value)
+            if self.validate:
+                _checks.finite(shown, value)
+        if self.validate:
+            _checks.finite("y", y)
+        if sample_weight is not None:
+            _checks.same_rows("sample_weight", sample_weight, rows)
+            _checks.nonnegative("sample_weight", sample_weight)
+
+    def _check_end(self, partners: Tensor | None) -> None:
+        """Given far ends exclude partners, and marginal bridging in a hidden layer."""
+        if partners is not None:
+            raise ValueError("Give partners (row numbers of the batch) or end, not both.")
+        if self.at is not None and self.sampling == "marginal":
+            raise ValueError(
+                'end= with at= needs the far ends in the forward pass: use sampling="path", or put '
+                "both ends into the batch and pass partners=."
+            )
+
+    def encode(self, x: Inputs, y: Tensor) -> Tensor:
+        """Targets of a batch as points of their space, in the dtype of its inputs."""
+        return self._encode(y, next(iter(named_inputs(x).values())))
+
+    def _encode(self, y: Tensor, reference: Tensor) -> Tensor:
+        """Targets as points of their space."""
+        dtype = reference.dtype if reference.is_floating_point() else torch.get_default_dtype()
+        return encode_targets(
+            y, self.target_space, num_classes=self.num_classes, dtype=dtype, validate=self.validate
+        )
+
+    def _times(self, rows: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Relative times ``(time, bridge * batch)``: the grid of a path, or one time per row."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        if self.sampling == "path":
+            grid = torch.tensor(time_grid(self.n_times), dtype=dtype, device=like.device)
+            return grid[:, None].expand(-1, self.n_bridges * rows)
+        draws = self.n_bridges // 2 if self.antithetic else self.n_bridges
+        s = stratified_times(rows, draws, device=like.device, generator=generator).to(dtype)
+        return s.repeat(1, 2) if self.antithetic else s
+
+
+def _scaled(sigma: float | Tensor | Green, strength: float) -> float | Tensor | Green:
+    """``sigma`` times a factor."""
+    if strength == 1.0:
+        return sigma
+    if isinstance(sigma, Green):
+        return dataclasses.replace(sigma, scale=sigma.scale * strength)
+    return sigma * strength
+
+
+def _is_zero(variance: float | Tensor) -> bool:
+    return not isinstance(variance, Tensor) and variance == 0.0
+
+
+def sample_paths(
+    x: Inputs,
+    y: Tensor,
+    *,
+    target_space: TargetSpace,
+    sample_weight: Tensor | None = None,
+    partners: Tensor | None = None,
+    end: End | None = None,
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> Paths:
+    """Draw the points that elliptic training evaluates (paper: Algorithm 1, lines 2 and 3).
+
+    Settings are those of `elliptica.Elliptic`. Hand the result to `elliptica.path_losses`, or to
+    ``objective(x, y, paths=...)``.
+
+    Example:
+        >>> x, y = torch.randn(6, 3), torch.randn(6, 1)
+        >>> paths = sample_paths(x, y, target_space="real", sampling="path", n_times=4)
+        >>> paths.x.shape, paths.y.shape
+        (torch.Size([6, 1, 4, 3]), torch.Size([6, 1, 4, 1]))
+    """
+    sampler = PathSampler(target_space=target_space, **settings)
+    with torch.no_grad():
+        return sampler.draw(
+            x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
+        )

@@ -1,0 +1,42 @@
+"""Schedules: how strong the noise is in each epoch, and when bridges are switched off.
+
+A schedule is any function from the epoch (0, 1, ...) to a factor on ``sigma`` and ``sigma_y``, or to None,
+which means ordinary training on the data alone. Give it to `elliptica.Elliptic` and call
+``objective.set_epoch(epoch)`` at the start of each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Schedule = Callable[[int], float | None]
+
+
+def switch_off(after: int) -> Schedule:
+    """Train on bridges for ``after`` epochs, then on the data alone.
+
+    Example:
+        >>> schedule = switch_off(after=80)
+        >>> schedule(79), schedule(80)
+        (1.0, None)
+    """
+    if after < 0:
+        raise ValueError(f"after must be at least 0, but got {after}.")
+    return lambda epoch: 1.0 if epoch < after else None
+
+
+def ramp(epochs: int, start: float = 0.0, end: float = 1.0) -> Schedule:
+    """Let the factor on the noise go linearly from ``start`` to ``end`` in ``epochs`` epochs.
+
+    At factor zero bridges are straight lines, not switched off.
+
+    Example:
+        >>> schedule = ramp(epochs=4)
+        >>> [schedule(epoch) for epoch in range(6)]
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    if epochs < 1 or min(start, end) < 0:
+        raise ValueError(
+            f"ramp needs epochs >= 1 and factors >= 0, but got epochs={epochs}, start={start}, end={end}."
+        )
+    return lambda epoch: start + (end - start) * min(epoch / epochs, 1.0)

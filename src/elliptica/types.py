@@ -1,0 +1,53 @@
+"""Names shared by the whole library: inputs, paths and the warning class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+#: What a model is called with: ``model(x)``, ``model(*x)`` or ``model(**x)``.
+Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+#: The user's loss: one value per row, or a module whose ``reduction`` can be switched off.
+LossFn = Callable[..., Tensor]
+
+#: Drift of the diffusion: ``drift(x, y)`` gives the drift of ``x``, or of ``x`` and ``y``.
+Drift = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
+
+
+class EllipticWarning(UserWarning):
+    """Something will work, but probably not as you meant it."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Points on bridges, as drawn by `sample_paths`; every axis order is batch, bridge, time.
+
+    Attributes:
+        x: Inputs at each point, ``(batch, bridge, time, *feature)``; a tuple or dict of such
+            tensors when the model takes several.
+        y: Targets at each point, ``(batch, bridge, time, *target)``, in the target space.
+        s: Relative time in [0, 1] of each point, ``(batch, bridge, time)``.
+        variance: ``sigma**2 * horizon`` of each bridged input, broadcastable to its points.
+        weight: Sample weight of each point, or None.
+        free_y: Targets before projection (needed by a drift that acts on them).
+        variance_y: The same as ``variance``, for targets.
+        hidden: What is still to be bridged in a hidden layer, or None.
+    """
+
+    x: Inputs
+    y: Tensor
+    s: Tensor
+    variance: dict[Any, float | Tensor]
+    weight: Tensor | None = None
+    free_y: Tensor | None = None
+    variance_y: float | Tensor = 0.0
+    hidden: Any = None
+
+    @property
+    def rows(self) -> int:
+        """Number of points, i.e. rows the model will see."""
+        return self.s.numel()

@@ -1,0 +1,27 @@
+"""Fixtures for all tests: one random stream per test, and where the real data are."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator(request):
+    """A stream owned by this test; EXTRA_SEED moves every stream at once."""
+    key = f"{request.node.nodeid}/{os.environ.get('EXTRA_SEED', '0')}"
+    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def data_dir():
+    """Folder of the real data; the test is skipped where they are absent."""
+    folder = os.environ.get("ELLIPTICA_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("real data are absent: set ELLIPTICA_DATA to the folder that holds them")
+    return Path(folder)
