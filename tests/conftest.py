@@ -4,6 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 
@@ -25,3 +26,12 @@ def data_dir():
     if not folder or not Path(folder).is_dir():
         pytest.skip("real data are absent: set ELLIPTICA_DATA to the folder that holds them")
     return Path(folder)
+
+
+@pytest.fixture
+def own_checks():
+    """Switch the suite's shape checker off, so that bad input meets the library's own errors."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

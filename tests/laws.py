@@ -47,3 +47,27 @@ def assert_frequencies(counts, probabilities):
     expected = probabilities[seen] / probabilities[seen].sum() * counts.sum()
     p = stats.chisquare(counts[seen], expected).pvalue
     assert p > ALPHA, f"frequencies, p={p:.1e} (n={int(counts.sum())})"
+
+
+def assert_equal_variances(a, b):
+    """Two independent sets of Gaussians with mean zero have the same variance (F test)."""
+    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (a, b))
+    ratio = float(np.square(a).mean() / np.square(b).mean())
+    law = stats.f(len(a), len(b))
+    p = 2 * min(law.cdf(ratio), law.sf(ratio))
+    assert p > ALPHA, f"ratio of variances {ratio:.4f}, p={p:.1e} (n={len(a)}, {len(b)})"
+
+
+def assert_same_distribution(a, b):
+    """Two-sample Kolmogorov-Smirnov."""
+    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (a, b))
+    p = stats.ks_2samp(a, b, method="asymp").pvalue
+    assert p > ALPHA, f"two-sample Kolmogorov-Smirnov p={p:.1e} (n={len(a)}, {len(b)})"
+
+
+def assert_equal_means(a, b):
+    """Two independent samples, large enough for the central limit, have the same mean."""
+    a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (a, b))
+    z = float((a.mean() - b.mean()) / np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))
+    p = 2 * stats.norm.sf(abs(z))
+    assert p > ALPHA, f"means differ by {z:.1f} standard errors, p={p:.1e} (n={len(a)}, {len(b)})"

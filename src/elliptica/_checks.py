@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,17 +34,39 @@ def floating(name: str, value: object) -> None:
         )
 
 
+def batch(name: str, value: Tensor) -> None:
+    """There must be a batch axis, and something in it."""
+    if value.ndim == 0:
+        raise ValueError(
+            f"{name} is a scalar, but its first axis must be the batch. Add one with {name}.unsqueeze(0)."
+        )
+    if len(value) == 0:
+        raise ValueError(
+            f"{name} is empty: the batch has 0 rows. Skip such batches, or set drop_last=True in the loader."
+        )
+
+
 def same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
-    """Two tensors must agree in shape."""
+    """Two tensors must agree in shape and dtype."""
     if value.shape != other.shape:
         raise ValueError(
             f"{name} and {other_name} must have the same shape, but got {tuple(value.shape)} and "
-            f"{tuple(other.shape)}."
+            f"{tuple(other.shape)}. Pair the rows first, e.g. {other_name}={name}[partners]."
+        )
+    if value.dtype != other.dtype:
+        raise TypeError(
+            f"{name} and {other_name} must have the same dtype, but got {value.dtype} and {other.dtype}. "
+            f"Convert one, e.g. {other_name}.to({name}.dtype)."
         )
 
 
 def same_rows(name: str, value: Tensor, rows: int, reference: str = "x") -> None:
     """First axes must agree."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
+            "Convert it first, e.g. torch.as_tensor(...)."
+        )
     if value.ndim == 0 or len(value) != rows:
         got = "a scalar" if value.ndim == 0 else f"{len(value)} rows"
         raise ValueError(
@@ -59,12 +81,23 @@ def nonnegative(name: str, value: float | Tensor) -> None:
         if not value.is_floating_point():
             raise TypeError(f"{name} must be floating point, but has dtype {value.dtype}.")
         bad = not bool((value >= 0).all() and torch.isfinite(value).all())
-        got = f"a tensor with minimum {value.min().item() if value.numel() else 'nothing'}"
+        got = f"values from {value.min():.3g} to {value.max():.3g}" if value.numel() else "nothing"
     else:
         number(name, value)
         bad, got = not 0 <= value < float("inf"), str(value)
     if bad:
         raise ValueError(f"{name} must be finite and at least 0, but got {got}.")
+
+
+def per_feature(name: str, value: Tensor, feature: Sequence[int]) -> None:
+    """A tensor must broadcast to the shape of one sample (and not reach into the batch)."""
+    shape = tuple(value.shape)
+    aligned = tuple(feature)[len(feature) - len(shape) :] if len(shape) <= len(feature) else None
+    if aligned is None or any(have not in (1, want) for have, want in zip(shape, aligned, strict=True)):
+        raise ValueError(
+            f"{name} must be a number, or a tensor that broadcasts to the shape {tuple(feature)} of one "
+            f"sample, but has shape {shape}."
+        )
 
 
 def positive(name: str, value: float) -> None:
@@ -98,7 +131,7 @@ def path_counts(n_times: int, n_bridges: int, antithetic: bool = False) -> None:
 def finite(name: str, value: Tensor) -> None:
     """No NaN and no infinity (one pass over the data; a synchronisation on an accelerator)."""
     # A sum with a NaN or an infinity in it is never finite; only an overflow needs a closer look.
-    if value.is_floating_point() and not math.isfinite(value.sum()):
+    if value.is_floating_point() and not math.isfinite(value.detach().sum()):
         bad = ~torch.isfinite(value)
         if not bool(bad.any()):
             return

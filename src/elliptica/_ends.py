@@ -18,12 +18,14 @@ End = tuple[Inputs, Tensor] | tuple[Inputs, Tensor, Tensor]
 
 def view_rows(z: Tensor, n_bridges: int) -> Tensor:
     """``(time, bridge * batch, *feature)`` as ``(batch, bridge, time, *feature)``, without a copy."""
-    return z.unflatten(1, (n_bridges, -1)).movedim((2, 1, 0), (0, 1, 2))
+    if n_bridges == 1:
+        return z.transpose(0, 1).unsqueeze(1)
+    return z.reshape(len(z), n_bridges, -1, *z.shape[2:]).transpose(0, 2)
 
 
 def flatten_rows(z: Tensor) -> Tensor:
     """``(batch, bridge, time, *feature)`` as ``(time, bridge * batch, *feature)``."""
-    return z.movedim((0, 1, 2), (2, 1, 0)).flatten(1, 2)
+    return z.transpose(0, 2).flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Ends:
 
 def ends_in_batch(partners: Tensor, rows: int, n_bridges: int) -> Ends:
     """Ends at other rows of the batch; ``partners`` is ``(batch, bridge)`` or ``(batch,)``."""
+    if not isinstance(partners, Tensor):
+        raise TypeError(
+            f"partners must be a torch.Tensor of row numbers, but got {type(partners).__name__}. "
+            "Convert it with torch.as_tensor(partners)."
+        )
     if partners.is_floating_point() or partners.dtype == torch.bool:
         raise TypeError(f"partners must hold row numbers, but has dtype {partners.dtype}.")
     if partners.ndim == 1:

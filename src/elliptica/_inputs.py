@@ -56,15 +56,10 @@ def call_model(model: nn.Module, x: Inputs) -> Any:
 def count_rows(items: Mapping[Hashable, Tensor]) -> int:
     """Common number of rows of all inputs; refuses an empty batch."""
     first_name, first = next(iter(items.items()))
-    if first.ndim == 0:
-        raise ValueError(f"x[{first_name!r}] is a scalar, but the first axis must be the batch.")
+    _checks.batch("x" if first_name == ONLY else f"x[{first_name!r}]", first)
     rows = len(first)
     for name, value in items.items():
         _checks.same_rows(f"x[{name!r}]", value, rows, f"x[{first_name!r}]")
-    if rows == 0:
-        raise ValueError(
-            "The batch is empty (0 rows). Skip such batches, or set drop_last=True in the loader."
-        )
     return rows
 
 

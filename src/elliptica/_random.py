@@ -55,13 +55,15 @@ def draw_normal(
 def draw_uniform(shape: Sequence[int], *, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Uniforms on [0, 1) in float32."""
     source = _source(generator, device)
-    return torch.rand(*shape, device=source, generator=generator).to(device)
+    u = torch.rand(*shape, device=source, generator=generator)
+    return u if source == device else u.to(device)
 
 
 def draw_permutation(n: int, *, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """A uniformly random order of ``range(n)``."""
     source = _source(generator, device)
-    return torch.randperm(n, device=source, generator=generator).to(device)
+    order = torch.randperm(n, device=source, generator=generator)
+    return order if source == device else order.to(device)
 
 
 def draw_gamma(shape: float, n: int, *, device: torch.device, generator: torch.Generator | None) -> Tensor:

@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 
 from elliptica._ends import flatten_rows
 from elliptica._inputs import named_inputs, rebuild_inputs
+from elliptica.bridge import Quadrature
 from elliptica.diffusion import Sigma
 from elliptica.pairing import Among, Pairing
 from elliptica.paths import PathSampler, Sampling
@@ -33,7 +34,7 @@ class BridgeMix:
         target_space: ``"simplex"``, ``"unit"`` or ``"real"``; None means ``"simplex"`` if
             ``num_classes`` is given, and is an error otherwise.
         sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
-        n_times: Points on a path, both ends included.
+        n_times: Points on a path, both ends included; marginal points are drawn from the same times.
         n_bridges: Bridges per sample.
         sigma: Diffusion coefficient, see `Elliptic`; ``"auto"`` is measured on every batch.
         sigma_y: The same for targets.
@@ -43,6 +44,7 @@ class BridgeMix:
         power: Exponent of the inverse distance.
         among: Restrict partners by class.
         simplex: Map to the simplex, see `project_to_simplex`.
+        quadrature: Law of the times of marginal points, see `Elliptic`.
         bridged: Which inputs to bridge when there are several.
         validate: Check inputs in every call.
 
@@ -70,6 +72,7 @@ class BridgeMix:
         power: float = 1.0,
         among: Among = "all",
         simplex: SimplexMap = "abs",
+        quadrature: Quadrature = "mean",
         bridged: Sequence[Hashable] | None = None,
         validate: bool = True,
     ) -> None:
@@ -94,6 +97,7 @@ class BridgeMix:
             power=power,
             among=among,
             simplex=simplex,
+            quadrature=quadrature,
             bridged=bridged,
             validate=validate,
         )
@@ -138,17 +142,17 @@ class SeededCollate:
         self.mix = mix
         self.seed = seed
         self.collate = collate
-        self.epoch = 0
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # persistent workers see changes
 
     def set_epoch(self, epoch: int) -> None:
         """Call before each epoch; without it a batch that returns unchanged gets the same noise."""
-        self.epoch = epoch
+        self._epoch.fill_(epoch)
 
     def __call__(self, samples: list[Any]) -> tuple[Inputs, Tensor]:
         """Collate and mix."""
         x, y = self.collate(samples)
-        digest = hashlib.blake2b(f"{self.seed}/{self.epoch}".encode(), digest_size=7)
+        digest = hashlib.blake2b(f"{self.seed}/{int(self._epoch)}".encode(), digest_size=7)
         for value in (*named_inputs(x).values(), y):
-            digest.update(value.contiguous().numpy().tobytes())
+            digest.update(value.flatten().contiguous().view(torch.uint8).numpy().tobytes())
         seed = int.from_bytes(digest.digest(), "big")
         return self.mix(x, y, generator=torch.Generator().manual_seed(seed))

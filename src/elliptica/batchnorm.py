@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 BatchNormMode = Literal["paths", "clean", "frozen"]
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("paths", "clean", "frozen")
@@ -35,13 +36,19 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 def untracked_statistics(model: nn.Module) -> Iterator[None]:
     """Normalise with the batch's own statistics, as in training, but do not record them."""
     layers = tracking_layers(model)
+    # an instance norm updates whatever statistics it has, so they are taken away
+    kept = [(layer, dict(layer._buffers)) for layer in layers if isinstance(layer, _InstanceNorm)]
     for layer in layers:
         layer.track_running_stats = False
+    for layer, buffers in kept:
+        layer._buffers.update(dict.fromkeys(buffers))
     try:
         yield
     finally:
         for layer in layers:
             layer.track_running_stats = True
+        for layer, buffers in kept:
+            layer._buffers.update(buffers)
 
 
 @contextlib.contextmanager

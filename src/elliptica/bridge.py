@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -23,10 +24,43 @@ from elliptica._random import (
     draw_uniform,
 )
 
+Quadrature = Literal["mean", "left", "trapezoid", "uniform"]
+QUADRATURES: tuple[Quadrature, ...] = ("mean", "left", "trapezoid", "uniform")
+
 
 def time_grid(n_times: int) -> list[float]:
     """Relative times of a path: ``n_times`` equally spaced points, both ends included."""
     return [i / (n_times - 1) for i in range(n_times)]
+
+
+def time_weights(n_times: int, quadrature: Quadrature, like: Tensor) -> Tensor:
+    """Weights of the points of a path, ``(time, 1)``, of mean one.
+
+    ``"left"`` drops the end point (Euler's method, as Algorithm 1 says); ``"trapezoid"`` halves both
+    ends; ``"mean"`` counts all points alike, so that two points are exactly ordinary training.
+    """
+    weights = torch.ones(n_times, 1, dtype=like.dtype, device=like.device)
+    if quadrature == "left":
+        weights[-1] = 0.0
+    elif quadrature == "trapezoid":
+        weights[0] = weights[-1] = 0.5
+    return weights / weights.mean()
+
+
+def quantile_times(u: Tensor, n_times: int, quadrature: Quadrature) -> Tensor:
+    """Times whose law is that of `time_weights` on the grid, from uniforms ``u`` on [0, 1).
+
+    One such time per point estimates the sum over the whole grid without bias. ``"uniform"`` leaves
+    the grid: the integral over [0, 1] itself.
+    """
+    steps = n_times - 1
+    if quadrature == "uniform":
+        return u
+    if quadrature == "mean":
+        index = (u * n_times).floor_()
+    else:  # trapezoid: half a cell at each end
+        index = (u * steps).floor_() if quadrature == "left" else (u * steps + 0.5).floor_()
+    return index.clamp_max_(steps).div_(steps)
 
 
 def stratified_times(
@@ -42,6 +76,9 @@ def stratified_times(
         stratum += draw_permutation(rows, device=device, generator=generator)
         if draw:
             stratum += draw * rows
+    if n_draws > 1:  # which part of [0, 1] a draw gets must not depend on its number
+        order = draw_uniform((n_draws, rows), device=device, generator=generator).argsort(0)
+        s = s.gather(0, order)
     return s.reshape(1, -1).div_(n_draws * rows)
 
 
@@ -125,19 +162,21 @@ def marginal_rows(
     A single time of a bridge is Gaussian around the chord, so no path has to be drawn.
     """
     dtype = compute_dtype(start.dtype)
-    s = s.to(dtype).reshape(-1, *[1] * (start.ndim - 1))
+    s = s.to(dtype).view(-1, *[1] * (start.ndim - 1))
     a, b = (start, end) if start.dtype == dtype else (start.to(dtype), end.to(dtype))
     points = torch.lerp(a, b, s)
     if isinstance(std, Tensor) or std != 0.0:
-        z = _noise((1, *start.shape), start, antithetic, generator)[0]
-        spread = (s * (1 - s)).sqrt_().mul(std)
-        points = torch.addcmul(points, z, spread) if points.requires_grad else points.addcmul_(z, spread)
+        z = _noise((1, *start.shape), start, antithetic, generator).squeeze(0)
+        spread = torch.addcmul(s, s, s, value=-1.0).sqrt_()  # sqrt(s - s^2)
+        if isinstance(std, Tensor):
+            spread, std = spread * std, 1.0
+        points = torch.addcmul(points, z, spread, value=std)
     return points if start.dtype == dtype else points.to(start.dtype)
 
 
 def sample_bridge(
-    start: Float[Tensor, batch * feature],
-    end: Float[Tensor, batch * feature],
+    start: Float[Tensor, " batch *feature"],
+    end: Float[Tensor, " batch *feature"],
     *,
     n_times: int = 5,
     n_bridges: int = 1,
@@ -176,15 +215,22 @@ def sample_bridge(
         tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000])
     """
     _checks.floating("start", start)
+    _checks.floating("end", end)
+    _checks.batch("start", start)
     _checks.same_shape("start", start, "end", end)
+    _checks.finite("start", start)
+    _checks.finite("end", end)
     _checks.path_counts(n_times, n_bridges, antithetic)
     _checks.nonnegative("sigma", sigma)
     _checks.positive("horizon", horizon)
     check_generator(generator, start.device)
+    if isinstance(sigma, Tensor):
+        _checks.per_feature("sigma", sigma, start.shape[1:])
     with torch.no_grad():
         std = sigma * math.sqrt(horizon)
+        shape = start.shape
         if n_bridges > 1:  # bridge-major rows, so that antithetic halves are whole bridges
             start, end = (z.repeat(n_bridges, *[1] * (z.ndim - 1)) for z in (start, end))
         rows = bridge_rows(start, end, n_times=n_times, std=std, antithetic=antithetic, generator=generator)
         # (time, bridge * batch, *feature) -> (batch, bridge, time, *feature), as a view
-        return rows.unflatten(1, (n_bridges, -1)).movedim((2, 1, 0), (0, 1, 2))
+        return rows.view(n_times, n_bridges, *shape).permute(2, 1, 0, *range(3, len(shape) + 2))

@@ -71,7 +71,7 @@ def check_sigma(sigma: Sigma) -> float | Tensor | Green | Literal["auto"]:
     return sigma if isinstance(sigma, Tensor) else float(sigma)
 
 
-def auto_sigma(x: Float[Tensor, batch * feature], factor: float = AUTO_FACTOR) -> Float[Tensor, "*feature"]:
+def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR) -> Float[Tensor, "*feature"]:
     """Derive a diffusion coefficient per feature from data: ``factor`` times their deviation.
 
     Makes training indifferent to the units of the columns. Features that do not vary get no
@@ -87,7 +87,8 @@ def auto_sigma(x: Float[Tensor, batch * feature], factor: float = AUTO_FACTOR) -
             f'sigma="auto" needs at least two rows to measure a spread, but got {len(x)}. '
             "Give a number for sigma, or call auto_sigma on more data."
         )
-    return factor * x.detach().float().std(dim=0).to(x.dtype)
+    _checks.finite("x", x)
+    return factor * x.detach().to(compute_dtype(x.dtype)).std(dim=0).to(x.dtype)
 
 
 def noise_std(
@@ -105,6 +106,7 @@ def noise_std(
     """
     if not isinstance(sigma, Green):
         if isinstance(sigma, Tensor):
+            _checks.per_feature("sigma (or sigma_y)", sigma, start.shape[1:])
             return sigma.to(start.device) * math.sqrt(horizon)
         return sigma * math.sqrt(horizon)
     rows, n = len(start), max(start[0].numel(), 1)
@@ -114,8 +116,7 @@ def noise_std(
             f'sigma="green" needs at least 3 features, but got {n}. '
             "The conditioned law does not exist below; use a number for sigma, or Green(dim=...)."
         )
-    gap = (end.detach() - start.detach()).flatten(1) if start.ndim > 1 else end - start
-    r = gap.float().norm(dim=1)
+    r = (end.detach() - start.detach()).reshape(rows, -1).float().norm(dim=1)
     draws = rows // 2 if antithetic else rows
     gamma = draw_gamma(dim / 2 - 1, draws, device=start.device, generator=generator)
     if antithetic:

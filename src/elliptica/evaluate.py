@@ -28,6 +28,7 @@ from elliptica.weighting import (
     Reading,
     drift_points,
     drift_terms,
+    increments,
     path_log_weights,
 )
 
@@ -121,7 +122,7 @@ class Evaluator:
                 f"{tuple(output.shape)}. Keep the batch axis first, and do not reduce over it."
             )
         losses: Tensor = self.loss(output, y.flatten(0, 1))
-        return losses.unflatten(0, y.shape[:2])
+        return losses.view(y.shape[:2])
 
     def _losses_and_slopes(
         self,
@@ -168,8 +169,9 @@ class Evaluator:
             variances.append(variance)
             return points if points.requires_grad else points.requires_grad_()
 
-        with torch.enable_grad(), replaced_output(self.model, paths.hidden.at, replace) as layer:
-            losses = self._call(paths.x, x, y)
+        with torch.enable_grad():
+            with replaced_output(self.model, paths.hidden.at, replace) as layer:
+                losses = self._call(paths.x, x, y)
             (slope,) = self._gradient(losses, (layer[0],))
         z = layer[0].detach().unflatten(0, y.shape[:2])
         return losses, [Points(z, slope.unflatten(0, y.shape[:2]), variances[0])]
@@ -253,6 +255,5 @@ def log_weights(
 
 
 def time_steps(paths: Paths) -> Tensor:
-    """Steps between the points of a path, ``(time, 1)``, zero at the last."""
-    s = paths.s[0, 0]
-    return torch.cat([s[1:] - s[:-1], s.new_zeros(1)])[:, None]
+    """Steps between the points of each path, ``(time, rows)``, zero at the last."""
+    return increments(flatten_rows(paths.s))

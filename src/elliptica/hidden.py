@@ -36,11 +36,11 @@ class HiddenBridge:
 
 def find_layer(model: nn.Module, at: str) -> nn.Module:
     """The submodule called ``at``; near misses are suggested."""
-    layers = dict(model.named_modules())
-    if at in layers and at:
+    layers = {name: layer for name, layer in model.named_modules() if name}
+    if at in layers:
         return layers[at]
     near = difflib.get_close_matches(at, list(layers), n=3)
-    known = ", ".join(repr(name) for name in (near or list(layers)[1:9]))
+    known = ", ".join(repr(name) for name in (near or list(layers)[:8]))
     raise ValueError(
         f"at={at!r} is not a layer of the model. {'Did you mean' if near else 'It has'} {known}? "
         "`[name for name, _ in model.named_modules()]` lists all."

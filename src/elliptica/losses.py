@@ -8,6 +8,7 @@ import inspect
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from elliptica.types import LossFn
 
@@ -15,6 +16,9 @@ _REMEDY = (
     "Pass an unreduced loss, e.g. torch.nn.CrossEntropyLoss() (its reduction is switched off for "
     'you) or functools.partial(torch.nn.functional.cross_entropy, reduction="none").'
 )
+
+
+_LABEL_LOSSES = (nn.NLLLoss, nn.MultiMarginLoss)
 
 
 class PerSampleLoss(nn.Module):
@@ -32,6 +36,12 @@ class PerSampleLoss(nn.Module):
         super().__init__()
         if not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable, but got {type(loss_fn).__name__}. {_REMEDY}")
+        if isinstance(loss_fn, _LABEL_LOSSES) or loss_fn in (F.nll_loss, F.multi_margin_loss):
+            name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+            raise TypeError(
+                f"loss_fn={name} takes labels only, but along a bridge labels become probabilities. Use "
+                "torch.nn.CrossEntropyLoss(), which equals NLLLoss on outputs of log_softmax, too."
+            )
         reduction = getattr(loss_fn, "reduction", "mean")
         if reduction not in ("mean", "none", "batchmean"):
             raise ValueError(
@@ -43,6 +53,7 @@ class PerSampleLoss(nn.Module):
         self._class_weighted = isinstance(loss_fn, nn.CrossEntropyLoss) and reduction == "mean"
         if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
             loss_fn = copy.copy(loss_fn)
+            loss_fn._buffers = dict(loss_fn._buffers)  # or moving the copy would move the original
             loss_fn.reduction = "none"  # type: ignore[assignment]  # nn.Module attributes are untyped
         elif "reduction" in _parameters(loss_fn) and not isinstance(loss_fn, functools.partial):
             loss_fn = functools.partial(loss_fn, reduction="none")
@@ -69,19 +80,19 @@ class PerSampleLoss(nn.Module):
         losses = losses.flatten(1)
         return losses.sum(1) if self._sums_features else losses.mean(1)
 
-    def class_weight(self, target: Tensor) -> Tensor | None:
-        """Weight of each row's classes, if the loss weights classes and averages by them."""
-        weight = getattr(self.loss_fn, "weight", None)
-        if not self._class_weighted or weight is None:
-            return None
-        return (
-            torch.tensordot(target, weight.to(target.dtype), dims=([1], [0])).reshape(len(target), -1).mean(1)
-        )
+    @property
+    def weights_classes(self) -> bool:
+        """Whether the loss weights classes and averages by those weights."""
+        return self._class_weighted and getattr(self.loss_fn, "weight", None) is not None
+
+    def class_weight(self, target: Tensor) -> Tensor:
+        """Mean weight of each row's classes."""
+        weight = self.loss_fn.weight.to(target.dtype)  # type: ignore[union-attr]
+        return torch.tensordot(target, weight, dims=([1], [0])).reshape(len(target), -1).mean(1)
 
     def num_classes(self) -> int | None:
         """Number of classes, when class weights give it away."""
-        weight = getattr(self.loss_fn, "weight", None)
-        return len(weight) if self._class_weighted and weight is not None else None
+        return len(self.loss_fn.weight) if self.weights_classes else None  # type: ignore[union-attr, arg-type]
 
 
 def _parameters(function: object) -> list[str]:

@@ -16,13 +16,14 @@ from elliptica._ends import End
 from elliptica._inputs import bridged_names, call_model, named_inputs
 from elliptica._wrappers import refuse_wrapped
 from elliptica.batchnorm import BATCH_NORM_MODES, BatchNormMode, path_statistics, tracking_layers
+from elliptica.bridge import Quadrature
 from elliptica.diffusion import Sigma, auto_sigma
 from elliptica.evaluate import Evaluator, time_steps
 from elliptica.hidden import find_layer, hidden_features
 from elliptica.losses import PerSampleLoss
 from elliptica.pairing import Among, Pairing
 from elliptica.paths import PathSampler, Sampling
-from elliptica.reduction import QUADRATURES, Quadrature, path_mean, weighted_mean
+from elliptica.reduction import path_mean, weighted_mean
 from elliptica.schedule import Schedule
 from elliptica.targets import SimplexMap, TargetSpace, infer_target_space
 from elliptica.types import Drift, EllipticWarning, Inputs, LossFn, Paths
@@ -44,6 +45,8 @@ class Elliptic(nn.Module):
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model, so wrap *it*:
     ``DistributedDataParallel(objective)``, ``torch.compile(objective)``; save ``objective.model``.
+    A compiled objective still draws its points eagerly, so that they are the same; with ``at=``,
+    ``chunk_size=``, or a weighting on a model with batch norm, it runs eagerly altogether.
 
     Args:
         model: Any network; called on rows of bridge points.
@@ -52,10 +55,11 @@ class Elliptic(nn.Module):
         target_space: ``"simplex"`` (classes), ``"unit"`` (multilabel, each in [0, 1]) or ``"real"``;
             None reads it off the loss and the dtype of the targets.
         num_classes: Needed for integer labels.
-        sampling: ``"marginal"``: one point per bridge, at a random, stratified time: the price of
-            ordinary training. ``"path"``: ``n_times`` points on each bridge, both ends included, as in
-            the paper; needed by the path weightings.
-        n_times: Points on a path, both ends included (the paper's n_t). Only for ``"path"``.
+        sampling: ``"marginal"``: one point per bridge, at a random one of the ``n_times`` times: an
+            unbiased estimate of the paper's objective at the price of ordinary training. ``"path"``:
+            all ``n_times`` points of each bridge, as in the paper; needed by the path weightings.
+        n_times: Times on a bridge, both ends included (the paper's n_t). Fewer times mean more weight
+            on the data themselves; 2 is ordinary training.
         n_bridges: Bridges per data point, each to a partner of its own (n_b).
         sigma: Diffusion coefficient (sigma_b) in units of the inputs: a number, a tensor with one
             value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch), or
@@ -67,8 +71,9 @@ class Elliptic(nn.Module):
         power: Exponent for ``pairing="inverse_distance"``.
         among: Partners among ``"all"``, the ``"same_class"`` or the ``"other_class"`` points.
         simplex: How noisy class probabilities return to the simplex, see `project_to_simplex`.
-        quadrature: Integral over time: ``"mean"`` of all points, ``"left"`` sum (Euler), or
-            ``"trapezoid"``. Only for ``"path"``.
+        quadrature: Integral over time: ``"mean"`` of all ``n_times`` points, ``"left"`` sum (Euler), or
+            ``"trapezoid"``; marginal points are drawn accordingly. ``"uniform"``, only for marginal
+            points: any time in [0, 1], i.e. the integral itself, in which the data have no weight.
         weighting: Reading of importance weighting (Eq. (4), appendix C): ``"none"``;
             ``"gradient_norm"``, adds ``xi`` times the norm of the input gradient;
             ``"gradient_softmax"``, weights points by their standardised gradient norm;
@@ -80,10 +85,11 @@ class Elliptic(nn.Module):
             ``"multiplicative"`` and ``"girsanov"`` weightings; per unit of relative time.
         bridged: Names (or positions) of the inputs to bridge when the model takes several; the others
             come from the nearer end.
-        at: Name of a layer in whose output to bridge instead of in the inputs.
+        at: Name of a layer in whose output to bridge instead of in the inputs. With
+            ``sampling="marginal"`` inputs that are not bridged must enter above that layer.
         bn: Batch norm statistics: from all path points (``"paths"``, the paper's joint pass), from an
             extra pass over the clean batch (``"clean"``), or ``"frozen"``.
-        chunk_size: Evaluate at most so many rows at a time; memory is that of one chunk, gradients are
+        chunk_size: Evaluate at most so many rows at a time (but at least one path); memory is that of one chunk, gradients are
             the same (batch norm sees chunks), time grows by about a third.
         schedule: Function from the epoch to a factor on the noise, or None for "off"; needs
             `set_epoch`.
@@ -133,7 +139,6 @@ class Elliptic(nn.Module):
                 f"model must be a torch.nn.Module, but got {type(model).__name__}. "
                 "The order is Elliptic(model, loss_fn)."
             )
-        _checks.choice("quadrature", quadrature, QUADRATURES)
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1 row, but got {chunk_size}.")
         _checks.choice("weighting", weighting, WEIGHTINGS)
@@ -143,7 +148,6 @@ class Elliptic(nn.Module):
         self.loss = PerSampleLoss(loss_fn)
         self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice
         self.target_space = target_space
-        self.quadrature = quadrature
         self.weighting = weighting
         self.xi = float(xi)
         self.drift = drift
@@ -170,6 +174,7 @@ class Elliptic(nn.Module):
             power=power,
             among=among,
             simplex=simplex,
+            quadrature=quadrature,
             bridged=bridged,
             at=at,
             validate=validate,
@@ -205,9 +210,9 @@ class Elliptic(nn.Module):
         if self._strength() is None:
             return self.clean_loss(x, y, sample_weight=sample_weight)
         if paths is None:
-            paths = self.sample(
-                x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
-            )
+            # never compiled: a generator cannot be, and the numbers are the same either way
+            draw = self._uncompiled_sample if torch.compiler.is_compiling() else self.sample
+            paths = draw(x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator)
         if self.bn == "clean":
             with torch.no_grad():
                 call_model(self.model, x)
@@ -217,7 +222,6 @@ class Elliptic(nn.Module):
         """Tell the schedule which epoch begins (0, 1, ...)."""
         self.epoch = epoch
 
-    @torch.compiler.disable(recursive=True)
     @torch.no_grad()
     def sample(
         self,
@@ -229,7 +233,7 @@ class Elliptic(nn.Module):
         end: End | None = None,
         generator: torch.Generator | None = None,
     ) -> Paths:
-        """Draw the points that `forward` would evaluate (never compiled: same numbers either way)."""
+        """Draw the points that `forward` would evaluate."""
         sampler = self._sampler_for(y)
         strength = self._strength()
         features = None
@@ -250,7 +254,11 @@ class Elliptic(nn.Module):
     def loss_on(self, paths: Paths) -> Tensor:
         """The objective at points that were drawn before."""
         reading = None if self.xi == 0.0 else READINGS.get(self.weighting)
-        if paths.hidden is not None or (reading is not None and tracking_layers(self.model)):
+        if (
+            paths.hidden is not None
+            or self.chunk_size is not None
+            or (reading is not None and tracking_layers(self.model))
+        ):
             return self._eager_loss_on(paths, reading)
         return self._loss_on(paths, reading)
 
@@ -258,12 +266,13 @@ class Elliptic(nn.Module):
         """The ordinary mean loss on the data themselves."""
         target = self._sampler_for(y).encode(x, y)
         losses = self.loss(call_model(self.model, x), target)
-        return weighted_mean(losses, target, self.loss, sample_weight)
+        class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
+        return weighted_mean(losses, sample_weight, class_weight)
 
     def extra_repr(self) -> str:
         """The settings that matter, and what ``sigma="auto"`` chose."""
         sigma: object = self.sampler.sigma
-        if self.auto_sigma is not None:
+        if self.sampler.sigma == "auto" and self.auto_sigma is not None:
             low, high = (float(v) for v in self.auto_sigma.aminmax())
             sigma = f"auto ({low:.3g} to {high:.3g} per feature)"
         kept = {
@@ -280,17 +289,21 @@ class Elliptic(nn.Module):
         with path_statistics(self.bn, self.model):
             losses, terms = evaluate(paths)
         if reading is not None:
-            if reading.second_order and not any(t.requires_grad for t in terms):
-                _warn_no_op(losses)
+            if reading.second_order and torch.is_grad_enabled() and losses.requires_grad:
+                _refuse_no_op(terms)
             losses = reading.apply(losses, terms, self.xi, time_steps(paths))
-        loss = path_mean(losses, paths, self.loss, self.quadrature)
+        loss = path_mean(losses, paths, self.loss, self.sampler.quadrature)
         if reading is not None and reading.second_order:
             self._warn_if_negative(loss)
         return loss
 
     @torch.compiler.disable(recursive=True)
+    def _uncompiled_sample(self, x: Inputs, y: Tensor, **options: Any) -> Paths:
+        return self.sample(x, y, **options)
+
+    @torch.compiler.disable(recursive=True)
     def _eager_loss_on(self, paths: Paths, reading: Reading | None) -> Tensor:
-        """Hooks on layers, and running statistics under torch.func, cannot be compiled."""
+        """Hooks on layers, chunks, and running statistics under torch.func cannot be compiled."""
         return self._loss_on(paths, reading)
 
     @torch.compiler.disable(recursive=True)
@@ -342,10 +355,9 @@ class Elliptic(nn.Module):
         return self.auto_sigma
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Restore what ``sigma="auto"`` chose, which a fresh objective does not have yet."""
+        """Restore what ``sigma="auto"`` had chosen, or that it had not chosen yet."""
         saved = state_dict.get(f"{prefix}auto_sigma")
-        if saved is not None:
-            self.auto_sigma = saved.clone()
+        self.auto_sigma = None if saved is None else saved.clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -378,9 +390,9 @@ def elliptic_loss(
     return result
 
 
-def _warn_no_op(losses: Tensor) -> None:
+def _refuse_no_op(terms: Sequence[Tensor]) -> None:
     """An additive term without gradient trains nothing."""
-    if losses.requires_grad:
+    if not any(term.requires_grad for term in terms):
         raise ValueError(
             "The additive weighting has no gradient: its drift does not depend on any parameter, so it "
             'would change the value but not the training. Use weighting="multiplicative".'
@@ -391,17 +403,11 @@ def _check_combination(objective: Elliptic) -> None:
     """Refuse settings that contradict each other, before any work."""
     sampler, weighting, drift = objective.sampler, objective.weighting, objective.drift
     reading = READINGS.get(weighting)
-    if sampler.sampling == "marginal":
-        if reading is not None and reading.needs_path:
-            raise ValueError(
-                f'weighting={weighting!r} weighs whole paths, but sampling="marginal" draws single '
-                'points. Use sampling="path", or weighting="gradient_softmax".'
-            )
-        if objective.quadrature != "mean":
-            raise ValueError(
-                f"quadrature={objective.quadrature!r} belongs to paths; marginal points are averaged. "
-                'Use sampling="path".'
-            )
+    if sampler.sampling == "marginal" and reading is not None and reading.needs_path:
+        raise ValueError(
+            f'weighting={weighting!r} weighs whole paths, but sampling="marginal" draws single '
+            'points. Use sampling="path", or weighting="gradient_softmax".'
+        )
     if drift is not None and (reading is None or not reading.needs_path):
         raise ValueError(
             f"drift= needs a path weighting, but weighting={weighting!r}. Use "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from elliptica import _checks
@@ -28,7 +28,7 @@ DISTANCE_FLOOR = 1e-3
 
 
 def pairwise_distances(
-    x: Float[Tensor, n * feature], to: Float[Tensor, m * feature] | None = None
+    x: Float[Tensor, " n *feature"], to: Float[Tensor, " m *feature"] | None = None
 ) -> Float[Tensor, "n m"]:
     """Euclidean distances between flattened rows, in at least float32.
 
@@ -55,6 +55,7 @@ def eligible_partners(
                 f"among={among!r} needs class labels, but none were given. "
                 'Pass labels=..., or use among="all".'
             )
+        _checks.same_rows("labels", labels, n)
         same = labels[:, None] == labels[None]
         allowed &= same if among == "same_class" else ~same
     return allowed
@@ -76,7 +77,7 @@ def distance_floor(distances: Float[Tensor, "n n"]) -> float:
 
 
 def partner_probabilities(
-    x: Float[Tensor, batch * feature],
+    x: Float[Tensor, " batch *feature"],
     *,
     power: float = 1.0,
     labels: Int[Tensor, " batch"] | None = None,
@@ -93,6 +94,8 @@ def partner_probabilities(
         >>> partner_probabilities(x)[0]
         tensor([0.0000, 0.7500, 0.2500])
     """
+    _checks.batch("x", x)
+    _checks.finite("x", x)
     _checks.nonnegative("power", power)
     allowed = eligible_partners(len(x), labels, among, x.device)
     distances = pairwise_distances(x)
@@ -105,7 +108,7 @@ def partner_probabilities(
 
 
 def sample_partners(
-    x: Float[Tensor, batch * feature],
+    x: Shaped[Tensor, " batch *feature"],
     *,
     n_bridges: int = 1,
     pairing: Pairing = "permutation",
@@ -137,8 +140,15 @@ def sample_partners(
     _checks.choice("pairing", pairing, PAIRINGS)
     _checks.choice("among", among, AMONG)
     _checks.path_counts(2, n_bridges)
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"x must be a torch.Tensor, but got {type(x).__name__}. Convert it, e.g. torch.as_tensor(x)."
+        )
+    _checks.batch("x", x)
     check_generator(generator, x.device)
     n = len(x)
+    if labels is not None:
+        _checks.same_rows("labels", labels, n)
     if n == 1:
         return torch.zeros(1, n_bridges, dtype=torch.long, device=x.device)
     if pairing == "permutation":
@@ -170,9 +180,7 @@ def draw_from(
 def _random_cycle(n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """A uniformly random cyclic permutation: no fixed points, each partner equally likely."""
     order = draw_permutation(n, device=device, generator=generator)
-    partners = torch.empty_like(order)
-    partners[order] = order.roll(-1)
-    return partners
+    return torch.empty_like(order).scatter_(0, order, torch.cat([order[1:], order[:1]]))
 
 
 def _cycle_within(labels: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -192,6 +200,7 @@ def _cycle_within(labels: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _nearest(x: Tensor, n_bridges: int, labels: Tensor | None, among: Among) -> Tensor:
     """The ``n_bridges`` nearest eligible points of each row, repeated when there are fewer."""
+    _checks.finite("x", x)
     allowed = eligible_partners(len(x), labels, among, x.device)
     distances = pairwise_distances(x).masked_fill(~allowed, float("inf"))
     order = distances.argsort(dim=1, stable=True)

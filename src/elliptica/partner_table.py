@@ -45,7 +45,7 @@ class PartnerTable:
 
     def __init__(
         self,
-        x: Float[Tensor, n * feature],
+        x: Float[Tensor, " n *feature"],
         *,
         power: float = 1.0,
         labels: Int[Tensor, " n"] | None = None,
@@ -57,11 +57,13 @@ class PartnerTable:
         _checks.finite("x", x)
         n = len(x)
         if n < 2:
-            raise ValueError(f"A PartnerTable needs at least two rows, but got {n}.")
+            raise ValueError(f"A PartnerTable needs at least two rows, but x has {n}.")
         if among != "all" and labels is None:
             raise ValueError(f"among={among!r} needs class labels. Pass labels=...")
-        if power < 0:
-            raise ValueError(f"power must be at least 0, but got {power}.")
+        if labels is not None:
+            _checks.same_rows("labels", labels, n)
+        if power != float("inf"):
+            _checks.nonnegative("power", power)
         self._nearest_only = power == float("inf")
         needed = 8 * n if self._nearest_only else 4 * n * n
         if needed > max_bytes:
@@ -111,6 +113,7 @@ class PartnerTable:
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch bridge"]:
         """Draw partners of the rows ``index`` of the data set; returns rows of the data set."""
+        _checks.path_counts(2, n_bridges)
         check_generator(generator, self._table.device)
         rows = self._table[index]
         if self._nearest_only:

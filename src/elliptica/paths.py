@@ -27,7 +27,15 @@ from elliptica._ends import (
 )
 from elliptica._inputs import bridged_names, count_rows, named_inputs, rebuild_inputs
 from elliptica._random import check_generator
-from elliptica.bridge import bridge_rows, marginal_rows, stratified_times, time_grid
+from elliptica.bridge import (
+    QUADRATURES,
+    Quadrature,
+    bridge_rows,
+    marginal_rows,
+    quantile_times,
+    stratified_times,
+    time_grid,
+)
 from elliptica.diffusion import Green, Sigma, auto_sigma, check_sigma, noise_std
 from elliptica.hidden import HiddenBridge
 from elliptica.pairing import AMONG, PAIRINGS, Among, Pairing, sample_partners
@@ -65,6 +73,7 @@ class PathSampler:
     power: float = 1.0
     among: Among = "all"
     simplex: SimplexMap = "abs"
+    quadrature: Quadrature = "mean"
     bridged: Sequence[Hashable] | None = None
     at: str | None = None
     validate: bool = True
@@ -75,6 +84,12 @@ class PathSampler:
         _checks.choice("pairing", self.pairing, PAIRINGS)
         _checks.choice("among", self.among, AMONG)
         _checks.choice("simplex", self.simplex, SIMPLEX_MAPS)
+        _checks.choice("quadrature", self.quadrature, QUADRATURES)
+        if self.sampling == "path" and self.quadrature == "uniform":
+            raise ValueError(
+                'quadrature="uniform" draws a time for each point, but paths have the common grid. Use '
+                'sampling="marginal", or another quadrature.'
+            )
         _checks.path_counts(self.n_times, self.n_bridges, self.antithetic)
         _checks.positive("horizon", self.horizon)
         _checks.nonnegative("power", self.power)
@@ -113,11 +128,11 @@ class PathSampler:
         if end is not None:
             self._check_end(partners)
             ends = ends_given(end, inputs, targets, self.n_bridges, lambda far: self._encode(far, reference))
-        else:
-            if partners is None:
-                features = reference if features is None else features
-                partners = self._partners(features, y, generator)
+        elif partners is not None:
             ends = ends_in_batch(partners, rows, self.n_bridges)
+        else:
+            drawn = self._partners(reference if features is None else features, y, generator)
+            ends = Ends(self.n_bridges, drawn.t().reshape(-1))
         s = self._times(rows, targets, generator)
 
         points: dict[Hashable, Tensor] = {}
@@ -242,8 +257,6 @@ class PathSampler:
         generator: torch.Generator | None,
     ) -> None:
         """Check the batch before anything is drawn."""
-        if not isinstance(y, Tensor):
-            raise TypeError(f"y must be a torch.Tensor, but got {type(y).__name__}.")
         _checks.same_rows("y", y, rows)
         check_generator(generator, inputs[names[0]].device)
         for name, value in inputs.items():
@@ -286,7 +299,8 @@ class PathSampler:
             grid = torch.tensor(time_grid(self.n_times), dtype=dtype, device=like.device)
             return grid[:, None].expand(-1, self.n_bridges * rows)
         draws = self.n_bridges // 2 if self.antithetic else self.n_bridges
-        s = stratified_times(rows, draws, device=like.device, generator=generator).to(dtype)
+        u = stratified_times(rows, draws, device=like.device, generator=generator)
+        s = quantile_times(u.to(dtype), self.n_times, self.quadrature)
         return s.repeat(1, 2) if self.antithetic else s
 
 

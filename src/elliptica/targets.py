@@ -33,7 +33,12 @@ _SPACE_OF_FUNCTION: dict[object, TargetSpace] = {
 
 def infer_target_space(loss_fn: object, y: Tensor) -> TargetSpace:
     """Read the target space off the loss and the dtype of the targets, or say what to pass."""
-    space: TargetSpace | None = _SPACE_OF_FUNCTION.get(getattr(loss_fn, "func", loss_fn))
+    if not isinstance(y, Tensor):
+        raise TypeError(
+            f"y must be a torch.Tensor, but got {type(y).__name__}. Convert it with torch.as_tensor(y)."
+        )
+    function = getattr(loss_fn, "func", loss_fn)
+    space = next((name for known, name in _SPACE_OF_FUNCTION.items() if known is function), None)
     for losses, name in (
         (_SIMPLEX_LOSSES, "simplex"),
         (_UNIT_LOSSES, "unit"),
@@ -69,7 +74,7 @@ def encode_targets(
     num_classes: int | None = None,
     dtype: torch.dtype = torch.float32,
     validate: bool = True,
-) -> Float[Tensor, batch * target]:
+) -> Float[Tensor, " batch *target"]:
     """Turn targets into points of ``space``: labels become one-hot, booleans 0 and 1.
 
     Integer labels ``(batch, *place)`` become ``(batch, num_classes, *place)``, the layout that
@@ -111,11 +116,12 @@ def _check_soft(y: Tensor, space: TargetSpace) -> None:
                 f"Class probabilities need shape (batch, classes), but y has shape {tuple(y.shape)}. "
                 'Pass integer labels (y.long()) with num_classes, or target_space="real".'
             )
-        worst = float((y.sum(1) - 1).abs().max()) if y.numel() else 0.0
-        if worst > 1e-2 or bool((y < 0).any()):
+        sums = y.sum(1)
+        if y.numel() and (float((sums - 1).abs().max()) > 1e-2 or bool((y < 0).any())):
             raise ValueError(
-                "Class probabilities must be at least 0 and sum to 1 along axis 1, but a row sums to "
-                f"1 {'+' if worst >= 0 else '-'} {worst:.3g} or is negative. "
+                "Class probabilities must be at least 0 and sum to 1 along axis 1, but y has sums from "
+                f"{float(sums.min()):.3g} to {float(sums.max()):.3g} and a smallest value of "
+                f"{float(y.min()):.3g}. "
                 'Normalise y, or use target_space="unit" for independent labels.'
             )
     elif space == "unit" and y.numel():
@@ -146,12 +152,15 @@ def project_to_simplex(
     _checks.choice("how", how, SIMPLEX_MAPS)
     if how == "abs":
         size = y.abs()
-        return size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
+        total = size.sum(-1, keepdim=True)
+        return torch.where(total > 0, size / total, 1 / y.shape[-1])  # zeros have no direction: uniform
     ordered = y.sort(dim=-1, descending=True).values
+    largest = ordered[..., :1]
+    ordered = ordered - largest  # adding a constant changes nothing but the rounding
     count = torch.arange(1, y.shape[-1] + 1, device=y.device, dtype=y.dtype)
     excess = (ordered.cumsum(-1) - 1) / count
     last = (ordered > excess).sum(-1, keepdim=True) - 1  # the largest support that stays positive
-    return (y - excess.gather(-1, last.clamp_min(0))).clamp_min(0)
+    return (y - largest - excess.gather(-1, last)).clamp_min(0)
 
 
 def project_targets(y: Tensor, space: TargetSpace, simplex: SimplexMap, class_axis: int) -> Tensor:

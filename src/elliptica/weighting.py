@@ -41,8 +41,8 @@ class Reading:
 
     Attributes:
         terms: From points to per-point terms.
-        apply: From losses, terms (both ``(time, rows)``), ``xi`` and the steps ``ds`` ``(time, 1)`` to
-            new losses.
+        apply: From losses, terms (both ``(time, rows)``), ``xi`` and the steps ``ds`` (of the same
+            shape) to new losses.
         second_order: Whether the result must be differentiated through the gradient.
         needs_path: Whether increments along a path are needed.
     """

@@ -1,0 +1,1 @@
+"""What elliptic training costs, as ratios measured within one run (``make bench``)."""

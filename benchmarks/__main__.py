@@ -1,0 +1,63 @@
+"""Run all benchmarks, or those named, and write ``results.json`` and the table of the README."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+import elliptica
+from benchmarks.timing import Measurement
+
+HERE = Path(__file__).resolve().parent
+SUITES = ("samplers", "steps", "variance", "memory")
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """Markdown, one line per measurement."""
+    lines = ["| what | against | ratio | quartiles | budget | |", "|---|---|--:|--:|--:|---|"]
+    for r in rows:
+        mark = "" if r["within_budget"] else "**over**, see below"
+        note = f"{r['detail']} {mark}".strip()
+        lines.append(
+            f"| {r['what']} | {r['against']} | {r['ratio']:.2f} | {r['low']:.2f}-{r['high']:.2f} "
+            f"| {r['budget']:g} | {note} |"
+        )
+    return "\n".join(lines)
+
+
+def main(names: list[str]) -> None:
+    """Measure, print as we go, write at the end."""
+    measured: list[Measurement] = []
+    for suite in names or SUITES:
+        for measurement in import_module(f"benchmarks.{suite}").measure():
+            measured.append(measurement)
+            print(f"{measurement.ratio:6.2f} (budget {measurement.budget:g})  {measurement.what}", flush=True)
+    rows = [m.as_dict() for m in measured]
+    print("\n" + table(rows))
+    if names:
+        return  # a part of the table would not be one run
+    machine = {
+        "torch": torch.__version__,
+        "elliptica": elliptica.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+    }
+    (HERE / "results.json").write_text(
+        json.dumps({"machine": machine, "measurements": rows}, indent=1) + "\n"
+    )
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    readme.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

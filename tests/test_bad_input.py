@@ -1,0 +1,659 @@
+"""Every bad input of the public entry points: the error's type, the argument it names, and the remedy.
+
+A good message can be acted on: each test asks for the name of the argument, for what came, and for a piece
+of the remedy. What the caller passed in is compared with a copy after every call, refused or not, and a
+refused call has drawn nothing from the caller's generator.
+"""
+
+import contextlib
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from elliptica import (
+    BridgeMix,
+    Elliptic,
+    PartnerTable,
+    elliptic_loss,
+    partner_probabilities,
+    sample_bridge,
+    sample_partners,
+    sample_paths,
+)
+
+pytestmark = [pytest.mark.bad_input, pytest.mark.usefixtures("own_checks")]
+
+ROWS, FEATURES, CLASSES = 6, 3, 4
+
+
+class OnCuda:
+    """Stands for a generator of another device."""
+
+    device = torch.device("cuda")
+
+
+@pytest.fixture
+def x(generator):
+    return torch.randn(ROWS, FEATURES, generator=generator)
+
+
+@pytest.fixture
+def labels(generator):
+    return torch.randint(CLASSES, (ROWS,), generator=generator)
+
+
+@pytest.fixture
+def real(generator):
+    return torch.randn(ROWS, CLASSES, generator=generator)
+
+
+def bits(value):
+    return value.detach().clone().contiguous().view(torch.uint8) if value.ndim else value.clone()
+
+
+@contextlib.contextmanager
+def unchanged(*tensors):
+    """The caller's tensors hold the same bits afterwards, whatever happens."""
+    tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
+    before = [(bits(t), t._version) for t in tensors]
+    try:
+        yield
+    finally:
+        for tensor, (copy, version) in zip(tensors, before, strict=True):
+            assert torch.equal(bits(tensor), copy), "a tensor of the caller was modified"
+            assert tensor._version == version, "a tensor of the caller was written to"
+
+
+@contextlib.contextmanager
+def refused(error, *words, generator=None, tensors=()):
+    """The call raises ``error``, its message holds all ``words``, and nothing was touched or drawn."""
+    state = None if generator is None else generator.get_state()
+    with unchanged(*tensors), pytest.raises(error) as caught:
+        yield
+    message = str(caught.value)
+    assert type(caught.value) is error, f"{type(caught.value).__name__} instead of {error.__name__}"
+    for word in words:
+        assert word in message, f"{word!r} is not in: {message}"
+    if state is not None:
+        assert torch.equal(generator.get_state(), state), "a refused call drew from the generator"
+
+
+def classifier(**settings):
+    settings = {"num_classes": CLASSES} | settings
+    return Elliptic(nn.Linear(FEATURES, CLASSES), nn.CrossEntropyLoss(), **settings)
+
+
+def regressor(**settings):
+    return Elliptic(nn.Linear(FEATURES, CLASSES), nn.MSELoss(), **settings)
+
+
+def mix(**settings):
+    return BridgeMix(**({"num_classes": CLASSES} | settings))
+
+
+def paths_of(**settings):
+    def draw(x, y, **call):
+        return sample_paths(x, y, target_space="simplex", num_classes=CLASSES, **settings, **call)
+
+    return draw
+
+
+def loss_of(**settings):
+    def evaluate(x, y, **call):
+        model = nn.Linear(FEATURES, CLASSES)
+        return elliptic_loss(
+            model, nn.CrossEntropyLoss(), x, y, **({"num_classes": CLASSES} | settings), **call
+        )
+
+    return evaluate
+
+
+#: Everything that takes (x, y) and settings of bridges.
+BATCH = {"Elliptic": classifier, "BridgeMix": mix, "sample_paths": paths_of, "elliptic_loss": loss_of}
+batch_entries = pytest.mark.parametrize("entry", BATCH.values(), ids=BATCH)
+samplings = pytest.mark.parametrize("sampling", ["path", "marginal"])
+
+
+# -------------------------------------------------------------------------------- nothing is wrong
+
+
+@batch_entries
+@samplings
+def test_right_input_is_left_alone(entry, sampling, x, labels, generator):
+    sigma = torch.full((FEATURES,), 0.3)
+    partners = torch.arange(ROWS).roll(1)
+    call = entry(sampling=sampling, sigma=sigma, sigma_y=0.1)
+    with unchanged(x, labels, sigma, partners):
+        call(x, labels, generator=generator)
+        call(x, labels, partners=partners, generator=generator)
+
+
+@samplings
+@pytest.mark.parametrize("weighting", ["none", "gradient_norm", "gradient_softmax"])
+def test_right_input_is_left_alone_by_training(sampling, weighting, x, real, generator):
+    """Also through the backward pass, with weights and given ends, for inputs that want gradients."""
+    weight, end = torch.rand(ROWS), (torch.randn(ROWS, FEATURES), torch.randn(ROWS, CLASSES))
+    x.requires_grad_()
+    objective = regressor(sampling=sampling, weighting=weighting)
+    with unchanged(x, real, weight, *end):
+        objective(x, real, sample_weight=weight, generator=generator).backward()
+        objective(x, real, end=end, generator=generator).backward()
+    assert x.grad is None  # bridges are data, not part of the graph
+
+
+def test_right_input_is_left_alone_by_samplers(x, labels, generator):
+    end, sigma = torch.randn(ROWS, FEATURES), torch.rand(FEATURES)
+    with unchanged(x, end, sigma, labels):
+        sample_bridge(x, end, sigma=sigma, n_bridges=2, generator=generator)
+        for pairing in ("permutation", "inverse_distance", "nearest"):
+            sample_partners(x, pairing=pairing, labels=labels, among="same_class", generator=generator)
+        table = PartnerTable(x, labels=labels, among="other_class")
+        index = torch.arange(3)
+        with unchanged(index):
+            table.sample(index, generator=generator)
+
+
+# ------------------------------------------------------------------------------- not-finite values
+
+
+@batch_entries
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_of_x_that_are_not_finite(entry, value, x, labels, generator):
+    x[2, 1] = x[4, 0] = value
+    words = ("x must be finite", "2 values are NaN or infinite", "rows 2, 4", "Impute or drop")
+    with refused(ValueError, *words, generator=generator, tensors=(x, labels)):
+        entry()(x, labels, generator=generator)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_of_y_that_are_not_finite(value, x, real, generator):
+    real[3] = value
+    words = ("y must be finite", f"{CLASSES} values", "rows 3", "Impute or drop")
+    for call in (regressor(), BridgeMix(target_space="real")):
+        with refused(ValueError, *words, generator=generator, tensors=(x, real)):
+            call(x, real, generator=generator)
+
+
+def test_values_of_other_arguments_that_are_not_finite(x, real, generator):
+    bad = torch.full((ROWS,), math.nan)
+    with refused(ValueError, "sample_weight must be finite and at least 0", generator=generator):
+        regressor()(x, real, sample_weight=bad, generator=generator)
+    far = x.clone()
+    far[1] = math.inf
+    with refused(ValueError, "end's x", "must be finite", "rows 1", generator=generator):
+        regressor()(x, real, end=(far, real), generator=generator)
+    with refused(ValueError, "end's y", "must be finite", generator=generator):
+        regressor()(x, real, end=(x, real * math.nan), generator=generator)
+
+
+def test_values_of_a_named_input_that_are_not_finite(generator):
+    class Two(nn.Module):
+        def forward(self, image, table):
+            return image + table
+
+    inputs = {"image": torch.ones(4, 2), "table": torch.full((4, 2), math.nan)}
+    objective = Elliptic(Two(), nn.MSELoss(), bridged=("image",))
+    with refused(ValueError, "x['table'] must be finite", "Impute", generator=generator):
+        objective(inputs, torch.zeros(4, 2), generator=generator)
+
+
+def test_large_numbers_are_finite():
+    """The quick check sums; a sum that overflows is not a reason to refuse."""
+    x = torch.full((4, 3), 3e38)
+    sample_bridge(x, x, sigma=0.0)
+    assert torch.isfinite(sample_paths(x, torch.zeros(4, 1), target_space="real", sigma=0.1).x).all()
+    half = torch.full((300, 300), 6e4, dtype=torch.float16)
+    sample_bridge(half, half, sigma=0.0)
+
+
+def test_a_refused_batch_leaves_no_trace_in_sigma_auto(x, real, generator):
+    """A NaN in the first batch must not become the sigma of all later ones."""
+    objective = regressor(sigma="auto")
+    bad = x.clone()
+    bad[0, 0] = math.nan
+    with refused(ValueError, "x must be finite", generator=generator):
+        objective(bad, real, generator=generator)
+    assert objective.auto_sigma is None
+    assert torch.isfinite(objective(x, real, generator=generator))
+    assert torch.allclose(objective.auto_sigma, 0.1 * x.std(0))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_samplers_refuse_values_that_are_not_finite(value, x, generator):
+    bad = x.clone()
+    bad[1, 2] = value
+    finite = ("must be finite", "1 values are NaN or infinite", "rows 1", "Impute or drop")
+    with refused(ValueError, "start", *finite, generator=generator, tensors=(bad, x)):
+        sample_bridge(bad, x, generator=generator)
+    with refused(ValueError, "end", *finite, generator=generator, tensors=(bad, x)):
+        sample_bridge(x, bad, generator=generator)
+    for pairing in ("inverse_distance", "nearest"):
+        with refused(ValueError, "x", *finite, generator=generator, tensors=(bad,)):
+            sample_partners(bad, pairing=pairing, generator=generator)
+    with refused(ValueError, "x", *finite):
+        partner_probabilities(bad)
+    with refused(ValueError, "x", *finite, tensors=(bad,)):
+        PartnerTable(bad)
+
+
+# --------------------------------------------------------------------------- empty, and a batch of one
+
+
+@batch_entries
+@samplings
+def test_empty_batch(entry, sampling, generator):
+    words = ("x is empty", "0 rows", "drop_last=True")
+    with refused(ValueError, *words, generator=generator):
+        entry(sampling=sampling)(torch.zeros(0, FEATURES), torch.zeros(0).long(), generator=generator)
+
+
+def test_empty_batch_of_samplers(generator):
+    none = torch.zeros(0, FEATURES)
+    with refused(ValueError, "start is empty", "0 rows", "Skip", generator=generator):
+        sample_bridge(none, none, generator=generator)
+    for pairing in ("permutation", "inverse_distance", "nearest"):
+        with refused(ValueError, "x is empty", "0 rows", "Skip", generator=generator):
+            sample_partners(none, pairing=pairing, generator=generator)
+    with refused(ValueError, "PartnerTable needs at least two rows", "x has 0"):
+        PartnerTable(none)
+    with refused(ValueError, "x is empty: it holds no tensor", "Pass what the model"):
+        classifier()((), torch.zeros(2).long())
+
+
+def test_scalars_have_no_batch(generator):
+    number = torch.tensor(1.0)
+    with refused(ValueError, "x is a scalar", "first axis must be the batch", "unsqueeze"):
+        regressor()(number, number, generator=generator)
+    with refused(ValueError, "start is a scalar", "unsqueeze", generator=generator):
+        sample_bridge(number, number, generator=generator)
+    with refused(ValueError, "x is a scalar", "unsqueeze", generator=generator):
+        sample_partners(number, generator=generator)
+
+
+@batch_entries
+@samplings
+@pytest.mark.parametrize("pairing", ["permutation", "inverse_distance", "nearest"])
+def test_batch_of_one_is_a_loop(entry, sampling, pairing, generator):
+    """Documented: a lone point is its own partner, so its bridge is noise around it."""
+    x, y = torch.ones(1, FEATURES), torch.tensor([2])
+    with unchanged(x, y):
+        entry(sampling=sampling, pairing=pairing)(x, y, generator=generator)
+    points, targets = BridgeMix(num_classes=CLASSES, sampling=sampling, pairing=pairing, sigma=0.0)(x, y)
+    assert torch.equal(points, x.expand_as(points))
+    assert (targets.argmax(1) == 2).all()
+    partners = sample_partners(x, n_bridges=3, pairing=pairing)
+    assert partners.tolist() == [[0, 0, 0]]
+
+
+def test_batch_of_one_has_no_spread_to_measure(generator):
+    with refused(ValueError, 'sigma="auto" needs at least two rows', "got 1", "Give a number for sigma"):
+        classifier(sigma="auto")(torch.ones(1, FEATURES), torch.tensor([2]), generator=generator)
+    with refused(ValueError, "PartnerTable needs at least two rows", "x has 1"):
+        PartnerTable(torch.ones(1, FEATURES))
+
+
+# -------------------------------------------------------------------------------- mismatched axes
+
+
+@batch_entries
+def test_mismatched_rows(entry, x, labels, generator):
+    words = ("y must have as many rows as x (6)", "but has 5 rows", "same batch")
+    with refused(ValueError, *words, generator=generator, tensors=(x, labels)):
+        entry()(x, labels[:5], generator=generator)
+    with refused(ValueError, "y must have as many rows", "a scalar", "batch axis is the first"):
+        entry()(x, labels[0], generator=generator)
+
+
+def test_mismatched_rows_of_other_arguments(x, labels, generator):
+    objective = classifier()
+    with refused(ValueError, "sample_weight must have as many rows as x (6)", "5 rows", generator=generator):
+        objective(x, labels, sample_weight=torch.ones(5), generator=generator)
+    words = ("partners must have shape (batch, n_bridges) = (6, 1)", "(5, 1)")
+    with refused(ValueError, *words, generator=generator):
+        objective(x, labels, partners=torch.zeros(5).long(), generator=generator)
+    words = ("partners must be rows of this batch, 0..5", "span 0 to 6", "end=(x[partner], y[partner])")
+    with refused(ValueError, *words, generator=generator):
+        objective(x, labels, partners=torch.tensor([0, 2, 3, 4, 5, 6]), generator=generator)
+    with refused(ValueError, "end's x", "must have shape (6, 1, 3) or (6, 3)", "(5, 3)", generator=generator):
+        objective(x, labels, end=(x[:5], labels), generator=generator)
+    with refused(ValueError, "end's y", "must have shape (6, 1, 4) or (6, 4)", generator=generator):
+        objective(x, labels, end=(x, labels[:5]), generator=generator)
+    both = {"partners": torch.arange(6), "end": (x, labels)}
+    with refused(ValueError, "partners", "or end, not both", generator=generator):
+        objective(x, labels, **both, generator=generator)
+
+
+def test_mismatched_rows_of_several_inputs(x, real, generator):
+    objective = Elliptic(nn.Bilinear(FEATURES, FEATURES, CLASSES), nn.MSELoss(), bridged=(0,))
+    words = ("x[1] must have as many rows as x[0] (6)", "5 rows", "same batch")
+    with refused(ValueError, *words, generator=generator):
+        objective((x, x[:5]), real, generator=generator)
+
+
+def test_mismatched_rows_of_samplers(x, generator):
+    words = ("start and end must have the same shape", "(6, 3) and (5, 3)", "end=start[partners]")
+    with refused(ValueError, *words, generator=generator, tensors=(x,)):
+        sample_bridge(x, x[:5], generator=generator)
+    words = ("start and end must have the same dtype", "float32 and torch.float64", "end.to(start.dtype)")
+    with refused(TypeError, *words, generator=generator):
+        sample_bridge(x, x.double(), generator=generator)
+    five = torch.zeros(5, dtype=torch.long)
+    words = ("labels must have as many rows as x (6)", "but has 5 rows", "same batch")
+    for pairing in ("permutation", "inverse_distance", "nearest"):
+        with refused(ValueError, *words, generator=generator):
+            sample_partners(x, pairing=pairing, labels=five, among="same_class", generator=generator)
+    with refused(ValueError, *words):
+        PartnerTable(x, labels=five, among="same_class")
+    with refused(ValueError, *words):
+        partner_probabilities(x, labels=five, among="other_class")
+
+
+@pytest.mark.parametrize("shape", [(FEATURES + 1,), (ROWS, 1), (ROWS, FEATURES)])
+def test_sigma_that_does_not_fit(shape, x, labels, generator):
+    words = ("sigma", "broadcasts to the shape (3,) of one sample", f"has shape {shape}")
+    sigma = torch.ones(shape)
+    with refused(ValueError, *words, generator=generator):
+        sample_bridge(x, x, sigma=sigma, generator=generator)
+    for entry in BATCH.values():
+        with refused(ValueError, *words):
+            entry(sigma=sigma)(x, labels, generator=generator)
+
+
+# ----------------------------------------------------------------------------------- wrong dtypes
+
+
+@batch_entries
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_integer_inputs_need_a_hidden_layer(entry, dtype, labels, generator):
+    words = ("x must be floating point", str(dtype), ".float()", 'at="name of a layer"')
+    tokens = torch.ones(ROWS, FEATURES, dtype=dtype)
+    with refused(TypeError, *words, generator=generator, tensors=(tokens, labels)):
+        entry()(tokens, labels, generator=generator)
+
+
+def test_integer_inputs_of_samplers(x, generator):
+    words = ("must be floating point", "torch.int64", ".float()")
+    with refused(TypeError, "start", *words, generator=generator):
+        sample_bridge(x.long(), x, generator=generator)
+    with refused(TypeError, "end", *words, generator=generator):
+        sample_bridge(x, x.long(), generator=generator)
+    with refused(TypeError, "x", *words):
+        PartnerTable(x.long())
+
+
+def test_integer_inputs_pass_with_a_hidden_layer(labels, generator):
+    """The remedy that the message names works."""
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(4 * FEATURES, CLASSES))
+    tokens = torch.randint(10, (ROWS, FEATURES), generator=generator)
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=CLASSES, at="0")
+    with unchanged(tokens, labels):
+        assert torch.isfinite(objective(tokens, labels, generator=generator))
+    with refused(ValueError, "at='embed' is not a layer of the model", "named_modules"):
+        Elliptic(model, nn.CrossEntropyLoss(), num_classes=CLASSES, at="embed")
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], None, 3.0, "x"])
+def test_what_is_not_a_tensor(value, x, labels, generator):
+    kind = type(value).__name__
+    for call in (classifier(), mix(), paths_of()):
+        with refused(TypeError, "x", "must be a", "tensor", kind if kind != "list" else "float"):
+            call(value, labels, generator=generator)
+        with refused(TypeError, "y must be a torch.Tensor", kind, "torch.as_tensor"):
+            call(x, value, generator=generator)
+    with refused(TypeError, "start must be a torch.Tensor", kind, "torch.as_tensor", generator=generator):
+        sample_bridge(value, x, generator=generator)
+    with refused(TypeError, "end must be a torch.Tensor", kind, "torch.as_tensor", generator=generator):
+        sample_bridge(x, value, generator=generator)
+    with refused(TypeError, "x must be a torch.Tensor", kind, "torch.as_tensor", generator=generator):
+        sample_partners(value, generator=generator)
+    with refused(TypeError, "x must be a torch.Tensor", kind, "torch.as_tensor"):
+        PartnerTable(value)
+    if value is not None:
+        with refused(TypeError, "sample_weight must be a torch.Tensor", kind, "torch.as_tensor"):
+            classifier()(x, labels, sample_weight=value, generator=generator)
+        with refused(TypeError, "partners must be a torch.Tensor", kind, "torch.as_tensor"):
+            classifier()(x, labels, partners=value, generator=generator)
+
+
+def test_partners_must_be_row_numbers(x, labels, generator):
+    for dtype in (torch.float32, torch.bool):
+        with refused(TypeError, "partners must hold row numbers", str(dtype), generator=generator):
+            classifier()(x, labels, partners=torch.zeros(ROWS, dtype=dtype), generator=generator)
+
+
+# ----------------------------------------------------------------------------------------- labels
+
+
+@batch_entries
+@pytest.mark.parametrize(("bad", "span"), [(CLASSES, f"0 to {CLASSES}"), (-1, "-1 to 0")])
+def test_labels_outside_the_classes(entry, bad, span, x, generator):
+    y = torch.zeros(ROWS, dtype=torch.long)
+    y[3] = bad
+    words = ("num_classes=4", "0..3", "y has values", span, "Correct num_classes")
+    with refused(ValueError, *words, generator=generator, tensors=(x, y)):
+        entry()(x, y, generator=generator)
+
+
+def test_labels_need_the_number_of_classes(x, labels, generator):
+    for call in (classifier(num_classes=None), BridgeMix(target_space="simplex")):
+        with refused(ValueError, "y holds integer labels", "Pass num_classes", generator=generator):
+            call(x, labels, generator=generator)
+    with refused(ValueError, "say what the targets are", "num_classes=", 'target_space="real"'):
+        BridgeMix()
+
+
+def test_labels_for_a_regression_loss(x, labels, generator):
+    words = ("MSELoss needs floating targets", "y has dtype torch.int64", "y.float()")
+    objective = regressor()
+    with refused(TypeError, *words, generator=generator):
+        objective(x, labels, generator=generator)
+    # and the objective is still usable
+    assert torch.isfinite(objective(x, torch.zeros(ROWS, CLASSES), generator=generator))
+
+
+def test_probabilities_that_are_none(x, generator):
+    y = torch.full((ROWS, CLASSES), 0.3)
+    words = ("sum to 1 along axis 1", "y has sums from 1.2 to 1.2", "Normalise y")
+    for entry in BATCH.values():
+        with refused(ValueError, *words, generator=generator, tensors=(x, y)):
+            entry()(x, y, generator=generator)
+
+
+@pytest.mark.parametrize("sampling", ["path", "marginal"])
+def test_evaluation_checks_labels_too(sampling, x):
+    objective = classifier(sampling=sampling).eval()
+    with refused(ValueError, "num_classes=4", "Correct num_classes"):
+        objective(x, torch.full((ROWS,), 9))
+
+
+# ------------------------------------------------------------------------------- losses and models
+
+
+def test_a_loss_that_reduces(x, real, generator):
+    words = ("loss_fn must return one value per sample", "a scalar", 'reduction="none"')
+    objective = Elliptic(
+        nn.Linear(FEATURES, CLASSES), lambda output, y: (output - y).square().mean(), target_space="real"
+    )
+    with refused(ValueError, *words, tensors=(x, real)):
+        objective(x, real, generator=generator)
+    with refused(ValueError, "loss_fn has reduction='sum'", 'use "mean"'):
+        Elliptic(nn.Linear(1, 1), nn.MSELoss(reduction="sum"))
+    with refused(TypeError, "loss_fn must be callable", "got str"):
+        Elliptic(nn.Linear(1, 1), "mse")
+    with refused(TypeError, "model must be a torch.nn.Module", "Elliptic(model, loss_fn)"):
+        Elliptic(lambda x: x, nn.MSELoss())
+
+
+class Reduces(nn.Module):
+    """Wrong models: fewer rows, no rows, rows of another axis."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, CLASSES)
+        self.how = how
+
+    def forward(self, x):
+        output = self.inner(x)
+        return {"half": output[::2], "mean": output.mean(0, keepdim=True), "scalar": output.mean()}[self.how]
+
+
+@samplings
+@pytest.mark.parametrize("how", ["half", "mean", "scalar"])
+def test_a_model_that_returns_the_wrong_number_of_rows(how, sampling, x, labels, generator):
+    words = ("The model must return one row per input row", "but returned shape", "batch axis first")
+    for chunk_size in (None, 4):
+        objective = Elliptic(
+            Reduces(how), nn.CrossEntropyLoss(), num_classes=CLASSES, sampling=sampling, chunk_size=chunk_size
+        )
+        with refused(ValueError, *words, tensors=(x, labels)):
+            objective(x, labels, generator=generator)
+
+
+def test_an_output_that_broadcasts_with_the_targets(x, generator):
+    objective = Elliptic(nn.Linear(FEATURES, 1), nn.MSELoss())
+    words = ("model returns shape (6, 1)", "targets have shape (6,)", "y.unsqueeze(1)")
+    with pytest.warns(UserWarning, match="target size"), refused(ValueError, *words):
+        objective(x, torch.zeros(ROWS), generator=generator)
+
+
+# ------------------------------------------------------------------------------------- settings
+
+
+SETTINGS = [
+    ({"sigma": -0.1}, ValueError, ("sigma must be finite and at least 0", "-0.1")),
+    ({"sigma": math.nan}, ValueError, ("sigma must be finite and at least 0", "nan")),
+    ({"sigma": torch.tensor([0.1, -3.0, 0.0])}, ValueError, ("sigma must be", "at least 0", "-3 to 0.1")),
+    ({"horizon": 0.0}, ValueError, ("horizon must be finite and above 0", "0.0")),
+    ({"horizon": -1.0}, ValueError, ("horizon must be finite and above 0", "-1.0")),
+    ({"horizon": "1"}, TypeError, ("horizon must be a number", "'1'")),
+    ({"n_times": 1}, ValueError, ("n_times must be at least 2", "both end points", "got 1")),
+    ({"n_times": 5.0}, TypeError, ("n_times must be an integer", "5.0")),
+    ({"n_times": True}, TypeError, ("n_times must be an integer", "True")),
+    ({"n_bridges": 0}, ValueError, ("n_bridges must be at least 1", "got 0")),
+    (
+        {"n_bridges": 3, "antithetic": True},
+        ValueError,
+        ("n_bridges must be even", "got 3", "Use n_bridges=4 or antithetic=False"),
+    ),
+]
+BATCH_SETTINGS = [
+    ({"sigma_y": -0.1}, ValueError, ("sigma_y must be finite and at least 0", "-0.1")),
+    ({"sigma_y": "auto"}, TypeError, ("sigma_y must be a number", "'auto'")),
+    ({"sigma": "gren"}, ValueError, ("sigma='gren' is not known", '"green"')),
+    ({"sigma": [0.1]}, TypeError, ("sigma must be a number", "[0.1]")),
+    ({"power": -1.0}, ValueError, ("power must be finite and at least 0", "-1.0")),
+    ({"sampling": "marginals"}, ValueError, ("sampling must be one of 'path', 'marginal'", "Did you mean")),
+    ({"pairing": "random"}, ValueError, ("pairing must be one of 'permutation'", "'random'")),
+    ({"among": "same"}, ValueError, ("among must be one of 'all'", "'same'")),
+    ({"simplex": "ab"}, ValueError, ("simplex must be one of 'abs'", "Did you mean 'abs'")),
+]
+OBJECTIVE_SETTINGS = [
+    ({"xi": -1.0}, ValueError, ("xi must be finite and at least 0", "-1.0")),
+    ({"quadrature": "euler"}, ValueError, ("quadrature must be one of 'mean'", "'euler'")),
+    ({"weighting": "girsanof"}, ValueError, ("weighting must be one of", "Did you mean 'girsanov'")),
+    ({"bn": "clear"}, ValueError, ("bn must be one of 'paths'", "Did you mean 'clean'")),
+    ({"chunk_size": 0}, ValueError, ("chunk_size must be at least 1", "0")),
+    ({"target_space": "reals"}, ValueError, ("target_space must be one of", "Did you mean 'real'")),
+    ({"weighting": "multiplicative"}, ValueError, ("weighting='multiplicative'", 'Use sampling="path"')),
+    (
+        {"quadrature": "uniform", "sampling": "path"},
+        ValueError,
+        ('quadrature="uniform"', 'Use sampling="marginal"'),
+    ),
+]
+
+
+@batch_entries
+@pytest.mark.parametrize(("settings", "error", "words"), SETTINGS + BATCH_SETTINGS)
+def test_settings(entry, settings, error, words, x, labels, generator):
+    with refused(error, *words, generator=generator, tensors=(x, labels)):
+        entry(**settings)(x, labels, generator=generator)
+
+
+@pytest.mark.parametrize(("settings", "error", "words"), OBJECTIVE_SETTINGS)
+def test_settings_of_the_objective(settings, error, words):
+    """Refused when the objective is made, not in the first epoch."""
+    with refused(error, *words):
+        classifier(**settings)
+
+
+@pytest.mark.parametrize(("settings", "error", "words"), SETTINGS)
+def test_settings_of_sample_bridge(settings, error, words, x, generator):
+    with refused(error, *words, generator=generator, tensors=(x,)):
+        sample_bridge(x, x, **settings, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"n_bridges": 0}, ValueError, ("n_bridges must be at least 1", "got 0")),
+        ({"n_bridges": 1.0}, TypeError, ("n_bridges must be an integer", "1.0")),
+        ({"pairing": "nearst"}, ValueError, ("pairing must be one of", "Did you mean 'nearest'")),
+        ({"among": "other"}, ValueError, ("among must be one of", "'other'")),
+        ({"among": "same_class"}, ValueError, ("among='same_class' needs class labels", "Pass labels=")),
+        ({"among": "other_class"}, ValueError, ("among='other_class' needs class labels", "Pass labels=")),
+        ({"pairing": "inverse_distance", "power": -1.0}, ValueError, ("power must be", "at least 0", "-1.0")),
+        ({"pairing": "inverse_distance", "power": math.inf}, ValueError, ("power must be finite", "inf")),
+    ],
+)
+def test_settings_of_sample_partners(settings, error, words, x, generator):
+    with refused(error, *words, generator=generator, tensors=(x,)):
+        sample_partners(x, **settings, generator=generator)
+
+
+def test_settings_of_a_partner_table(x, generator):
+    table = PartnerTable(x)
+    index = torch.arange(3)
+    with refused(ValueError, "n_bridges must be at least 1", "got 0", generator=generator):
+        table.sample(index, n_bridges=0, generator=generator)
+    with refused(TypeError, "n_bridges must be an integer", "1.5", generator=generator):
+        table.sample(index, n_bridges=1.5, generator=generator)
+    with pytest.raises(IndexError, match="6"):
+        table.sample(torch.tensor([6]), generator=generator)
+
+
+def test_several_inputs_must_be_named(x, real, generator):
+    model = nn.Bilinear(FEATURES, FEATURES, CLASSES)
+    with refused(ValueError, "x has several tensors (0, 1)", "bridged=(0,)", generator=generator):
+        Elliptic(model, nn.MSELoss())((x, x), real, generator=generator)
+    with refused(ValueError, "bridged=(2,)", "x has 0, 1", generator=generator):
+        Elliptic(model, nn.MSELoss(), bridged=(2,))((x, x), real, generator=generator)
+
+
+# ------------------------------------------------------------------------------------- generators
+
+
+WRONG_GENERATORS = [
+    (OnCuda(), ValueError, ("generator lives on cuda", "data are on cpu", "Use a CPU generator")),
+    (42, TypeError, ("generator must be a torch.Generator", "int", "torch.Generator().manual_seed(0)")),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "words"), WRONG_GENERATORS)
+def test_generators(wrong, error, words, x, labels):
+    for entry in BATCH.values():
+        for sampling in ("path", "marginal"):
+            with refused(error, *words, tensors=(x, labels)):
+                entry(sampling=sampling)(x, labels, generator=wrong)
+    with refused(error, *words, tensors=(x,)):
+        sample_bridge(x, x, generator=wrong)
+    for pairing in ("permutation", "inverse_distance", "nearest"):
+        with refused(error, *words, tensors=(x,)):
+            sample_partners(x, pairing=pairing, generator=wrong)
+    for power in (1.0, math.inf):
+        with refused(error, *words):
+            PartnerTable(x, power=power).sample(torch.arange(2), generator=wrong)
+
+
+# ------------------------------------------------------------------------- validation switched off
+
+
+def test_validation_can_be_switched_off(x, labels, generator):
+    """Then NaN passes through, visibly; what would be silently wrong is refused all the same."""
+    x[0, 0] = math.nan
+    loss = classifier(validate=False)(x, labels, generator=generator)
+    assert loss.isnan()
+    with refused(ValueError, "y must have as many rows"):
+        classifier(validate=False)(x, labels[:5], generator=generator)
