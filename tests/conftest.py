@@ -11,12 +11,21 @@ import torch
 torch.set_num_threads(1)
 
 
+def _seed(request, stream):
+    key = f"{request.node.nodeid}/{stream}{os.environ.get('EXTRA_SEED', '0')}"
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
+
+
+@pytest.fixture(autouse=True)
+def initial_weights(request):
+    """Networks made in a test get the same weights in every run."""
+    torch.manual_seed(_seed(request, "weights"))
+
+
 @pytest.fixture
 def generator(request):
     """A stream owned by this test; EXTRA_SEED moves every stream at once."""
-    key = f"{request.node.nodeid}/{os.environ.get('EXTRA_SEED', '0')}"
-    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(_seed(request, ""))
 
 
 @pytest.fixture

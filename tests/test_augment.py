@@ -51,9 +51,11 @@ def test_regression_targets_of_any_shape(shape, generator):
 
 def test_a_batch_of_one_is_noise_around_the_point(generator):
     x, y = normal(1, 3, generator=generator), torch.tensor([2])
-    mixed_x, mixed_y = BridgeMix(num_classes=4, sigma=0.5, sigma_y=0.0)(x, y, generator=generator)
-    assert not torch.equal(mixed_x, x)
-    assert torch.equal(mixed_y, torch.tensor([[0.0, 0, 1, 0]]).double())
+    mix = BridgeMix(num_classes=4, sampling="path", n_times=3, sigma=0.5, sigma_y=0.0)
+    mixed_x, mixed_y = mix(x, y, generator=generator)
+    assert torch.equal(mixed_x[[0, 2]], x.expand(2, 3))
+    assert not torch.equal(mixed_x[1], x[0])
+    assert torch.equal(mixed_y, torch.tensor([[0.0, 0, 1, 0]]).double().expand(3, 4))
 
 
 def test_nothing_is_modified_and_structure_is_kept(generator):
@@ -103,7 +105,7 @@ def data(generator):
 
 def test_batches_do_not_depend_on_workers(data):
     """0, 1 and 2 workers, whatever the state of the global stream."""
-    mix, found = BridgeMix(num_classes=4), {}
+    mix, found = BridgeMix(num_classes=4, sampling="path"), {}
     for workers in (0, 1, 2):
         torch.manual_seed(workers)
         (found[workers],) = batches(mix.collate_fn(seed=3), workers, data)
@@ -115,14 +117,14 @@ def test_batches_do_not_depend_on_workers(data):
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True)])
 def test_epochs_differ_once_they_are_announced(workers, persistent, data):
     """Also when workers live longer than an epoch."""
-    collate = BridgeMix(num_classes=4).collate_fn(seed=3)
+    collate = BridgeMix(num_classes=4, sampling="path").collate_fn(seed=3)
     first, second, again = batches(collate, workers, data, persistent, epochs=(0, 1, 0))
     assert same(first, again)
     assert not any(same([a], [b]) for a, b in zip(first, second, strict=True))
 
 
 def test_equal_batches_get_equal_noise_and_others_do_not(data):
-    collate = BridgeMix(num_classes=4, sigma=1.0).collate_fn(seed=3)
+    collate = BridgeMix(num_classes=4, sampling="path", sigma=1.0).collate_fn(seed=3)
     rows, before = [data[i] for i in range(4)], torch.get_rng_state()
     assert same([collate(rows)], [collate(rows)])
     other = [*rows[:3], (rows[3][0], (rows[3][1] + 1) % 4)]  # only a label differs
@@ -144,7 +146,7 @@ def test_half_precision_and_dicts_can_be_collated(generator):
 def test_the_objective_does_not_depend_on_workers(data):
     """Noise is drawn in the training process, so the same generator gives the same losses."""
     model = nn.Linear(3, 4)
-    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4, sigma=0.5)
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4, sampling="path", sigma=0.5)
     found = []
     for workers in (0, 1, 2):
         noise = torch.Generator().manual_seed(5)

@@ -15,7 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import reference
 from elliptica import Elliptic
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::elliptica.types.EllipticWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:With n_times"),
+    pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning"),
+]
 
 WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released")
 N, LENGTH, WIDTH, CLASSES = 5, 4, 6, 3
@@ -125,18 +129,18 @@ def test_compiled_equals_eager(architecture, weighting, generator, plain):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("architecture", "settings"),
     [
-        {"sampling": "marginal", "n_bridges": 2, "antithetic": True},
-        {"quadrature": "trapezoid", "sigma": "auto"},
-        {"bn": "clean"},
-        {"bn": "frozen"},
-        {"chunk_size": 6},
-        {"at": "1"},
+        (Mlp, {"sampling": "marginal", "n_bridges": 2, "antithetic": True}),
+        (Mlp, {"quadrature": "trapezoid", "sigma": "auto"}),
+        (Mlp, {"chunk_size": 6}),
+        (Mlp, {"at": "1"}),
+        (Normed, {"bn": "paths"}),
+        (Normed, {"bn": "clean"}),
+        (Normed, {"bn": "frozen"}),
     ],
 )
 @pytest.mark.parametrize("weighting", ["none", "gradient_norm"])
-@pytest.mark.parametrize("architecture", [Mlp, Normed])
 def test_compiled_settings(architecture, weighting, settings, generator, plain):
     """Also what runs eagerly inside a compiled objective: chunks, hidden layers, weighted batch norm."""
     objective = objective_for(architecture().double(), weighting, plain, **settings)
@@ -175,7 +179,7 @@ def test_compiled_batches_of_other_sizes_and_modes(generator, plain):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler: install g++")
 def test_inductor_equals_eager(generator, plain):
     """Kernels generated in C++ (the other weightings differ from this one in arithmetic only)."""
-    objective = objective_for(Attention().double(), "gradient_norm", plain)
+    objective = objective_for(Mlp().double(), "gradient_norm", plain)
     assert_compiled_equals_eager(objective, *data(generator), generator, "inductor", tolerance=1e-8)
 
 

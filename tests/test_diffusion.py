@@ -77,7 +77,7 @@ def test_the_two_derivations_agree():
 @pytest.mark.statistical
 @pytest.mark.parametrize("n", [3, 5, 10, 50])
 def test_green_law(n, generator):
-    """V / r**2 has the hitting law. A shape off by 0.5 or a scale off by 4 % is seen at n = 20 000."""
+    """V / r**2 has the hitting law. A shape off by 0.5 or a scale off by 10 % is seen at n = 20 000."""
     paths = green_paths(n, generator)
     check_stated_variance(paths, n)
     check_drawn_points(paths, n)
@@ -89,7 +89,7 @@ WRONG_GAMMA = {
     "deterministic r^2/n": lambda shape, gamma: torch.full_like(gamma(shape), shape + 1),
     "no factor 2": lambda shape, gamma: gamma(shape) / 2,
     "inverted": lambda shape, gamma: 1 / gamma(shape),
-    "scale 8 %": lambda shape, gamma: gamma(shape) * 1.08,
+    "scale 20 %": lambda shape, gamma: gamma(shape) * 1.2,
 }
 
 
@@ -292,7 +292,7 @@ def test_auto_sigma_makes_training_indifferent_to_units(generator):
         law = (AUTO_FACTOR * x[:, column].std().item()) ** 2 / 4
         assert_variance(noise[:, column], law)
         with pytest.raises(AssertionError, match="variance ratio"):
-            assert_variance(noise[:, column], 1.08 * law)
+            assert_variance(noise[:, column], 1.15 * law)
 
 
 @pytest.mark.usefixtures("own_checks")
@@ -354,3 +354,17 @@ def test_sigma_that_does_not_fit_one_sample_is_refused(shape):
         noise_std(torch.ones(shape), start, start, 1.0, None)
     for fits in ((), (1,), (2,)):
         noise_std(torch.ones(fits), start, start, 1.0, None)
+
+
+@pytest.mark.parametrize("sampling", ["path", "marginal"])
+@pytest.mark.parametrize("data", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_data_decide_the_dtype(sampling, data, scale, generator):
+    """A sigma in another precision (numpy's float64, say) does not change that of the points."""
+    x, y = torch.zeros(8, 2, dtype=data), torch.zeros(8, 1, dtype=data)
+    sigma, sigma_y = torch.ones(2, dtype=scale), torch.ones((), dtype=scale)
+    paths = sample_paths(
+        x, y, target_space="real", sampling=sampling, sigma=sigma, sigma_y=sigma_y, generator=generator
+    )
+    assert paths.x.dtype == paths.y.dtype == data
+    assert paths.x.abs().max() > 0

@@ -32,7 +32,7 @@ class Split(nn.Module):
 
 
 def hand_bridge(start, end, s, generator, sampling):
-    """Bridge points ``(time, rows, hidden)`` from the covariance min(s, t) - s t, noise in the stated order."""
+    """Bridge points ``(time, rows, hidden)`` from the covariance min(s, t) - s t."""
     s = s[:, :, None]
     line = (1 - s) * start + s * end
     if sampling == "marginal":

@@ -1,7 +1,6 @@
 """The objective against slow loops, degenerate cases with known answers, and a closed form."""
 
-import copy
-import functools
+import contextlib
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import reference
-from elliptica import Elliptic, elliptic_loss
+from elliptica import Elliptic
 from laws import assert_mean
 
 pytestmark = pytest.mark.filterwarnings("ignore::elliptica.types.EllipticWarning")
@@ -81,8 +80,10 @@ def test_value_and_gradients_equal_the_slow_loop(sampling, weighting, n_bridges,
 
 @pytest.mark.parametrize("weighting", PATH_ONLY)
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_drift_equals_the_slow_loop(weighting, outputs, generator):
-    """A drift of x, and of x and the targets; per-feature sigma, two bridges, xi on the drift."""
+@pytest.mark.parametrize("task", ["regression", "classes"])
+def test_drift_equals_the_slow_loop(weighting, outputs, task, generator):
+    """A drift of x, and of x and the targets (before projection); per-feature sigma, two bridges."""
+    loss_fn, row_loss = LOSSES[task]
     sigma = torch.tensor([0.3, 0.5, 0.8], dtype=torch.float64)
     model, pull = network(), nn.Linear(FEATURES, FEATURES).double()
 
@@ -92,7 +93,8 @@ def test_drift_equals_the_slow_loop(weighting, outputs, generator):
 
     objective = Elliptic(
         model,
-        nn.MSELoss(),
+        loss_fn,
+        num_classes=3,
         sampling="path",
         n_times=5,
         n_bridges=2,
@@ -103,11 +105,11 @@ def test_drift_equals_the_slow_loop(weighting, outputs, generator):
         xi=0.5,
         drift=drift,
     )
-    x, y = batch("regression", generator)
+    x, y = batch(task, generator)
     paths = objective.sample(x, y, generator=generator)
     expected = reference.objective(
         model,
-        reference.squared_error,
+        row_loss,
         paths,
         weighting=weighting,
         xi=0.5,
@@ -234,86 +236,61 @@ def test_integer_sample_weights_on_permutation(generator):
     assert_same_objective(objective(x, y, sample_weight=weight, generator=generator), expected, model)
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_function_equals_module(weighting, generator):
-    model, (x, y) = network(), batch("classes", generator)
-    settings = {"num_classes": 3, "sampling": "path", "sigma": 0.3, "weighting": weighting, "n_bridges": 2}
-    twin = generator.clone_state()
-    loss = elliptic_loss(model, nn.CrossEntropyLoss(), x, y, generator=generator, **settings)
-    other = Elliptic(model, nn.CrossEntropyLoss(), **settings)(x, y, generator=twin)
-    assert_same_objective(loss, other, model)
+def closed_form(p, q, spread, quadrature, n_times):
+    """Integral over s of E(w.X_s - Y_s)**2 = ((1-s) p + s q)**2 + s(1-s) V, for residuals p, q at the ends.
 
-
-def closed_form(w, sigma, sigma_y, x, y, partner, horizon, grid=None):
-    """Mean over pairs of the integral over s of E(w.X_s - Y_s)**2 = m(s)**2 + s(1-s) V (|w|**2, 1).
-
-    With residuals p, q at the ends, the integral of ((1-s) p + s q)**2 is (p**2 + pq + q**2) / 3 and that
-    of s(1-s) is 1/6; on a grid both are sums.
+    Over all of [0, 1] the first part gives (p**2 + pq + q**2) / 3 and s(1-s) gives 1/6.
     """
-    p = x @ w - y
-    q = p[partner]
-    spread = horizon * (sigma**2 * (w @ w) + sigma_y**2)
-    if grid is None:
+    if quadrature == "uniform":
         return float((p * p + p * q + q * q).mean() / 3 + spread / 6)
-    line = [(((1 - s) * p + s * q) ** 2).mean() + s * (1 - s) * spread for s in grid]
-    return float(sum(line) / len(line))
-
-
-def linear_losses(objective, x, y, partner, draws, generator):
-    return np.array([objective(x, y, partners=partner, generator=generator).item() for _ in range(draws)])
+    weights = reference.quadrature_weights(quadrature, n_times)
+    times = [k / (n_times - 1) for k in range(n_times)]
+    line = [(((1 - s) * p + s * q) ** 2).mean() + s * (1 - s) * spread for s in times]
+    return float(sum(v * w for v, w in zip(line, weights, strict=True)))
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("rejected", [False, True])
+@pytest.mark.parametrize("wrong", [None, "variance", "times"])
 @pytest.mark.parametrize(
-    "settings",
+    ("sampling", "quadrature"),
     [
-        {"sampling": "marginal", "quadrature": "uniform"},
-        {"sampling": "marginal", "n_times": 6},
-        {"sampling": "path", "n_times": 6},
+        ("path", "mean"),
+        ("marginal", "mean"),
+        ("marginal", "left"),
+        ("marginal", "trapezoid"),
+        ("marginal", "uniform"),
     ],
 )
-def test_linear_model_matches_the_closed_form(settings, rejected, generator):
-    """Both samplers have the mean of the exact bridge.
+def test_linear_model_matches_the_closed_form(sampling, quadrature, wrong, generator):
+    """Both samplers have the mean of the exact bridge under the law of the quadrature.
 
-    Teeth: noise with 20 % too much variance is about 17 (marginal) or 26 (path) standard errors away.
-    Calls are independent, so their own deviation gives the standard error.
+    Calls are independent, so their own deviation gives the standard error. Teeth: noise with 40 % too
+    much variance, or the times of another quadrature, are more than 8 standard errors away.
     """
-    n, draws = 512, 400
-    x = torch.randn(n, 3, dtype=torch.float64, generator=generator)
-    y = torch.randn(n, 1, dtype=torch.float64, generator=generator)
-    partner = torch.randperm(n, generator=generator)
+    n, n_times, sigma, sigma_y, horizon = 512, 6, 0.8, 1.1, 1.5
+    x, far_x = torch.randn(2, n, 3, dtype=torch.float64, generator=generator)
+    y, far_y = torch.randn(2, n, 1, dtype=torch.float64, generator=generator)
+    far_y += 3  # so that both ends differ, and a rule that is not symmetric is seen
     model = nn.Linear(3, 1, bias=False).double()
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[1.0, -2.0, 0.5]]))
-    sigma, sigma_y, horizon = 0.8, 1.1, 1.5
-    inflate = 1.2**0.5 if rejected else 1.0
+    w = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    model.weight.data[0] = w
+    inflate = 1.4**0.5 if wrong == "variance" else 1.0
     objective = Elliptic(
         model,
         nn.MSELoss(),
+        sampling=sampling,
+        quadrature=quadrature,
+        n_times=n_times,
         sigma=sigma * inflate,
         sigma_y=sigma_y * inflate,
         horizon=horizon,
-        **settings,
     )
-    losses = linear_losses(objective, x, y, partner, draws, generator)
-    grid = None if settings.get("quadrature") == "uniform" else [k / 5 for k in range(6)]
-    expected = closed_form(model.weight[0].detach(), sigma, sigma_y, x, y[:, 0], partner, horizon, grid)
-    check = functools.partial(assert_mean, losses, expected, losses.std(ddof=1))
-    if rejected:
-        pytest.raises(AssertionError, check).match("standard errors")
-    else:
-        check()
-
-
-def test_inputs_are_never_modified(generator):
-    model = network()
-    for task, (loss_fn, _) in LOSSES.items():
-        x, y = batch(task, generator)
-        weight = torch.rand(N, dtype=torch.float64, generator=generator)
-        kept = copy.deepcopy((x, y, weight))
-        for sampling in ("path", "marginal"):
-            objective = Elliptic(model, loss_fn, num_classes=3, sampling=sampling, sigma=0.5)
-            objective(x, y, sample_weight=weight, generator=generator).backward()
-        assert all(torch.equal(a, b) for a, b in zip(kept, (x, y, weight), strict=True))
-        assert x.grad is None
+    losses = np.array([objective(x, y, end=(far_x, far_y), generator=generator).item() for _ in range(300)])
+    spread = horizon * (sigma**2 * float(w @ w) + sigma_y**2)
+    if wrong == "times":
+        quadrature = "trapezoid" if quadrature == "mean" else "mean"
+    expected = closed_form(x @ w - y[:, 0], far_x @ w - far_y[:, 0], spread, quadrature, n_times)
+    with (
+        contextlib.nullcontext() if wrong is None else pytest.raises(AssertionError, match="standard errors")
+    ):
+        assert_mean(losses, expected, losses.std(ddof=1))

@@ -1,5 +1,6 @@
 """What the objective can be called with: several inputs, given ends, partners, weights and paths."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import reference
-from elliptica import Elliptic, PartnerTable, path_losses
+from elliptica import Elliptic, PartnerTable, elliptic_loss, path_losses
 
 pytestmark = pytest.mark.filterwarnings("ignore::elliptica.types.EllipticWarning")
 
@@ -243,3 +244,51 @@ def test_models_with_wrong_rows_are_refused(broken, message, generator):
 def test_settings_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Elliptic(nn.Sequential(nn.Linear(3, 1)), nn.MSELoss(), **settings)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_the_function_equals_the_module(weighting, generator):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x, y = normal(5, 3, generator=generator), torch.tensor([0, 1, 1, 0, 1])
+    settings = {"num_classes": 2, "sampling": "path", "sigma": 0.3, "weighting": weighting, "n_bridges": 2}
+    twin = generator.clone_state()
+    loss = elliptic_loss(model, nn.CrossEntropyLoss(), x, y, generator=generator, **settings)
+    other = Elliptic(model, nn.CrossEntropyLoss(), **settings)(x, y, generator=twin)
+    assert torch.equal(loss, other)
+    for a, b in zip(reference.gradients(loss, model), reference.gradients(other, model), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("sampling", ["path", "marginal"])
+@pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), nn.MSELoss(), nn.BCEWithLogitsLoss()])
+def test_inputs_are_never_modified(loss_fn, sampling, generator):
+    x, y = normal(4, 3, generator=generator), torch.rand(4, 2, dtype=torch.float64, generator=generator)
+    y = y / y.sum(1, keepdim=True)
+    weight = torch.rand(4, dtype=torch.float64, generator=generator)
+    kept = copy.deepcopy((x, y, weight))
+    for weighting in ("none", "gradient_norm"):
+        objective = Elliptic(
+            nn.Linear(3, 2).double(), loss_fn, sampling=sampling, sigma=0.5, weighting=weighting
+        )
+        objective(x, y, sample_weight=weight, generator=generator).backward()
+    assert all(torch.equal(a, b) for a, b in zip(kept, (x, y, weight), strict=True))
+    assert not x.requires_grad
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("mode", ["path", "marginal", "eval"])
+def test_sample_weights_that_would_broadcast_are_refused(mode, generator):
+    """A column of weights would weigh every row with every other; the check holds in eval mode too."""
+    x, y = normal(4, 3, generator=generator), normal(4, 1, generator=generator)
+    sampling = "path" if mode == "path" else "marginal"
+    objective = Elliptic(nn.Linear(3, 1).double(), nn.MSELoss(), sampling=sampling).train(mode != "eval")
+    for wrong, message in (
+        (torch.ones(4, 1).double(), r"one number per row, shape \(4,\)"),
+        (torch.ones(1).double(), "as many rows as x"),
+        (-torch.ones(4).double(), "at least 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            objective(x, y, sample_weight=wrong)
+    if mode != "eval":
+        with pytest.raises(ValueError, match="the batch has none"):
+            objective(x, y, end=(x, y, torch.ones(4).double()))

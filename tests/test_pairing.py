@@ -56,7 +56,7 @@ def test_probabilities_against_scipy(power, among, dtype, n, generator):
     labels = torch.arange(n) % 3
     p = partner_probabilities(x, power=power, labels=labels, among=among)
     assert p.dtype == dtype
-    tolerance = 1e-4 if dtype == torch.float32 else 1e-9
+    tolerance = 5e-3 if dtype == torch.float32 else 1e-9  # cdist's matrix form, times the power
     assert np.allclose(p, reference(x, power, labels, among), rtol=tolerance, atol=1e-12)
     assert np.allclose(p.sum(1), 1.0, atol=1e-6)
     lonely = among == "same_class" and n <= 3
@@ -257,7 +257,7 @@ def test_same_class_permutation_is_a_cycle_in_each_class(generator):
 
 @pytest.mark.statistical
 def test_same_class_permutation_is_uniform(generator):
-    """Each of the other members alike; one never drawn, or 10 % too often, is seen (n = 8 000)."""
+    """Each of the other members alike; one that is drawn 30 % too often is seen (n = 8 000)."""
     labels = torch.tensor([0, 1, 0, 1, 0, 0])
     partners = sample_partners(
         torch.zeros(6, 1), n_bridges=8_000, labels=labels, among="same_class", generator=generator
@@ -267,20 +267,26 @@ def test_same_class_permutation_is_uniform(generator):
         law[row] = 0.0
         observed = np.bincount(partners[row], minlength=6)
         assert_frequencies(observed, law)
-        tilted = law * np.where(np.arange(6) == (row + 2) % 6, 1.2, 1.0)
+        tilted = law * np.where(np.arange(6) == (row + 2) % 6, 1.4, 1.0)
         if tilted.sum() > 1.01:
             with pytest.raises(AssertionError, match="frequencies"):
                 assert_frequencies(observed, tilted / tilted.sum())
 
 
+@pytest.mark.statistical
 def test_other_class_permutation_draws_uniformly(generator):
-    """No permutation need exist between classes of different sizes, so partners are drawn."""
+    """No permutation need exist between classes of different sizes, so partners are drawn, uniformly.
+
+    Whatever the distances: with 20 000 draws a tilt of 8 % is seen.
+    """
     labels = torch.tensor([0, 0, 0, 1])
-    partners = sample_partners(
-        points(4, 2, generator), n_bridges=30, labels=labels, among="other_class", generator=generator
-    )
+    x = torch.tensor([[1.0], [1.1], [1.2], [0.0]])
+    partners = sample_partners(x, n_bridges=20_000, labels=labels, among="other_class", generator=generator)
     assert (partners[:3] == 3).all()
-    assert set(partners[3].tolist()) == {0, 1, 2}
+    counts = np.bincount(partners[3], minlength=4)
+    assert_frequencies(counts, [1 / 3, 1 / 3, 1 / 3, 0])
+    with pytest.raises(AssertionError, match="frequencies"):
+        assert_frequencies(counts, reference(x, 1.0, labels, "other_class")[3])
 
 
 # --------------------------------------------------------------------------------- drawn frequencies
@@ -366,9 +372,10 @@ def test_rounding_never_draws_an_impossible_partner(value, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("total", [0.5 + 2**-24, 1.0, 1 + 2**-23])
-def test_rounding_of_the_sum_never_reaches_past_the_last_partner(total, monkeypatch):
-    """The largest uniform number times a sum just above a power of two rounds to the sum itself."""
-    monkeypatch.setattr("elliptica.pairing.draw_uniform", Extremes(1 - 2**-24))
+@pytest.mark.parametrize("value", [1 - 2**-24, 1.0])
+def test_rounding_of_the_sum_never_reaches_past_the_last_partner(total, value, monkeypatch):
+    """Not even if a device's generator returned 1 itself."""
+    monkeypatch.setattr("elliptica.pairing.draw_uniform", Extremes(value))
     cumulative = torch.tensor([[0.0, 0.3, total, total, total]])
     assert draw_from(cumulative, 2, None).tolist() == [[2, 2]]
 
@@ -419,9 +426,18 @@ def test_table_equals_the_batch_law(power, among, rows_at_a_time, generator, mon
     table = PartnerTable(x, power=power, labels=labels, among=among)
     assert len(table) == n
     p = partner_probabilities(x.double(), power=power, labels=labels, among=among)
-    assert torch.allclose(differences(table), p, rtol=1e-4, atol=2e-7)
-    assert torch.equal(differences(table) == 0, p == 0)
+    assert torch.allclose(differences(table), p, rtol=5e-3, atol=2e-7)
+    assert (differences(table)[p == 0] == 0).all()
     assert torch.allclose(table._table[:, -1], torch.ones(n), atol=1e-6)
+
+
+def test_table_treats_duplicates_like_the_batch(generator):
+    """The same floor under the distances, up to 2000 rows."""
+    x = points(50, 3, generator, torch.float32)
+    x[7] = x[3]
+    p = partner_probabilities(x)
+    assert p[7, 3] > 0.5
+    assert torch.allclose(differences(PartnerTable(x)), p.double(), rtol=1e-3, atol=2e-7)
 
 
 @pytest.mark.statistical

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from elliptica.diffusion import auto_sigma as auto_sigma
     from elliptica.evaluate import log_weights as log_weights
     from elliptica.evaluate import path_losses as path_losses
+    from elliptica.functional import elliptic_loss as elliptic_loss
+    from elliptica.landscape import check_maximum_principle as check_maximum_principle
     from elliptica.objective import Elliptic as Elliptic
-    from elliptica.objective import elliptic_loss as elliptic_loss
     from elliptica.pairing import partner_probabilities as partner_probabilities
     from elliptica.pairing import sample_partners as sample_partners
     from elliptica.partner_table import PartnerTable as PartnerTable
@@ -35,7 +36,8 @@ _HOME = {
     "PartnerTable": "partner_table",
     "Paths": "types",
     "auto_sigma": "diffusion",
-    "elliptic_loss": "objective",
+    "check_maximum_principle": "landscape",
+    "elliptic_loss": "functional",
     "log_weights": "evaluate",
     "partner_probabilities": "pairing",
     "path_losses": "evaluate",

@@ -78,3 +78,30 @@ def bridged_names(items: Mapping[Hashable, Tensor], bridged: Sequence[Hashable] 
             f"bridged={tuple(bridged)!r} must name inputs that exist; x has {', '.join(map(repr, items))}."
         )
     return list(bridged)
+
+
+def check_batch(
+    items: Mapping[Hashable, Tensor], floating: Sequence[Hashable], y: Tensor, rows: int, finite: bool
+) -> None:
+    """Check a batch before anything is drawn; ``floating`` names the inputs that must be."""
+    _checks.same_rows("y", y, rows)
+    for name, value in items.items():
+        shown = "x" if name == ONLY else f"x[{name!r}]"
+        if name in floating:
+            _checks.floating(shown, value)
+        if finite:
+            _checks.finite(shown, value)
+    if finite:
+        _checks.finite("y", y)
+
+
+def check_weight(sample_weight: Tensor | None, rows: int) -> None:
+    """Sample weights: one per row, at least zero."""
+    if sample_weight is not None:
+        _checks.same_rows("sample_weight", sample_weight, rows)
+        if sample_weight.ndim > 1:
+            raise ValueError(
+                f"sample_weight must hold one number per row, shape ({rows},), but has shape "
+                f"{tuple(sample_weight.shape)}. Use sample_weight.flatten()."
+            )
+        _checks.nonnegative("sample_weight", sample_weight)

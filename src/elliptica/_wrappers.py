@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import nn
 
 
@@ -10,12 +12,9 @@ def _is_ddp(model: nn.Module) -> bool:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """FSDP2 marks every module that it shards."""
-    try:
-        from torch.distributed.fsdp import FSDPModule
-    except ImportError:  # torch built without distributed
-        return False
-    return any(isinstance(module, FSDPModule) for module in model.modules())
+    """FSDP2 marks every module that it shards (and nothing is sharded before it is imported)."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def refuse_wrapped(model: nn.Module, second_order: bool, chunked: bool) -> None:

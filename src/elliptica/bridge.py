@@ -72,10 +72,8 @@ def stratified_times(
     times of one point fall into different parts too: the integral over time has less variance.
     """
     s = draw_uniform((n_draws, rows), device=device, generator=generator)
-    for draw, stratum in enumerate(s):
-        stratum += draw_permutation(rows, device=device, generator=generator)
-        if draw:
-            stratum += draw * rows
+    strata = [draw_permutation(rows, device=device, generator=generator) for _ in range(n_draws)]
+    s += strata[0] if n_draws == 1 else torch.stack([k + i * rows for i, k in enumerate(strata)])
     if n_draws > 1:  # which part of [0, 1] a draw gets must not depend on its number
         order = draw_uniform((n_draws, rows), device=device, generator=generator).argsort(0)
         s = s.gather(0, order)
@@ -148,26 +146,34 @@ def bridge_rows(
     return paths if start.dtype == dtype else paths.to(start.dtype)
 
 
+def unit_spread(s: Tensor) -> Tensor:
+    """Standard deviation of a bridge of unit variance at time ``s``: ``sqrt(s (1 - s))``."""
+    return torch.addcmul(s, s, s, value=-1.0).clamp_min_(0.0).sqrt_()
+
+
 def marginal_rows(
     start: Tensor,
     end: Tensor,
     s: Tensor,
     *,
     std: float | Tensor,
+    spread: Tensor | None = None,
     antithetic: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw each row's bridge at its own time ``s``: ``(rows, *feature)`` gives the same shape.
 
-    A single time of a bridge is Gaussian around the chord, so no path has to be drawn.
+    A single time of a bridge is Gaussian around the chord, so no path has to be drawn. ``spread`` is
+    ``unit_spread(s)``, where the caller has it already.
     """
     dtype = compute_dtype(start.dtype)
-    s = s.to(dtype).view(-1, *[1] * (start.ndim - 1))
+    column = (-1, *[1] * (start.ndim - 1))
+    s = s.to(dtype).view(column)
     a, b = (start, end) if start.dtype == dtype else (start.to(dtype), end.to(dtype))
     points = torch.lerp(a, b, s)
     if isinstance(std, Tensor) or std != 0.0:
         z = _noise((1, *start.shape), start, antithetic, generator).squeeze(0)
-        spread = torch.addcmul(s, s, s, value=-1.0).sqrt_()  # sqrt(s - s^2)
+        spread = unit_spread(s) if spread is None else spread.to(dtype).view(column)
         if isinstance(std, Tensor):
             spread, std = spread * std, 1.0
         points = torch.addcmul(points, z, spread, value=std)

@@ -107,7 +107,7 @@ def noise_std(
     if not isinstance(sigma, Green):
         if isinstance(sigma, Tensor):
             _checks.per_feature("sigma (or sigma_y)", sigma, start.shape[1:])
-            return sigma.to(start.device) * math.sqrt(horizon)
+            return sigma.to(start.device, compute_dtype(start.dtype)) * math.sqrt(horizon)
         return sigma * math.sqrt(horizon)
     rows, n = len(start), max(start[0].numel(), 1)
     dim = float(n) if sigma.dim is None else sigma.dim

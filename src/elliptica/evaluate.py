@@ -87,8 +87,9 @@ class Evaluator:
         self, paths: Paths, items: dict[Hashable, Tensor], y: Tensor, rows: slice
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Losses and terms of some rows."""
-        x = {name: value[:, rows] for name, value in items.items()}
-        y = y[:, rows]
+        x = items
+        if rows.stop - rows.start < y.shape[1]:
+            x, y = {name: value[:, rows] for name, value in items.items()}, y[:, rows]
         reading = self.reading
         if reading is None:
             return self._losses(paths, x, y), ()

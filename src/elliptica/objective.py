@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from elliptica import _checks
 from elliptica._ends import End
-from elliptica._inputs import bridged_names, call_model, named_inputs
+from elliptica._inputs import bridged_names, call_model, check_weight, named_inputs
+from elliptica._settings import check_combination, refuse_no_op
 from elliptica._wrappers import refuse_wrapped
 from elliptica.batchnorm import BATCH_NORM_MODES, BatchNormMode, path_statistics, tracking_layers
 from elliptica.bridge import Quadrature
@@ -30,8 +31,6 @@ from elliptica.types import Drift, EllipticWarning, Inputs, LossFn, Paths
 from elliptica.weighting import READINGS, WEIGHTINGS, Reading, Weighting
 
 logger = logging.getLogger(__name__)
-
-_FINE_ENOUGH = 20  # points on a path below which a log-weight is dominated by the grid
 
 
 class Elliptic(nn.Module):
@@ -62,8 +61,9 @@ class Elliptic(nn.Module):
             on the data themselves; 2 is ordinary training.
         n_bridges: Bridges per data point, each to a partner of its own (n_b).
         sigma: Diffusion coefficient (sigma_b) in units of the inputs: a number, a tensor with one
-            value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch), or
-            ``"green"`` / `Green`, the random variance that the PDE prescribes. Zero: straight lines.
+            value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch, which
+            each process measures for itself), or ``"green"`` / `Green`, the random variance that the
+            PDE prescribes. Zero: straight lines.
         sigma_y: The same for targets; None means ``sigma`` if that is a number, and zero otherwise.
         horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
         antithetic: Draw bridges in pairs of opposite noise to the same partner (even ``n_bridges``).
@@ -89,8 +89,8 @@ class Elliptic(nn.Module):
             ``sampling="marginal"`` inputs that are not bridged must enter above that layer.
         bn: Batch norm statistics: from all path points (``"paths"``, the paper's joint pass), from an
             extra pass over the clean batch (``"clean"``), or ``"frozen"``.
-        chunk_size: Evaluate at most so many rows at a time (but at least one path); memory is that of one chunk, gradients are
-            the same (batch norm sees chunks), time grows by about a third.
+        chunk_size: Evaluate at most so many rows at a time, but at least one path; memory is that of one
+            chunk, gradients are the same (batch norm sees chunks), time grows by about a third.
         schedule: Function from the epoch to a factor on the noise, or None for "off"; needs
             `set_epoch`.
         validate: Check inputs for NaN and labels for their range in every call (one synchronisation
@@ -179,7 +179,7 @@ class Elliptic(nn.Module):
             at=at,
             validate=validate,
         )
-        _check_combination(self)
+        check_combination(self.sampler, model, weighting, drift, chunk_size)
 
     def forward(
         self,
@@ -200,7 +200,8 @@ class Elliptic(nn.Module):
             sample_weight: Weight of each sample, used as given: the result is the mean of weight times
                 loss, and a point between two samples gets the weight between theirs.
             partners: Row of the batch at which each bridge ends, ``(batch,)`` or ``(batch, bridge)``.
-            end: Far ends that need not be in the batch: ``(x, y)`` or ``(x, y, sample_weight)``.
+            end: Far ends that need not be in the batch: ``(x, y)`` or ``(x, y, sample_weight)``;
+                without weights of their own they get those of the starts.
             paths: Points drawn before (see `sample`), evaluated instead of drawing new ones.
             generator: Source of randomness; torch's default one if None.
 
@@ -254,6 +255,8 @@ class Elliptic(nn.Module):
     def loss_on(self, paths: Paths) -> Tensor:
         """The objective at points that were drawn before."""
         reading = None if self.xi == 0.0 else READINGS.get(self.weighting)
+        if reading is not None and reading.second_order and not torch.compiler.is_compiling():
+            refuse_wrapped(self.model, True, self.chunk_size is not None)  # layers may be sharded late
         if (
             paths.hidden is not None
             or self.chunk_size is not None
@@ -265,6 +268,7 @@ class Elliptic(nn.Module):
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
         """The ordinary mean loss on the data themselves."""
         target = self._sampler_for(y).encode(x, y)
+        check_weight(sample_weight, len(target))
         losses = self.loss(call_model(self.model, x), target)
         class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
         return weighted_mean(losses, sample_weight, class_weight)
@@ -290,7 +294,7 @@ class Elliptic(nn.Module):
             losses, terms = evaluate(paths)
         if reading is not None:
             if reading.second_order and torch.is_grad_enabled() and losses.requires_grad:
-                _refuse_no_op(terms)
+                refuse_no_op(terms)
             losses = reading.apply(losses, terms, self.xi, time_steps(paths))
         loss = path_mean(losses, paths, self.loss, self.sampler.quadrature)
         if reading is not None and reading.second_order:
@@ -359,71 +363,3 @@ class Elliptic(nn.Module):
         saved = state_dict.get(f"{prefix}auto_sigma")
         self.auto_sigma = None if saved is None else saved.clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def elliptic_loss(
-    model: nn.Module,
-    loss_fn: LossFn,
-    x: Inputs,
-    y: Tensor,
-    *,
-    sample_weight: Tensor | None = None,
-    partners: Tensor | None = None,
-    end: End | None = None,
-    generator: torch.Generator | None = None,
-    **settings: Any,
-) -> Tensor:
-    """The objective as a function; settings are those of `Elliptic`.
-
-    For loops that want no extra module. With several processes use `Elliptic` and wrap that; a wrapped
-    model is refused here where the result would be silently wrong.
-
-    Example:
-        >>> model = nn.Linear(4, 1)
-        >>> x, y = torch.randn(8, 4), torch.randn(8, 1)
-        >>> elliptic_loss(model, nn.MSELoss(), x, y, sigma=0.05).backward()
-    """
-    objective = Elliptic(model, loss_fn, **settings)
-    result: Tensor = objective(
-        x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
-    )
-    return result
-
-
-def _refuse_no_op(terms: Sequence[Tensor]) -> None:
-    """An additive term without gradient trains nothing."""
-    if not any(term.requires_grad for term in terms):
-        raise ValueError(
-            "The additive weighting has no gradient: its drift does not depend on any parameter, so it "
-            'would change the value but not the training. Use weighting="multiplicative".'
-        )
-
-
-def _check_combination(objective: Elliptic) -> None:
-    """Refuse settings that contradict each other, before any work."""
-    sampler, weighting, drift = objective.sampler, objective.weighting, objective.drift
-    reading = READINGS.get(weighting)
-    if sampler.sampling == "marginal" and reading is not None and reading.needs_path:
-        raise ValueError(
-            f'weighting={weighting!r} weighs whole paths, but sampling="marginal" draws single '
-            'points. Use sampling="path", or weighting="gradient_softmax".'
-        )
-    if drift is not None and (reading is None or not reading.needs_path):
-        raise ValueError(
-            f"drift= needs a path weighting, but weighting={weighting!r}. Use "
-            'weighting="multiplicative" (or "girsanov") with sampling="path".'
-        )
-    if sampler.at is not None and (drift is not None or objective.chunk_size is not None):
-        raise ValueError(
-            "Bridging in a hidden layer (at=) does not go with drift= or chunk_size=: the points exist "
-            'only during the forward pass. Use sampling="marginal" to bound memory.'
-        )
-    if weighting == "girsanov" and sampler.n_times < _FINE_ENOUGH:
-        warnings.warn(
-            f"With n_times={sampler.n_times} the Girsanov sum is dominated by the coarse grid (the chord's "
-            f"curvature), not by the diffusion; use {_FINE_ENOUGH} points or more to approach the integral.",
-            EllipticWarning,
-            stacklevel=4,
-        )
-    second_order = reading is not None and reading.second_order
-    refuse_wrapped(objective.model, second_order, objective.chunk_size is not None)

@@ -25,7 +25,14 @@ from elliptica._ends import (
     ends_only,
     view_rows,
 )
-from elliptica._inputs import bridged_names, count_rows, named_inputs, rebuild_inputs
+from elliptica._inputs import (
+    bridged_names,
+    check_batch,
+    check_weight,
+    count_rows,
+    named_inputs,
+    rebuild_inputs,
+)
 from elliptica._random import check_generator
 from elliptica.bridge import (
     QUADRATURES,
@@ -35,6 +42,7 @@ from elliptica.bridge import (
     quantile_times,
     stratified_times,
     time_grid,
+    unit_spread,
 )
 from elliptica.diffusion import Green, Sigma, auto_sigma, check_sigma, noise_std
 from elliptica.hidden import HiddenBridge
@@ -123,17 +131,22 @@ class PathSampler:
         rows = count_rows(inputs)
         names = bridged_names(inputs, self.bridged)
         reference = inputs[names[0]]
-        self._check(inputs, names, y, sample_weight, rows, generator)
+        check_generator(generator, reference.device)
+        check_batch(inputs, names if self.at is None else [], y, rows, self.validate)
+        check_weight(sample_weight, rows)
         targets = self._encode(y, reference)
         if end is not None:
             self._check_end(partners)
             ends = ends_given(end, inputs, targets, self.n_bridges, lambda far: self._encode(far, reference))
+            if ends.weight is not None and sample_weight is None:
+                raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
         elif partners is not None:
             ends = ends_in_batch(partners, rows, self.n_bridges)
         else:
             drawn = self._partners(reference if features is None else features, y, generator)
             ends = Ends(self.n_bridges, drawn.t().reshape(-1))
         s = self._times(rows, targets, generator)
+        spread = unit_spread(s[0]) if self.sampling == "marginal" else None
 
         points: dict[Hashable, Tensor] = {}
         variance: dict[Hashable, float | Tensor] = {}
@@ -145,12 +158,13 @@ class PathSampler:
                 points[name] = ends_only(*pair, s)
             else:
                 scaled = _scaled(self._resolve(value, sigma), strength)
-                points[name], variance[name] = self._bridge(*pair, s, scaled, generator)
+                points[name], variance[name] = self._bridge(*pair, s, spread, scaled, generator)
         assert self.sigma_y is not None
         free_y, variance_y = self._bridge(
-            *ends.of(targets, ends.y), s, _scaled(self.sigma_y, strength), generator
+            *ends.of(targets, ends.y), s, spread, _scaled(self.sigma_y, strength), generator
         )
         y_points = free_y if _is_zero(variance_y) else self._project(free_y)
+        shown_y = view_rows(y_points, self.n_bridges)
         weight = None
         if sample_weight is not None:
             pair = ends.of(sample_weight, ends.weight)
@@ -160,11 +174,11 @@ class PathSampler:
             hidden = HiddenBridge(self.at, self._hidden_bridge(s, ends, strength, generator))
         return Paths(
             x=rebuild_inputs(x, {k: view_rows(v, self.n_bridges) for k, v in points.items()}),
-            y=view_rows(y_points, self.n_bridges),
+            y=shown_y,
             s=view_rows(s, self.n_bridges),
             variance=variance,
             weight=weight,
-            free_y=view_rows(free_y, self.n_bridges),
+            free_y=shown_y if free_y is y_points else view_rows(free_y, self.n_bridges),
             variance_y=variance_y,
             hidden=hidden,
         )
@@ -174,6 +188,7 @@ class PathSampler:
         start: Tensor,
         end: Tensor,
         s: Tensor,
+        spread: Tensor | None,
         sigma: float | Tensor | Green,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, float | Tensor]:
@@ -190,7 +205,7 @@ class PathSampler:
             )
         else:
             points = marginal_rows(
-                start, end, s[0], std=std, antithetic=self.antithetic, generator=generator
+                start, end, s[0], std=std, spread=spread, antithetic=self.antithetic, generator=generator
             ).unsqueeze(0)
         return points, std**2
 
@@ -205,7 +220,7 @@ class PathSampler:
             if ends.index is not None and len(s) == 1:
                 far = start.index_select(0, ends.index)
             sigma = _scaled(self._resolve(start.detach(), None), strength)
-            points, variance = self._bridge(start, far, s, sigma, generator)
+            points, variance = self._bridge(start, far, s, None, sigma, generator)
             return points.flatten(0, 1), variance
 
         return bridge
@@ -246,30 +261,6 @@ class PathSampler:
             generator=generator,
         )
         return partners.repeat(1, 2) if self.antithetic else partners
-
-    def _check(
-        self,
-        inputs: dict[Hashable, Tensor],
-        names: list[Hashable],
-        y: Tensor,
-        sample_weight: Tensor | None,
-        rows: int,
-        generator: torch.Generator | None,
-    ) -> None:
-        """Check the batch before anything is drawn."""
-        _checks.same_rows("y", y, rows)
-        check_generator(generator, inputs[names[0]].device)
-        for name, value in inputs.items():
-            shown = "x" if name == "x" else f"x[{name!r}]"
-            if self.at is None and name in names:
-                _checks.floating(shown, value)
-            if self.validate:
-                _checks.finite(shown, value)
-        if self.validate:
-            _checks.finite("y", y)
-        if sample_weight is not None:
-            _checks.same_rows("sample_weight", sample_weight, rows)
-            _checks.nonnegative("sample_weight", sample_weight)
 
     def _check_end(self, partners: Tensor | None) -> None:
         """Given far ends exclude partners, and marginal bridging in a hidden layer."""

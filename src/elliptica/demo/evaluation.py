@@ -71,7 +71,7 @@ def point_losses(
 
 def evaluate_losses(network: nn.Module, moons: TwoMoons, generator: torch.Generator) -> Losses:
     """Compute all losses of a network; pairs and places between the data come from the generator."""
-    lines = BridgeMix(num_classes=2, sigma=0.0)
+    lines = BridgeMix(num_classes=2, sigma=0.0, quadrature="uniform")
     x, y = lines(moons.boundary_x, moons.boundary_y, generator=generator)
     assert isinstance(x, Tensor)  # what goes in as a tensor comes out as one
     return Losses(

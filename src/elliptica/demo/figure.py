@@ -34,7 +34,7 @@ from elliptica.demo.study import Exhibit
 from elliptica.demo.summary import MethodSummary
 from elliptica.demo.surfaces import moon_surfaces
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -110,40 +110,25 @@ def _draw_colour_bar(figure: Figure, axes: Axes) -> None:
     bar.ax.minorticks_off()
     bar.ax.tick_params(length=0, labelsize=9)
     bar.ax.set_title("loss", fontsize=10, pad=6)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
 
 
 def _draw_surface(axes: Any, exhibit: Exhibit) -> None:
     """Surface, rim and unseen points above their shadow; heights are logarithms."""
     floor, top = np.log10([SURFACE_FLOOR, SURFACE_TOP])
-    for order, surface in enumerate(moon_surfaces(exhibit.network)):
-        loss = clip_losses(surface.loss)
-        grid = {"rcount": 160, "ccount": 25, "linewidth": 0, "shade": False, "antialiased": False}
-        axes.plot_surface(
-            surface.x, surface.y, np.full_like(loss, floor - 0.6), color="#ececf1", zorder=0, **grid
-        )
+    ground = floor - 0.6
+    flat = {"rcount": 160, "linewidth": 0, "shade": False, "antialiased": False}
+    moons, losses = exhibit.moons, exhibit.losses
+    for moon, surface in enumerate(moon_surfaces(exhibit.network)):
+        x, y, loss = surface.x, surface.y, clip_losses(surface.loss)
+        axes.plot_surface(x, y, np.full_like(loss, ground), color="#ececf1", ccount=2, zorder=0, **flat)
         colours = mpl.colormaps[SURFACE](_NORM(loss))
-        # The lower moon is in front of the upper one.
-        axes.plot_surface(
-            surface.x, surface.y, np.log10(loss), facecolors=colours, zorder=1 + 3 * order, **grid
-        )
-        inside = exhibit.moons.interior_y[:500] == order
-        rim = exhibit.moons.boundary_y[:3000] == order
-        _scatter(
-            axes,
-            exhibit.moons.interior_x[:500][inside],
-            exhibit.losses.inside[:500][inside],
-            INSIDE,
-            2 + 3 * order,
-        )
-        _scatter(
-            axes,
-            exhibit.moons.boundary_x[:3000][rim],
-            exhibit.losses.boundary[:3000][rim],
-            BOUNDARY,
-            3 + 3 * order,
-        )
-    axes.set(xlim=(-1.2, 2.2), ylim=(-0.7, 1.2), zlim=(floor - 0.6, top))
+        front = 3 * moon  # the lower moon is in front of the upper one
+        axes.plot_surface(x, y, np.log10(loss), facecolors=colours, ccount=25, zorder=front + 1, **flat)
+        seen, unseen = moons.boundary_y[:3000] == moon, moons.interior_y[:500] == moon
+        _scatter(axes, moons.interior_x[:500][unseen], losses.inside[:500][unseen], INSIDE, front + 2)
+        _scatter(axes, moons.boundary_x[:3000][seen], losses.boundary[:3000][seen], BOUNDARY, front + 3)
+    axes.set(xlim=(-1.2, 2.2), ylim=(-0.7, 1.2), zlim=(ground, top))
     axes.set_proj_type("ortho")
     axes.set_box_aspect((3.4, 1.9, 1.35), zoom=1.08)
     axes.view_init(elev=52, azim=-84)
@@ -196,7 +181,7 @@ def _draw_strip(axes: Axes, place: int, losses: NDArray[np.float64], colour: str
 
 def _even(n: int) -> NDArray[np.float64]:
     """Places that fill a column evenly, without chance: multiples of the golden ratio."""
-    return (np.arange(n) * 0.6180339887498949 % 1 - 0.5) * 0.62
+    return (np.arange(n, dtype=np.float64) * 0.6180339887498949 % 1 - 0.5) * 0.62
 
 
 def _power(value: float) -> str:

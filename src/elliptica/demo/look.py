@@ -19,7 +19,7 @@ SURFACE = "viridis"
 
 #: Losses are drawn between these, on a logarithmic scale.
 FLOOR = 1e-5
-TOP = 40.0
+TOP = 60.0
 #: Surfaces are drawn and coloured between these.
 SURFACE_FLOOR = 1e-4
 SURFACE_TOP = 2.0

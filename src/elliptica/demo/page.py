@@ -27,7 +27,7 @@ from elliptica.demo.look import (
 )
 from elliptica.demo.settings import NAMES, DemoSettings
 from elliptica.demo.study import Exhibit
-from elliptica.demo.summary import MethodSummary, find
+from elliptica.demo.summary import MethodSummary
 from elliptica.demo.surfaces import moon_surfaces
 from elliptica.demo.table import table_header, table_sections
 from elliptica.demo.words import notes
@@ -36,7 +36,12 @@ _LOW, _HIGH = (float(v) for v in np.log10([SURFACE_FLOOR, SURFACE_TOP]))
 _N_BOUNDARY, _N_INSIDE = 1600, 400
 
 
-def draw_page(summaries: Sequence[MethodSummary], exhibits: Sequence[Exhibit], settings: DemoSettings) -> str:
+def draw_page(
+    summaries: Sequence[MethodSummary],
+    exhibits: Sequence[Exhibit],
+    settings: DemoSettings,
+    findings: Sequence[str],
+) -> str:
     """Write the page: turnable loss surfaces side by side, the findings and the table.
 
     Everything, the plotting library too, is in the text: the page needs no network.
@@ -45,6 +50,7 @@ def draw_page(summaries: Sequence[MethodSummary], exhibits: Sequence[Exhibit], s
         summaries: Verdicts over all seeds.
         exhibits: A network of each method, in the same order.
         settings: For the notes.
+        findings: Paragraphs that say what was found.
 
     Returns:
         The text of an HTML file.
@@ -54,7 +60,7 @@ def draw_page(summaries: Sequence[MethodSummary], exhibits: Sequence[Exhibit], s
     return template.substitute(
         headline=html.escape(headline(summaries)),
         panels="\n".join(_panel(i, summary) for i, summary in enumerate(summaries)),
-        findings=_paragraphs(find(summaries)),
+        findings=_paragraphs(findings),
         notes=_paragraphs(notes(settings)),
         n_seeds=summaries[0].n_seeds,
         header="".join(f"<th>{html.escape(name)}</th>" for name in table_header(summaries)),
@@ -133,7 +139,6 @@ def _points(name: str, x: Tensor, losses: Tensor, n: int, colour: str) -> go.Sca
 
 def _layout() -> go.Layout:
     hidden = {"visible": False, "showspikes": False}
-    powers = list(range(round(_LOW), 1))
     return go.Layout(
         template="none",
         margin={"l": 0, "r": 0, "t": 0, "b": 0},
@@ -141,20 +146,13 @@ def _layout() -> go.Layout:
         scene={
             "xaxis": hidden,
             "yaxis": hidden,
-            "zaxis": {
-                "range": [_LOW, _HIGH],
-                "tickvals": powers,
-                "ticktext": [f"{10.0**power:g}" for power in powers],
-                "title": {"text": "loss"},
-                "gridcolor": "#e3e4ea",
-                "showbackground": False,
-                "showspikes": False,
-            },
+            # with room, so that flat parts do not lie in the bottom of the box
+            "zaxis": {**hidden, "range": [_LOW - 0.3, _HIGH + 0.1]},
             "aspectmode": "manual",
-            "aspectratio": {"x": 1.7, "y": 0.95, "z": 0.65},
+            "aspectratio": {"x": 2.1, "y": 1.18, "z": 0.82},
             "camera": {
-                "eye": {"x": -0.25, "y": -1.5, "z": 1.25},
-                "center": {"x": 0, "y": 0, "z": -0.1},
+                "eye": {"x": -0.2, "y": -1.5, "z": 1.5},
+                "center": {"x": 0, "y": 0, "z": 0.02},
                 "projection": {"type": "orthographic"},
             },
         },

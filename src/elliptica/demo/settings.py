@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -87,7 +88,7 @@ class DemoSettings:
     def architecture(self) -> str:
         """The network in words."""
         sizes = (2, *self.hidden, 2)
-        layers = [f"Linear({a}, {b})" for a, b in zip(sizes, sizes[1:], strict=False)]
+        layers = [f"Linear({a}, {b})" for a, b in itertools.pairwise(sizes)]
         return f" - {self.activation} - ".join(layers)
 
     @property

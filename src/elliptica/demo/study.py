@@ -19,7 +19,8 @@ from elliptica.data.toy import TwoMoons, two_moons
 from elliptica.demo.evaluation import Evaluation, Losses, evaluate, evaluate_losses
 from elliptica.demo.settings import METHODS, DemoSettings, Method
 from elliptica.demo.streams import stream
-from elliptica.demo.training import train
+from elliptica.demo.training import build_network, train
+from elliptica.landscape import MaximumPrinciple, check_maximum_principle
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,15 @@ class Study:
         settings: Of all runs.
         runs: Finished runs, seed by seed.
         exhibits: Networks of the first seed.
+        untrained: Verdict inside the moons for the weights that all methods of a seed start from: what
+            the test says when nothing has been learnt.
         interrupted: Somebody stopped it.
     """
 
     settings: DemoSettings
     runs: list[Run] = field(default_factory=list)
     exhibits: dict[Method, Exhibit] = field(default_factory=dict)
+    untrained: list[MaximumPrinciple] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -85,6 +89,7 @@ def run_study(
     try:
         for seed in range(settings.n_seeds):
             moons = two_moons(settings.n_boundary, settings.n_interior, generator=stream(seed, "data"))
+            study.untrained.append(_judge_untrained(moons, settings, seed))
             for method in METHODS:
                 on_run(seed, method)
                 trained = train(method, moons, settings, seed, on_steps)
@@ -95,6 +100,12 @@ def run_study(
                     study.exhibits[method] = Exhibit(trained.network, moons, losses)
     except KeyboardInterrupt:
         study.interrupted = True
+
+
+def _judge_untrained(moons: TwoMoons, settings: DemoSettings, seed: int) -> MaximumPrinciple:
+    network = build_network(settings, seed)
+    losses = evaluate_losses(network, moons, stream(seed, "between"))
+    return check_maximum_principle(losses.boundary, losses.inside)
 
 
 def record(study: Study) -> dict[str, Any]:
@@ -110,6 +121,7 @@ def record(study: Study) -> dict[str, Any]:
             "python": platform.python_version(),
             "machine": platform.machine(),
         },
+        "untrained": [dataclasses.asdict(verdict) for verdict in study.untrained],
         "runs": [dataclasses.asdict(run) for run in study.runs],
     }
 

@@ -1,4 +1,4 @@
-"""What the runs say, method by method, and in two sentences."""
+"""What the runs say, method by method and in words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from elliptica.demo.settings import METHODS, NAMES, Method
 from elliptica.demo.study import Run
+from elliptica.landscape import MaximumPrinciple
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Spread:
 
     def __str__(self) -> str:
         """Mean and deviation with as many decimals as the deviation deserves."""
-        digits = _decimals(self.mean if self.deviation is None else self.deviation)
+        digits = _decimals(self.mean / 10 if self.deviation is None else self.deviation)
         if self.deviation is None:
             return f"{self.mean:.{digits}f}"
         return f"{self.mean:.{digits}f} ± {self.deviation:.{digits}f}"
@@ -70,25 +71,32 @@ def summarise(runs: Sequence[Run]) -> list[MethodSummary]:
     return [_summarise_one(method, group) for method, group in by_method.items() if group]
 
 
-def find(summaries: Sequence[MethodSummary]) -> list[str]:
-    """Say in sentences what was found, also where it is not what the paper shows."""
+def find(summaries: Sequence[MethodSummary], untrained: Sequence[MaximumPrinciple]) -> list[str]:
+    """Say in sentences what was found, also where it is not what the paper shows.
+
+    Args:
+        summaries: One for each method.
+        untrained: Verdicts inside the moons before any training, as a measure of what they mean.
+    """
+    n_untrained = sum(verdict.holds for verdict in untrained)
     held = join_words(f"{NAMES[s.method]} in {s.maximum_held} of {s.n_seeds}" for s in summaries)
     above = join_words(
         f"{NAMES[s.method]} {100 * s.between_above.mean:.1f} %"
-        f" (largest loss {s.between_max.mean / s.boundary_max.mean:.3g} times the boundary's)"
+        f" (largest loss {_ratio(s.between_max.mean, s.boundary_max.mean)} times the boundary's)"
         for s in summaries
     )
     kept_between = [NAMES[s.method] for s in summaries if s.between_held == s.n_seeds]
-    nobody = (
-        "no method keeps the bound in every seed"
-        if not kept_between
-        else join_words(kept_between) + " kept it"
-    )
+    keepers = f"{join_words(kept_between) if kept_between else 'no method'} kept"
+    lowest = min(summaries, key=lambda s: s.inside_max.mean)
+    largest = join_words(f"{NAMES[s.method]} {s.inside_max.mean:.3g}" for s in summaries)
     return [
         f"Inside the moons the maximum principle (no loss above the boundary's largest) held for {held} "
-        f"seeds. {compare_with_paper(summaries)}",
-        f"Between the data, where labels are mixed as well, {nobody}; points above the boundary's largest "
-        f"loss: {above}.",
+        f"seeds, and for the untrained networks in {n_untrained} of {len(untrained)}. "
+        f"{compare_with_paper(summaries)}",
+        f"Between the data, where labels are mixed as well, {keepers} the bound in every seed; "
+        f"points above the boundary's largest loss: {above}.",
+        "The bound compares a method with its own boundary only. Largest loss inside the moons, mean over "
+        f"seeds: {largest}; the least is that of {NAMES[lowest.method]}.",
     ]
 
 
@@ -99,7 +107,9 @@ def compare_with_paper(summaries: Sequence[MethodSummary]) -> str:
         return "Not all methods were run, so this is not compared with the paper."
     claim = "The paper's Figure 3 shows it for elliptic training only"
     if all(always.values()):
-        return f"{claim}; here every method has it, ERM included, so the figure's contrast is not reproduced."
+        return (
+            f"{claim}; with our reading of the regions every method has it: the contrast is not reproduced."
+        )
     if always["path"] and not always["erm"] and not always["mixup"]:
         return f"{claim}, which is what is found here."
     return f"{claim}, which is not what is found here."
@@ -138,9 +148,13 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def _decimals(value: float) -> int:
-    """Decimals that show two figures of a number, between two and five."""
-    for decimals in (2, 3, 4):
-        if abs(value) >= 10.0 ** (1 - decimals):
-            return decimals
-    return 5 if value else 2
+def _decimals(deviation: float) -> int:
+    """Decimals that show a deviation, between two and four."""
+    if deviation == 0 or deviation >= 0.05:
+        return 2
+    return 3 if deviation >= 0.001 else 4
+
+
+def _ratio(value: float, of: float) -> str:
+    ratio = value / of
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"

@@ -29,32 +29,32 @@ def table_sections(summaries: Sequence[MethodSummary]) -> list[Section]:
 
     return [
         Section(
-            "On the boundary (trained on)",
+            "On the boundary",
             [row("mean loss", lambda s: s.boundary_mean), row("largest loss", lambda s: s.boundary_max)],
         ),
         Section(
-            "Inside the moons (unseen)",
+            "Inside the moons",
             [
                 row("mean loss", lambda s: s.inside_mean),
                 row("largest loss", lambda s: s.inside_max),
-                row("maximum principle held", lambda s: f"{s.maximum_held} of {s.n_seeds}"),
-                row("minimum principle held", lambda s: f"{s.minimum_held} of {s.n_seeds}"),
+                row("maximum principle", lambda s: f"{s.maximum_held} of {s.n_seeds}"),
+                row("minimum principle", lambda s: f"{s.minimum_held} of {s.n_seeds}"),
                 row("accuracy, %", lambda s: _percent(s.accuracy)),
             ],
         ),
         Section(
-            "Between the data (labels mixed too)",
+            "Between the data",
             [
                 row("mean loss", lambda s: s.between_mean),
                 row("largest loss", lambda s: s.between_max),
-                row("above the boundary's, %", lambda s: _percent(s.between_above)),
-                row("maximum principle held", lambda s: f"{s.between_held} of {s.n_seeds}"),
+                row("share above, %", lambda s: _percent(s.between_above)),
+                row("maximum principle", lambda s: f"{s.between_held} of {s.n_seeds}"),
             ],
         ),
         Section(
-            "Cost of one training",
+            "Cost of one run",
             [
-                row("function evaluations", lambda s: f"{s.n_evaluations:,}"),
+                row("evaluations", lambda s: f"{s.n_evaluations:,}"),
                 row("seconds", lambda s: s.seconds),
             ],
         ),

@@ -146,6 +146,7 @@ def _marginal_loss(network: nn.Module, settings: DemoSettings) -> BatchLoss:
         nn.CrossEntropyLoss(),
         num_classes=2,
         sampling="marginal",
+        n_times=settings.n_times,
         sigma=settings.sigma,
         validate=False,
     )

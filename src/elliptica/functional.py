@@ -1,0 +1,41 @@
+"""The objective as a function, for loops that want no extra module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica._ends import End
+from elliptica.objective import Elliptic
+from elliptica.types import Inputs, LossFn
+
+
+def elliptic_loss(
+    model: nn.Module,
+    loss_fn: LossFn,
+    x: Inputs,
+    y: Tensor,
+    *,
+    sample_weight: Tensor | None = None,
+    partners: Tensor | None = None,
+    end: End | None = None,
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> Tensor:
+    """The objective as a function; settings are those of `Elliptic`.
+
+    For loops that want no extra module. With several processes use `Elliptic` and wrap that; a wrapped
+    model is refused here where the result would be silently wrong.
+
+    Example:
+        >>> model = nn.Linear(4, 1)
+        >>> x, y = torch.randn(8, 4), torch.randn(8, 1)
+        >>> elliptic_loss(model, nn.MSELoss(), x, y, sigma=0.05).backward()
+    """
+    objective = Elliptic(model, loss_fn, **settings)
+    result: Tensor = objective(
+        x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
+    )
+    return result

@@ -1,0 +1,133 @@
+"""What each of two gloo processes does for test_distributed; results go to a file per process."""
+
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from elliptica import Elliptic, elliptic_loss
+
+WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released")
+SECOND_ORDER = ("gradient_norm", "girsanov", "released")
+ROWS = 5  # per process
+
+
+def network():
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    numbers = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=numbers))
+    return model
+
+
+def objective_for(weighting, model=None, **settings):
+    settings = {"num_classes": 4, "sampling": "path", "n_times": 4, "sigma": 0.5, **settings}
+    return Elliptic(model or network(), nn.CrossEntropyLoss(), weighting=weighting, **settings)
+
+
+def batch(rank):
+    numbers = torch.Generator().manual_seed(1 + rank)
+    x = torch.randn(ROWS, 3, dtype=torch.float64, generator=numbers)
+    return x, torch.randint(4, (ROWS,), generator=numbers)
+
+
+def noise(rank):
+    return torch.Generator().manual_seed(10 + rank)
+
+
+def paths_of(rank):
+    return objective_for("none").sample(*batch(rank), generator=noise(rank))
+
+
+def partners_of(rank):
+    return torch.randperm(ROWS, generator=noise(rank))
+
+
+def full(gradient):
+    gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return gradient.detach().clone()
+
+
+def trained(module, *args, **kwargs):
+    """Gradients of the second of two steps: a static graph is only used from the second on."""
+    for _ in range(2):
+        module.zero_grad()
+        module(*args, **kwargs).backward()
+    return [full(p.grad) for p in module.parameters()]
+
+
+def message(function):
+    """What a refusal says."""
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    return "was not refused"
+
+
+def ddp(model, **settings):
+    return DistributedDataParallel(model, **settings)
+
+
+def wrapped_objectives(rank):
+    x, y = batch(rank)
+    found = {}
+    for weighting in WEIGHTINGS:
+        for static in (False, True):
+            for chunk_size in (None, 8):
+                module = ddp(objective_for(weighting, chunk_size=chunk_size), static_graph=static)
+                found["ddp", weighting, static, chunk_size] = trained(module, x, y, paths=paths_of(rank))
+        for chunk_size in (None, 8):
+            module = fully_shard(objective_for(weighting, chunk_size=chunk_size))
+            found["fsdp", weighting, chunk_size] = trained(module, x, y, paths=paths_of(rank))
+    straight = ddp(objective_for("gradient_norm", sigma=0.0))
+    found["partners"] = trained(straight, x, y, partners=partners_of(rank))
+    return found
+
+
+def wrapped_models(rank):
+    """Only what is exact outside of the wrapper is allowed there."""
+    x, y = batch(rank)
+    settings = {"num_classes": 4, "sampling": "path", "n_times": 4, "sigma": 0.5}
+    found = {}
+    for weighting in WEIGHTINGS:
+        model = ddp(network())
+
+        def loss(model=model, weighting=weighting, **more):
+            arguments = {**settings, "weighting": weighting, **more}
+            return elliptic_loss(model, nn.CrossEntropyLoss(), x, y, generator=noise(rank), **arguments)
+
+        if weighting in SECOND_ORDER:
+            found["refused", weighting] = message(loss)
+        else:
+            loss().backward()
+            found["outside", weighting] = [full(p.grad) for p in model.parameters()]
+            found["refused chunks", weighting] = message(lambda loss=loss: loss(chunk_size=8))
+    for weighting in ("multiplicative", "gradient_norm"):
+        early, late = network(), network()
+        fully_shard(early[0])
+        if weighting in SECOND_ORDER:
+            found["sharded early"] = message(lambda m=early, w=weighting: objective_for(w, m))
+        objective = objective_for(weighting, late)
+        for layer in (late[0], late[2], objective):
+            fully_shard(layer)
+        if weighting in SECOND_ORDER:
+            found["sharded late"] = message(lambda o=objective: o(x, y, paths=paths_of(rank)))
+        else:
+            found["nested", weighting] = trained(objective, x, y, paths=paths_of(rank))
+    return found
+
+
+def run(rank, folder):
+    """Entry of a process."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        torch.save({**wrapped_objectives(rank), **wrapped_models(rank)}, f"{folder}/found{rank}.pt")
+    finally:
+        dist.destroy_process_group()
