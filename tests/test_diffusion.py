@@ -171,6 +171,30 @@ def test_antithetic_pairs_share_their_variance(generator):
     assert torch.allclose(noise[:, :2], -noise[:, 2:], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("sigma", [0.5, "green"])
+def test_antithetic_points_share_time_and_partner(sigma, generator):
+    """Single points, too, mirror around the chord: same time, same end, opposite noise."""
+    x = torch.randn(50, 4, generator=generator, dtype=torch.float64)
+    y = torch.arange(50, dtype=torch.float64)[:, None]
+    paths = sample_paths(
+        x,
+        y,
+        target_space="real",
+        sigma=sigma,
+        sigma_y=0.0,
+        n_bridges=4,
+        antithetic=True,
+        quadrature="uniform",
+        generator=generator,
+    )
+    assert torch.equal(paths.s[:, :2], paths.s[:, 2:])
+    assert torch.equal(paths.y[:, :2], paths.y[:, 2:])
+    s = paths.s[:, :2, 0, None]
+    partner = ((paths.y[:, :2, 0] - (1 - s) * y[:, None]) / s).round().long()[..., 0]
+    chord = (1 - s) * x[:, None] + s * x[partner]
+    assert torch.allclose((paths.x[:, :2, 0] + paths.x[:, 2:, 0]) / 2, chord, atol=1e-6)
+
+
 @pytest.mark.parametrize("sampling", ["path", "marginal"])
 def test_labels_are_linear_by_default(sampling, generator):
     """Scales measured on inputs say nothing about targets: sigma_y is zero unless given."""

@@ -77,6 +77,26 @@ def test_log_weights_equal_the_slow_loop(sigma, with_drift, generator):
     torch.testing.assert_close(ours, torch.stack([torch.stack(row) for row in expected]))
 
 
+@pytest.mark.parametrize("with_drift", [False, True])
+def test_random_variances_enter_the_log_weights_of_their_own_paths(with_drift, generator):
+    """``"green"``: one variance per bridge, zero where the bridge is a loop, in the order of the paths."""
+    model, x, y = network(), normal(4, 3, generator=generator), normal(4, 4, generator=generator)
+    partners = torch.tensor([[1, 2], [0, 2], [3, 0], [0, 1] if with_drift else [0, 3]])
+    settings = {"sampling": "path", "n_times": 5, "n_bridges": 2, "sigma": "green"}
+    paths = sample_paths(x, y, target_space="real", partners=partners, generator=generator, **settings)
+    variance = paths.variance["x"].view(2, 4).t()  # (batch, bridge)
+    loop = partners == torch.arange(4)[:, None]  # a drift has no meaning there
+    assert torch.equal(variance == 0, loop)
+    assert torch.equal((paths.x == paths.x[:, :, :1]).all(3).all(2), loop)
+    drift = (lambda x, y: torch.sin(x) + y[:, :3]) if with_drift else None
+    ours = log_weights(model, nn.MSELoss(), paths, xi=0.6, drift=drift)
+    for i, j in ((0, 0), (1, 1), (2, 0), (3, 1)):
+        logs = reference.log_weights(
+            model, reference.squared_error, paths, xi=0.6, variance=variance[i, j], drift=drift
+        )
+        torch.testing.assert_close(ours[i, j], logs[i][j])
+
+
 def test_log_weights_need_whole_paths(generator):
     x, y = data(generator)
     paths = sample_paths(x, y, target_space="simplex", num_classes=4)

@@ -101,8 +101,7 @@ def test_self_normalised_weights(generator):
 def test_equal_gradients_give_equal_weights(dtype, generator):
     """The absolute error of a linear model has one slope everywhere: nothing to standardise."""
     model = nn.Linear(3, 1).to(dtype)
-    with torch.no_grad():
-        model.weight.mul_(1000.0)
+    model.weight.data.mul_(1000.0)
     x, y = torch.randn(9, 3, generator=generator).to(dtype), torch.randn(9, 1, generator=generator).to(dtype)
     settings = {"sampling": "path", "sigma": 0.1}
     plain = Elliptic(model, nn.L1Loss(), **settings)
@@ -111,13 +110,11 @@ def test_equal_gradients_give_equal_weights(dtype, generator):
     torch.testing.assert_close(weighted(x, y, paths=paths), plain(x, y, paths=paths))
 
 
-@pytest.mark.parametrize("sampling", ["path", "marginal"])
-def test_one_row_can_be_weighted(sampling, generator):
-    for weighting, reading in READINGS.items():
-        if sampling == "path" or not reading.needs_path:
-            objective = Elliptic(network(), nn.MSELoss(), sampling=sampling, weighting=weighting)
-            x, y = normal(1, 3, generator=generator), normal(1, 2, generator=generator)
-            assert torch.isfinite(objective(x, y, generator=generator))
+@pytest.mark.parametrize("weighting", READINGS)
+def test_one_row_can_be_weighted(weighting, generator):
+    objective = Elliptic(network(), nn.MSELoss(), sampling="path", weighting=weighting)
+    x, y = normal(1, 3, generator=generator), normal(1, 2, generator=generator)
+    assert torch.isfinite(objective(x, y, generator=generator))
 
 
 class Quadratic(nn.Module):
@@ -266,7 +263,7 @@ def test_a_drift_network_is_trained_through_log_weights(generator):
     objective = Elliptic(
         nn.Linear(3, 1).double(), nn.MSELoss(), sampling="path", weighting="girsanov", drift=drift
     )
-    assert {p.data_ptr() for p in drift.parameters()} <= {p.data_ptr() for p in objective.parameters()}
+    assert set(drift.parameters()) <= set(objective.parameters())
 
 
 def test_an_additive_term_without_parameters_is_refused(generator):

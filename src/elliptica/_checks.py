@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,14 +111,15 @@ def positive(name: str, value: float) -> None:
 
 def number(name: str, value: object) -> None:
     """A plain int or float (not a bool, not a string)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, but got {value!r} ({type(value).__name__}).")
 
 
 def path_counts(n_times: int, n_bridges: int, antithetic: bool = False) -> None:
     """``n_times`` counts both ends; antithetic bridges come in pairs."""
-    for name, value, least in (("n_times", n_times, 2), ("n_bridges", n_bridges, 1)):
-        if isinstance(value, bool) or not isinstance(value, int):
+    counts: list[tuple[str, Any, int]] = [("n_times", n_times, 2), ("n_bridges", n_bridges, 1)]
+    for name, value, least in counts:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be an integer, but got {value!r}.")
         if value < least:
             why = " (it counts both end points of a path)" if name == "n_times" else ""

@@ -59,10 +59,16 @@ def draw_uniform(shape: Sequence[int], *, device: torch.device, generator: torch
     return u if source == device else u.to(device)
 
 
-def draw_permutation(n: int, *, device: torch.device, generator: torch.Generator | None) -> Tensor:
+def draw_permutation(
+    n: int,
+    *,
+    device: torch.device,
+    generator: torch.Generator | None,
+    dtype: torch.dtype = torch.long,
+) -> Tensor:
     """A uniformly random order of ``range(n)``."""
     source = _source(generator, device)
-    order = torch.randperm(n, device=source, generator=generator)
+    order = torch.randperm(n, device=source, generator=generator, dtype=dtype)
     return order if source == device else order.to(device)
 
 

@@ -72,7 +72,9 @@ def stratified_times(
     times of one point fall into different parts too: the integral over time has less variance.
     """
     s = draw_uniform((n_draws, rows), device=device, generator=generator)
-    strata = [draw_permutation(rows, device=device, generator=generator) for _ in range(n_draws)]
+    strata = [
+        draw_permutation(rows, device=device, generator=generator, dtype=s.dtype) for _ in range(n_draws)
+    ]
     s += strata[0] if n_draws == 1 else torch.stack([k + i * rows for i, k in enumerate(strata)])
     if n_draws > 1:  # which part of [0, 1] a draw gets must not depend on its number
         order = draw_uniform((n_draws, rows), device=device, generator=generator).argsort(0)
@@ -82,15 +84,15 @@ def stratified_times(
 
 @functools.lru_cache(maxsize=128)
 def _grid_tensors(
-    n_times: int, std: float, dtype: torch.dtype, device: torch.device
+    n_times: int, std: float, ndim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Column of times, and ``std`` times the Cholesky factor of ``min(s, t) - s t`` inside."""
+    """Times ``(time, 1, ...)``, and ``std`` times the Cholesky factor of ``min(s, t) - s t`` inside."""
     with torch.inference_mode(False), torch.no_grad():
         s = torch.tensor(time_grid(n_times), dtype=torch.float64)
         inner = s[1:-1]
         covariance = torch.minimum(inner[:, None], inner[None]) - inner[:, None] * inner[None]
         factor = std * torch.linalg.cholesky(covariance) if n_times > 2 else covariance
-        return s[:, None].to(device, dtype), factor.to(device, dtype)
+        return s.view(-1, *[1] * ndim).to(device, dtype), factor.to(device, dtype)
 
 
 def _noise(
@@ -124,25 +126,23 @@ def bridge_rows(
     ``end`` bit for bit. If ``start`` or ``end`` require gradients, so does the result.
     """
     dtype = compute_dtype(start.dtype)
-    keeps_graph = torch.is_grad_enabled() and (start.requires_grad or end.requires_grad)
     scalar = not isinstance(std, Tensor)
-    s, factor = _grid_tensors(n_times, float(std) if scalar else 1.0, dtype, start.device)
-    shape = (n_times, *start.shape)
-    if start.dtype == dtype:
-        a, b = start.reshape(1, -1), end.reshape(1, -1)
-    else:
-        a, b = start.to(dtype).reshape(1, -1), end.to(dtype).reshape(1, -1)
-    paths = torch.lerp(a, b, s)  # exact at s = 0 and s = 1
+    s, factor = _grid_tensors(n_times, float(std) if scalar else 1.0, start.ndim, dtype, start.device)
+    a, b = (start, end) if start.dtype == dtype else (start.to(dtype), end.to(dtype))
+    paths = torch.lerp(a.contiguous(), b.contiguous(), s)  # (time, rows, *feature), exact at s = 0 and s = 1
     if n_times > 2 and not (scalar and std == 0.0):
-        z = _noise((n_times - 2, *start.shape), start, antithetic, generator)
-        if isinstance(std, Tensor):
-            z.mul_(std)
-        z = z.view(n_times - 2, -1)
-        if keeps_graph:
-            paths = torch.cat([paths[:1], torch.addmm(paths[1:-1], factor, z), paths[-1:]])
+        inner = (n_times - 2, start.numel())
+        if scalar and not antithetic:  # in the shape that the product below wants
+            z = draw_normal(inner, dtype=dtype, device=start.device, generator=generator)
         else:
-            paths[1:-1].addmm_(factor, z)
-    paths = paths.view(shape)
+            z = _noise((n_times - 2, *start.shape), start, antithetic, generator)
+            z = (z if scalar else z.mul_(std)).view(inner)
+        if paths.requires_grad:
+            with torch.autocast(start.device.type, enabled=False):
+                points = torch.addmm(paths[1:-1].reshape(inner), factor, z)
+            paths = torch.cat([paths[:1], points.view_as(paths[1:-1]), paths[-1:]])
+        else:
+            paths[1:-1].view(inner).addmm_(factor, z)
     return paths if start.dtype == dtype else paths.to(start.dtype)
 
 

@@ -61,6 +61,11 @@ class PerSampleLoss(nn.Module):
 
     def forward(self, output: object, target: Tensor) -> Tensor:
         """One loss per row of ``target``."""
+        if isinstance(output, Tensor) and output.ndim == 2 and target.ndim == 3 and target.shape[2] == 1:
+            raise ValueError(
+                f"The model returns one row of {output.shape[1]} classes per sample, but y has one axis more "
+                "than labels need, shape (n, 1). Pass y.squeeze(1)."
+            )
         losses = self.loss_fn(output, target)
         rows = len(target)
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != rows:

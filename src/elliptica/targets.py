@@ -165,6 +165,9 @@ def project_to_simplex(
 
 def project_targets(y: Tensor, space: TargetSpace, simplex: SimplexMap, class_axis: int) -> Tensor:
     """Bring noisy targets back into their space; real ones are left alone."""
-    if space == "simplex":
-        return project_to_simplex(y.movedim(class_axis, -1), simplex).movedim(-1, class_axis)
-    return y.clamp(0, 1) if space == "unit" else y
+    if space != "simplex":
+        return y.clamp(0, 1) if space == "unit" else y
+    if simplex == "abs":  # noisy targets are never all zero, so the public function's guard is not needed
+        size = y.abs()
+        return size.div_(size.sum(class_axis, keepdim=True))
+    return project_to_simplex(y.movedim(class_axis, -1), simplex).movedim(-1, class_axis)
