@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# A second, shorter run in which every annotated tensor shape is checked at run time.
+SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not bad_input and not statistical" tests
 
 .PHONY: help demo test lint types bench results clean
 help:            ## this list
@@ -17,7 +19,8 @@ demo: $(INSTALLED)   ## train ERM, mixup and elliptic on two moons; write the pi
 	$(BIN)/elliptica demo --out demo
 
 test: lint types $(INSTALLED)   ## lint, types, tests
-	$(BIN)/pytest -n auto --dist worksteal -q
+	$(BIN)/pytest -q -n auto --dist worksteal
+	$(BIN)/pytest -q -n auto --dist worksteal $(SHAPES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

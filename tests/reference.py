@@ -128,7 +128,7 @@ def weighted_losses(model, row_loss, paths, *, weighting, xi, variance, drift=No
                 - 0.5 * (slopes[i][j][k] / rows).square().sum()
                 for k in range(n_times)
             ]
-            extra[i, j, t] = -xi * sum(own)
+            extra[i, j, t] = -xi * sum(own) / n_times  # both are summed over time there, averaged here
     else:
         assert weighting == "none"
     return {p: losses[p[0]][p[1]][p[2]] * factor[p] + extra[p] for p in points}

@@ -1,5 +1,7 @@
 """Schedules, by themselves and through the objective."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -85,3 +87,9 @@ def test_the_epoch_must_be_told(batch):
         objective(ramp(2))(*batch)
     objective(ramp(2)).eval()(*batch)  # evaluation needs none
     objective(None)(*batch)
+
+
+@pytest.mark.parametrize("schedule", [switch_off(after=2), ramp(epochs=4, start=0.5)])
+def test_schedules_can_be_pickled(schedule):
+    again = pickle.loads(pickle.dumps(schedule))
+    assert [again(epoch) for epoch in range(6)] == [schedule(epoch) for epoch in range(6)]

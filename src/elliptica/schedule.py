@@ -7,6 +7,7 @@ which means ordinary training on the data alone. Give it to `elliptica.Elliptic`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 Schedule = Callable[[int], float | None]
@@ -22,7 +23,7 @@ def switch_off(after: int) -> Schedule:
     """
     if after < 0:
         raise ValueError(f"after must be at least 0, but got {after}.")
-    return lambda epoch: 1.0 if epoch < after else None
+    return functools.partial(_on_before, after)
 
 
 def ramp(epochs: int, start: float = 0.0, end: float = 1.0) -> Schedule:
@@ -39,4 +40,13 @@ def ramp(epochs: int, start: float = 0.0, end: float = 1.0) -> Schedule:
         raise ValueError(
             f"ramp needs epochs >= 1 and factors >= 0, but got epochs={epochs}, start={start}, end={end}."
         )
-    return lambda epoch: start + (end - start) * min(epoch / epochs, 1.0)
+    return functools.partial(_linear, epochs, start, end)
+
+
+# Functions of their own, because an objective with a schedule must be picklable.
+def _on_before(after: int, epoch: int) -> float | None:
+    return 1.0 if epoch < after else None
+
+
+def _linear(epochs: int, start: float, end: float, epoch: int) -> float:
+    return start + (end - start) * min(epoch / epochs, 1.0)

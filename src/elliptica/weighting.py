@@ -125,9 +125,10 @@ def _weigh_paths(losses: Tensor, terms: Terms, xi: float, ds: Tensor) -> Tensor:
 
 
 def _subtract_released(losses: Tensor, terms: Terms, xi: float, _ds: Tensor) -> Tensor:
-    # the gradient of the *batch mean* is 1/rows of the gradient of a point's own loss
+    # The gradient of the *batch mean* is 1/rows of the gradient of a point's own loss. Both loss and term are
+    # summed over time there; here both are averaged.
     rows = losses.shape[1]
-    return losses - xi * (terms[0] / rows - 0.5 * terms[1] / rows**2).sum(0)
+    return losses - xi * (terms[0] / rows - 0.5 * terms[1] / rows**2).mean(0)
 
 
 READINGS: dict[str, Reading] = {
