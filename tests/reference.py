@@ -94,7 +94,9 @@ def quadrature_weights(quadrature, n_times):
     return [step / 2] + [step] * (n_times - 2) + [step / 2]
 
 
-def weighted_losses(model, row_loss, paths, *, weighting, xi, variance, drift=None, variance_y=None):
+def weighted_losses(
+    model, row_loss, paths, *, weighting, xi, variance, drift=None, variance_y=None, quadrature="mean"
+):
     """Losses of all points after the weighting, nested ``[batch][bridge][time]``."""
     losses, slopes = evaluate(model, row_loss, paths)
     n, n_bridges, n_times = paths.s.shape
@@ -105,11 +107,14 @@ def weighted_losses(model, row_loss, paths, *, weighting, xi, variance, drift=No
     if weighting == "gradient_norm":
         extra = {p: xi * size[p] for p in points}
     elif weighting == "gradient_softmax":
-        values = [float(size[p].detach()) for p in points]
-        mean = sum(values) / len(values)
-        std = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+        # every sum over points counts a point as often as the quadrature does
+        over_time = quadrature_weights(quadrature, n_times)
+        share = {p: over_time[p[2]] / (n * n_bridges) for p in points}
+        mean = sum(share[p] * float(size[p].detach()) for p in points)
+        spread = sum(share[p] * (float(size[p].detach()) - mean) ** 2 for p in points)
+        std = (spread * len(points) / (len(points) - 1)) ** 0.5
         raw = {p: math.exp(xi * (float(size[p].detach()) - mean) / std) for p in points}
-        factor = {p: raw[p] / (sum(raw.values()) / len(points)) for p in points}
+        factor = {p: raw[p] / sum(share[q] * raw[q] for q in points) for p in points}
     elif weighting in ("girsanov", "multiplicative"):
         logs = log_weights(
             model, row_loss, paths, xi=xi, variance=variance, drift=drift, variance_y=variance_y
@@ -158,6 +163,7 @@ def objective(
         variance=variance,
         drift=drift,
         variance_y=variance_y,
+        quadrature=quadrature,
     )
     n, n_bridges, n_times = paths.s.shape
     over_time = quadrature_weights(quadrature, n_times)

@@ -513,8 +513,8 @@ def test_a_model_that_returns_the_wrong_number_of_rows(how, sampling, x, labels,
 
 def test_an_output_that_broadcasts_with_the_targets(x, generator):
     objective = Elliptic(nn.Linear(FEATURES, 1), nn.MSELoss())
-    words = ("model returns shape (6, 1)", "targets have shape (6,)", "y.unsqueeze(1)")
-    with pytest.warns(UserWarning, match="target size"), refused(ValueError, *words):
+    words = ("model returns shape (6, 1)", "targets have (6,)", "y.unsqueeze(1)")
+    with refused(ValueError, *words):
         objective(x, torch.zeros(ROWS), generator=generator)
 
 

@@ -28,3 +28,8 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{ids(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_nothing_is_left_to_fill_in(page):
+    assert not re.search(r"COST_TABLE|RESULTS_TABLE|\bpending\b|TBD", page.read_text())

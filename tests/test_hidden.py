@@ -63,7 +63,7 @@ def weighted(losses, slopes, points, s, weighting, xi):
         return losses * raw / raw.mean()
     if weighting == "released":
         g = slopes / rows
-        return losses - xi * ((g * z).sum((0, 2)) - 0.5 * g.square().sum((0, 2)))
+        return losses - xi * ((g * z).sum(2) - 0.5 * g.square().sum(2)).mean(0)
     return losses
 
 

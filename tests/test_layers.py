@@ -11,9 +11,9 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "elliptica"
 
 LAYERS = [
     {"_version", "types", "_checks", "_random"},
-    {"bridge", "diffusion", "pairing", "targets", "losses", "batchnorm", "schedule", "weighting"}
+    {"diffusion", "pairing", "targets", "losses", "batchnorm", "schedule", "weighting"}
     | {"_inputs", "_wrappers", "models", "data", "landscape"},
-    {"_ends", "hidden", "partner_table"},
+    {"_ends", "bridge", "hidden", "partner_table"},
     {"paths", "evaluate", "reduction"},
     {"_settings", "augment"},
     {"objective"},

@@ -203,7 +203,7 @@ LONG = torch.tensor([0, 1])
     ("y", "space", "classes", "error", "message"),
     [
         (torch.tensor([0, 3]), "simplex", 3, ValueError, r"0\.\.2 \(num_classes=3\).*from 0 to 3.*Correct"),
-        (torch.tensor([-1, 2]), "simplex", 3, ValueError, r"from -1 to 2.*sample_weight 0"),
+        (torch.tensor([-1, 2]), "simplex", 3, ValueError, r"from -1 to 2.*before the call"),
         (LONG, "simplex", None, ValueError, r"y holds integer labels.*Pass num_classes"),
         (LONG, "real", 3, TypeError, r"needs floating targets, but y has dtype torch\.int64.*y\.float\(\)"),
         (LONG, "unit", 3, TypeError, r"needs floating targets, but y has dtype torch\.int64.*y\.float\(\)"),

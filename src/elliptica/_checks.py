@@ -115,15 +115,18 @@ def number(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a number, but got {value!r} ({type(value).__name__}).")
 
 
+def count(name: str, value: Any, least: int = 1, why: str = "") -> None:
+    """A whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, but got {value!r}.")
+    if int(value) < least:
+        raise ValueError(f"{name} must be at least {least}{why}, but got {value}.")
+
+
 def path_counts(n_times: int, n_bridges: int, antithetic: bool = False) -> None:
     """``n_times`` counts both ends; antithetic bridges come in pairs."""
-    counts: list[tuple[str, Any, int]] = [("n_times", n_times, 2), ("n_bridges", n_bridges, 1)]
-    for name, value, least in counts:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name} must be an integer, but got {value!r}.")
-        if value < least:
-            why = " (it counts both end points of a path)" if name == "n_times" else ""
-            raise ValueError(f"{name} must be at least {least}{why}, but got {value}.")
+    count("n_times", n_times, 2, " (it counts both end points of a path)")
+    count("n_bridges", n_bridges)
     if antithetic and n_bridges % 2:
         raise ValueError(
             f"antithetic=True draws bridges in pairs, so n_bridges must be even, but got {n_bridges}. "

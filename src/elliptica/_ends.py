@@ -91,10 +91,18 @@ def ends_given(
     targets: Tensor,
     n_bridges: int,
     encode: Callable[[Tensor], Tensor],
+    label_axes: int,
 ) -> Ends:
-    """Ends that need not be in the batch; ``encode`` turns their targets into points."""
+    """Ends that need not be in the batch.
+
+    ``encode`` turns their targets into points, which adds ``label_axes`` axes to integer labels.
+    """
     if not isinstance(end, tuple) or len(end) not in (2, 3):
-        raise TypeError("end must be a tuple (x, y) or (x, y, sample_weight) of the far ends.")
+        raise TypeError(
+            f"end must be a tuple (x, y) or (x, y, sample_weight) of the far ends, but got {type(end).__name__}."
+        )
+    if not isinstance(end[1], Tensor):
+        raise TypeError(f"end's y must be a torch.Tensor, but got {type(end[1]).__name__}.")
     far_inputs = named_inputs(end[0])
     if list(far_inputs) != list(inputs):
         raise ValueError(
@@ -103,23 +111,28 @@ def ends_given(
         )
     rows = len(targets)
     x = {
-        name: _far_rows(f"end's x[{name!r}]", far, inputs[name].shape, n_bridges)
+        name: _far_rows(f"end's x[{name!r}]", far, inputs[name].shape, n_bridges, inputs[name].dtype)
         for name, far in far_inputs.items()
     }
     labels = end[1]
-    if labels.ndim > 1 and labels.shape[:2] == (rows, n_bridges) and not labels.is_floating_point():
+    axes = targets.ndim - (0 if labels.is_floating_point() or labels.dtype == torch.bool else label_axes)
+    if labels.ndim == axes + 1 and labels.shape[:2] == (rows, n_bridges):  # a target for each bridge
         y = encode(labels.flatten(0, 1)).unflatten(0, (rows, n_bridges))
     else:
-        y = labels if labels.is_floating_point() else encode(labels)
+        y = encode(labels)
     weight = None
     if len(end) == 3:
         weight = _far_rows("end's sample_weight", end[2], targets.shape[:1], n_bridges)
     return Ends(n_bridges, None, x, _far_rows("end's y", y, targets.shape, n_bridges), weight)
 
 
-def _far_rows(name: str, far: Tensor, shape: torch.Size, n_bridges: int) -> Tensor:
+def _far_rows(
+    name: str, far: Tensor, shape: torch.Size, n_bridges: int, dtype: torch.dtype | None = None
+) -> Tensor:
     """Lay far ends out as ``(bridge * batch, *feature)``."""
     _checks.finite(name, far)
+    if dtype is not None and far.dtype != dtype:
+        raise TypeError(f"{name} has dtype {far.dtype}, but x has {dtype}. Convert it with .to({dtype}).")
     with_bridges = (shape[0], n_bridges, *shape[1:])
     if tuple(far.shape) == with_bridges:
         return far.transpose(0, 1).flatten(0, 1)

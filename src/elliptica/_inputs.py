@@ -72,6 +72,8 @@ def bridged_names(items: Mapping[Hashable, Tensor], bridged: Sequence[Hashable] 
                 f"bridged=({next(iter(items))!r},). The others are taken from the nearer end point."
             )
         return list(items)
+    if isinstance(bridged, str):
+        raise TypeError(f"bridged must be a tuple of names, but got a string. Write bridged=({bridged!r},).")
     missing = [name for name in bridged if name not in items]
     if missing or not bridged:
         raise ValueError(

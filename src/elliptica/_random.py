@@ -55,7 +55,7 @@ def draw_normal(
 def draw_uniform(shape: Sequence[int], *, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Uniforms on [0, 1) in float32."""
     source = _source(generator, device)
-    u = torch.rand(*shape, device=source, generator=generator)
+    u = torch.rand(*shape, dtype=torch.float32, device=source, generator=generator)
     return u if source == device else u.to(device)
 
 

@@ -8,7 +8,6 @@ because then a batch of paths flattens into rows for a model without a copy.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Literal
 
 import torch
@@ -23,6 +22,7 @@ from elliptica._random import (
     draw_permutation,
     draw_uniform,
 )
+from elliptica.diffusion import Sigma, auto_sigma, check_sigma, noise_std
 
 Quadrature = Literal["mean", "left", "trapezoid", "uniform"]
 QUADRATURES: tuple[Quadrature, ...] = ("mean", "left", "trapezoid", "uniform")
@@ -129,7 +129,9 @@ def bridge_rows(
     scalar = not isinstance(std, Tensor)
     s, factor = _grid_tensors(n_times, float(std) if scalar else 1.0, start.ndim, dtype, start.device)
     a, b = (start, end) if start.dtype == dtype else (start.to(dtype), end.to(dtype))
-    paths = torch.lerp(a.contiguous(), b.contiguous(), s)  # (time, rows, *feature), exact at s = 0 and s = 1
+    paths = torch.lerp(a.contiguous(), b.contiguous(), s)  # (time, rows, *feature)
+    if not paths.requires_grad:  # copies: rounding, overflow and signed zeros cannot touch the ends
+        paths[0], paths[-1] = a, b
     if n_times > 2 and not (scalar and std == 0.0):
         inner = (n_times - 2, start.numel())
         if scalar and not antithetic:  # in the shape that the product below wants
@@ -186,7 +188,7 @@ def sample_bridge(
     *,
     n_times: int = 5,
     n_bridges: int = 1,
-    sigma: float | Tensor = 0.05,
+    sigma: Sigma = 0.05,
     horizon: float = 1.0,
     antithetic: bool = False,
     generator: torch.Generator | None = None,
@@ -206,8 +208,9 @@ def sample_bridge(
         end: Where it ends.
         n_times: Points on each path, both ends included (the paper's n_t); at least 2.
         n_bridges: Paths drawn for each pair (n_b).
-        sigma: Diffusion coefficient (sigma_b), a standard deviation: one number, or a tensor that
-            broadcasts to the features. Zero gives the straight chord.
+        sigma: Diffusion coefficient (sigma_b), a standard deviation: one number, a tensor that broadcasts
+            to the features, ``"auto"`` (measured on ``start``) or ``"green"``, see `Green`. Zero gives the
+            straight chord.
         horizon: Length of the time interval. Only ``sigma * sqrt(horizon)`` matters.
         antithetic: Draw the bridges in pairs of opposite noise (``n_bridges`` must be even).
         generator: Source of randomness; torch's default one if None.
@@ -227,16 +230,15 @@ def sample_bridge(
     _checks.finite("start", start)
     _checks.finite("end", end)
     _checks.path_counts(n_times, n_bridges, antithetic)
-    _checks.nonnegative("sigma", sigma)
+    known = check_sigma(sigma)
     _checks.positive("horizon", horizon)
     check_generator(generator, start.device)
-    if isinstance(sigma, Tensor):
-        _checks.per_feature("sigma", sigma, start.shape[1:])
     with torch.no_grad():
-        std = sigma * math.sqrt(horizon)
+        scale = auto_sigma(start) if known == "auto" else known
         shape = start.shape
         if n_bridges > 1:  # bridge-major rows, so that antithetic halves are whole bridges
             start, end = (z.repeat(n_bridges, *[1] * (z.ndim - 1)) for z in (start, end))
+        std = noise_std(scale, start, end, horizon, generator, antithetic)
         rows = bridge_rows(start, end, n_times=n_times, std=std, antithetic=antithetic, generator=generator)
         # (time, bridge * batch, *feature) -> (batch, bridge, time, *feature), as a view
         return rows.view(n_times, n_bridges, *shape).permute(2, 1, 0, *range(3, len(shape) + 2))

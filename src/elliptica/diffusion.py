@@ -116,7 +116,7 @@ def noise_std(
             f'sigma="green" needs at least 3 features, but got {n}. '
             "The conditioned law does not exist below; use a number for sigma, or Green(dim=...)."
         )
-    r = (end.detach() - start.detach()).reshape(rows, -1).float().norm(dim=1)
+    r = (end.detach().float() - start.detach().float()).reshape(rows, -1).norm(dim=1)
     draws = rows // 2 if antithetic else rows
     gamma = draw_gamma(dim / 2 - 1, draws, device=start.device, generator=generator)
     if antithetic:

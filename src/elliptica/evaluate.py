@@ -62,6 +62,7 @@ class Evaluator:
         step = rows if self.chunk_size is None else max(1, self.chunk_size // n_times)
         if step >= rows:
             return self._rows(paths, items, y, slice(0, rows))
+        step = -(-rows // -(-rows // step))  # chunks of equal size: none with a single row left over
         chunks = [self._chunk(paths, items, y, slice(i, i + step)) for i in range(0, rows, step)]
         losses, terms = zip(*chunks, strict=True)
         return torch.cat(losses, 1), tuple(torch.cat(t, 1) for t in zip(*terms, strict=True))

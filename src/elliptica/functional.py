@@ -34,6 +34,10 @@ def elliptic_loss(
         >>> x, y = torch.randn(8, 4), torch.randn(8, 1)
         >>> elliptic_loss(model, nn.MSELoss(), x, y, sigma=0.05).backward()
     """
+    if settings.get("schedule") is not None:
+        raise ValueError(
+            "A function has no epochs: call it with another sigma instead of schedule=, or use Elliptic."
+        )
     objective = Elliptic(model, loss_fn, **settings)
     result: Tensor = objective(
         x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +19,7 @@ _REMEDY = (
 
 
 _LABEL_LOSSES = (nn.NLLLoss, nn.MultiMarginLoss)
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
 
 
 class PerSampleLoss(nn.Module):
@@ -36,6 +37,13 @@ class PerSampleLoss(nn.Module):
         super().__init__()
         if not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable, but got {type(loss_fn).__name__}. {_REMEDY}")
+        if isinstance(loss_fn, type):
+            raise TypeError(f"loss_fn is a class; make an instance of it: {loss_fn.__name__}().")
+        if isinstance(loss_fn, nn.CrossEntropyLoss) and loss_fn.ignore_index != -100:
+            raise ValueError(
+                f"loss_fn has ignore_index={loss_fn.ignore_index}, but along a bridge labels become "
+                "probabilities, of which none can be ignored. Drop those rows before the call."
+            )
         if isinstance(loss_fn, _LABEL_LOSSES) or loss_fn in (F.nll_loss, F.multi_margin_loss):
             name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
             raise TypeError(
@@ -57,15 +65,12 @@ class PerSampleLoss(nn.Module):
             loss_fn.reduction = "none"  # type: ignore[assignment]  # nn.Module attributes are untyped
         elif "reduction" in _parameters(loss_fn) and not isinstance(loss_fn, functools.partial):
             loss_fn = functools.partial(loss_fn, reduction="none")
-        self.loss_fn = loss_fn
+        self.loss_fn: Any = loss_fn
 
     def forward(self, output: object, target: Tensor) -> Tensor:
         """One loss per row of ``target``."""
-        if isinstance(output, Tensor) and output.ndim == 2 and target.ndim == 3 and target.shape[2] == 1:
-            raise ValueError(
-                f"The model returns one row of {output.shape[1]} classes per sample, but y has one axis more "
-                "than labels need, shape (n, 1). Pass y.squeeze(1)."
-            )
+        if isinstance(output, Tensor):
+            self._check_shapes(output, target)
         losses = self.loss_fn(output, target)
         rows = len(target)
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != rows:
@@ -85,6 +90,26 @@ class PerSampleLoss(nn.Module):
         losses = losses.flatten(1)
         return losses.sum(1) if self._sums_features else losses.mean(1)
 
+    def _check_shapes(self, output: Tensor, target: Tensor) -> None:
+        """Catch what torch would refuse obscurely, or broadcast silently."""
+        shapes = f"The model returns shape {tuple(output.shape)}, but the targets have {tuple(target.shape)}"
+        if isinstance(self.loss_fn, nn.CrossEntropyLoss):
+            if target.ndim == output.ndim + 1:
+                raise ValueError(
+                    f"{shapes}: y has an axis too many for labels. Pass y.squeeze(1) for labels of shape (n, 1), "
+                    "y.float() for one-hot labels."
+                )
+            if output.ndim == target.ndim > 1 and output.shape[1] != target.shape[1]:
+                raise ValueError(
+                    f"{shapes}, i.e. {output.shape[1]} against {target.shape[1]} classes. Make num_classes and the "
+                    "model's last layer agree."
+                )
+        elif isinstance(self.loss_fn, _ELEMENTWISE) and output.shape != target.shape:
+            raise ValueError(
+                f"{shapes}, so the loss would compare every row with every other or broadcast. Give both the "
+                "same shape, e.g. y.unsqueeze(1) or model output .squeeze(1)."
+            )
+
     @property
     def weights_classes(self) -> bool:
         """Whether the loss weights classes and averages by those weights."""
@@ -92,12 +117,13 @@ class PerSampleLoss(nn.Module):
 
     def class_weight(self, target: Tensor) -> Tensor:
         """Mean weight of each row's classes."""
-        weight = self.loss_fn.weight.to(target.dtype)  # type: ignore[union-attr]
-        return torch.tensordot(target, weight, dims=([1], [0])).reshape(len(target), -1).mean(1)
+        weight = self.loss_fn.weight.to(target.dtype)
+        weighted = target * weight.view(1, -1, *[1] * (target.ndim - 2))
+        return weighted.sum(1).reshape(len(target), -1).mean(1)
 
     def num_classes(self) -> int | None:
         """Number of classes, when class weights give it away."""
-        return len(self.loss_fn.weight) if self.weights_classes else None  # type: ignore[union-attr, arg-type]
+        return len(self.loss_fn.weight) if self.weights_classes else None
 
 
 def _parameters(function: object) -> list[str]:

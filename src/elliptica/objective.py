@@ -17,7 +17,7 @@ from elliptica._inputs import bridged_names, call_model, check_weight, named_inp
 from elliptica._settings import check_combination, refuse_no_op
 from elliptica._wrappers import refuse_wrapped
 from elliptica.batchnorm import BATCH_NORM_MODES, BatchNormMode, path_statistics, tracking_layers
-from elliptica.bridge import Quadrature
+from elliptica.bridge import Quadrature, time_weights
 from elliptica.diffusion import Sigma, auto_sigma
 from elliptica.evaluate import Evaluator, time_steps
 from elliptica.hidden import find_layer, hidden_features
@@ -28,7 +28,7 @@ from elliptica.reduction import path_mean, weighted_mean
 from elliptica.schedule import Schedule
 from elliptica.targets import SimplexMap, TargetSpace, infer_target_space
 from elliptica.types import Drift, EllipticWarning, Inputs, LossFn, Paths
-from elliptica.weighting import READINGS, WEIGHTINGS, Reading, Weighting
+from elliptica.weighting import READINGS, WEIGHTINGS, Grid, Reading, Weighting
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +61,11 @@ class Elliptic(nn.Module):
             on the data themselves; 2 is ordinary training.
         n_bridges: Bridges per data point, each to a partner of its own (n_b).
         sigma: Diffusion coefficient (sigma_b) in units of the inputs: a number, a tensor with one
-            value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch, which
-            each process measures for itself), or ``"green"`` / `Green`, the random variance that the
+            value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch; with
+            several processes pass ``sigma=auto_sigma(x)`` instead, so that all use the same), or ``"green"`` / `Green`, the random variance that the
             PDE prescribes. Zero: straight lines.
-        sigma_y: The same for targets; None means ``sigma`` if that is a number, and zero otherwise.
+        sigma_y: The same for targets, in their units; None means ``sigma`` if that is a number, and zero
+            (linear targets) otherwise.
         horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
         antithetic: Draw bridges in pairs of opposite noise to the same partner (even ``n_bridges``).
         pairing: Where bridges end, see `sample_partners`.
@@ -139,10 +140,19 @@ class Elliptic(nn.Module):
                 f"model must be a torch.nn.Module, but got {type(model).__name__}. "
                 "The order is Elliptic(model, loss_fn)."
             )
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1 row, but got {chunk_size}.")
+        if chunk_size is not None:
+            _checks.count("chunk_size", chunk_size)
         _checks.choice("weighting", weighting, WEIGHTINGS)
         _checks.choice("bn", bn, BATCH_NORM_MODES)
+        if isinstance(model, nn.modules.loss._Loss):
+            raise TypeError(
+                f"model is a loss ({type(model).__name__}); the order is Elliptic(model, loss_fn)."
+            )
+        if schedule is not None and not callable(schedule):
+            raise TypeError(
+                f"schedule must be a function of the epoch, but got {schedule!r}. "
+                "Use e.g. elliptica.switch_off(after=80)."
+            )
         _checks.nonnegative("xi", xi)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
@@ -156,6 +166,7 @@ class Elliptic(nn.Module):
         self.schedule = schedule
         self.epoch: int | None = None
         self._warned = False
+        self._warned_of_mode = False
         self.auto_sigma: Tensor | None
         self.register_buffer("auto_sigma", None)
         if at is not None:
@@ -257,6 +268,10 @@ class Elliptic(nn.Module):
         reading = None if self.xi == 0.0 else READINGS.get(self.weighting)
         if reading is not None and reading.second_order and not torch.compiler.is_compiling():
             refuse_wrapped(self.model, True, self.chunk_size is not None)  # layers may be sharded late
+        if reading is not None and reading.needs_path and paths.s.shape[2] < 2:
+            raise ValueError(
+                f'weighting={self.weighting!r} needs whole paths; draw them with sampling="path".'
+            )
         if (
             paths.hidden is not None
             or self.chunk_size is not None
@@ -269,7 +284,9 @@ class Elliptic(nn.Module):
         """The ordinary mean loss on the data themselves."""
         target = self._sampler_for(y).encode(x, y)
         check_weight(sample_weight, len(target))
-        losses = self.loss(call_model(self.model, x), target)
+        frozen = self.training and self.bn == "frozen"
+        with path_statistics("frozen" if frozen else "paths", self.model):
+            losses = self.loss(call_model(self.model, x), target)
         class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
         return weighted_mean(losses, sample_weight, class_weight)
 
@@ -292,11 +309,14 @@ class Elliptic(nn.Module):
         evaluate = Evaluator(self.model, self.loss, reading, self.drift, self.chunk_size, self.bn)
         with path_statistics(self.bn, self.model):
             losses, terms = evaluate(paths)
+        over_time = None
+        if len(losses) > 1 and self.sampler.quadrature != "mean":
+            over_time = time_weights(len(losses), self.sampler.quadrature, losses)
         if reading is not None:
             if reading.second_order and torch.is_grad_enabled() and losses.requires_grad:
                 refuse_no_op(terms)
-            losses = reading.apply(losses, terms, self.xi, time_steps(paths))
-        loss = path_mean(losses, paths, self.loss, self.sampler.quadrature)
+            losses = reading.apply(losses, terms, self.xi, Grid(time_steps(paths), over_time))
+        loss = path_mean(losses, paths, self.loss, over_time)
         if reading is not None and reading.second_order:
             self._warn_if_negative(loss)
         return loss
@@ -324,6 +344,8 @@ class Elliptic(nn.Module):
 
     def _strength(self) -> float | None:
         """Factor on the noise in this epoch; None when bridges are off."""
+        if self.training != self.model.training and not self._warned_of_mode:
+            self._warn_of_mode()
         if not self.training:
             return None
         if self.schedule is None:
@@ -333,7 +355,21 @@ class Elliptic(nn.Module):
                 "This objective has a schedule, but does not know the epoch. Call "
                 "objective.set_epoch(epoch) at the start of each epoch (0, 1, ...)."
             )
-        return self.schedule(self.epoch)
+        strength = self.schedule(self.epoch)
+        if strength is not None:
+            _checks.nonnegative(f"The schedule's factor in epoch {self.epoch}", strength)
+        return strength
+
+    @torch.compiler.disable(recursive=True)
+    def _warn_of_mode(self) -> None:
+        self._warned_of_mode = True
+        on = "on" if self.training else "off"
+        warnings.warn(
+            f"objective.training is {self.training} but model.training is {self.model.training}, so bridges are "
+            f"{on}. Call objective.train() and objective.eval() instead of the model's.",
+            EllipticWarning,
+            stacklevel=3,
+        )
 
     def _sampler_for(self, y: Tensor) -> PathSampler:
         """The sampler, once the target space is known."""

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from elliptica import _checks
-from elliptica._random import check_generator, draw_permutation, draw_uniform
+from elliptica._random import check_generator, compute_dtype, draw_permutation, draw_uniform
 
 Pairing = Literal["permutation", "inverse_distance", "nearest"]
 Among = Literal["all", "same_class", "other_class"]
@@ -30,18 +30,16 @@ DISTANCE_FLOOR = 1e-3
 def pairwise_distances(
     x: Float[Tensor, " n *feature"], to: Float[Tensor, " m *feature"] | None = None
 ) -> Float[Tensor, "n m"]:
-    """Euclidean distances between flattened rows, in at least float32.
+    """Euclidean distances between flattened rows, computed in float64.
 
-    Rows are centred first: the fast matrix form of ``cdist`` loses digits when all rows are far
-    from the origin.
+    The fast matrix form of ``cdist`` loses digits where distances are small against the spread of the
+    data (clusters, outliers); in float32 it then finds wrong neighbours.
     """
-    rows = x.detach().reshape(len(x), -1)
-    rows = rows if rows.dtype == torch.float64 else rows.float()
-    centre = rows.mean(0, keepdim=True)
-    if to is None:
-        return torch.cdist(rows - centre, rows - centre)
-    others = to.detach().reshape(len(to), -1).to(rows.dtype)
-    return torch.cdist(rows - centre, others - centre)
+    double = torch.float32 if x.device.type == "mps" else torch.float64
+    rows = x.detach().reshape(len(x), -1).to(double)
+    others = rows if to is None else to.detach().reshape(len(to), -1).to(double)
+    centre = others.mean(0, keepdim=True)
+    return torch.cdist(rows - centre, others - centre).to(compute_dtype(x.dtype))
 
 
 def eligible_partners(

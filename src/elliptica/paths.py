@@ -8,6 +8,8 @@ memory, ``(time, bridge * batch, *feature)``, and shown as ``(batch, bridge, tim
 from __future__ import annotations
 
 import dataclasses
+import math
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,7 +57,7 @@ from elliptica.targets import (
     encode_targets,
     project_targets,
 )
-from elliptica.types import Inputs, Paths
+from elliptica.types import EllipticWarning, Inputs, Paths
 
 Sampling = Literal["path", "marginal"]
 SAMPLINGS: tuple[Sampling, ...] = ("path", "marginal")
@@ -100,6 +102,8 @@ class PathSampler:
             )
         _checks.path_counts(self.n_times, self.n_bridges, self.antithetic)
         _checks.positive("horizon", self.horizon)
+        if self.num_classes is not None:
+            _checks.count("num_classes", self.num_classes)
         _checks.nonnegative("power", self.power)
         sigma = check_sigma(self.sigma)
         object.__setattr__(self, "sigma", sigma)
@@ -108,6 +112,22 @@ class PathSampler:
             object.__setattr__(self, "sigma_y", sigma if isinstance(sigma, float) else 0.0)
         else:
             _checks.nonnegative("sigma_y", self.sigma_y)
+        self._warn_of_smoothing()
+
+    def _warn_of_smoothing(self) -> None:
+        """With many classes the paper's map to the simplex leaves little mass on the true one."""
+        if self.num_classes is None or self.simplex != "abs" or isinstance(self.sigma_y, Tensor):
+            return
+        # mean absolute noise of one class at mid-bridge, for all classes
+        spilt = 0.4 * float(self.sigma_y or 0.0) * math.sqrt(self.horizon) * self.num_classes
+        if spilt > 1:
+            warnings.warn(
+                f"With {self.num_classes} classes and sigma_y={self.sigma_y} about {spilt / (1 + spilt):.0%} of "
+                "the label's mass leaves the true classes at mid-bridge: strong label smoothing. "
+                'Use sigma_y=0 (linear labels) or simplex="euclidean" to avoid it.',
+                EllipticWarning,
+                stacklevel=5,
+            )
 
     def draw(
         self,
@@ -137,7 +157,10 @@ class PathSampler:
         targets = self._encode(y, reference)
         if end is not None:
             self._check_end(partners)
-            ends = ends_given(end, inputs, targets, self.n_bridges, lambda far: self._encode(far, reference))
+            label_axes = 1 if self.target_space == "simplex" else 0
+            ends = ends_given(
+                end, inputs, targets, self.n_bridges, lambda far: self._encode(far, reference), label_axes
+            )
             if ends.weight is not None and sample_weight is None:
                 raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
         elif partners is not None:
@@ -246,7 +269,7 @@ class PathSampler:
         labels = None
         if self.among != "all":
             labels = y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y
-            if labels.ndim != 1 or labels.is_floating_point():
+            if self.target_space != "simplex" or labels.ndim != 1 or labels.is_floating_point():
                 raise ValueError(
                     f"among={self.among!r} needs one class per row, but y has shape "
                     f'{tuple(y.shape)} and dtype {y.dtype}. Use among="all".'

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from elliptica._ends import flatten_rows
-from elliptica.bridge import Quadrature, time_weights
 from elliptica.losses import PerSampleLoss
 from elliptica.types import Paths
 
@@ -16,7 +15,8 @@ def weighted_mean(
     """Mean of weight times loss over rows.
 
     A loss that weights classes is divided by the mean weight of the classes at hand, as torch does for
-    labels, so that the scale of the loss does not depend on the scale of the weights.
+    labels, so that the scale of the loss does not depend on the scale of the weights. Like torch's, that
+    is a ratio of two means over the batch, hence biased by a term of order one over the batch size.
     """
     total = losses if weight is None else losses * weight
     if over_time is not None:
@@ -25,12 +25,10 @@ def weighted_mean(
     return total.mean() if class_weight is None else total.mean() / class_weight.mean()
 
 
-def path_mean(losses: Tensor, paths: Paths, loss: PerSampleLoss, quadrature: Quadrature) -> Tensor:
+def path_mean(losses: Tensor, paths: Paths, loss: PerSampleLoss, over_time: Tensor | None) -> Tensor:
     """Integrate losses ``(time, rows)`` over time and average them over the batch."""
     weight = None if paths.weight is None else flatten_rows(paths.weight)
-    class_weight = over_time = None
+    class_weight = None
     if loss.weights_classes:
         class_weight = loss.class_weight(flatten_rows(paths.y).flatten(0, 1)).view(losses.shape)
-    if len(losses) > 1 and quadrature != "mean":
-        over_time = time_weights(len(losses), quadrature, losses)
     return weighted_mean(losses, weight, class_weight, over_time)

@@ -101,8 +101,8 @@ def encode_targets(
         if low < 0 or high >= num_classes:
             raise ValueError(
                 f"Labels must lie in 0..{num_classes - 1} (num_classes={num_classes}), but y has "
-                f"values from {low} to {high}. Correct num_classes or the labels; rows to be "
-                "ignored can be given sample_weight 0."
+                f"values from {low} to {high}. Correct num_classes or the labels; drop rows "
+                "that are to be ignored before the call."
             )
     one_hot = torch.zeros(len(y), num_classes, *y.shape[1:], dtype=dtype, device=y.device)
     return one_hot.scatter_(1, y.long().unsqueeze(1), 1.0)
@@ -154,6 +154,8 @@ def project_to_simplex(
         size = y.abs()
         total = size.sum(-1, keepdim=True)
         return torch.where(total > 0, size / total, 1 / y.shape[-1])  # zeros have no direction: uniform
+    if y.dtype in (torch.bfloat16, torch.float16):  # the arithmetic below needs more digits
+        return project_to_simplex(y.float(), how).to(y.dtype)
     ordered = y.sort(dim=-1, descending=True).values
     largest = ordered[..., :1]
     ordered = ordered - largest  # adding a constant changes nothing but the rounding

@@ -36,19 +36,26 @@ class Points:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Times of the points: steps ``(time, rows)``, and the quadrature's weights ``(time, 1)`` if not equal."""
+
+    ds: Tensor
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Reading:
     """One reading of importance weighting.
 
     Attributes:
         terms: From points to per-point terms.
-        apply: From losses, terms (both ``(time, rows)``), ``xi`` and the steps ``ds`` (of the same
-            shape) to new losses.
+        apply: From losses, terms (both ``(time, rows)``), ``xi`` and the time grid to new losses.
         second_order: Whether the result must be differentiated through the gradient.
         needs_path: Whether increments along a path are needed.
     """
 
     terms: Callable[[Sequence[Points]], Terms]
-    apply: Callable[[Tensor, Terms, float, Tensor], Tensor]
+    apply: Callable[[Tensor, Terms, float, Grid], Tensor]
     second_order: bool
     needs_path: bool
 
@@ -105,28 +112,33 @@ def self_normalised(log_weights: Tensor) -> Tensor:
     return (flat.softmax(0) * flat.numel()).reshape(log_weights.shape)
 
 
-def _add_norm(losses: Tensor, terms: Terms, xi: float, _ds: Tensor) -> Tensor:
+def _add_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
     return losses + xi * terms[0]
 
 
-def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, _ds: Tensor) -> Tensor:
+def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    """Points that the quadrature leaves out take no part; the weighted mean of the weights is one."""
     norm = terms[0].detach()
-    spread = norm.std() if norm.numel() > 1 else norm.new_tensor(0.0)
-    standardised = (norm - norm.mean()) / spread.clamp_min(torch.finfo(norm.dtype).tiny)
-    return losses * self_normalised(xi * standardised)
+    share = torch.ones_like(norm) if grid.weights is None else grid.weights.expand_as(norm)
+    share = share / share.sum()
+    mean = (share * norm).sum()
+    variance = (share * (norm - mean).square()).sum() * norm.numel() / max(norm.numel() - 1, 1)
+    score = xi * (norm - mean) / variance.sqrt().clamp_min(torch.finfo(norm.dtype).tiny)
+    weights = (score - score.max()).exp()
+    return losses * (weights / (share * weights).sum())
 
 
-def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, ds: Tensor) -> Tensor:
-    return losses - path_log_weights(terms, xi, ds)
+def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    return losses - path_log_weights(terms, xi, grid.ds)
 
 
-def _weigh_paths(losses: Tensor, terms: Terms, xi: float, ds: Tensor) -> Tensor:
-    return losses * self_normalised(path_log_weights(terms, xi, ds))
+def _weigh_paths(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    return losses * self_normalised(path_log_weights(terms, xi, grid.ds))
 
 
-def _subtract_released(losses: Tensor, terms: Terms, xi: float, _ds: Tensor) -> Tensor:
-    # The gradient of the *batch mean* is 1/rows of the gradient of a point's own loss. Both loss and term are
-    # summed over time there; here both are averaged.
+def _subtract_released(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    # The gradient of the *batch mean* is 1/rows of the gradient of a point's own loss. Both loss and term
+    # are summed over time there; here both are averaged.
     rows = losses.shape[1]
     return losses - xi * (terms[0] / rows - 0.5 * terms[1] / rows**2).mean(0)
 
