@@ -27,7 +27,7 @@ def table(rows: list[dict[str, object]]) -> str:
         note = f"{r['detail']} {mark}".strip()
         lines.append(
             f"| {r['what']} | {r['against']} | {r['ratio']:.2f} | {r['low']:.2f}-{r['high']:.2f} "
-            f"| {r['budget']:g} | {note} |"
+            f"| {'-' if r['budget'] == float('inf') else format(r['budget'], 'g')} | {note} |"
         )
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ CHUNK = 32
 _CHILD = """
 import sys, threading, time, torch
 from torch import nn
-from benchmarks.steps import elliptic_step, erm_step
+from elliptica import Elliptic
 from elliptica.models import preact_resnet
 
 def resident():
@@ -24,13 +24,12 @@ def resident():
 kind, chunk = sys.argv[1], int(sys.argv[2])
 net = preact_resnet(18, 10)
 x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
-if kind == "erm":
-    run = erm_step(net, x[:chunk], y[:chunk])
-elif kind == "chunked":
-    run = elliptic_step(net, x, y, sampling="path", n_times=5, chunk_size=chunk)
-else:
-    run = elliptic_step(net, x, y, sampling="path", n_times=5)
-erm_step(net, x[:1], y[:1])()        # gradients and thread pools exist before the measurement
+size = chunk if kind == "chunked" else None
+objective = Elliptic(net, nn.CrossEntropyLoss(), num_classes=10, sampling="path", n_times=5, chunk_size=size)
+for parameter in net.parameters():      # gradients exist before the measurement, in all cases
+    parameter.grad = torch.zeros_like(parameter)
+with torch.no_grad():
+    net(x[:2])                          # and so do thread pools
 peak, base, done = [0], resident(), threading.Event()
 
 def watch():
@@ -40,7 +39,10 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-run()
+if kind == "erm":
+    nn.functional.cross_entropy(net(x[:chunk]), y[:chunk]).backward()
+else:
+    objective(x, y).backward()
 done.set()
 watcher.join()
 print(peak[0] - base)
@@ -48,7 +50,7 @@ print(peak[0] - base)
 
 
 def peak_bytes(kind: str) -> int:
-    """Growth of the resident set during one step."""
+    """Growth of the resident set during forward and backward pass."""
     result = subprocess.run(
         [sys.executable, "-c", _CHILD, kind, str(CHUNK)],
         capture_output=True,

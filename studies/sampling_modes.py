@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 import elliptica
@@ -37,6 +38,7 @@ TRAINING = {
     "no2": {"epochs": 100, "batch_size": 32, "lr": 1e-2, "sigma": 0.01, "n_bridges": 10},
 }
 N_TIMES = 5
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def methods(sigma: float, n_bridges: int) -> dict[str, dict[str, Any] | None]:
@@ -145,6 +147,21 @@ def table(records: list[dict[str, Any]]) -> str:
                 f"| {_spread(runs, 'validation_rmse')} "
                 f"| {statistics.median(r['cpu_seconds'] for r in runs):.1f} | {len(runs)} |"
             )
+    lines += [
+        "",
+        "Difference of test RMSE to ERM on the same split (mean, two-sided p of a paired t test):",
+        "",
+    ]
+    for dataset in LOADERS:
+        found = [r for r in records if r["dataset"] == dataset]
+        erm = {r["seed"]: r["test_rmse"] for r in found if r["method"] == "erm"}
+        for method in methods(0.0, 1):
+            gaps = [
+                r["test_rmse"] - erm[r["seed"]] for r in found if r["method"] == method and r["seed"] in erm
+            ]
+            if method != "erm" and len(gaps) > 1:
+                p = stats.ttest_1samp(gaps, 0.0).pvalue
+                lines.append(f"- {dataset}, {method}: {statistics.mean(gaps):+.4f} (p = {p:.2g})")
     return "\n".join(lines)
 
 
@@ -177,7 +194,11 @@ def main() -> None:
                         file.flush()
                         os.fsync(file.fileno())
                     print(f"{dataset} seed {seed} {method}: {record['test_rmse']:.4f}", flush=True)
-    print(table(read_records()))
+    text = table(read_records())
+    print(text)
+    page = HERE / "README.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,8 @@ def ends_given(
     """
     if not isinstance(end, tuple) or len(end) not in (2, 3):
         raise TypeError(
-            f"end must be a tuple (x, y) or (x, y, sample_weight) of the far ends, but got {type(end).__name__}."
+            "end must be a tuple (x, y) or (x, y, sample_weight) of the far ends, but got "
+            f"{type(end).__name__}."
         )
     if not isinstance(end[1], Tensor):
         raise TypeError(f"end's y must be a torch.Tensor, but got {type(end[1]).__name__}.")

@@ -96,13 +96,13 @@ class PerSampleLoss(nn.Module):
         if isinstance(self.loss_fn, nn.CrossEntropyLoss):
             if target.ndim == output.ndim + 1:
                 raise ValueError(
-                    f"{shapes}: y has an axis too many for labels. Pass y.squeeze(1) for labels of shape (n, 1), "
-                    "y.float() for one-hot labels."
+                    f"{shapes}: y has an axis too many for labels. Pass y.squeeze(1) for labels of shape "
+                    "(n, 1), y.float() for one-hot labels."
                 )
             if output.ndim == target.ndim > 1 and output.shape[1] != target.shape[1]:
                 raise ValueError(
-                    f"{shapes}, i.e. {output.shape[1]} against {target.shape[1]} classes. Make num_classes and the "
-                    "model's last layer agree."
+                    f"{shapes}, i.e. {output.shape[1]} against {target.shape[1]} classes. Make num_classes "
+                    "and the model's last layer agree."
                 )
         elif isinstance(self.loss_fn, _ELEMENTWISE) and output.shape != target.shape:
             raise ValueError(

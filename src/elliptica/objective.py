@@ -62,8 +62,8 @@ class Elliptic(nn.Module):
         n_bridges: Bridges per data point, each to a partner of its own (n_b).
         sigma: Diffusion coefficient (sigma_b) in units of the inputs: a number, a tensor with one
             value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch; with
-            several processes pass ``sigma=auto_sigma(x)`` instead, so that all use the same), or ``"green"`` / `Green`, the random variance that the
-            PDE prescribes. Zero: straight lines.
+            several processes pass ``sigma=auto_sigma(x)`` instead, so that all use the same), or
+            ``"green"`` / `Green`, the random variance that the PDE prescribes. Zero: straight lines.
         sigma_y: The same for targets, in their units; None means ``sigma`` if that is a number, and zero
             (linear targets) otherwise.
         horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
@@ -365,8 +365,8 @@ class Elliptic(nn.Module):
         self._warned_of_mode = True
         on = "on" if self.training else "off"
         warnings.warn(
-            f"objective.training is {self.training} but model.training is {self.model.training}, so bridges are "
-            f"{on}. Call objective.train() and objective.eval() instead of the model's.",
+            f"objective.training is {self.training} but model.training is {self.model.training}, so bridges "
+            f"are {on}. Call objective.train() and objective.eval() instead of the model's.",
             EllipticWarning,
             stacklevel=3,
         )

@@ -122,8 +122,8 @@ class PathSampler:
         spilt = 0.4 * float(self.sigma_y or 0.0) * math.sqrt(self.horizon) * self.num_classes
         if spilt > 1:
             warnings.warn(
-                f"With {self.num_classes} classes and sigma_y={self.sigma_y} about {spilt / (1 + spilt):.0%} of "
-                "the label's mass leaves the true classes at mid-bridge: strong label smoothing. "
+                f"With {self.num_classes} classes and sigma_y={self.sigma_y} about {spilt / (1 + spilt):.0%} "
+                "of the label's mass leaves the true classes at mid-bridge: strong label smoothing. "
                 'Use sigma_y=0 (linear labels) or simplex="euclidean" to avoid it.',
                 EllipticWarning,
                 stacklevel=5,

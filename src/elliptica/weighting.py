@@ -37,7 +37,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Grid:
-    """Times of the points: steps ``(time, rows)``, and the quadrature's weights ``(time, 1)`` if not equal."""
+    """Times of the points: steps ``(time, rows)``, quadrature weights ``(time, 1)`` unless all are equal."""
 
     ds: Tensor
     weights: Tensor | None = None
