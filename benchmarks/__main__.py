@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 import elliptica
-from benchmarks.timing import Measurement
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("samplers", "steps", "variance", "memory")
@@ -27,22 +26,23 @@ def table(rows: list[dict[str, object]]) -> str:
         note = f"{r['detail']} {mark}".strip()
         lines.append(
             f"| {r['what']} | {r['against']} | {r['ratio']:.2f} | {r['low']:.2f}-{r['high']:.2f} "
-            f"| {'-' if r['budget'] == float('inf') else format(r['budget'], 'g')} | {note} |"
+            f"| {'-' if r['budget'] is None else format(r['budget'], 'g')} | {note} |"
         )
     return "\n".join(lines)
 
 
 def main(names: list[str]) -> None:
-    """Measure, print as we go, write at the end."""
-    measured: list[Measurement] = []
+    """Measure, print as we go, write at the end; suites that were not asked for keep their rows."""
+    file = HERE / "results.json"
+    kept = json.loads(file.read_text())["measurements"] if file.exists() else []
+    measured: dict[str, list[dict[str, object]]] = {}
     for suite in names or SUITES:
+        measured[suite] = []
         for measurement in import_module(f"benchmarks.{suite}").measure():
-            measured.append(measurement)
+            measured[suite].append({"suite": suite, **measurement.as_dict()})
             print(f"{measurement.ratio:6.2f} (budget {measurement.budget:g})  {measurement.what}", flush=True)
-    rows = [m.as_dict() for m in measured]
+    rows = [r for s in SUITES for r in measured.get(s, [k for k in kept if k["suite"] == s])]
     print("\n" + table(rows))
-    if names:
-        return  # a part of the table would not be one run
     machine = {
         "torch": torch.__version__,
         "elliptica": elliptica.__version__,
@@ -50,9 +50,7 @@ def main(names: list[str]) -> None:
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
     }
-    (HERE / "results.json").write_text(
-        json.dumps({"machine": machine, "measurements": rows}, indent=1) + "\n"
-    )
+    file.write_text(json.dumps({"machine": machine, "measurements": rows}, indent=1) + "\n")
     readme = HERE / "README.md"
     before, _, rest = readme.read_text().partition(BEGIN)
     after = rest.partition(END)[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -20,7 +21,7 @@ class Measurement:
         ratio: Median over rounds of the ratio within a round.
         low: First quartile of those ratios.
         high: Third quartile.
-        budget: The most that we allow.
+        budget: The most that we allow; infinite for what is only reported.
         detail: Absolute figures, for orientation only.
     """
 
@@ -34,7 +35,12 @@ class Measurement:
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON file."""
-        return {**asdict(self), "within_budget": self.ratio <= self.budget}
+        within = self.ratio <= self.budget
+        return {
+            **asdict(self),
+            "budget": None if math.isinf(self.budget) else self.budget,
+            "within_budget": within,
+        }
 
 
 def seconds(function: Callable[[], object], repeats: int) -> float:
