@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from elliptica.evaluate import log_weights as log_weights
     from elliptica.evaluate import path_losses as path_losses
     from elliptica.functional import elliptic_loss as elliptic_loss
+    from elliptica.functional import sample_paths as sample_paths
     from elliptica.landscape import check_maximum_principle as check_maximum_principle
     from elliptica.objective import Elliptic as Elliptic
     from elliptica.pairing import partner_probabilities as partner_probabilities
     from elliptica.pairing import sample_partners as sample_partners
     from elliptica.partner_table import PartnerTable as PartnerTable
-    from elliptica.paths import sample_paths as sample_paths
     from elliptica.schedule import ramp as ramp
     from elliptica.schedule import switch_off as switch_off
     from elliptica.targets import project_to_simplex as project_to_simplex
@@ -45,7 +45,7 @@ _HOME = {
     "ramp": "schedule",
     "sample_bridge": "bridge",
     "sample_partners": "pairing",
-    "sample_paths": "paths",
+    "sample_paths": "functional",
     "switch_off": "schedule",
 }
 

@@ -1,10 +1,11 @@
-"""Settings of the objective that contradict each other, refused before any work."""
+"""Settings of the objective that contradict each other, refused; doubtful states, announced."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from elliptica._wrappers import refuse_wrapped
@@ -57,3 +58,29 @@ def check_combination(
         )
     second_order = reading is not None and reading.second_order
     refuse_wrapped(model, second_order, chunk_size is not None)
+
+
+@torch.compiler.disable(recursive=True)
+def warn_of_mode(objective_trains: bool, model_trains: bool) -> None:
+    """Users who call ``model.eval()`` alone would get bridges in their validation loss."""
+    warnings.warn(
+        f"objective.training is {objective_trains} but model.training is {model_trains}, so bridges are "
+        f"{'on' if objective_trains else 'off'}. Call objective.train() and objective.eval() instead of the "
+        "model's.",
+        EllipticWarning,
+        stacklevel=4,
+    )
+
+
+@torch.compiler.disable(recursive=True)
+def warn_if_negative(loss: Tensor, weighting: str, xi: float) -> bool:
+    """Additive weightings can outweigh the loss itself; returns whether that was said."""
+    if float(loss.detach()) >= 0:
+        return False
+    warnings.warn(
+        f"The objective became negative: the term of weighting={weighting!r} outweighs the loss. Lower xi "
+        f'(now {xi}), or use weighting="multiplicative".',
+        EllipticWarning,
+        stacklevel=4,
+    )
+    return True

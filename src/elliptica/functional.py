@@ -1,4 +1,4 @@
-"""The objective as a function, for loops that want no extra module."""
+"""Sampling and the objective as functions, for those who want no module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from elliptica._ends import End
 from elliptica.objective import Elliptic
-from elliptica.types import Inputs, LossFn
+from elliptica.paths import PathSampler
+from elliptica.targets import TargetSpace
+from elliptica.types import Inputs, LossFn, Paths
 
 
 def elliptic_loss(
@@ -43,3 +45,32 @@ def elliptic_loss(
         x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
     )
     return result
+
+
+def sample_paths(
+    x: Inputs,
+    y: Tensor,
+    *,
+    target_space: TargetSpace,
+    sample_weight: Tensor | None = None,
+    partners: Tensor | None = None,
+    end: End | None = None,
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> Paths:
+    """Draw the points that elliptic training evaluates (paper: Algorithm 1, lines 2 and 3).
+
+    Settings are those of `elliptica.Elliptic`. Hand the result to `elliptica.path_losses`, or to
+    ``objective(x, y, paths=...)``.
+
+    Example:
+        >>> x, y = torch.randn(6, 3), torch.randn(6, 1)
+        >>> paths = sample_paths(x, y, target_space="real", sampling="path", n_times=4)
+        >>> paths.x.shape, paths.y.shape
+        (torch.Size([6, 1, 4, 3]), torch.Size([6, 1, 4, 1]))
+    """
+    sampler = PathSampler(target_space=target_space, **settings)
+    with torch.no_grad():
+        return sampler.draw(
+            x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
+        )

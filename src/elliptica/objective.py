@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from elliptica import _checks
 from elliptica._ends import End
 from elliptica._inputs import bridged_names, call_model, check_weight, named_inputs
-from elliptica._settings import check_combination, refuse_no_op
+from elliptica._settings import check_combination, refuse_no_op, warn_if_negative, warn_of_mode
 from elliptica._wrappers import refuse_wrapped
 from elliptica.batchnorm import BATCH_NORM_MODES, BatchNormMode, path_statistics, tracking_layers
 from elliptica.bridge import Quadrature, time_weights
@@ -27,7 +26,7 @@ from elliptica.paths import PathSampler, Sampling
 from elliptica.reduction import path_mean, weighted_mean
 from elliptica.schedule import Schedule
 from elliptica.targets import SimplexMap, TargetSpace, infer_target_space
-from elliptica.types import Drift, EllipticWarning, Inputs, LossFn, Paths
+from elliptica.types import Drift, Inputs, LossFn, Paths
 from elliptica.weighting import READINGS, WEIGHTINGS, Grid, Reading, Weighting
 
 logger = logging.getLogger(__name__)
@@ -317,8 +316,8 @@ class Elliptic(nn.Module):
                 refuse_no_op(terms)
             losses = reading.apply(losses, terms, self.xi, Grid(time_steps(paths), over_time))
         loss = path_mean(losses, paths, self.loss, over_time)
-        if reading is not None and reading.second_order:
-            self._warn_if_negative(loss)
+        if reading is not None and reading.second_order and self.sampler.validate and not self._warned:
+            self._warned = warn_if_negative(loss, self.weighting, self.xi)
         return loss
 
     @torch.compiler.disable(recursive=True)
@@ -330,22 +329,11 @@ class Elliptic(nn.Module):
         """Hooks on layers, chunks, and running statistics under torch.func cannot be compiled."""
         return self._loss_on(paths, reading)
 
-    @torch.compiler.disable(recursive=True)
-    def _warn_if_negative(self, loss: Tensor) -> None:
-        """Additive weightings can outweigh the loss itself; say so once."""
-        if self.sampler.validate and not self._warned and float(loss.detach()) < 0:
-            self._warned = True
-            warnings.warn(
-                f"The objective became negative: the term of weighting={self.weighting!r} outweighs the "
-                f'loss. Lower xi (now {self.xi}), or use weighting="multiplicative".',
-                EllipticWarning,
-                stacklevel=2,
-            )
-
     def _strength(self) -> float | None:
         """Factor on the noise in this epoch; None when bridges are off."""
         if self.training != self.model.training and not self._warned_of_mode:
-            self._warn_of_mode()
+            self._warned_of_mode = True
+            warn_of_mode(self.training, self.model.training)
         if not self.training:
             return None
         if self.schedule is None:
@@ -359,17 +347,6 @@ class Elliptic(nn.Module):
         if strength is not None:
             _checks.nonnegative(f"The schedule's factor in epoch {self.epoch}", strength)
         return strength
-
-    @torch.compiler.disable(recursive=True)
-    def _warn_of_mode(self) -> None:
-        self._warned_of_mode = True
-        on = "on" if self.training else "off"
-        warnings.warn(
-            f"objective.training is {self.training} but model.training is {self.model.training}, so bridges "
-            f"are {on}. Call objective.train() and objective.eval() instead of the model's.",
-            EllipticWarning,
-            stacklevel=3,
-        )
 
     def _sampler_for(self, y: Tensor) -> PathSampler:
         """The sampler, once the target space is known."""

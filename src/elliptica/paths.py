@@ -8,11 +8,9 @@ memory, ``(time, bridge * batch, *feature)``, and shown as ``(batch, bridge, tim
 from __future__ import annotations
 
 import dataclasses
-import math
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,8 +54,9 @@ from elliptica.targets import (
     TargetSpace,
     encode_targets,
     project_targets,
+    warn_of_smoothing,
 )
-from elliptica.types import EllipticWarning, Inputs, Paths
+from elliptica.types import Inputs, Paths
 
 Sampling = Literal["path", "marginal"]
 SAMPLINGS: tuple[Sampling, ...] = ("path", "marginal")
@@ -112,22 +111,9 @@ class PathSampler:
             object.__setattr__(self, "sigma_y", sigma if isinstance(sigma, float) else 0.0)
         else:
             _checks.nonnegative("sigma_y", self.sigma_y)
-        self._warn_of_smoothing()
-
-    def _warn_of_smoothing(self) -> None:
-        """With many classes the paper's map to the simplex leaves little mass on the true one."""
-        if self.num_classes is None or self.simplex != "abs" or isinstance(self.sigma_y, Tensor):
-            return
-        # mean absolute noise of one class at mid-bridge, for all classes
-        spilt = 0.4 * float(self.sigma_y or 0.0) * math.sqrt(self.horizon) * self.num_classes
-        if spilt > 1:
-            warnings.warn(
-                f"With {self.num_classes} classes and sigma_y={self.sigma_y} about {spilt / (1 + spilt):.0%} "
-                "of the label's mass leaves the true classes at mid-bridge: strong label smoothing. "
-                'Use sigma_y=0 (linear labels) or simplex="euclidean" to avoid it.',
-                EllipticWarning,
-                stacklevel=5,
-            )
+        if self.simplex == "abs" and self.num_classes is not None and not isinstance(self.sigma_y, Tensor):
+            assert self.sigma_y is not None
+            warn_of_smoothing(self.num_classes, self.sigma_y, self.horizon)
 
     def draw(
         self,
@@ -329,32 +315,3 @@ def _scaled(sigma: float | Tensor | Green, strength: float) -> float | Tensor | 
 
 def _is_zero(variance: float | Tensor) -> bool:
     return not isinstance(variance, Tensor) and variance == 0.0
-
-
-def sample_paths(
-    x: Inputs,
-    y: Tensor,
-    *,
-    target_space: TargetSpace,
-    sample_weight: Tensor | None = None,
-    partners: Tensor | None = None,
-    end: End | None = None,
-    generator: torch.Generator | None = None,
-    **settings: Any,
-) -> Paths:
-    """Draw the points that elliptic training evaluates (paper: Algorithm 1, lines 2 and 3).
-
-    Settings are those of `elliptica.Elliptic`. Hand the result to `elliptica.path_losses`, or to
-    ``objective(x, y, paths=...)``.
-
-    Example:
-        >>> x, y = torch.randn(6, 3), torch.randn(6, 1)
-        >>> paths = sample_paths(x, y, target_space="real", sampling="path", n_times=4)
-        >>> paths.x.shape, paths.y.shape
-        (torch.Size([6, 1, 4, 3]), torch.Size([6, 1, 4, 1]))
-    """
-    sampler = PathSampler(target_space=target_space, **settings)
-    with torch.no_grad():
-        return sampler.draw(
-            x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
-        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Literal
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from elliptica import _checks
+from elliptica.types import EllipticWarning
 
 TargetSpace = Literal["simplex", "unit", "real"]
 SimplexMap = Literal["abs", "euclidean"]
@@ -173,3 +176,17 @@ def project_targets(y: Tensor, space: TargetSpace, simplex: SimplexMap, class_ax
         size = y.abs()
         return size.div_(size.sum(class_axis, keepdim=True))
     return project_to_simplex(y.movedim(class_axis, -1), simplex).movedim(-1, class_axis)
+
+
+def warn_of_smoothing(num_classes: int, sigma_y: float, horizon: float) -> None:
+    """Say so when the paper's map to the simplex leaves little mass on the true classes."""
+    # mean absolute noise of one class at mid-bridge, times the number of classes
+    spilt = 0.4 * sigma_y * math.sqrt(horizon) * num_classes
+    if spilt > 1:
+        warnings.warn(
+            f"With {num_classes} classes and sigma_y={sigma_y} about {spilt / (1 + spilt):.0%} of the "
+            "label's mass leaves the true classes at mid-bridge: strong label smoothing. Use sigma_y=0 "
+            '(linear labels) or simplex="euclidean" to avoid it.',
+            EllipticWarning,
+            stacklevel=5,
+        )
