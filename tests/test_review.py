@@ -138,6 +138,7 @@ def test_chunks_never_leave_a_single_row(generator):
 X, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
