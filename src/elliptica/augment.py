@@ -25,9 +25,9 @@ class BridgeMix:
 
     Call it where you would call mixup, in the loop or in a ``collate_fn``; the targets it returns are
     ordinary soft targets, for any loss that takes those. By default one point per sample, i.e. the price
-    of ordinary training. Inputs are never changed, odd batches and batches of one work, and the same
-    generator gives the same batch. Importance weighting needs the model and is not available here: use
-    `Elliptic`.
+    of ordinary training. Inputs are never changed, odd batches and batches of one work (``sigma="auto"``
+    needs two rows), and the same generator gives the same batch. Importance weighting needs the model and
+    is not available here: use `Elliptic`.
 
     Args:
         num_classes: Number of classes, for integer labels.

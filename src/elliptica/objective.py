@@ -212,7 +212,8 @@ class Elliptic(nn.Module):
             partners: Row of the batch at which each bridge ends, ``(batch,)`` or ``(batch, bridge)``.
             end: Far ends that need not be in the batch: ``(x, y)`` or ``(x, y, sample_weight)``;
                 without weights of their own they get those of the starts.
-            paths: Points drawn before (see `sample`), evaluated instead of drawing new ones.
+            paths: Points drawn before (see `sample`), evaluated instead of drawing new ones. (With ``at=``
+                the noise of the hidden layer is drawn at every evaluation.)
             generator: Source of randomness; torch's default one if None.
 
         Returns:

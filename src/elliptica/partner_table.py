@@ -22,7 +22,7 @@ _ROWS_FOR_MEDIAN = 1000
 
 
 class PartnerTable:
-    """Exact partner law over a data set, ready to draw from in microseconds.
+    """Exact partner law over a data set, ready to draw from: a batch costs one look-up per row.
 
     Stores one cumulative probability per pair of points, so memory is ``4 * n**2`` bytes (1.6 GB
     for 20 000 rows); built in chunks. Use it for tables and features of tens of thousands of rows.
@@ -99,7 +99,7 @@ class PartnerTable:
         log_odds = partner_log_odds(distances, allowed, power, self._floor)
         alone = ~allowed.any(1)
         log_odds[alone, own[alone, 0]] = 0.0  # nobody else is eligible: a loop
-        # summed in float64: float32 would lose the partners far down a long row
+        # summed in float64, so that errors do not add up along a long row
         self._table[rows] = log_odds.double().softmax(1).cumsum(1).float()
 
     def __len__(self) -> int:
