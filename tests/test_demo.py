@@ -15,13 +15,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 from elliptica import partner_probabilities
+from elliptica.baselines.mixup import mixup_batch
 from elliptica.cli import app
 from elliptica.data.toy import distance_to_moons, two_moons
 from elliptica.demo import study as study_module
 from elliptica.demo.command import INTERRUPTED, run_demo, write_files
 from elliptica.demo.evaluation import Evaluation, evaluate_losses, point_losses
 from elliptica.demo.look import headline
-from elliptica.demo.mixing import mixup_batch, partners_in_groups
+from elliptica.demo.mixing import partners_in_groups
 from elliptica.demo.settings import METHODS, QUICK, DemoSettings
 from elliptica.demo.streams import stream, stream_seed
 from elliptica.demo.study import Run, Study, record, run_study

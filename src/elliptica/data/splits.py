@@ -21,6 +21,7 @@ class Split:
     Attributes:
         x: Inputs, float32, shape ``(n, *feature)``.
         y: Targets, one row for each of ``x``: float32 values or int64 class numbers.
+        group: Domain or subpopulation of each row, int64, shape ``(n,)``; None where there is none.
 
     Raises:
         ValueError: If there are no rows, their numbers differ, or a dtype is another one.
@@ -32,6 +33,7 @@ class Split:
 
     x: Tensor
     y: Tensor
+    group: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.x.ndim < 1 or self.y.ndim < 1 or not len(self.x) == len(self.y) > 0:
@@ -44,6 +46,13 @@ class Split:
             raise ValueError(
                 "x must be float32 and y float32 (values) or int64 (classes), but they are "
                 f"{self.x.dtype} and {self.y.dtype}. Convert with .float() or .long()."
+            )
+        if self.group is not None and (
+            self.group.dtype != torch.int64 or self.group.shape != self.x.shape[:1]
+        ):
+            raise ValueError(
+                f"group must be int64 of shape ({len(self.x)},), one number per row, but is "
+                f"{self.group.dtype} of shape {tuple(self.group.shape)}. Convert with .long().flatten()."
             )
 
     @property

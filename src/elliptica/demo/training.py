@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elliptica.baselines.mixup import mixup_batch
 from elliptica.data.toy import TwoMoons
-from elliptica.demo.mixing import mixup_batch, partners_in_groups
+from elliptica.demo.mixing import partners_in_groups
 from elliptica.demo.settings import DemoSettings, Method
 from elliptica.demo.streams import stream, stream_seed
 from elliptica.models.mlp import mlp

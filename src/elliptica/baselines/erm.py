@@ -1,0 +1,102 @@
+"""Plain training: the mean loss on the data (empirical risk minimisation), which all others start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica._ends import End
+from elliptica._inputs import call_model, check_batch, check_weight, count_rows, named_inputs
+from elliptica._random import compute_dtype
+from elliptica.losses import PerSampleLoss
+from elliptica.reduction import weighted_mean
+from elliptica.targets import encode_targets, infer_target_space
+from elliptica.types import Inputs, LossFn
+
+
+class ERM(nn.Module):
+    """The ordinary mean loss, behind the same call as `elliptica.Elliptic`.
+
+    Use it as the line that others are compared with: ``objective(x, y)`` is ``criterion(model(x), y)``, in
+    training and in ``eval()`` mode. The module owns the model; save ``objective.model``.
+
+    Args:
+        model: Any network.
+        loss_fn: Your ordinary loss; a ``reduction`` is switched off in a copy. A callable must return one
+            value per sample.
+        num_classes: Number of classes of integer labels; None reads it off the model's output.
+
+    Example:
+        >>> model = nn.Linear(4, 3)
+        >>> objective = ERM(model, nn.CrossEntropyLoss())
+        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> torch.allclose(objective(x, y), nn.functional.cross_entropy(model(x), y))
+        True
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn, *, num_classes: int | None = None) -> None:
+        super().__init__()
+        own = type(self).__name__
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model must be a torch.nn.Module, but got {type(model).__name__}. "
+                f"The order is {own}(model, loss_fn)."
+            )
+        if isinstance(model, nn.modules.loss._Loss):
+            raise TypeError(f"model is a loss ({type(model).__name__}); the order is {own}(model, loss_fn).")
+        if num_classes is not None:
+            _checks.count("num_classes", num_classes)
+        self.model = model
+        self.loss = PerSampleLoss(loss_fn)
+        self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice
+        self.num_classes = self.loss.num_classes() if num_classes is None else num_classes
+
+    def forward(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        end: End | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Loss of a batch, a scalar.
+
+        Args:
+            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
+            y: Targets: integer labels, soft labels, or real values.
+            sample_weight: Weight of each sample, used as given: the mean of weight times loss.
+            end: Taken so that all methods are called alike; there is nothing to mix with.
+            generator: Taken so that all methods are called alike; nothing is drawn.
+        """
+        return self.clean_loss(x, y, sample_weight=sample_weight)
+
+    def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
+        """The ordinary mean loss on the data themselves."""
+        inputs = named_inputs(x)
+        rows = count_rows(inputs)
+        check_batch(inputs, [], y, rows, finite=True)
+        check_weight(sample_weight, rows)
+        output = call_model(self.model, x)
+        target = self._encode(y, output)
+        return self._mean(self.loss(output, target), target, sample_weight)
+
+    def _encode(self, y: Tensor, output: Any) -> Tensor:
+        """Targets that can be mixed: labels become one-hot, with as many classes as the output has."""
+        if y.is_floating_point():
+            return y
+        num_classes, dtype = self.num_classes, torch.float32
+        if isinstance(output, Tensor):
+            dtype = compute_dtype(output.dtype)
+            if num_classes is None and output.ndim > 1:
+                num_classes = output.shape[1]
+        space = infer_target_space(self._user_loss[0], y)
+        return encode_targets(y, space, num_classes=num_classes, dtype=dtype)
+
+    def _mean(self, losses: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+        """Average over the batch; class weights as torch averages by them."""
+        class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
+        return weighted_mean(losses, weight, class_weight)

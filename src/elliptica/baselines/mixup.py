@@ -1,0 +1,190 @@
+"""mixup: train on straight lines between random pairs of a batch (Zhang et al., ICLR 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica._ends import End, Ends, ends_given
+from elliptica._inputs import call_model, check_batch, check_weight, count_rows, named_inputs, rebuild_inputs
+from elliptica._random import check_generator, draw_gamma, draw_permutation, draw_uniform
+from elliptica.baselines.erm import ERM
+from elliptica.hidden import find_layer, replaced_output
+from elliptica.types import Inputs, LossFn
+
+_CPU = torch.device("cpu")
+
+
+class Mixup(ERM):
+    """mixup: the loss at a random point between each sample and another one of the batch.
+
+    At ``share * x + (1 - share) * x_partner`` the model is asked for both labels:
+    ``share * loss(y) + (1 - share) * loss(y_partner)``, with one share per batch from Beta(alpha, alpha)
+    and the partners a random order of the batch, as in the authors' code. For cross-entropy that is the
+    loss of the mixed label; for the squared error it has the gradient of the loss of the mixed target.
+
+    In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
+
+    Args:
+        model: Any network.
+        loss_fn: Your ordinary loss, see `ERM`.
+        alpha: 1 makes shares uniform, small values keep samples nearly as they are, 0 entirely.
+        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        at: Name of a layer in whose output to mix, instead of in the inputs (manifold mixup). Inputs of
+            the model must enter below that layer.
+
+    Example:
+        >>> model = nn.Linear(4, 3)
+        >>> objective = Mixup(model, nn.CrossEntropyLoss(), alpha=0.2)
+        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> objective(x, y).backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        alpha: float = 1.0,
+        num_classes: int | None = None,
+        at: str | None = None,
+    ) -> None:
+        super().__init__(model, loss_fn, num_classes=num_classes)
+        _checks.nonnegative("alpha", alpha)
+        if at is not None:
+            find_layer(model, at)
+        self.alpha = float(alpha)
+        self.at = at
+
+    def forward(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        end: End | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Loss of a batch, a scalar.
+
+        Draws, in this order: two gamma variables, the partners.
+
+        Args:
+            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
+            y: Targets: integer labels, soft labels, or real values.
+            sample_weight: Weight of each sample, used as given: the result is the mean of weight times
+                loss, and a point between two samples gets the weight between theirs.
+            end: Partners that need not be in the batch: ``(x, y)`` or ``(x, y, sample_weight)``; without
+                weights of their own they get those of the samples.
+            generator: Source of randomness; torch's default one if None.
+        """
+        if not self.training:
+            return self.clean_loss(x, y, sample_weight=sample_weight)
+        inputs = named_inputs(x)
+        rows = count_rows(inputs)
+        check_batch(inputs, [] if self.at else list(inputs), y, rows, finite=True)
+        check_weight(sample_weight, rows)
+        check_generator(generator, y.device)
+        share = draw_share(self.alpha, generator)
+        if end is None:
+            ends = Ends(1, self._partners(y, generator))
+        else:
+            ends = ends_given(end, inputs, y, 1, lambda labels: labels, 0)
+            if ends.weight is not None and sample_weight is None:
+                raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
+        output = self._output(x, ends, share)
+        near, far = (self._encode(labels, output) for labels in ends.of(y, ends.y))
+        losses = self._losses(output, near, far, share)
+        weight = None if sample_weight is None else mix(*ends.of(sample_weight, ends.weight), share)
+        return self._mean(losses, mix(near, far, share), weight)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"alpha={self.alpha}" + (f", at={self.at!r}" if self.at else "")
+
+    def _partners(self, y: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Row of the batch that each row is mixed with."""
+        return draw_permutation(len(y), device=y.device, generator=generator)
+
+    def _losses(self, output: Any, near: Tensor, far: Tensor, share: float) -> Tensor:
+        """Losses of both targets at the mixed points."""
+        return mix(self.loss(output, near), self.loss(output, far), share)
+
+    def _output(self, x: Inputs, ends: Ends, share: float) -> Any:
+        """The model at the mixed points."""
+        pairs = {name: ends.of_input(name, value) for name, value in named_inputs(x).items()}
+        if self.at is None:
+            mixed = {name: mix(near, far, share) for name, (near, far) in pairs.items()}
+            return call_model(self.model, rebuild_inputs(x, mixed))
+        if ends.index is None:  # partners from elsewhere go through the lower layers, too
+            x = rebuild_inputs(x, {name: torch.cat(pair) for name, pair in pairs.items()})
+        rows = count_rows(named_inputs(x))
+
+        def mixed_layer(hidden: Tensor) -> Tensor:
+            _checks.same_rows(f"the output of the layer at={self.at!r}", hidden, rows)
+            near, far = hidden.chunk(2) if ends.index is None else (hidden, hidden[ends.index])
+            return mix(near, far, share)
+
+        with replaced_output(self.model, self.at, mixed_layer):
+            return call_model(self.model, x)
+
+
+def mixup_batch(
+    x: Float[Tensor, " batch *feature"],
+    y: Float[Tensor, "batch classes"],
+    *,
+    alpha: float = 1.0,
+    share: float | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Float[Tensor, " batch *feature"], Float[Tensor, "batch classes"]]:
+    """Mix each row with a random other one, at the same share for the whole batch (mixup).
+
+    Rows become ``share * row + (1 - share) * partner``, inputs and targets alike, with the share
+    (mixup's lambda) from Beta(alpha, alpha) and the partners a random order of the batch. Every row is
+    a partner once, so the mean of the batch stays. Draws, in this order: two gamma variables, the order.
+
+    Args:
+        x: Inputs.
+        y: One-hot or soft labels.
+        alpha: Above zero; 1 makes shares uniform, small values keep rows nearly as they are.
+        share: The share itself, from 0 (partners) to 1 (rows unchanged), instead of a draw.
+        generator: Source of randomness; torch's default one if None.
+
+    Returns:
+        New inputs and targets.
+
+    Example:
+        >>> x, y = torch.randn(4, 2), torch.eye(2)[[0, 1, 1, 0]]
+        >>> mixed_x, mixed_y = mixup_batch(x, y)
+        >>> torch.allclose(mixed_y.mean(0), y.mean(0))
+        True
+    """
+    _checks.batch("x", x)
+    _checks.same_rows("y", y, len(x))
+    _checks.positive("alpha", alpha)
+    check_generator(generator, x.device)
+    if share is None:
+        share = draw_share(alpha, generator)
+    elif not 0 <= share <= 1:
+        raise ValueError(f"share must be between 0 and 1, but got {share}.")
+    partners = draw_permutation(len(x), device=x.device, generator=generator)
+    return mix(x, x[partners], share), mix(y, y[partners], share)
+
+
+def draw_share(alpha: float, generator: torch.Generator | None) -> float:
+    """One draw from Beta(alpha, alpha), as two gamma variables; 1, without a draw, for alpha 0."""
+    if alpha == 0:
+        return 1.0
+    first, second = draw_gamma(alpha, 2, device=_CPU, generator=generator).tolist()
+    if first == second:  # both underflowed, as they do for small alpha: the law is then a coin
+        return float(draw_uniform((1,), device=_CPU, generator=generator) < 0.5)
+    return first / (first + second)
+
+
+def mix(near: Tensor, far: Tensor, share: float) -> Tensor:
+    """The point between ``near`` (share 1) and ``far`` (share 0)."""
+    return share * near + (1 - share) * far
