@@ -209,8 +209,8 @@ def sample_bridge(
         n_times: Points on each path, both ends included (the paper's n_t); at least 2.
         n_bridges: Paths drawn for each pair (n_b).
         sigma: Diffusion coefficient (sigma_b), a standard deviation: one number, a tensor that broadcasts
-            to the features, ``"auto"`` (measured on ``start``) or ``"green"``, see `Green`. Zero gives the
-            straight chord.
+            to the features, ``"auto"`` (measured on ``start``) or a law of the pair, see `Green` and
+            `Screened`. Zero gives the straight chord.
         horizon: Length of the time interval. Only ``sigma * sqrt(horizon)`` matters.
         antithetic: Draw the bridges in pairs of opposite noise (``n_bridges`` must be even).
         generator: Source of randomness; torch's default one if None.

@@ -62,7 +62,8 @@ class Elliptic(nn.Module):
         sigma: Diffusion coefficient (sigma_b) in units of the inputs: a number, a tensor with one
             value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch; with
             several processes pass ``sigma=auto_sigma(x)`` instead, so that all use the same), or
-            ``"green"`` / `Green`, the random variance that the PDE prescribes. Zero: straight lines.
+            the random variance that the PDE prescribes for each pair: ``"green"``, ``("green", scale)``,
+            ``("screened", rate)``, see `Green` and `Screened`. Zero: straight lines.
         sigma_y: The same for targets, in their units; None means ``sigma`` if that is a number, and zero
             (linear targets) otherwise.
         horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.

@@ -44,7 +44,7 @@ from elliptica.bridge import (
     time_grid,
     unit_spread,
 )
-from elliptica.diffusion import Green, Sigma, auto_sigma, check_sigma, noise_std
+from elliptica.diffusion import PairLaw, Sigma, auto_sigma, check_sigma, noise_std
 from elliptica.hidden import HiddenBridge
 from elliptica.pairing import AMONG, PAIRINGS, Among, Pairing, sample_partners
 from elliptica.targets import (
@@ -198,7 +198,7 @@ class PathSampler:
         end: Tensor,
         s: Tensor,
         spread: Tensor | None,
-        sigma: float | Tensor | Green,
+        sigma: float | Tensor | PairLaw,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, float | Tensor]:
         """Points ``(time, rows, *feature)`` and the variance ``sigma**2 * horizon`` behind them."""
@@ -243,11 +243,11 @@ class PathSampler:
         inner = project_targets(y[1:-1], self.target_space, self.simplex, class_axis=2)
         return torch.cat([y[:1], inner, y[-1:]])
 
-    def _resolve(self, value: Tensor, sigma: Tensor | None) -> float | Tensor | Green:
+    def _resolve(self, value: Tensor, sigma: Tensor | None) -> float | Tensor | PairLaw:
         """``sigma``, with ``"auto"`` measured on ``value`` unless it was measured before."""
         if self.sigma == "auto":
             return auto_sigma(value) if sigma is None else sigma
-        assert not isinstance(self.sigma, str)
+        assert not isinstance(self.sigma, str | tuple)
         return self.sigma
 
     def _partners(self, features: Tensor, y: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -304,11 +304,11 @@ class PathSampler:
         return s.repeat(1, 2) if self.antithetic else s
 
 
-def _scaled(sigma: float | Tensor | Green, strength: float) -> float | Tensor | Green:
+def _scaled(sigma: float | Tensor | PairLaw, strength: float) -> float | Tensor | PairLaw:
     """``sigma`` times a factor."""
     if strength == 1.0:
         return sigma
-    if isinstance(sigma, Green):
+    if isinstance(sigma, PairLaw):
         return dataclasses.replace(sigma, scale=sigma.scale * strength)
     return sigma * strength
 
