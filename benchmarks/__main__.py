@@ -14,8 +14,13 @@ import torch
 import elliptica
 
 HERE = Path(__file__).resolve().parent
-SUITES = ("samplers", "steps", "variance", "memory")
+SUITES = ("samplers", "steps", "variance", "memory", "landscape")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+
+
+def short(ratio: float) -> str:
+    """Two decimals, or two digits of a small ratio."""
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def table(rows: list[dict[str, object]]) -> str:
@@ -25,7 +30,8 @@ def table(rows: list[dict[str, object]]) -> str:
         mark = "" if r["within_budget"] else "**over**, see below"
         note = f"{r['detail']} {mark}".strip()
         lines.append(
-            f"| {r['what']} | {r['against']} | {r['ratio']:.2f} | {r['low']:.2f}-{r['high']:.2f} "
+            f"| {r['what']} | {r['against']} | {short(r['ratio'])} "
+            f"| {short(r['low'])}-{short(r['high'])} "
             f"| {'-' if r['budget'] is None else format(r['budget'], 'g')} | {note} |"
         )
     return "\n".join(lines)
@@ -40,7 +46,10 @@ def main(names: list[str]) -> None:
         measured[suite] = []
         for measurement in import_module(f"benchmarks.{suite}").measure():
             measured[suite].append({"suite": suite, **measurement.as_dict()})
-            print(f"{measurement.ratio:6.2f} (budget {measurement.budget:g})  {measurement.what}", flush=True)
+            print(
+                f"{short(measurement.ratio):>8} (budget {measurement.budget:g})  {measurement.what}",
+                flush=True,
+            )
     rows = [r for s in SUITES for r in measured.get(s, [k for k in kept if k["suite"] == s])]
     print("\n" + table(rows))
     machine = {

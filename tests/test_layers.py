@@ -12,13 +12,14 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "elliptica"
 LAYERS = [
     {"_version", "types", "_checks", "_random"},
     {"diffusion", "pairing", "targets", "losses", "batchnorm", "schedule", "weighting"}
-    | {"_inputs", "_wrappers", "models", "data", "landscape"},
-    {"_ends", "bridge", "hidden", "partner_table"},
+    | {"_inputs", "_wrappers", "models", "data"},
+    {"_ends", "bridge", "hidden", "partner_table", "dimension"},
     {"paths", "evaluate", "reduction"},
-    {"_settings", "augment"},
+    {"_settings", "augment", "baselines"},
     {"objective"},
-    {"functional"},
-    {"demo"},
+    {"functional", "formulations"},
+    {"landscape"},
+    {"demo", "inspection"},
     {"cli"},
     {"__init__", "__main__"},
 ]

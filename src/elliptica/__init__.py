@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from elliptica.augment import BridgeMix as BridgeMix
     from elliptica.bridge import sample_bridge as sample_bridge
     from elliptica.diffusion import Green as Green
+    from elliptica.diffusion import Screened as Screened
     from elliptica.diffusion import auto_sigma as auto_sigma
+    from elliptica.dimension import intrinsic_dimension as intrinsic_dimension
     from elliptica.evaluate import log_weights as log_weights
     from elliptica.evaluate import path_losses as path_losses
     from elliptica.functional import elliptic_loss as elliptic_loss
     from elliptica.functional import sample_paths as sample_paths
     from elliptica.landscape import check_maximum_principle as check_maximum_principle
+    from elliptica.landscape import estimate_landscape as estimate_landscape
     from elliptica.objective import Elliptic as Elliptic
     from elliptica.pairing import partner_probabilities as partner_probabilities
     from elliptica.pairing import sample_partners as sample_partners
@@ -35,9 +38,12 @@ _HOME = {
     "Green": "diffusion",
     "PartnerTable": "partner_table",
     "Paths": "types",
+    "Screened": "diffusion",
     "auto_sigma": "diffusion",
     "check_maximum_principle": "landscape",
     "elliptic_loss": "functional",
+    "estimate_landscape": "landscape",
+    "intrinsic_dimension": "dimension",
     "log_weights": "evaluate",
     "partner_probabilities": "pairing",
     "path_losses": "evaluate",

@@ -1,0 +1,225 @@
+"""The paper's domain: a region with a small ball around each data point cut out, and whitened regions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elliptica import _checks
+from elliptica.landscape.domains import Ball, Box, Domain, Polytope, check_points, reflect, step_radius
+
+Outer = Literal["ball", "box", "reflecting_box", "hull"]
+
+#: Label of walks that ended on the outer boundary (balls are numbered from 0).
+OUTER = -1
+#: Rows times centres whose distances are held at once.
+_CHUNK = 2**22
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """A domain in whitened coordinates ``w``, where ``z = centre + factor @ w``.
+
+    The process is Brownian in ``w``, so the operator is ``1/2 tr(factor factor^T Hess u)`` in ``z``: data
+    of any covariance look round. Distances, balls and exit times are those of ``w``.
+
+    Attributes:
+        inner: The domain in coordinates ``w``.
+        centre: ``(dim,)``.
+        factor: Invertible matrix ``(dim, dim)``, usually a Cholesky factor of the covariance.
+    """
+
+    inner: Domain
+    centre: Float[Tensor, " dim"]
+    factor: Float[Tensor, "dim dim"]
+
+    @classmethod
+    def ball(
+        cls,
+        points: Float[Tensor, "n dim"],
+        margin: float = 1.1,
+        ridge: float = 1e-3,
+        epsilon: float | Tensor | None = None,
+        fraction: float | None = None,
+    ) -> Whitened:
+        """Whitened ball around data: an ellipsoid along their covariance, any dimension.
+
+        Args:
+            points: The data.
+            margin: Factor on the radius.
+            ridge: Share of the mean variance that is added to every direction, so that constant or
+                dependent columns do not matter.
+            epsilon: Radius of balls around the data, in whitened units; None with ``fraction=None``
+                means no balls.
+            fraction: Radius as a share of the distance to the nearest neighbour.
+        """
+        check_points(points)
+        _checks.positive("ridge", ridge)
+        centre = points.mean(0)
+        deviation = (points - centre).double()
+        covariance = deviation.T @ deviation / (len(points) - 1)
+        covariance.diagonal().add_(ridge * covariance.diagonal().mean())
+        factor = torch.linalg.cholesky(covariance).to(points)
+        white = cls(Ball(torch.zeros_like(centre), 1.0), centre, factor)
+        w = white.to_inner(points)
+        inner: Domain = Ball.around(w, margin)
+        if epsilon is not None or fraction is not None:
+            inner = DataDomain(w, epsilon=epsilon, fraction=fraction or 0.3, outer=inner)
+        return cls(inner, centre, factor)
+
+    def to_inner(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Whitened coordinates of points."""
+        offset = (z - self.centre.to(z)).T
+        return torch.linalg.solve(self.factor.to(z), offset).T
+
+    def from_inner(self, w: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Points of whitened coordinates."""
+        return self.centre.to(w) + w @ self.factor.to(w).T
+
+
+@dataclass(frozen=True)
+class DataDomain:
+    """The paper's domain: an outer region without the balls of radius ``epsilon`` around the data.
+
+    Args:
+        points: Centres of the balls, ``(n, dim)``; repeated points share one ball.
+        epsilon: Radius, one for all or one per point; None takes ``fraction`` of the distance to the
+            nearest other point.
+        fraction: Below one half, so that balls cannot overlap.
+        outer: ``"ball"`` (any dimension), ``"box"``, ``"reflecting_box"`` (up to about 8 dimensions),
+            ``"hull"`` (the paper's; up to 7), or a domain of your own.
+        margin: By how much a ball or box is larger than the data.
+    """
+
+    points: Float[Tensor, "n dim"]
+    epsilon: float | Float[Tensor, " n"] | None = None
+    fraction: float = 0.3
+    outer: Outer | Domain = "ball"
+    margin: float = 1.1
+
+    def __post_init__(self) -> None:
+        check_points(self.points)
+        neighbour = nearest_other(self.points)
+        object.__setattr__(self, "epsilon", self._radii(neighbour))
+        object.__setattr__(self, "outer", self._outer())
+        off = self.domain.distance(self.points) < -1e-6 * float(neighbour.max())
+        if bool(off.any()):
+            rows = off.nonzero().flatten().tolist()
+            raise ValueError(
+                f"The outer domain does not contain the data: {len(rows)} of {len(self.points)} points lie "
+                f"outside, e.g. rows {rows[:5]}. Enlarge it, or pass outer='ball'."
+            )
+
+    def _radii(self, neighbour: Tensor) -> Tensor:
+        if self.epsilon is None:
+            _checks.positive("fraction", self.fraction)
+            if self.fraction >= 0.5:
+                raise ValueError(f"fraction must be below 0.5, or balls overlap, but got {self.fraction}.")
+            return self.fraction * neighbour
+        if not isinstance(self.epsilon, Tensor):
+            _checks.positive("epsilon", self.epsilon)
+        radii = torch.as_tensor(self.epsilon, dtype=self.points.dtype, device=self.points.device)
+        radii = radii.expand(len(self.points))
+        if not bool((radii > 0).all() and radii.isfinite().all()):
+            raise ValueError("Every value of epsilon must be finite and above 0.")
+        closest, at = (neighbour - radii).min(0)
+        if float(closest) < float(radii[at]) and self._overlap(radii):
+            raise ValueError(
+                f"Balls of radius epsilon={float(radii.max()):.3g} overlap: the closest two points are "
+                f"{float(neighbour.min()):.3g} apart. Use epsilon below {float(neighbour.min()) / 2:.3g}, or "
+                "epsilon=None (a fraction of each point's nearest-neighbour distance)."
+            )
+        return radii.contiguous()
+
+    def _overlap(self, radii: Tensor) -> bool:
+        for first, row_radii in zip(
+            _chunks(self.points, len(self.points)), _chunks(radii, len(self.points)), strict=True
+        ):
+            distance = torch.cdist(first, self.points, compute_mode="donot_use_mm_for_euclid_dist")
+            if bool(((distance > 0) & (distance < row_radii[:, None] + radii)).any()):
+                return True
+        return False
+
+    def _outer(self) -> Domain:
+        if not isinstance(self.outer, str):
+            return self.outer
+        _checks.choice("outer", self.outer, get_args(Outer))
+        if self.outer == "ball":
+            return Ball.around(self.points, self.margin)
+        if self.outer == "hull":
+            return Polytope.hull(self.points)
+        wall: Literal["absorb", "reflect"] = "reflect" if self.outer == "reflecting_box" else "absorb"
+        return Box.around(self.points, self.margin, wall)
+
+    @property
+    def domain(self) -> Domain:
+        """The outer domain as an object."""
+        assert not isinstance(self.outer, str)
+        return self.outer
+
+    @property
+    def radii(self) -> Float[Tensor, " n"]:
+        """Radius of each ball."""
+        assert isinstance(self.epsilon, Tensor)
+        return self.epsilon
+
+    def nearest_ball(
+        self, z: Float[Tensor, "rows dim"]
+    ) -> tuple[Float[Tensor, " rows"], Int[Tensor, " rows"]]:
+        """Distance to the nearest ball (negative inside it), and its number."""
+        centres, radii = self.points.to(z), self.radii.to(z)
+        shift = centres.mean(0)  # far from the origin the fast product would lose the digits that matter
+        found = []
+        for part in _chunks(z, len(centres)):
+            # the fast product loses digits near a centre: it only picks the ball
+            index = (torch.cdist(part - shift, centres - shift) - radii).argmin(1)
+            found.append(((part - centres[index]).norm(dim=1) - radii[index], index))
+        return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+
+    def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+        """Distance to the nearest ball or to the outer boundary."""
+        return torch.minimum(self.nearest_ball(z)[0], self.domain.distance(z))
+
+    def scaled_distance(
+        self, z: Float[Tensor, "rows dim"], scale: Float[Tensor, " dim"]
+    ) -> Float[Tensor, " rows"]:
+        """Largest ``t`` known to keep ``z + t * scale * ball`` inside."""
+        return torch.minimum(self.nearest_ball(z)[0] / scale.amax(), step_radius(self.domain, z, scale))
+
+    def where(self, z: Float[Tensor, "rows dim"]) -> Int[Tensor, " rows"]:
+        """Number of the ball that is nearer than the outer boundary, or `OUTER`."""
+        gap, index = self.nearest_ball(z)
+        return torch.where(gap <= self.domain.distance(z), index, OUTER)
+
+    def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """The nearest point of a ball's surface or of the outer boundary."""
+        index = self.where(z)
+        on_ball = (index != OUTER)[:, None]
+        centre, radius = self.points.to(z)[index], self.radii.to(z)[index][:, None]
+        offset = z - centre
+        length = offset.norm(dim=1, keepdim=True)
+        sphere = centre + radius * offset / length.clamp_min(torch.finfo(z.dtype).tiny)
+        if bool(on_ball.all()):
+            return sphere
+        return torch.where(on_ball, sphere, self.domain.project(z))
+
+    def reflect(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Fold points back at reflecting walls."""
+        return reflect(self.domain, z)
+
+
+def nearest_other(points: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
+    """Distance of each point to the nearest point that differs from it."""
+    found = []
+    for part in _chunks(points, len(points)):
+        distance = torch.cdist(part, points, compute_mode="donot_use_mm_for_euclid_dist")
+        found.append(torch.where(distance > 0, distance, torch.inf).amin(1))
+    return torch.cat(found)
+
+
+def _chunks(rows: Tensor, n_centres: int) -> tuple[Tensor, ...]:
+    return rows.split(max(_CHUNK // max(n_centres, 1), 1))

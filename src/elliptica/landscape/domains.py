@@ -1,0 +1,298 @@
+"""Regions of the data space on which the landscape lives: balls, boxes, polytopes, whitened forms.
+
+A domain is anything with ``distance(z)`` and ``project(z)``; bring your own if you like. Two further
+methods are used when present: ``reflect(z)`` (walls that walks bounce off) and
+``scaled_distance(z, scale)`` (a sharper step when coordinates diffuse at different speeds).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from elliptica import _checks
+
+#: Above this dimension a convex hull has too many facets (2-10 ms per distance at 7 and 8).
+MAX_HULL_DIM = 7
+
+Wall = Literal["absorb", "reflect"]
+
+
+@runtime_checkable
+class Domain(Protocol):
+    """What a region must offer; both methods take rows ``(n, dim)``."""
+
+    def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+        """Distance to the absorbing boundary, never more than the true one; negative outside."""
+        ...
+
+    def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """A nearest point of the absorbing boundary."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ball:
+    """Ball in any dimension; the only domain whose exit law is sampled in one step.
+
+    Attributes:
+        centre: Its centre, ``(dim,)``.
+        radius: Above zero.
+    """
+
+    centre: Float[Tensor, " dim"]
+    radius: float
+
+    def __post_init__(self) -> None:
+        _check_vector("Ball.centre", self.centre)
+        _checks.positive("Ball.radius", self.radius)
+
+    @classmethod
+    def around(cls, points: Float[Tensor, "n dim"], margin: float = 1.1) -> Ball:
+        """The ball about the mean that holds all points, its radius times ``margin``."""
+        check_points(points)
+        _check_margin(margin)
+        centre = points.mean(0)
+        return cls(centre, margin * float((points - centre).norm(dim=1).max()))
+
+    def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+        """Distance to the sphere."""
+        return self.radius - (z - self.centre.to(z)).norm(dim=1)
+
+    def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Outwards along the radius; the centre itself goes along the first axis."""
+        offset = z - self.centre.to(z)
+        length = offset.norm(dim=1, keepdim=True)
+        axis = torch.zeros_like(offset[:1])
+        axis[0, 0] = 1
+        direction = torch.where(length > 0, offset / length.clamp_min(torch.finfo(z.dtype).tiny), axis)
+        return self.centre.to(z) + self.radius * direction
+
+
+@dataclass(frozen=True)
+class Box:
+    """Axis-parallel box whose walls absorb walks or reflect them.
+
+    With reflecting walls nothing ends there: such a box needs balls around the data (`DataDomain`). Then
+    the bound of Proposition 1 holds as the paper words it. Walks take about ``10 * dim`` steps between
+    absorbing walls; between reflecting ones their number doubles per dimension (use ``dim <= 8``).
+
+    Attributes:
+        low: Lower corner, ``(dim,)``.
+        high: Upper corner, ``(dim,)``.
+        wall: ``"absorb"`` or ``"reflect"``.
+    """
+
+    low: Float[Tensor, " dim"]
+    high: Float[Tensor, " dim"]
+    wall: Wall = "absorb"
+
+    def __post_init__(self) -> None:
+        _check_vector("Box.low", self.low)
+        _check_vector("Box.high", self.high)
+        _checks.choice("Box.wall", self.wall, ("absorb", "reflect"))
+        if self.low.shape != self.high.shape or not bool((self.low < self.high).all()):
+            raise ValueError(
+                "Every value of Box.low must be below that of Box.high, but got shapes "
+                f"{tuple(self.low.shape)} and {tuple(self.high.shape)}, or a side of length 0. Drop "
+                "constant columns, or widen the box."
+            )
+
+    @classmethod
+    def around(cls, points: Float[Tensor, "n dim"], margin: float = 1.1, wall: Wall = "absorb") -> Box:
+        """The box that holds all points, each side times ``margin``."""
+        check_points(points)
+        _check_margin(margin)
+        low, high = points.amin(0), points.amax(0)
+        centre, half = (low + high) / 2, margin * (high - low) / 2
+        return cls(centre - half, centre + half, wall)
+
+    def _gaps(self, z: Tensor) -> Tensor:
+        """Distance to each lower and each upper wall, ``(rows, 2 * dim)``."""
+        return torch.cat([z - self.low.to(z), self.high.to(z) - z], dim=1)
+
+    def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+        """Distance to the nearest wall; between reflecting walls there is none to reach."""
+        gap = self._gaps(z).amin(1)
+        return gap if self.wall == "absorb" else torch.where(gap >= 0, torch.inf, gap)
+
+    def scaled_distance(
+        self, z: Float[Tensor, "rows dim"], scale: Float[Tensor, " dim"]
+    ) -> Float[Tensor, " rows"]:
+        """Largest ``t`` such that ``z + t * scale * ball`` stays inside."""
+        if self.wall == "reflect":
+            return self.distance(z)
+        return (self._gaps(z) / scale.repeat(2)).amin(1)
+
+    def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Straight to the nearest wall."""
+        nearest = self._gaps(z).argmin(1, keepdim=True)
+        walls = torch.cat([self.low, self.high]).to(z)[nearest]
+        return z.scatter(1, nearest % z.shape[1], walls)
+
+    def reflect(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Fold points that passed a reflecting wall back into the box."""
+        if self.wall == "absorb":
+            return z
+        low, high = self.low.to(z), self.high.to(z)
+        folded = high - (torch.remainder(z - low, 2 * (high - low)) - (high - low)).abs()
+        return folded.clamp(low, high)  # rounding must not leave a walk behind the wall
+
+
+@dataclass(frozen=True)
+class Polytope:
+    """Bounded intersection of half-spaces ``normals @ z <= offsets``, for a few dimensions.
+
+    Attributes:
+        normals: One row per facet, any positive length; kept with length one.
+        offsets: One value per facet.
+    """
+
+    normals: Float[Tensor, "facets dim"]
+    offsets: Float[Tensor, " facets"]
+
+    def __post_init__(self) -> None:
+        if self.normals.ndim != 2 or self.offsets.shape != self.normals.shape[:1]:
+            raise ValueError(
+                "Polytope needs normals (facets, dim) and offsets (facets,), but got "
+                f"{tuple(self.normals.shape)} and {tuple(self.offsets.shape)}."
+            )
+        _checks.finite("Polytope.normals", self.normals)
+        _checks.finite("Polytope.offsets", self.offsets)
+        length = self.normals.norm(dim=1)
+        if not bool((length > 0).all()):
+            raise ValueError("Every row of Polytope.normals must be a direction, but one of them is zero.")
+        object.__setattr__(self, "normals", self.normals / length[:, None])
+        object.__setattr__(self, "offsets", self.offsets / length)
+        self._check_bounded()
+
+    def _check_bounded(self) -> None:
+        """A closed region only: no direction may lead to infinity, and there must be an inside."""
+        optimize: Any = _scipy("optimize")
+        a, b = self.normals.double().cpu().numpy(), self.offsets.double().cpu().numpy()
+        dim = a.shape[1]
+        # the largest ball inside: maximise t subject to a z + t <= b
+        cost = [0.0] * dim + [-1.0]
+        rows = torch.cat([self.normals.double().cpu(), torch.ones(len(a), 1, dtype=torch.float64)], 1).numpy()
+        inside = optimize.linprog(cost, A_ub=rows, b_ub=b, bounds=[(None, None)] * (dim + 1))
+        if inside.status != 0 or inside.x[-1] <= 0:
+            raise ValueError(
+                "This polytope is empty, flat or unbounded: no largest ball fits inside. Check the signs "
+                "(the inside is normals @ z <= offsets), or use Polytope.hull(points)."
+            )
+        for sign in (1.0, -1.0):
+            for axis in range(dim):
+                cost = [sign if i == axis else 0.0 for i in range(dim)]
+                if optimize.linprog(cost, A_ub=a, b_ub=b, bounds=[(None, None)] * dim).status != 0:
+                    raise ValueError(
+                        f"This polytope is not closed: it is unbounded along axis {axis}. Add half-spaces."
+                    )
+
+    @classmethod
+    def hull(cls, points: Float[Tensor, "n dim"]) -> Polytope:
+        """Convex hull of points, the paper's outer boundary; up to seven dimensions."""
+        check_points(points)
+        n, dim = points.shape
+        if dim > MAX_HULL_DIM:
+            raise ValueError(
+                f"A convex hull in {dim} dimensions is out of reach (limit {MAX_HULL_DIM}: the number of "
+                "facets explodes, and new points would lie outside it anyway). Use Ball.around(points), "
+                'Whitened.ball(points), or outer="ball" / "whitened_ball".'
+            )
+        if n <= dim:
+            raise ValueError(f"A hull in {dim} dimensions needs at least {dim + 1} points, but got {n}.")
+        if dim == 1:
+            return cls(torch.tensor([[-1.0], [1.0]]).to(points), torch.cat([-points.amin(0), points.amax(0)]))
+        spatial: Any = _scipy("spatial")
+        try:
+            equations = spatial.ConvexHull(points.double().cpu().numpy()).equations
+        except spatial.QhullError as error:
+            raise ValueError(
+                "The points have no hull with an inside (they lie in a plane or are too close to one). Use "
+                "Ball.around(points), or reduce the dimension first, e.g. by PCA."
+            ) from error
+        facets = torch.as_tensor(equations).to(points)
+        return cls(facets[:, :-1], -facets[:, -1])
+
+    def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+        """Distance to the nearest facet (outside: minus the largest excess)."""
+        return self._nearest(z)[0]
+
+    def scaled_distance(
+        self, z: Float[Tensor, "rows dim"], scale: Float[Tensor, " dim"]
+    ) -> Float[Tensor, " rows"]:
+        """Largest ``t`` such that ``z + t * scale * ball`` stays inside."""
+        return self._nearest(z, (self.normals.to(z) * scale).norm(dim=1))[0]
+
+    def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Along the normal of the nearest facet (exact from inside)."""
+        gap, facet = self._nearest(z)
+        return z + gap[:, None] * self.normals.to(z)[facet]
+
+    def _nearest(self, z: Tensor, length: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+        """Least gap to a facet, in units of ``length``, and which; few rows at a time, facets being many."""
+        a, b = self.normals.to(z), self.offsets.to(z)
+        parts = [((b - rows @ a.T) / length).min(1) for rows in z.split(max(2**21 // len(a), 1))]
+        return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
+
+
+def inside(domain: Domain, z: Float[Tensor, "rows dim"]) -> Bool[Tensor, " rows"]:
+    """Which points a walk may start from: not outside (balls around data count as inside)."""
+    outer = getattr(domain, "outer", domain)
+    within = outer.distance(z) > 0
+    if hasattr(domain, "nearest_ball") and hasattr(
+        domain, "radii"
+    ):  # a data point may itself lie on the outer boundary
+        slack = outer.distance(z) > -1e-6 * float(domain.radii.max())
+        within = within | (slack & (domain.nearest_ball(z)[0] <= 0))
+    return within
+
+
+def reflect(domain: Domain, z: Tensor) -> Tensor:
+    """Fold points back at reflecting walls, if the domain has any."""
+    return domain.reflect(z) if hasattr(domain, "reflect") else z
+
+
+def step_radius(domain: Domain, z: Tensor, scale: Tensor) -> Tensor:
+    """Largest ``t`` known to keep ``z + t * scale * ball`` inside (scale is ``sqrt(a)``)."""
+    if hasattr(domain, "scaled_distance"):
+        return domain.scaled_distance(z, scale)
+    return domain.distance(z) / scale.amax()
+
+
+def check_points(points: Tensor) -> None:
+    """At least two finite rows."""
+    _checks.floating("points", points)
+    if points.ndim != 2:
+        raise ValueError(f"points must have shape (n, dim), but have {tuple(points.shape)}. Use .flatten(1).")
+    if len(points) < 2:
+        raise ValueError(f"A domain around data needs at least two points, but got {len(points)}.")
+    _checks.finite("points", points)
+    if bool((points == points[0]).all()):
+        raise ValueError("All points are the same: there is no region around them.")
+
+
+def _check_vector(name: str, value: Tensor) -> None:
+    _checks.floating(name, value)
+    if value.ndim != 1 or len(value) == 0:
+        raise ValueError(f"{name} must be a vector of shape (dim,), but has shape {tuple(value.shape)}.")
+    _checks.finite(name, value)
+
+
+def _check_margin(margin: float) -> None:
+    _checks.positive("margin", margin)
+    if margin < 1:
+        raise ValueError(f"margin must be at least 1, or the data would lie outside, but got {margin}.")
+
+
+def _scipy(module: str) -> Any:
+    try:
+        return importlib.import_module(f"scipy.{module}")
+    except ModuleNotFoundError as error:
+        remedy = 'A polytope needs scipy: pip install "elliptica[landscape]", or use a Ball or Box.'
+        raise ModuleNotFoundError(remedy) from error

@@ -1,0 +1,113 @@
+"""What a solver returns: the landscape at each query, how sure it is, and how the walks ended."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from elliptica.types import EllipticWarning
+
+#: Below this share of walks that end on the data, the answer is the outer boundary's.
+FEW_HITS = 0.05
+#: Below this share of the walks, weighted averages rest on a few of them.
+FEW_EFFECTIVE = 0.1
+
+
+@dataclass(frozen=True)
+class LandscapeEstimate:
+    """The landscape ``u`` at a set of queries, with what is needed to judge it.
+
+    Attributes:
+        value: Estimate of ``u``, one per query. Walks that did not finish are left out of it.
+        stderr: Its standard error; zero for a deterministic solver.
+        bias: How far the expected value of the estimate may be from ``u``; see ``bias_kind``. Infinite
+            where every walk was unfinished.
+        bias_kind: ``"bound"``: proved (given exact arithmetic). ``"estimate"``: its size, not a bound.
+        hit_share: Share of walks that ended on a ball around a data point (0 without balls).
+        outer_share: Share that ended on the outer boundary.
+        unfinished_share: Share that ran out of steps. They are never projected to a boundary.
+        effective: Effective number of walks behind each value: fewer than ``n_walks`` under drift.
+        exit_time: Mean time to the boundary, for ``diffusion`` as given; None if the solver has none.
+        exit_time_stderr: Its standard error.
+        n_walks: Walks per query; 0 for a deterministic solver.
+        mean_steps: Steps of an average walk.
+        solver: Name of the solver.
+        notes: What the reader should know, in sentences.
+    """
+
+    value: Float[Tensor, " queries"]
+    stderr: Float[Tensor, " queries"]
+    bias: Float[Tensor, " queries"]
+    bias_kind: str
+    hit_share: Float[Tensor, " queries"]
+    outer_share: Float[Tensor, " queries"]
+    unfinished_share: Float[Tensor, " queries"]
+    effective: Float[Tensor, " queries"]
+    n_walks: int
+    mean_steps: float
+    solver: str
+    exit_time: Float[Tensor, " queries"] | None = None
+    exit_time_stderr: Float[Tensor, " queries"] | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def interval(self, z: float = 1.96) -> tuple[Tensor, Tensor]:
+        """Value minus and plus ``z`` standard errors and the bias."""
+        reach = z * self.stderr + self.bias
+        return self.value - reach, self.value + reach
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __str__(self) -> str:
+        """A table of the first ten queries, then the notes."""
+        walks = f", {self.n_walks} walks each" if self.n_walks else ""
+        lines = [f"landscape at {len(self)} queries by {self.solver}{walks} (bias: {self.bias_kind})"]
+        head = ("u", "s.e.", "bias", "on data", "outside", "unfinished")
+        lines.append("  " + "".join(name.rjust(11) for name in head))
+        columns = (self.value, self.stderr, self.bias)
+        shares = (self.hit_share, self.outer_share, self.unfinished_share)
+        for i in range(min(len(self), 10)):
+            numbers = "".join(f"{float(column[i]):11.4g}" for column in columns)
+            lines.append("  " + numbers + "".join(f"{float(share[i]):11.1%}" for share in shares))
+        if len(self) > 10:
+            lines.append(f"  ... and {len(self) - 10} more")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def judge(
+    *,
+    has_balls: bool,
+    hit_share: Tensor,
+    unfinished_share: Tensor,
+    effective: Tensor,
+    n_walks: int,
+    max_steps: int | None,
+) -> tuple[str, ...]:
+    """Sentences on what an estimate cannot be trusted for; each is also a warning."""
+    notes = []
+    few = int((hit_share < FEW_HITS).sum())
+    if has_balls and few:
+        notes.append(
+            f"At {few} of {len(hit_share)} queries fewer than {FEW_HITS:.0%} of the walks meet a ball around "
+            "a data point: the values there are the outer boundary's, not the data's. Work in fewer "
+            "dimensions (PCA, features), use larger balls, or reflecting walls."
+        )
+    lost = int((unfinished_share > 0.01).sum())
+    if lost:
+        notes.append(
+            f"At {lost} of {len(unfinished_share)} queries more than 1 % of the walks ran out of steps "
+            f"(max_steps={max_steps}) and are left out: the values there are biased. Raise max_steps."
+        )
+    thin = int((effective < FEW_EFFECTIVE * n_walks).sum())
+    if n_walks and thin:
+        notes.append(
+            f"At {thin} of {len(effective)} queries the effective number of walks is below "
+            f"{FEW_EFFECTIVE:.0%} of {n_walks}: the weights of the drift rest on a few walks. Raise n_walks, "
+            'or sample the drifted walk itself (drift="sample").'
+        )
+    for note in notes:
+        warnings.warn(note, EllipticWarning, stacklevel=4)
+    return tuple(notes)

@@ -1,0 +1,264 @@
+"""The loss landscape at points: the solution of the paper's boundary value problem, with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from elliptica import _checks, _random
+from elliptica.landscape import methods
+from elliptica.landscape.boundary import Boundary
+from elliptica.landscape.data_domain import DataDomain, Whitened
+from elliptica.landscape.domains import Ball, Box, Domain, inside
+from elliptica.landscape.estimate import LandscapeEstimate, judge
+from elliptica.landscape.operator import Operator
+from elliptica.landscape.selection import choose
+from elliptica.landscape.spheres import DriftMode
+from elliptica.landscape.walks import Averages
+
+#: Laplace's equation, the paper's choice.
+LAPLACE = Operator()
+
+
+def estimate_landscape(
+    value: Callable[..., Tensor],
+    domain: Domain | Whitened,
+    at: Float[Tensor, "queries dim"],
+    *,
+    operator: Operator = LAPLACE,
+    solver: str = "auto",
+    n_walks: int = 1000,
+    data_values: Float[Tensor, " n"] | None = None,
+    context: Tensor | None = None,
+    shell: float | None = None,
+    dt: float | None = None,
+    max_steps: int = 10_000,
+    drift: DriftMode = "weight",
+    control_variates: bool = True,
+    chunk_size: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    generator: torch.Generator | None = None,
+) -> LandscapeEstimate:
+    """Solve ``1/2 sum a_i u_ii + mu . grad u - r u = -f`` inside, ``u = value`` on the boundary.
+
+    By the Feynman-Kac formula. Each query gets its own walks, so each answer has its own standard error, in
+    any dimension. In more than about ten dimensions walks miss small balls around data and the outer
+    boundary decides; the result says so (``hit_share``, ``notes``).
+
+    Solvers: ``"exact"`` draws the exit from a ball in one step (Laplace or a constant source; balls around
+    data only where they are met with a probability below 1e-3). ``"spheres"`` is walk on spheres: every
+    domain and constant absorption, drift frozen per sphere. ``"green"`` places charges at the data (outer
+    ball, from 3 dimensions, up to 5000 points, one value per ball) and proves its error. ``"euler"``
+    steps in time and follows any coefficient. ``"auto"`` takes the first that is accurate, in this order.
+
+    Args:
+        value: Boundary values: points ``(rows, dim)`` to ``(rows,)``, or ``value(points, context_rows)``.
+            Called without gradients; with exact exits once more at the queries, for a gradient.
+        domain: `Ball`, `Box`, `Polytope`, `DataDomain`, `Whitened`, or anything with ``distance`` and
+            ``project``. With `Whitened` the equation is Laplace's in whitened coordinates.
+        at: Queries, inside the domain.
+        operator: Coefficients.
+        solver: See above.
+        n_walks: Walks per query, at least 2.
+        data_values: Value of the ball around each data point, instead of ``value`` where the walk ends.
+        context: One row per query, for example its label, handed to ``value``.
+        shell: Walks on spheres end this near the boundary. None: a ten-thousandth of the domain, and so
+            little that hits on balls are inflated by less than 1 %.
+        dt: Step of ``"euler"``. None: a thousandth of the time scale of the domain, less with balls.
+        max_steps: Walks that need more are reported and left out, never projected.
+        drift: ``"weight"`` (unbiased weights on driftless walks) or ``"sample"``, for ``"spheres"``.
+        control_variates: Use the gradient of ``value`` at the queries to lower the variance of exact
+            exits; skipped where there is none.
+        chunk_size: Queries at a time; None keeps walks below about 200 MB.
+        progress: Called as ``progress(done, total)`` after each chunk.
+        generator: Source of randomness; same generator and chunks, same numbers.
+
+    Returns:
+        Values with standard error, bias and shares of how walks ended.
+    """
+    _check_queries(at, n_walks, context, generator)
+    for name, number in (("shell", shell), ("dt", dt)):
+        if number is not None:
+            _checks.positive(name, number)
+    _checks.count("max_steps", max_steps)
+    _checks.choice("drift", drift, ("weight", "sample"))
+    at = at.to(_random.compute_dtype(at.dtype))
+    region, operator, at, place = _inner(domain, operator, at)
+    _check_inside(region, operator, at, data_values)
+    size = _size(region, at)
+    problem = methods.Problem(
+        Boundary(value, data_values, context, place),
+        region,
+        operator,
+        at,
+        n_walks,
+        size,
+        _shell(region, at, size) if shell is None else shell,
+        _step(region, at, operator, size) if dt is None else dt,
+        max_steps,
+        drift,
+        control_variates and n_walks >= 16,
+        generator,
+    )
+    name = choose(problem, solver)
+    if chunk_size is not None:
+        _checks.count("chunk_size", chunk_size)
+    batches = []
+    for rows, batch in _run(problem, name, chunk_size or problem.batch):
+        batches.append(batch)
+        if progress is not None:
+            progress(int(rows[-1]) + 1, len(at))
+    return _assemble(problem, name, batches)
+
+
+def _run(problem: methods.Problem, name: str, chunk: int) -> Iterator[tuple[Tensor, methods.Batch]]:
+    fit = methods.fit_green(problem) if name == "green" else None
+    for rows in torch.arange(len(problem.at), device=problem.at.device).split(chunk):
+        if fit is not None:
+            yield rows, methods.solve_green(problem, rows, fit)
+        else:
+            yield rows, methods.SAMPLERS[name](problem, rows)
+
+
+def _assemble(problem: methods.Problem, name: str, batches: list[methods.Batch]) -> LandscapeEstimate:
+    whole = Averages(
+        **{f.name: torch.cat([getattr(b.average, f.name) for b in batches]) for f in fields(Averages)}
+    )
+    bias = torch.cat([b.bias for b in batches])
+    n_walks = int(whole.effective.max()) if name == "green" else problem.n_walks
+    notes = judge(
+        has_balls=problem.balls is not None,
+        hit_share=whole.hit_share,
+        unfinished_share=whole.unfinished_share,
+        effective=whole.effective,
+        n_walks=n_walks if problem.operator.drift is not None else 0,  # survival is no change of measure
+        max_steps=problem.max_steps,
+    )
+    if name == "green" and problem.boundary.data_values is None:
+        notes = (*notes, "The value on each ball is that at its centre, and constant.")
+    if name == "spheres" and callable(problem.operator.drift):
+        notes = (*notes, "The drift is taken as constant on each sphere; the bias of that is not in bias.")
+    timeless = name == "green" or (name == "spheres" and problem.operator.drift is not None)
+    return LandscapeEstimate(
+        value=whole.mean,
+        stderr=whole.stderr,
+        bias=torch.where(whole.unfinished_share < 1, bias, torch.inf),
+        bias_kind="bound" if all(b.proved for b in batches) else "estimate",
+        hit_share=whole.hit_share,
+        outer_share=whole.outer_share,
+        unfinished_share=whole.unfinished_share,
+        effective=whole.effective,
+        n_walks=n_walks,
+        mean_steps=float(whole.steps.mean()),
+        solver=name,
+        exit_time=None if timeless else whole.exit_time,
+        exit_time_stderr=None if timeless else whole.exit_time_stderr,
+        notes=notes,
+    )
+
+
+def _inner(
+    domain: Domain | Whitened, operator: Operator, at: Tensor
+) -> tuple[Domain, Operator, Tensor, Callable[[Tensor], Tensor]]:
+    """The problem in the coordinates of the walks, and the way back."""
+    if not isinstance(domain, Whitened):
+        if not isinstance(domain, Domain):
+            raise TypeError(
+                "domain must have the methods distance(z) and project(z), but got "
+                f"{type(domain).__name__}. Use e.g. Ball.around(points) or DataDomain(points)."
+            )
+        return domain, operator, at, lambda z: z
+    _check_dim(len(domain.centre), at)
+    if operator.drift is not None or isinstance(operator.diffusion, Tensor) or operator.diffusion != 1:
+        raise ValueError(
+            "On a Whitened domain the diffusion is the whitening itself: the operator may have absorption "
+            "and sources, but no drift and no diffusion other than 1. Use the inner domain on whitened data "
+            "(domain.inner, domain.to_inner(points)) for those."
+        )
+    composed: dict[str, Any] = {
+        name: (lambda w, f=field: f(domain.from_inner(w)))
+        for name in ("absorption", "source")
+        if callable(field := getattr(operator, name))
+    }
+    return domain.inner, replace(operator, **composed), domain.to_inner(at), domain.from_inner
+
+
+def _check_queries(
+    at: Tensor, n_walks: int, context: Tensor | None, generator: torch.Generator | None
+) -> None:
+    _checks.floating("at", at)
+    if at.ndim != 2:
+        raise ValueError(
+            f"at must have shape (queries, dim), but has {tuple(at.shape)}. Use at[None] for one point, "
+            "at.flatten(1) for images."
+        )
+    _checks.batch("at", at)
+    _checks.finite("at", at)
+    _checks.count("n_walks", n_walks, 2, " (one walk has no standard error)")
+    _random.check_generator(generator, at.device)
+    if context is not None:
+        _checks.same_rows("context", context, len(at), "at")
+
+
+def _check_dim(dim: int, at: Tensor) -> None:
+    if at.shape[1] != dim:
+        raise ValueError(f"The queries have {at.shape[1]} columns, but the domain has dimension {dim}.")
+
+
+def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: Tensor | None) -> None:
+    outer = domain.domain if isinstance(domain, DataDomain) else domain
+    for part in (domain, outer):
+        for name in ("points", "centre", "low", "normals"):  # of the domains of this library
+            known = getattr(part, name, None)
+            if isinstance(known, Tensor):
+                _check_dim(known.shape[-1], at)
+    operator.check_dim(at.shape[1])
+    if isinstance(domain, Box) and domain.wall == "reflect":
+        raise ValueError(
+            "Walks never end between reflecting walls alone. Put balls around data: DataDomain(points, "
+            'outer="reflecting_box"), or use wall="absorb".'
+        )
+    if data_values is not None:
+        if not isinstance(domain, DataDomain):
+            raise ValueError("data_values are the values on balls around data, but the domain has none.")
+        _checks.same_rows("data_values", data_values, len(domain.points), "the points of the domain")
+        if data_values.ndim != 1:
+            raise ValueError(f"data_values must be one number per point, but are {tuple(data_values.shape)}.")
+        _checks.finite("data_values", data_values)
+    off = (~inside(domain, at)).nonzero().flatten().tolist()
+    if off:
+        raise ValueError(
+            f"{len(off)} of {len(at)} queries lie outside the domain, e.g. rows {off[:5]}. Enlarge the "
+            "domain (margin=...), or drop those rows: nothing is known beyond the boundary."
+        )
+
+
+def _size(domain: Domain, at: Tensor) -> float:
+    """Radius of a ball, half the shortest side of a box, else the largest distance of a query."""
+    outer = domain.domain if isinstance(domain, DataDomain) else domain
+    if isinstance(outer, Ball):
+        return outer.radius
+    if isinstance(outer, Box):
+        return float((outer.high - outer.low).min()) / 2
+    return float(outer.distance(at).max().clamp_min(torch.finfo(at.dtype).tiny))
+
+
+def _shell(domain: Domain, at: Tensor, size: float) -> float:
+    shell = 1e-4 * size
+    if isinstance(domain, DataDomain):
+        shell = min(shell, 1e-2 * float(domain.radii.min()) / max(at.shape[1] - 2, 1))
+    resolution = torch.finfo(at.dtype).eps
+    floor = max(1e-5 * size if resolution > 1e-10 else 0.0, 16 * resolution * float(at.abs().max()))
+    return max(shell, floor)
+
+
+def _step(domain: Domain, at: Tensor, operator: Operator, size: float) -> float:
+    step = 0.03 * size  # standard deviation of a step
+    if isinstance(domain, DataDomain):
+        step = min(step, 0.2 * float(domain.radii.min()))
+    return (step / float(operator.scale(at).max())) ** 2

@@ -1,0 +1,256 @@
+"""Walk on spheres: from the centre of a ball inside the domain straight to its surface, until the boundary.
+
+No time step, so no error of one: the only bias is that of the shell in which a walk counts as arrived.
+Coordinates are divided by ``sqrt(a)``, so that every step is that of Brownian motion. A killing rate ``c``
+and a drift ``mu`` that is constant on the ball are exact too. With ``k^2 = 2 c + |mu|^2``, the step ``delta``
+
+    ``u(z) = E[exp(mu . delta) u(z + delta)] / Phi(k t) + E[integral of the source in the ball]``,
+
+uniform on the sphere of radius ``t`` (``Phi``: `elliptica.landscape.special`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from elliptica import _checks, _random
+from elliptica.landscape.data_domain import OUTER
+from elliptica.landscape.domains import Domain, reflect, step_radius
+from elliptica.landscape.exits import sample_drifted_direction
+from elliptica.landscape.operator import Operator
+from elliptica.landscape.special import log_phi, screened_green_ratio
+from elliptica.landscape.walks import UNFINISHED, Walks
+
+#: Finished walks are removed from the working set when they are this share of it.
+_COMPACT = 0.25
+
+DriftMode = Literal["weight", "sample"]
+
+
+def walk_on_spheres(
+    domain: Domain,
+    start: Float[Tensor, "walks dim"],
+    operator: Operator,
+    *,
+    shell: float,
+    max_steps: int = 10_000,
+    drift: DriftMode = "weight",
+    max_radius: float | None = None,
+    generator: torch.Generator | None,
+) -> Walks:
+    """Follow one walk from each row of ``start`` to the boundary.
+
+    ``u(z)`` is the mean of ``exp(log_weight) * g(end) + integral`` over walks from ``z``.
+
+    A walk that starts in a ball around a data point ends there at once. Reflecting walls let spheres
+    through; the landing point is folded back.
+
+    Args:
+        domain: Where to walk; its ``where`` method, if any, labels the ends.
+        start: Points of the domain.
+        operator: Its absorption must be a number. A drift that is a function is frozen at the centre of
+            each sphere (see ``max_radius``).
+        shell: A walk has arrived when it is nearer to the boundary than this, and is then projected to it.
+        max_steps: Walks that need more keep their position and get the label `UNFINISHED`.
+        drift: ``"weight"``: walks go without the drift and carry weights; best when the boundary values
+            are large where the drift does not lead. ``"sample"``: walks follow the drift, without weights.
+        max_radius: Largest radius of a sphere, in the units of the points. Small if the drift is a function:
+            its change over a sphere is neglected.
+        generator: Source of randomness; None is torch's global one.
+
+    Returns:
+        Ends of walks. ``time`` is the mean time that the sphere's radii stand for, ``sum t^2 / dim``; under
+        a drift or absorption it is that of the walk without them.
+    """
+    _check(domain, start, operator, shell, max_steps, drift, max_radius, generator)
+    scale = operator.scale(start)
+    even = bool((scale == scale[0]).all())
+    step = _Step(domain, operator, scale[:1] if even else scale, drift, max_radius, generator)
+    live = _Live.begin(start)
+    parts: list[_Live] = []
+    for taken in range(max_steps + 1):
+        distance = domain.distance(live.z)
+        live.done |= distance < shell
+        n_done = int(live.done.sum())
+        if n_done >= max(_COMPACT * len(live.z), 1):
+            parts.append(live.select(live.done))
+            going = ~live.done
+            live, distance = live.select(going), distance[going]
+        if taken == max_steps or len(live.z) == 0:
+            break
+        step(live, distance)
+    return _gather(domain, [*parts, live])
+
+
+@dataclass
+class _Live:
+    """State of a set of walks; a finished one stays among the others until enough are finished."""
+
+    row: Tensor
+    z: Tensor
+    log_weight: Tensor
+    integral: Tensor
+    time: Tensor
+    steps: Tensor
+    done: Tensor
+
+    @classmethod
+    def begin(cls, start: Tensor) -> _Live:
+        row = torch.arange(len(start), device=start.device)
+        zero = start.new_zeros(len(start))
+        return cls(row, start, zero, zero, zero, torch.zeros_like(row), row < 0)
+
+    def select(self, rows: Tensor) -> _Live:
+        return _Live(*(value[rows] for value in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step of every walk of a set; ``scale`` has one value if all coordinates share it."""
+
+    domain: Domain
+    operator: Operator
+    scale: Tensor
+    drift: DriftMode
+    max_radius: float | None
+    generator: torch.Generator | None
+
+    def __call__(self, live: _Live, distance: Tensor) -> None:
+        z, dim = live.z, live.z.shape[1]
+        radius = self._radius(live, distance)
+        mu = self.operator.drift_at(z)
+        push = None if mu is None else (mu / self.scale).expand_as(z)  # drift in scaled coordinates
+        if self.operator.has_source:
+            live.integral = live.integral + live.log_weight.exp() * self._source(z, radius, push)
+        if push is not None and self.drift == "sample":
+            direction = sample_drifted_direction(push * radius[:, None], generator=self.generator)
+        else:
+            direction = self._direction(z)
+        live.log_weight = live.log_weight + self._log_weight(radius, push, direction)
+        live.z = reflect(self.domain, torch.addcmul(z, direction, radius[:, None] * self.scale))
+        live.time = live.time + radius.square() / dim
+        live.steps = live.steps + ~live.done
+
+    def _radius(self, live: _Live, distance: Tensor) -> Tensor:
+        """Radius in scaled coordinates; zero for finished walks, which thus stay as they are."""
+        if len(self.scale) == 1:
+            radius = distance / self.scale
+        else:
+            radius = step_radius(self.domain, live.z, self.scale)
+        if self.max_radius is not None:
+            radius = radius.clamp_max(self.max_radius / float(self.scale.amax()))
+        return torch.where(live.done, 0.0, radius)
+
+    def _direction(self, z: Tensor) -> Tensor:
+        normal = _random.draw_normal(z.shape, dtype=z.dtype, device=z.device, generator=self.generator)
+        return normal.div_(normal.norm(dim=1, keepdim=True))
+
+    def _rate(self, push: Tensor | None, radius: Tensor) -> Tensor:
+        """``k``, one per walk."""
+        squared = torch.full_like(radius, 2 * self._absorption)
+        return (squared if push is None else squared + push.square().sum(1)).sqrt()
+
+    @property
+    def _absorption(self) -> float:
+        assert not callable(self.operator.absorption)
+        return self.operator.absorption
+
+    def _log_weight(self, radius: Tensor, push: Tensor | None, direction: Tensor) -> Tensor:
+        if push is None and not self._absorption:
+            return torch.zeros_like(radius)
+        dim = direction.shape[1]
+        survive = -log_phi(self._rate(push, radius) * radius, dim)
+        if push is None:
+            return survive
+        if self.drift == "weight":
+            return survive + radius * (push * direction).sum(1)
+        if not self._absorption:
+            return torch.zeros_like(radius)
+        return survive + log_phi(push.norm(dim=1) * radius, dim)
+
+    def _source(self, z: Tensor, radius: Tensor, push: Tensor | None) -> Tensor:
+        """Integral of the source up to the sphere: exact if all is constant, else at one visited place."""
+        dim = z.shape[1]
+        time = radius.square() / dim
+        lower = push is not None or self._absorption > 0
+        if not callable(self.operator.source) and push is None:
+            if lower:
+                time = -torch.expm1(-log_phi(self._rate(push, radius) * radius, dim)) / self._absorption
+            return self.operator.source_at(z) * time
+        first, second = _random.draw_uniform((2, len(z)), device=z.device, generator=self.generator).to(z)
+        rho = radius * first.sqrt() * second ** (1 / dim)
+        offset = rho[:, None] * self._direction(z)
+        if lower:
+            time = time * screened_green_ratio(rho, radius, self._rate(push, radius), dim)
+        if push is not None:
+            time = time * (push * offset).sum(1).exp()
+        return self.operator.source_at(reflect(self.domain, z + self.scale * offset)) * time
+
+
+def _gather(domain: Domain, parts: list[_Live]) -> Walks:
+    """All walks in the order of their starts; finished ones on the boundary."""
+    live = _Live(*(torch.cat(values) for values in zip(*(vars(p).values() for p in parts), strict=True)))
+    live = live.select(live.row.argsort())
+    label = torch.full_like(live.row, UNFINISHED)
+    end, at = live.z, live.z[live.done]
+    if len(at):
+        label[live.done] = domain.where(at) if hasattr(domain, "where") else OUTER
+        end = end.clone()
+        end[live.done] = domain.project(at)
+    return Walks(end, label, live.log_weight, live.integral, live.time, live.steps)
+
+
+def _check(
+    domain: Domain,
+    start: Tensor,
+    operator: Operator,
+    shell: float,
+    max_steps: int,
+    drift: str,
+    max_radius: float | None,
+    generator: torch.Generator | None,
+) -> None:
+    _checks.floating("start", start)
+    if start.ndim != 2:
+        raise ValueError(f"start must have shape (walks, dim), but has {tuple(start.shape)}.")
+    _checks.finite("start", start)
+    operator.check_dim(start.shape[1])
+    _checks.positive("shell", shell)
+    _checks.count("max_steps", max_steps)
+    _checks.choice("drift", drift, ("weight", "sample"))
+    if max_radius is not None:
+        _checks.positive("max_radius", max_radius)
+    _random.check_generator(generator, start.device)
+    if callable(operator.absorption):
+        raise ValueError(
+            "Walk on spheres needs an absorption that is a number, but got a function. Use "
+            'solver="euler", which follows it in time.'
+        )
+    _check_region(domain, start, operator, shell)
+
+
+def _check_region(domain: Domain, start: Tensor, operator: Operator, shell: float) -> None:
+    """Starts inside, something to end at, and no drift through walls that are only folded away."""
+    outer = getattr(domain, "outer", domain)
+    away = (outer.distance(start) < -shell).nonzero().flatten().tolist()
+    if away:
+        raise ValueError(
+            f"Every walk must start in the domain, but {len(away)} of {len(start)} rows lie outside it, e.g. "
+            f"rows {away[:5]}. Enlarge the domain, or leave them out (see `inside`)."
+        )
+    wall = getattr(outer, "wall", "reflect" if hasattr(outer, "reflect") else "absorb")
+    if wall == "reflect" and operator.drift is not None:
+        raise ValueError(
+            "Walk on spheres cannot follow a drift between reflecting walls: the drift would turn round "
+            'behind a wall. Use solver="euler", absorbing walls, or no drift.'
+        )
+    if len(start) and not bool(domain.distance(start).isfinite().all()):
+        raise ValueError(
+            "Between reflecting walls a walk never ends. Put balls around the data: "
+            'DataDomain(points, outer="reflecting_box").'
+        )

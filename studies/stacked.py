@@ -1,0 +1,38 @@
+"""Many small networks trained at once: the seeds of a study side by side in one batched product.
+
+A step of a small perceptron costs the same whether it holds one network or ten, so the seeds of a study
+share their steps. Rows are ordered network by network; networks never see each other's rows, and Adam
+acts on each weight alone, so every network is trained as it would be by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class StackedLinear(nn.Module):
+    """One linear layer for each of several networks."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]))
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers])[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows ``(networks * batch, in)`` to ``(networks * batch, out)``."""
+        split = x.unflatten(0, (len(self.weight), -1))
+        return torch.baddbmm(self.bias, split, self.weight).flatten(0, 1)
+
+
+def stack(networks: Sequence[nn.Sequential]) -> nn.Sequential:
+    """Join perceptrons of the same layers into one that runs them side by side."""
+    layers: list[nn.Module] = []
+    for same in zip(*networks, strict=True):
+        if isinstance(same[0], nn.Linear):
+            layers.append(StackedLinear([layer for layer in same if isinstance(layer, nn.Linear)]))
+        else:
+            layers.append(same[0])
+    return nn.Sequential(*layers)

@@ -1,0 +1,225 @@
+"""Regions: distances and projections against brute force, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from elliptica.landscape import Ball, Box, DataDomain, Domain, Polytope, Whitened
+from elliptica.landscape.data_domain import OUTER
+from elliptica.landscape.domains import inside, step_radius
+
+
+def points(n, dim, generator, dtype=torch.float64):
+    return torch.randn(n, dim, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def unit(n, dim, generator):
+    return torch.nn.functional.normalize(points(n, dim, generator), dim=1)
+
+
+def check_projection(domain, z, atol=1e-9):
+    """The projection is on the boundary, as far away as the distance says."""
+    target = domain.project(z)
+    assert torch.allclose((target - z).norm(dim=1), domain.distance(z), atol=atol)
+    assert float(domain.distance(target).abs().max()) < atol
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 300])
+def test_ball(dim, generator):
+    ball = Ball(points(1, dim, generator)[0], 2.0)
+    z = ball.centre + 2 * torch.rand(50, 1, generator=generator, dtype=torch.float64) * unit(
+        50, dim, generator
+    )
+    check_projection(ball, z)
+    on_sphere = ball.centre + 2 * unit(20_000, dim, generator)
+    if dim <= 2:  # enough random directions to come near the nearest point
+        brute = torch.cdist(z, on_sphere).amin(1)
+        assert float((ball.distance(z) - brute).abs().max()) < 1e-2
+    assert bool((ball.distance(z)[:, None] <= torch.cdist(z, on_sphere[:100]) + 1e-9).all())
+    assert torch.allclose(ball.project(ball.centre[None]).sub(ball.centre).norm(), torch.tensor(2.0).double())
+    assert bool((ball.distance(ball.centre + 2.1 * unit(5, dim, generator)) < 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_balls_and_boxes_around_data_hold_them(dtype, generator):
+    data = points(30, 4, generator, dtype)
+    for domain in (Ball.around(data), Box.around(data), DataDomain(data), DataDomain(data, outer="hull")):
+        outer = getattr(domain, "domain", domain)
+        assert bool((outer.distance(data) >= -1e-6).all())
+        assert domain.distance(data).dtype == dtype
+        assert isinstance(domain, Domain)
+    assert not bool((Ball.around(data, margin=1.0).distance(data) > 1e-3).all())
+
+
+def test_box(generator):
+    box = Box(torch.tensor([-1.0, 0.0, 2.0]).double(), torch.tensor([1.0, 0.5, 5.0]).double())
+    z = box.low + (box.high - box.low) * torch.rand(100, 3, generator=generator, dtype=torch.float64)
+    check_projection(box, z)
+    brute = torch.stack([(z[:, i] - side[i]).abs() for side in (box.low, box.high) for i in range(3)], 1)
+    assert torch.allclose(box.distance(z), brute.amin(1))
+    assert box.reflect(z) is z
+    assert float(box.distance(torch.tensor([[0.0, 0.7, 3.0]]).double())) == pytest.approx(-0.2)
+
+
+def fold(x, low, high):
+    """Reflection at two walls, one bounce at a time."""
+    while not low <= x <= high:
+        x = 2 * low - x if x < low else 2 * high - x
+    return x
+
+
+def test_reflecting_box_folds_and_never_absorbs(generator):
+    box = Box(torch.tensor([-1.0, 0.0]).double(), torch.tensor([1.0, 0.5]).double(), wall="reflect")
+    z = 4 * points(200, 2, generator)
+    brute = [
+        [fold(float(x), float(a), float(b)) for x, a, b in zip(row, box.low, box.high, strict=True)]
+        for row in z
+    ]
+    assert torch.allclose(box.reflect(z), torch.tensor(brute).double(), atol=1e-9)
+    kept = torch.tensor([[0.3, 0.2], [-0.9, 0.45]]).double()
+    assert torch.allclose(box.reflect(kept), kept, atol=1e-12)
+    assert bool(box.distance(kept).isinf().all())
+
+
+def largest_stretch(domain, z, scale, directions):
+    """Largest t with ``z + t * scale * direction`` inside, for the worst direction, by bisection."""
+    low, high = torch.zeros(len(directions)).double(), torch.full((len(directions),), 20.0).double()
+    for _ in range(50):
+        t = (low + high) / 2
+        within = domain.distance(z + t[:, None] * scale * directions) > 0
+        low, high = torch.where(within, t, low), torch.where(within, high, t)
+    return float(low.min())
+
+
+@pytest.mark.parametrize("kind", ["box", "hull", "ball", "data"])
+def test_scaled_distance(kind, generator):
+    data, scale = points(12, 2, generator), torch.tensor([0.5, 2.0]).double()
+    domain = {
+        "box": Box.around(data),
+        "hull": Polytope.hull(data),
+        "ball": Ball.around(data),
+        "data": DataDomain(data, outer="box"),
+    }[kind]
+    z = data.mean(0, keepdim=True)
+    t = float(step_radius(domain, z, scale))
+    brute = largest_stretch(domain, z, scale, unit(20_000, 2, generator))
+    assert 0 < t <= brute + 1e-9  # never more than the truth
+    if kind in ("box", "hull"):  # sharp where facets are flat
+        assert t == pytest.approx(brute, rel=1e-3)
+
+
+def test_hull_against_support_functions(generator):
+    data = points(25, 2, generator)
+    hull = Polytope.hull(data)
+    angle = torch.linspace(0, 2 * torch.pi, 100_001, dtype=torch.float64)
+    direction = torch.stack([angle.cos(), angle.sin()])
+    z = data.mean(0) + 0.3 * points(40, 2, generator)
+    # distance to the boundary of a convex set: least gap of its support function
+    gap = ((data @ direction).amax(0) - z @ direction).amin(1)
+    within = gap > 0
+    assert int(within.sum()) > 10
+    assert torch.allclose(hull.distance(z)[within], gap[within], atol=1e-4)
+    assert bool((hull.distance(z)[~within] <= 0).all())
+    check_projection(hull, z[within])
+
+
+def test_hull_in_one_and_three_dimensions():
+    line = Polytope.hull(torch.tensor([[0.0], [3.0], [1.0]]).double())
+    assert line.distance(torch.tensor([[1.0], [2.5], [4.0]]).double()).tolist() == [1.0, 0.5, -1.0]
+    cube = torch.tensor(np.stack(np.meshgrid([0, 1], [0, 1], [0, 1]), -1).reshape(-1, 3)).double()
+    z = torch.rand(20, 3, dtype=torch.float64)
+    assert torch.allclose(Polytope.hull(cube).distance(z), torch.minimum(z, 1 - z).amin(1))
+
+
+def test_half_spaces_of_any_length():
+    normals = torch.tensor([[10.0, 0], [-1, 0], [0, 0.1], [0, -1]]).double()
+    square = Polytope(normals, torch.tensor([10.0, 1, 0.1, 1]).double())
+    assert float(square.distance(torch.tensor([[0.25, 0.0]]).double())) == pytest.approx(0.75)
+
+
+def test_data_domain_against_brute_force(generator):
+    data = points(40, 3, generator)
+    domain = DataDomain(data, fraction=0.4)
+    z = points(300, 3, generator)
+    gaps = torch.stack([(z - c).norm(dim=1) - r for c, r in zip(data, domain.radii, strict=True)], 1)
+    wall = domain.domain.distance(z)
+    assert torch.allclose(domain.distance(z), torch.minimum(gaps.amin(1), wall))
+    where = torch.where(gaps.amin(1) <= wall, gaps.argmin(1), OUTER)
+    assert torch.equal(domain.where(z), where)
+    assert bool((where == OUTER).any())
+    assert bool((where >= 0).any())
+    free = domain.distance(z) > 0
+    check_projection(domain, z[free])
+    nearest = (torch.cdist(data, data) + 1e9 * torch.eye(40).double()).amin(1)
+    assert torch.allclose(domain.radii, 0.4 * nearest)
+
+
+def test_nearest_ball_far_from_the_origin_in_single_precision(generator):
+    data = points(200, 3, generator)
+    z = points(500, 3, generator)
+    exact = DataDomain(data).distance(z)
+    moved = DataDomain((data + 1000).float(), epsilon=DataDomain(data).radii.float()).distance(
+        (z + 1000).float()
+    )
+    assert float((moved - exact).abs().max()) < 1e-3
+
+
+def test_repeated_points_share_a_ball():
+    data = torch.tensor([[0.0, 0], [0, 0], [1, 0]])
+    domain = DataDomain(data)
+    assert torch.allclose(domain.radii, torch.full((3,), 0.3))
+    assert int(domain.where(torch.tensor([[0.01, 0.0]]))) in (0, 1)
+
+
+def test_data_on_the_hull_count_as_inside():
+    corners = torch.tensor([[0.0, 0], [1, 0], [0, 1]]).double()
+    domain = DataDomain(corners, epsilon=0.1, outer="hull")
+    queries = torch.cat([corners, torch.tensor([[0.3, 0.3], [2.0, 2.0]]).double()])
+    assert inside(domain, queries).tolist() == [True, True, True, True, False]
+
+
+def test_whitening(generator):
+    mix = torch.tensor([[2.0, 0, 0], [1, 0.1, 0], [0, 0.3, 5]]).double()
+    data = points(400, 3, generator) @ mix.T + 3
+    white = Whitened.ball(data, ridge=1e-9)
+    w = white.to_inner(data)
+    assert torch.allclose(white.from_inner(w), data)
+    assert torch.allclose(torch.cov(w.T), torch.eye(3).double(), atol=1e-3)
+    assert bool((white.inner.distance(w) > 0).all())
+    constant = torch.cat([data, torch.ones(400, 1).double()], 1)
+    assert bool(Whitened.ball(constant).to_inner(constant).isfinite().all())
+    assert isinstance(Whitened.ball(data, fraction=0.2).inner, DataDomain)
+
+
+TWO = torch.tensor([[0.0, 0], [1, 0]])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: DataDomain(TWO, epsilon=0.6), "overlap.*below 0.5"),
+        (lambda: DataDomain(TWO, fraction=0.5), "below 0.5"),
+        (lambda: DataDomain(TWO, epsilon=torch.tensor([0.1, -1.0])), "above 0"),
+        (lambda: DataDomain(TWO, outer=Ball(torch.zeros(2), 0.5)), r"outside, e\.g\. rows \[1\]"),
+        (lambda: DataDomain(TWO[:1]), "at least two points"),
+        (lambda: DataDomain(TWO.long()), "floating"),
+        (lambda: DataDomain(TWO * torch.nan), "finite"),
+        (lambda: DataDomain(TWO[:, 0]), r"\(n, dim\)"),
+        (lambda: DataDomain(torch.ones(3, 2)), "the same"),
+        (lambda: DataDomain(TWO, outer="bal"), "Did you mean 'ball'"),
+        (lambda: Ball.around(TWO, margin=0.9), "at least 1"),
+        (lambda: Ball(torch.zeros(2), 0.0), "radius"),
+        (lambda: Box(torch.zeros(2), torch.tensor([1.0, 0.0])), "constant columns"),
+        (lambda: Box(torch.zeros(2), torch.ones(2), wall="bounce"), "absorb"),
+        (lambda: Polytope.hull(torch.randn(30, 8)), "out of reach.*Ball.around"),
+        (lambda: Polytope.hull(torch.randn(3, 3)), "at least 4"),
+        (lambda: Polytope(torch.eye(2), torch.ones(2)), "unbounded|not closed"),
+        (lambda: Polytope(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0, -1.0])), "empty"),
+        (lambda: Polytope(torch.zeros(3, 2), torch.ones(3)), "zero"),
+        (lambda: Polytope(torch.eye(2), torch.ones(3)), "facets"),
+    ],
+)
+def test_bad_domains(make, words, own_checks):
+    with pytest.raises((ValueError, TypeError), match=words):
+        make()

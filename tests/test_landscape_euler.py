@@ -1,0 +1,161 @@
+"""Time stepping against closed forms; what it gets wrong is predicted too."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import solve_bvp
+
+from elliptica.landscape import Ball, Box, DataDomain, Operator
+from elliptica.landscape.euler import SHIFT, euler_maruyama
+from elliptica.landscape.walks import UNFINISHED, average
+
+INTERVAL = Box(torch.tensor([-1.0]).double(), torch.tensor([1.0]).double())
+
+
+def run(domain, start, operator=None, n=40_000, *, value=lambda z: z[:, 0], generator, **options):
+    z = torch.tensor([start]).double().repeat(n, 1)
+    walks = euler_maruyama(domain, z, operator or Operator(), generator=generator, **options)
+    return average(walks, n, value(walks.end))
+
+
+def close(result, expected, slack=0.0, what="mean"):
+    value = float(getattr(result, what))
+    error = float(result.stderr if what == "mean" else result.exit_time_stderr)
+    return abs(value - expected) <= 4.5 * error + slack
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_plain_exit_times_are_late_by_the_overshoot(generator):
+    # seen every dt, the walk leaves an interval that is wider by SHIFT * sqrt(dt) on each side
+    for dt, n in ((1e-2, 40_000), (1e-3, 25_000)):
+        late = run(INTERVAL, [0.0], n=n, dt=dt, shift=False, generator=generator)
+        assert close(late, (1 + SHIFT * math.sqrt(dt)) ** 2, 2 * dt, "exit_time")
+        assert not close(late, 1.0, 2 * dt, "exit_time")
+
+
+@pytest.mark.statistical
+def test_the_shift_removes_nine_tenths_of_it(generator):
+    disk, start = Ball(torch.zeros(2).double(), 1.0), [0.5, 0.3]
+    truth = (1 - 0.34) / 2
+    plain = run(disk, start, n=60_000, dt=1e-2, shift=False, generator=generator)
+    shifted = run(disk, start, n=60_000, dt=1e-2, generator=generator)
+    late = float(plain.exit_time) - truth
+    assert late / truth == pytest.approx(0.188, abs=0.02)
+    assert abs(float(shifted.exit_time) - truth) < late / 10 + 3 * float(shifted.exit_time_stderr)
+    assert abs(float(shifted.exit_time) - truth) < late / 4
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_gamblers_ruin_with_drift(generator):
+    box, mu, x = Box(torch.zeros(1).double(), torch.ones(1).double()), 1.0, 0.3
+    truth = math.expm1(-2 * mu * x) / math.expm1(-2 * mu)
+    rich = lambda z: (z[:, 0] > 0.5).double()  # noqa: E731
+    for drift in (torch.tensor([mu]), lambda z: torch.full_like(z, mu)):
+        result = run(box, [x], Operator(drift=drift), dt=1e-3, value=rich, n=20_000, generator=generator)
+        assert close(result, truth, 2e-3)
+    wrong = run(
+        box, [x], Operator(drift=torch.tensor([-mu])), dt=1e-3, value=rich, n=20_000, generator=generator
+    )
+    assert not close(wrong, truth, 2e-3)
+
+
+def ode(rate, source, x):
+    """``u'' / 2 - r u = -f`` on (-1, 1), ``u = 1`` at both ends."""
+    grid = np.linspace(-1, 1, 401)
+    solution = solve_bvp(
+        lambda s, u: np.vstack([u[1], 2 * (rate(s) * u[0] - source(s))]),
+        lambda a, b: np.array([a[0] - 1, b[0] - 1]),
+        grid,
+        np.ones((2, len(grid))),
+        tol=1e-8,
+    )
+    return float(solution.sol(x)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_absorption_and_source_that_vary(generator):
+    rate, source = lambda s: 1 + 4 * s**2, lambda s: 2 + s
+    operator = Operator(absorption=lambda z: rate(z[:, 0]), source=lambda z: source(z[:, 0]))
+    result = run(
+        INTERVAL, [0.4], operator, dt=1e-3, value=lambda z: torch.ones(len(z)), n=10_000, generator=generator
+    )
+    assert close(result, ode(rate, source, 0.4), 3e-3)
+    assert not close(result, ode(lambda s: 1 + 0 * s, source, 0.4), 3e-3)  # the rate at the centre
+    assert not close(result, ode(rate, lambda s: 2 - s, 0.4), 3e-3)
+
+
+@pytest.mark.statistical
+def test_coordinates_that_diffuse_at_different_speeds(generator):
+    a = torch.tensor([1.0, 4.0]).double()
+    square = Box(-torch.ones(2).double(), torch.ones(2).double())
+    for domain in (square, Ball(torch.zeros(2).double(), 1.0)):
+        # 4 x^2 - y^2 solves (u_xx + 4 u_yy) / 2 = 0
+        result = run(
+            domain,
+            [0.5, 0.3],
+            Operator(diffusion=a),
+            dt=1e-3,
+            value=lambda z: 4 * z[:, 0] ** 2 - z[:, 1] ** 2,
+            n=10_000,
+            generator=generator,
+        )
+        assert close(result, 0.91, 1e-2)
+
+
+@pytest.mark.statistical
+def test_reflecting_wall(generator):
+    # between the wall at 0 and the ball that begins at 0.15: E tau = 0.15^2 - x^2
+    points = torch.tensor([[0.2], [0.8]]).double()
+    domain = DataDomain(points, epsilon=0.05, outer=Box(torch.zeros(1), torch.ones(1), "reflect"))
+    z = torch.full((5_000, 1), 0.1).double()
+    walks = euler_maruyama(domain, z, Operator(), dt=5e-5, generator=generator)
+    assert bool((walks.label == 0).all())
+    assert torch.allclose(walks.end, torch.tensor(0.15).double())
+    result = average(walks, len(z), walks.end[:, 0])
+    assert close(result, 0.15**2 - 0.1**2, 5e-5, "exit_time")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_unfinished_walks_stay_inside(dtype, generator):
+    start = torch.zeros(200, 2, dtype=dtype)
+    ball = Ball(torch.zeros(2), 1.0)
+    walks = euler_maruyama(ball, start, Operator(), dt=1e-2, max_steps=30, generator=generator)
+    lost = walks.label == UNFINISHED
+    assert 0 < int(lost.sum()) < 200
+    assert bool((walks.steps[lost] == 30).all())
+    assert bool((ball.distance(walks.end[lost]) > 0).all())
+    assert torch.allclose(ball.distance(walks.end[~lost]), torch.zeros(1, dtype=dtype), atol=1e-6)
+    assert torch.allclose(walks.time, 0.01 * walks.steps.to(dtype))
+    assert walks.end.dtype == walks.time.dtype == dtype
+    assert torch.equal(start, torch.zeros(200, 2, dtype=dtype))
+
+
+def test_same_generator_same_walks():
+    def ends():
+        g = torch.Generator().manual_seed(3)
+        return euler_maruyama(INTERVAL, torch.zeros(50, 1).double(), Operator(), dt=1e-2, generator=g).steps
+
+    assert torch.equal(ends(), ends())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("operator", "options", "words"),
+    [
+        (Operator(), {"dt": 0.0}, "dt"),
+        (Operator(), {"max_steps": 0}, "max_steps"),
+        (Operator(drift=lambda z: z * torch.nan), {}, "drift"),
+        (Operator(drift=lambda z: z[:, 0]), {}, "one vector per point"),
+        (Operator(drift=torch.ones(3)), {}, "3 values"),
+        (Operator(absorption=lambda z: -torch.ones(len(z))), {}, "absorption.*at least 0"),
+        (Operator(source=lambda z: z), {}, "one value per point"),
+    ],
+)
+def test_bad_input(operator, options, words, own_checks):
+    with pytest.raises((ValueError, TypeError), match=words):
+        euler_maruyama(INTERVAL, torch.zeros(5, 1).double(), operator, **{"dt": 1e-2, **options})

@@ -1,0 +1,463 @@
+"""The landscape at points: which solver is taken, whether its answer is right, and what is refused."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from elliptica import EllipticWarning, estimate_landscape
+from elliptica.landscape import Ball, Box, DataDomain, Operator, Polytope, Whitened
+from elliptica.landscape.solve import LAPLACE
+from multipole import solve_disk
+
+quiet = pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
+DISK = Ball(torch.zeros(2).double(), 1.0)
+AT = torch.tensor([[0.5, 0.3], [-0.2, 0.1]]).double()
+
+
+def harmonic(z):
+    return z[:, 0].exp() * z[:, 1].cos()
+
+
+def zero(z):
+    return torch.zeros(len(z))
+
+
+def close(estimate, truth, slack=0.0):
+    truth = torch.as_tensor(truth).to(estimate.value)
+    return bool(((estimate.value - truth).abs() <= 4.5 * estimate.stderr + estimate.bias + slack).all())
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("solver", ["exact", "spheres", "euler"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_solver_finds_a_harmonic_function(solver, dtype, generator):
+    disk, at = Ball(torch.zeros(2), 1.0), AT.to(dtype)
+    estimate = estimate_landscape(
+        harmonic, disk, at, solver=solver, n_walks=3000, dt=4e-3, generator=generator
+    )
+    assert close(estimate, harmonic(at))
+    assert not close(estimate, harmonic(at) + 0.1)
+    assert estimate.value.dtype == dtype
+    assert estimate.solver == solver
+    assert float(estimate.outer_share.min()) == 1.0
+    time = (1 - at.square().sum(1)) / 2
+    assert estimate.exit_time is not None
+    assert bool(((estimate.exit_time - time).abs() < 4.5 * estimate.exit_time_stderr + 1e-2).all())
+    assert "walks each" in str(estimate)
+    low, high = estimate.interval()
+    assert bool((low < high).all())
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("shape", ["box", "hull", "own"])
+def test_other_domains(shape, generator):
+    corners = torch.tensor([[-1.0, -1], [1.5, -1], [0, 1.2]]).double()
+    domain = {"box": Box(-torch.ones(2), torch.ones(2)), "hull": Polytope.hull(corners), "own": Strip(1.0)}[
+        shape
+    ]
+    estimate = estimate_landscape(harmonic, domain, AT, n_walks=3000, generator=generator)
+    assert estimate.solver == "spheres"
+    assert close(estimate, harmonic(AT))
+
+
+@dataclass
+class Strip:
+    """A user's own region: a square, with the two methods only."""
+
+    half: float
+
+    def distance(self, z):
+        return (self.half - z.abs()).amin(1)
+
+    def project(self, z):
+        side = z.abs().argmax(1, keepdim=True)
+        return z.scatter(1, side, self.half * z.gather(1, side).sign())
+
+
+@quiet
+def test_auto(generator):
+    def chosen(domain, at, value=zero, **options):
+        return estimate_landscape(value, domain, at, n_walks=20, generator=generator, **options).solver
+
+    data = torch.randn(20, 10, generator=generator).double()
+    values = torch.rand(20, generator=generator).double()
+    high = torch.randn(20, 60, generator=generator).double()
+    near, far = 0.4 * data, 0.1 * high
+    assert chosen(DISK, AT) == "exact"
+    assert chosen(DISK, AT, operator=Operator(source=1.0)) == "exact"
+    assert chosen(DISK, AT, operator=Operator(absorption=1.0)) == "spheres"
+    assert chosen(DISK, AT, operator=Operator(source=lambda z: z[:, 0])) == "spheres"
+    assert chosen(DISK, AT, operator=Operator(diffusion=torch.tensor([1.0, 2.0]))) == "spheres"
+    assert chosen(DISK, AT, operator=Operator(drift=torch.ones(2))) == "spheres"
+    assert chosen(DISK, AT, operator=Operator(drift=lambda z: -z)) == "euler"
+    assert chosen(DISK, AT, operator=Operator(absorption=lambda z: z[:, 0] ** 2)) == "euler"
+    assert chosen(Box(-torch.ones(2), torch.ones(2)), AT) == "spheres"
+    assert chosen(DataDomain(high, fraction=0.2), far) == "exact"  # balls are never met
+    assert chosen(DataDomain(data, fraction=0.45, margin=2.0), near, data_values=values) == "spheres"
+    tight = DataDomain(data, fraction=0.1, margin=2.0)
+    middle = (data + tight.radii[:, None] * 1.2 / math.sqrt(10)).double()
+    assert chosen(tight, middle, data_values=values) == "green"
+    assert chosen(tight, middle) == "spheres"  # the value varies on each ball
+    assert chosen(tight, middle[:2], data_values=values) == "spheres"  # too few queries for one solve
+    assert chosen(tight, middle, lambda z: 5 * z[:, 0], data_values=values) == "spheres"  # outer data vary
+    small = DataDomain(AT, outer=Box(-torch.ones(2), torch.ones(2), "reflect"))
+    assert chosen(small, torch.zeros(1, 2).double()) == "spheres"
+    assert chosen(small, torch.zeros(1, 2).double(), operator=Operator(drift=torch.ones(2))) == "euler"
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_cloud_of_balls_against_a_series(generator):
+    rng = np.random.default_rng(7)
+    centres = []
+    while len(centres) < 12:
+        c = complex(*(1.7 * rng.random(2) - 0.85))
+        if abs(c) < 0.85 and all(abs(c - other) > 0.2 for other in centres):
+            centres.append(c)
+    values, eps = rng.random(12), 0.05
+    solution, residual = solve_disk(centres, [eps] * 12, values, lambda z: 0.5 + 0.3 * z.real)
+    assert residual < 2e-4
+    data = torch.tensor([[c.real, c.imag] for c in centres]).double()
+    domain = DataDomain(data, epsilon=eps, outer=DISK)
+    at = torch.tensor([[0.0, 0.0], [0.4, -0.2], [-0.5, 0.3], [0.1, 0.7]]).double()
+    at = at[domain.distance(at) > 0]
+    truth = torch.tensor(solution(at[:, 0].numpy() + 1j * at[:, 1].numpy()))
+    estimate = estimate_landscape(
+        lambda z: 0.5 + 0.3 * z[:, 0],
+        domain,
+        at,
+        data_values=torch.tensor(values),
+        n_walks=10_000,
+        shell=1e-4,
+        generator=generator,
+    )
+    slack = 2 * 1e-4 / eps
+    assert bool(((estimate.value - truth).abs() <= 4.5 * estimate.stderr + slack).all())
+    shuffled = estimate_landscape(
+        lambda z: 0.5 - 0.3 * z[:, 0],
+        domain,
+        at,
+        data_values=torch.tensor(values),
+        n_walks=10_000,
+        generator=generator,
+    )
+    assert not bool(((shuffled.value - truth).abs() <= 4.5 * shuffled.stderr + slack).all())
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("dim", [3, 51])
+def test_linear_model_meets_dynkins_formula(dim, generator):
+    # squared loss of a linear model: u = (w.x - y)^2 + sigma^2 (|w|^2 + 1) E tau, exactly
+    w = torch.randn(dim - 1, generator=generator).double()
+    at = 0.3 * torch.randn(4, dim, generator=generator).double() / math.sqrt(dim)
+    loss = lambda z: (z[:, :-1] @ w - z[:, -1]).square()  # noqa: E731
+    ball, sigma2 = Ball(torch.zeros(dim).double(), 1.0), 0.7
+    tau = (1 - at.square().sum(1)) / (dim * sigma2)
+    truth = loss(at) + sigma2 * (w.square().sum() + 1) * tau
+    options = {"operator": Operator(diffusion=sigma2), "generator": generator, "n_walks": 2000}
+    fast = estimate_landscape(loss, ball, at, **options)
+    plain = estimate_landscape(loss, ball, at, control_variates=False, **options)
+    assert close(fast, truth)
+    assert close(plain, truth)
+    assert not close(plain, loss(at))  # u is not the loss
+    assert bool((fast.stderr < plain.stderr).all())
+    assert torch.allclose(fast.exit_time, tau)
+
+
+@pytest.mark.statistical
+def test_constant_source_with_exact_exits(generator):
+    options = {"operator": Operator(source=3.0, diffusion=2.0), "n_walks": 500, "generator": generator}
+    estimate = estimate_landscape(zero, DISK, AT, **options)
+    assert estimate.solver == "exact"
+    assert torch.allclose(estimate.value, 3 * (1 - AT.square().sum(1)) / 4)
+
+
+TRIANGLE = torch.tensor([[-1.0, 1], [1, 1], [0, 0]]).double()
+
+
+def parabola(z):
+    return (z[:, 0] ** 2 - z[:, 1]).square()
+
+
+@quiet
+@pytest.mark.statistical
+def test_proposition_1_fails_on_the_hull_and_holds_with_reflecting_walls(generator):
+    # f = x^2 fits all three points, yet the landscape between them is not zero: the hull's edges count
+    query = torch.tensor([[0.0, 0.6]]).double()
+    hull = DataDomain(TRIANGLE, epsilon=0.01, outer="hull")
+    high = estimate_landscape(parabola, hull, query, n_walks=20_000, generator=generator)
+    assert close(high, 0.363, 1e-3)
+    assert float(high.value) > 0.3
+    walls = DataDomain(TRIANGLE, epsilon=0.2, outer="reflecting_box")
+    values = torch.tensor([0.1, 0.2, 0.0]).double()
+    kept = estimate_landscape(parabola, walls, query, data_values=values, n_walks=2000, generator=generator)
+    assert 0.0 < float(kept.value) < 0.2
+    assert float(kept.hit_share) == 1.0
+
+
+@quiet
+def test_values_stay_between_those_of_the_boundary(generator):
+    data = torch.randn(30, 3, generator=generator).double()
+    value = lambda z: torch.sin(3 * z[:, 0])  # noqa: E731
+    estimate = estimate_landscape(value, DataDomain(data), 0.5 * data, n_walks=50, generator=generator)
+    assert float(estimate.value.abs().max()) <= 1.0
+
+
+@pytest.mark.statistical
+def test_whitened_ball(generator):
+    mix = torch.tensor([[2.0, 0, 0], [1.5, 0.5, 0], [0, 0.3, 3]]).double()
+    data = torch.randn(300, 3, generator=generator).double() @ mix.T + 2
+    white = Whitened.ball(data)
+    sigma = white.factor @ white.factor.T
+    # 1/2 tr(sigma Hess u) = 0 for u = x0^2 / sigma00 - x1^2 / sigma11
+    value = lambda z: z[:, 0] ** 2 / sigma[0, 0] - z[:, 1] ** 2 / sigma[1, 1]  # noqa: E731
+    at = data[:5] * 0.3 + data.mean(0) * 0.7
+    estimate = estimate_landscape(value, white, at, n_walks=2000, generator=generator)
+    assert estimate.solver == "exact"
+    assert close(estimate, value(at))
+    round_ball = estimate_landscape(value, Ball.around(data), at, n_walks=2000, generator=generator)
+    assert not close(round_ball, value(at))  # harmonic for one operator, not for the other
+    source = lambda z: 0 * z[:, 0] + 1  # noqa: E731
+    timed = estimate_landscape(
+        zero, white, at, operator=Operator(source=source, absorption=0.1), n_walks=500, generator=generator
+    )
+    assert bool((timed.value > 0).all())
+
+
+@pytest.mark.statistical
+def test_chunks_change_the_numbers_only_as_chance_does(generator):
+    at = 0.3 * torch.randn(7, 2, generator=generator).double().clamp(-1, 1)
+    seen = []
+    whole = estimate_landscape(harmonic, DISK, at, n_walks=2000, generator=generator)
+    parts = estimate_landscape(
+        harmonic,
+        DISK,
+        at,
+        n_walks=2000,
+        chunk_size=3,
+        generator=generator,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(3, 7), (6, 7), (7, 7)]
+    z = (whole.value - parts.value) / (whole.stderr**2 + parts.stderr**2).sqrt()
+    assert float(z.abs().max()) < 5
+    assert torch.allclose(whole.stderr, parts.stderr, rtol=0.3)
+
+
+def test_same_generator_same_numbers():
+    def once(solver):
+        g = torch.Generator().manual_seed(5)
+        options = {"solver": solver, "n_walks": 50, "generator": g}
+        return estimate_landscape(harmonic, DISK, AT, operator=LAPLACE, **options).value
+
+    for solver in ("exact", "spheres", "euler"):
+        assert torch.equal(once(solver), once(solver))
+
+
+@pytest.mark.statistical
+def test_context_goes_with_its_query(generator):
+    target = torch.tensor([[10.0], [-20.0]]).double()
+    value = lambda z, t: z[:, 0] + t[:, 0]  # noqa: E731
+    for solver in ("exact", "spheres"):
+        estimate = estimate_landscape(
+            value, DISK, AT, context=target, solver=solver, chunk_size=1, n_walks=500, generator=generator
+        )
+        assert close(estimate, AT[:, 0] + target[:, 0], 1e-9)
+
+
+@quiet
+@pytest.mark.statistical
+def test_green_agrees_with_spheres(generator):
+    data = torch.randn(40, 4, generator=generator).double()
+    domain = DataDomain(data, fraction=0.2, margin=1.6)
+    values = torch.rand(40, generator=generator).double()
+    at = 0.6 * torch.randn(6, 4, generator=generator).double()
+    options = {"data_values": values, "n_walks": 2000, "generator": generator}
+    outer = lambda z: torch.sin(z[:, 0])  # noqa: E731
+    green = estimate_landscape(outer, domain, at, solver="green", **options)
+    spheres = estimate_landscape(outer, domain, at, solver="spheres", **options)
+    noise = (green.stderr**2 + spheres.stderr**2).sqrt()
+    assert bool(((green.value - spheres.value).abs() <= 4.5 * noise + green.bias).all())
+    assert bool(((green.hit_share - spheres.hit_share).abs() < 0.1).all())
+    assert green.exit_time is None
+    assert green.bias_kind == "estimate"  # the range of the outer values was only observed
+    fixed = estimate_landscape(lambda z: torch.full((len(z),), 0.5), domain, at, solver="green", **options)
+    assert fixed.bias_kind == "bound"
+    assert fixed.n_walks == 0
+    assert float(fixed.stderr.max()) == 0
+    same = estimate_landscape(lambda z: torch.full((len(z),), 0.5), domain, at, solver="spheres", **options)
+    assert bool(((fixed.value - same.value).abs() <= 4.5 * same.stderr + fixed.bias).all())
+    at_centres = estimate_landscape(outer, domain, at, solver="green", n_walks=100, generator=generator)
+    assert any("centre" in note for note in at_centres.notes)
+
+
+@quiet
+@pytest.mark.statistical
+def test_the_error_of_green_covers_its_noise(generator):
+    data = torch.randn(15, 3, generator=generator).double()
+    domain = DataDomain(data, fraction=0.2, margin=1.6)
+    at = torch.tensor([[1.5, 1.5, 0.0], [-1.0, 0.3, 0.2]]).double()
+    options = {"solver": "green", "data_values": torch.rand(15, generator=generator).double(), "n_walks": 40}
+    runs = [
+        estimate_landscape(lambda z: torch.sin(9 * z[:, 0]), domain, at, generator=generator, **options)
+        for _ in range(60)
+    ]
+    ratio = torch.stack([r.value for r in runs]).std(0) / torch.stack([r.stderr for r in runs]).mean(0)
+    assert bool((ratio > 0.6).all())  # 60 runs: a ratio of 1 has deviation 0.09
+    assert bool((ratio < 1.5).all())
+
+
+@quiet
+def test_dropped_balls_are_in_the_bias(generator):
+    data = torch.randn(30, 30, generator=generator).double()
+    domain = DataDomain(data, fraction=0.4)
+    at = 0.2 * data[:4]
+    estimate = estimate_landscape(
+        zero, domain, at, data_values=torch.full((30,), 5.0).double(), n_walks=20, generator=generator
+    )
+    power = (domain.radii / torch.cdist(at, data)) ** 28
+    assert estimate.solver == "exact"
+    assert torch.allclose(estimate.bias, 5 * power.sum(1))
+    assert float(estimate.bias.min()) > 0
+
+
+@pytest.mark.statistical
+def test_drift(generator):
+    # u = exp(-2 mu.x) solves 1/2 Lap u + mu.grad u = 0
+    mu = torch.tensor([0.8, -0.4]).double()
+    value = lambda z: torch.exp(-2 * z @ mu)  # noqa: E731
+    for drift in (mu, lambda z: mu.expand_as(z)):
+        for solver in ("spheres", "euler"):
+            estimate = estimate_landscape(
+                value,
+                DISK,
+                AT,
+                operator=Operator(drift=drift),
+                solver=solver,
+                n_walks=2000,
+                generator=generator,
+            )
+            assert close(estimate, value(AT))
+            assert (estimate.exit_time is None) == (solver == "spheres")
+    assert not close(estimate, torch.exp(2 * AT @ mu))
+
+
+def test_unfinished_walks_are_reported_and_left_out(generator):
+    with pytest.warns(EllipticWarning, match="ran out of steps"):
+        estimate = estimate_landscape(
+            lambda z: torch.ones(len(z)),
+            DISK,
+            AT,
+            solver="spheres",
+            n_walks=200,
+            max_steps=3,
+            generator=generator,
+        )
+    assert bool((estimate.unfinished_share > 0.1).all())
+    assert torch.allclose(estimate.value, torch.ones(2).double())
+    with pytest.warns(EllipticWarning):
+        none = estimate_landscape(
+            harmonic, DISK, AT, solver="euler", dt=1e-6, n_walks=5, max_steps=1, generator=generator
+        )
+    assert bool(none.value.isnan().all())
+    assert bool(none.bias.isinf().all())
+    assert bool(none.stderr.isinf().all())
+
+
+def test_it_says_when_the_data_are_never_met(generator):
+    data = torch.randn(20, 40, generator=generator).double()
+    with pytest.warns(EllipticWarning, match="outer boundary's"):
+        estimate = estimate_landscape(zero, DataDomain(data), 0.1 * data, n_walks=20, generator=generator)
+    assert estimate.notes
+
+
+def test_models_are_left_alone(generator):
+    model = torch.nn.Linear(2, 1)
+    estimate = estimate_landscape(
+        lambda z: model(z).squeeze(-1) ** 2,
+        Ball(torch.zeros(2), 1.0),
+        AT.float(),
+        n_walks=50,
+        generator=generator,
+    )
+    assert model.weight.grad is None
+    assert not estimate.value.requires_grad
+    steps = estimate_landscape(  # no gradient to be had: control variates are skipped
+        lambda z: (z[:, 0] > 0).double(), DISK, AT, n_walks=50, generator=generator
+    )
+    assert bool((steps.stderr > 0).all())
+
+
+NAN = float("nan")
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"at": torch.tensor([[0.0, 0.0], [0.9, 0.9]]).double()}, r"1 of 2 queries lie outside.*rows \[1\]"),
+        ({"at": torch.zeros(2, 3).double()}, "3 columns.*dimension 2"),
+        ({"at": torch.zeros(2).double()}, "queries, dim"),
+        ({"at": torch.zeros(2, 2).long()}, "floating"),
+        ({"at": torch.tensor([[NAN, 0.0]])}, "rows 0"),
+        ({"at": torch.zeros(0, 2).double()}, "empty"),
+        ({"at": [[0.0, 0.0]]}, "torch.Tensor"),
+        ({"n_walks": 1}, "at least 2"),
+        ({"n_walks": 10.5}, "integer"),
+        ({"solver": "sphere"}, "Did you mean 'spheres'"),
+        ({"drift": "samples"}, "Did you mean 'sample'"),
+        ({"shell": 0.0}, "shell"),
+        ({"dt": -1.0}, "dt"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"domain": "ball"}, r"distance\(z\)"),
+        ({"domain": Box(-torch.ones(2), torch.ones(2), "reflect")}, "never end"),
+        ({"domain": Box(-torch.ones(2), torch.ones(2)), "solver": "exact"}, 'known for a ball.*"spheres"'),
+        ({"solver": "green"}, "no balls around data"),
+        ({"solver": "exact", "operator": Operator(absorption=1.0)}, 'absorption.*"spheres", "euler"'),
+        (
+            {"solver": "spheres", "operator": Operator(absorption=lambda z: z[:, 0] ** 2)},
+            'Use one of "euler"',
+        ),
+        ({"operator": Operator(drift=torch.ones(3))}, "3 values"),
+        ({"data_values": torch.ones(3)}, "domain has none"),
+        ({"context": torch.ones(3, 1)}, "as many rows as at"),
+        ({"generator": 3}, "torch.Generator"),
+        (
+            {"value": lambda z: torch.where(z[:, 0] > 0, NAN, 0.0)},
+            r"NaN or infinite at \d+ of .*e\.g\. at \(",
+        ),
+        ({"value": lambda z: z[:, :1]}, r"squeeze\(-1\)"),
+        ({"value": lambda z: z.mean()}, "one value per point"),
+        ({"value": lambda z: 0.0}, "torch.Tensor"),
+        (
+            {"domain": Whitened(DISK, torch.zeros(2), torch.eye(2)), "operator": Operator(diffusion=2.0)},
+            "Whitened",
+        ),
+        ({"domain": Whitened(DISK, torch.zeros(3), torch.eye(3))}, "2 columns"),
+    ],
+)
+def test_bad_input(changes, words, own_checks):
+    arguments = {"value": harmonic, "domain": DISK, "at": AT, "n_walks": 20, **changes}
+    with pytest.raises((ValueError, TypeError), match=words):
+        estimate_landscape(**arguments)
+
+
+@pytest.mark.bad_input
+def test_bad_data_values(own_checks):
+    domain = DataDomain(torch.randn(10, 3).double(), margin=2.0)
+    at = domain.points[:2] * 0.5
+    for values, words in (
+        (torch.ones(9), "10"),
+        (torch.ones(10, 1), "one number"),
+        (torch.full((10,), NAN), "finite"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            estimate_landscape(zero, domain, at, data_values=values)
+    with pytest.raises(ValueError, match=r"may be met.*spheres"):
+        estimate_landscape(zero, domain, at, solver="exact")
+    with pytest.raises(ValueError, match=r"context.*spheres"):
+        estimate_landscape(zero, domain, at, solver="green", context=torch.ones(2))

@@ -1,0 +1,451 @@
+"""Walk on spheres against closed forms: harmonic functions, sources, absorption, drift, balls and walls."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from elliptica.landscape.data_domain import OUTER, DataDomain
+from elliptica.landscape.domains import Ball, Box, Polytope
+from elliptica.landscape.operator import Operator
+from elliptica.landscape.special import log_phi
+from elliptica.landscape.spheres import walk_on_spheres
+from elliptica.landscape.walks import UNFINISHED
+from laws import assert_equal_means, assert_mean
+
+SHELL = 1e-4
+
+
+def vector(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def axis_point(dim, first, n):
+    """The same start, ``first`` along the first axis, for ``n`` walks."""
+    start = torch.zeros(n, dim, dtype=torch.float64)
+    start[:, 0] = first
+    return start
+
+
+def unit_ball(dim):
+    return Ball(torch.zeros(dim, dtype=torch.float64), 1.0)
+
+
+def walk(domain, start, generator, operator=None, **options):
+    options = {"shell": SHELL} | options
+    return walk_on_spheres(domain, start, operator or Operator(), generator=generator, **options)
+
+
+def outcome(walks, boundary=None):
+    values = (
+        walks.integral if boundary is None else walks.integral + walks.log_weight.exp() * boundary(walks.end)
+    )
+    return values.double().numpy()
+
+
+def assert_estimates(samples, expected):
+    samples = np.asarray(samples, dtype=np.float64)
+    assert_mean(samples, float(expected), float(np.std(samples)))
+
+
+def phi(x, dim):
+    return float(log_phi(vector(x), dim).exp())
+
+
+# --- Laplace's equation ------------------------------------------------------------------------------
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("dim", "n"), [(1, 4000), (2, 4000), (5, 4000), (30, 600), (100, 200)])
+def test_time_to_leave_a_ball(generator, dim, n):
+    walks = walk(unit_ball(dim), axis_point(dim, 0.4, n), generator, shell=1e-4)
+    assert_estimates(walks.time, (1 - 0.16) / dim)
+    assert (walks.label == OUTER).all()
+    torch.testing.assert_close(walks.end.norm(dim=1), torch.ones(n, dtype=torch.float64))
+    if 1 < dim < 30:
+        early = walk(unit_ball(dim), axis_point(dim, 0.4, n), generator, shell=0.15)
+        with pytest.raises(AssertionError):
+            assert_estimates(early.time, (1 - 0.16) / dim)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_time_to_leave_a_ball_in_a_thousand_dimensions(generator):
+    start = axis_point(1000, 0.4, 60).float()
+    walks = walk(unit_ball(1000), start, generator, shell=1e-3)
+    assert float(walks.steps.double().mean()) > 500
+    assert_estimates(walks.time, (1 - 0.16) / 1000 - 1e-3 / 1000)  # the shell is 2e-3 of the radius squared
+
+
+HARMONIC = {
+    "linear": lambda z: 1 + 2 * z[:, 0] - z[:, 1],
+    "xy": lambda z: z[:, 0] * z[:, 1],
+    "cubic": lambda z: z[:, 0] ** 3 - 3 * z[:, 0] * z[:, 1] ** 2,
+    "exponential": lambda z: torch.exp(z[:, 0]) * torch.cos(z[:, 1]),
+}
+
+
+def regions(dim):
+    corners = torch.cat([torch.zeros(1, dim), torch.eye(dim)]).double() * 2 - 0.6
+    one = torch.ones(dim, dtype=torch.float64)
+    return {
+        "ball": Ball(0.1 * one, 0.9),
+        "box": Box(-0.5 * one, 0.8 * one),
+        "polytope": Polytope.hull(torch.cat([corners, 0.7 * one[None]])),
+    }
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("region", ["ball", "box", "polytope"])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_harmonic_functions_keep_their_value(generator, region, dim):
+    start = vector(*([0.2, -0.1, 0.15][:dim])).repeat(8000, 1)
+    domain = regions(dim)[region]
+    walks = walk(domain, start, generator)
+    assert float(domain.distance(walks.end).abs().max()) < 1e-12
+    for function in HARMONIC.values():
+        samples = outcome(walks, function)
+        assert_estimates(samples, function(start[:1]))
+        with pytest.raises(AssertionError):
+            assert_estimates(samples, function(start[:1]) + 0.15)
+    if dim == 3:
+        pole = vector(1.5, 1.0, -1.0)
+        assert_estimates(outcome(walks, lambda z: 1 / (z - pole).norm(dim=1)), 1 / (start[0] - pole).norm())
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("region", ["ball", "box", "polytope"])
+def test_coordinates_that_diffuse_at_their_own_speed(generator, region):
+    a = vector(0.25, 2.0)
+    start = vector(0.2, -0.1).repeat(8000, 1)
+    walks = walk(regions(2)[region], start, generator, Operator(diffusion=a))
+    isotropic = walk(regions(2)[region], start, generator, Operator(diffusion=1.0))
+
+    def saddle(z):
+        return z[:, 0] ** 2 / a[0] - z[:, 1] ** 2 / a[1]
+
+    def wave(z):
+        return torch.exp(z[:, 0] / a[0].sqrt()) * torch.cos(z[:, 1] / a[1].sqrt())
+
+    for function in (saddle, wave):
+        assert_estimates(outcome(walks, function), function(start[:1]))
+        with pytest.raises(AssertionError):
+            assert_estimates(outcome(isotropic, function), function(start[:1]))
+
+
+@pytest.mark.statistical
+def test_time_scales_with_the_diffusion(generator):
+    start = axis_point(3, 0.4, 4000)
+    walks = walk(unit_ball(3), start, generator, Operator(diffusion=4.0))
+    assert_estimates(walks.time, (1 - 0.16) / 12)
+    uneven = walk(unit_ball(3), start, generator, Operator(diffusion=vector(1.0, 2.0, 4.0)))
+    assert_estimates(uneven.time, (1 - 0.16) / 7)
+
+
+def test_values_lie_between_those_of_the_boundary(generator):
+    points = torch.rand(12, 2, generator=generator, dtype=torch.float64)
+    domain = DataDomain(points, outer="reflecting_box")
+    start = domain.domain.low + torch.rand(500, 2, generator=generator).double() * (
+        domain.domain.high - domain.domain.low
+    )
+    walks = walk(domain, start, generator)
+    assert ((walks.label >= 0) & (walks.label < 12)).all()
+    values = torch.rand(12, generator=generator)[walks.label]
+    assert values.min() >= 0
+    assert values.max() <= 1
+    assert (walks.log_weight == 0).all()
+    assert (walks.integral == 0).all()
+    gap = (walks.end - points[walks.label]).norm(dim=1) - domain.radii[walks.label]
+    assert float(gap.abs().max()) < 1e-12
+
+
+# --- balls and walls ---------------------------------------------------------------------------------
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("dim", [2, 3, 5])
+def test_one_ball_in_the_middle(generator, dim):
+    """A domain needs two points: the second has a ball too small to be met."""
+    eps, r = 0.3, 0.45
+    points = torch.zeros(2, dim, dtype=torch.float64)
+    points[1, 0] = 0.95
+    domain = DataDomain(points, epsilon=vector(eps, 1e-12), outer=unit_ball(dim))
+    start = axis_point(dim, 0.0, 8000)
+    start[:, 1] = r
+    walks = walk(domain, start, generator, shell=1e-6)
+    expected = math.log(r) / math.log(eps) if dim == 2 else (r ** (2 - dim) - 1) / (eps ** (2 - dim) - 1)
+    hit = (walks.label == 0).double()
+    assert_estimates(hit.numpy(), expected)
+    with pytest.raises(AssertionError):
+        assert_estimates(hit.numpy(), expected * 1.2)
+    on_ball = walks.end[walks.label == 0].norm(dim=1)
+    torch.testing.assert_close(on_ball, torch.full_like(on_ball, eps))
+
+
+def test_a_walk_from_inside_a_ball_ends_at_once(generator):
+    points = vector(0.0, 1.0, 3.0)[:, None]
+    domain = DataDomain(points, epsilon=0.2)
+    walks = walk(domain, vector(0.9, 3.0, 1.2)[:, None], generator)
+    assert walks.steps.tolist() == [0, 0, 0]
+    assert walks.label.tolist() == [1, 2, 1]
+    assert float(walks.end[0]) == pytest.approx(0.8)
+
+
+def segment():
+    """Balls end at 0.15 and start at 0.85, ..., walls at 0 and 1."""
+    box = Box(vector(0.0), vector(1.0), "reflect")
+    return DataDomain(vector(0.1, 0.9)[:, None], epsilon=0.05, outer=box)
+
+
+@pytest.mark.statistical
+def test_a_reflecting_end_in_one_dimension(generator):
+    start = torch.full((8000, 1), 0.99, dtype=torch.float64)
+    walks = walk(segment(), start, generator, shell=1e-6)
+    assert (walks.label == 1).all()
+    time = (0.99 - 0.95) * (2 - 0.99 - 0.95)  # 1/2 v'' = -1, v(0.95) = 0, v'(1) = 0
+    assert_estimates(walks.time, time)
+    with pytest.raises(AssertionError):  # an absorbing end
+        assert_estimates(walks.time, (0.99 - 0.95) * (1 - 0.99))
+    source = walk(segment(), start, generator, Operator(source=lambda z: z[:, 0]), shell=1e-6)
+    force = (0.99 - 0.95) - (0.99**3 - 0.95**3) / 3  # v' = 1 - x^2
+    assert_estimates(outcome(source), force)
+    killed = walk(segment(), start, generator, Operator(absorption=400.0), shell=1e-6)
+    k = math.sqrt(800.0)
+    assert_estimates(killed.log_weight.exp(), math.cosh(k * 0.01) / math.cosh(k * 0.05))
+
+
+@pytest.mark.statistical
+def test_between_two_balls_in_one_dimension(generator):
+    walks = walk(segment(), torch.full((8000, 1), 0.4, dtype=torch.float64), generator)
+    assert_estimates((walks.label == 1).double(), (0.4 - 0.15) / 0.7)
+
+
+def finite_elements(points, radii, values, queries, n=96):
+    """Landscape in the unit square, natural conditions at the walls, nodes moved onto the circles."""
+    skfem = pytest.importorskip("skfem")
+    from skfem.models.poisson import laplace
+
+    grid = np.linspace(0, 1, n + 1)
+    mesh = skfem.MeshTri.init_tensor(grid, grid)
+    nodes = mesh.p.copy()
+    fixed, pinned = np.zeros(nodes.shape[1]), np.zeros(nodes.shape[1], bool)
+    for centre, radius, value in zip(points, radii, values, strict=True):
+        offset = nodes - centre[:, None]
+        length = np.linalg.norm(offset, axis=0)
+        near = np.abs(length - radius) < 0.45 / n
+        nodes[:, near] = centre[:, None] + radius * offset[:, near] / length[near]
+        inside = length < radius + 0.45 / n
+        fixed[inside], pinned[inside] = value, True
+    basis = skfem.Basis(skfem.MeshTri(nodes, mesh.t), skfem.ElementTriP1())
+    solution = skfem.solve(*skfem.condense(laplace.assemble(basis), x=fixed, D=np.flatnonzero(pinned)))
+    return basis.probes(queries.T) @ solution
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_reflecting_walls_agree_with_finite_elements(generator):
+    points = vector(0.2, 0.25, 0.75, 0.2, 0.6, 0.7, 0.25, 0.8).reshape(4, 2)
+    radii, values = vector(0.1, 0.08, 0.12, 0.06), vector(1.0, 0.0, 0.3, 0.8)
+    queries = vector(0.03, 0.04, 0.5, 0.4, 0.97, 0.95, 0.9, 0.5).reshape(4, 2)
+    domain = DataDomain(points, epsilon=radii, outer=Box(vector(0.0, 0.0), vector(1.0, 1.0), "reflect"))
+    walks = walk(domain, queries.repeat_interleave(15_000, 0), generator)
+    found = values[walks.label].reshape(4, -1)
+    expected = finite_elements(points.numpy(), radii.numpy(), values.numpy(), queries.numpy())
+    error = (found.mean(1) - torch.as_tensor(expected)).abs()
+    assert float(error.max()) < 0.01 + 4 * float(found.std(1).max()) / 15_000**0.5
+    closed = DataDomain(points, epsilon=radii, outer=Box(vector(0.0, 0.0), vector(1.0, 1.0), "absorb"))
+    lost = walk(closed, queries.repeat_interleave(500, 0), generator).label == OUTER
+    assert float(lost.double().mean()) > 0.3  # the walls matter here
+
+
+# --- sources, absorption, drift ----------------------------------------------------------------------
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("dim", [1, 2, 3, 10])
+def test_sources(generator, dim):
+    start = axis_point(dim, 0.5, 4000)
+    one = walk(unit_ball(dim), start, generator, Operator(source=1.0))
+    torch.testing.assert_close(one.integral, one.time)
+    assert_estimates(one.integral, 0.75 / dim)
+    sampled = walk(unit_ball(dim), start, generator, Operator(source=lambda z: 3 * torch.ones(len(z)).to(z)))
+    assert_estimates(outcome(sampled), 3 * 0.75 / dim)
+    square = walk(unit_ball(dim), start, generator, Operator(source=lambda z: z.square().sum(1)))
+    assert_estimates(outcome(square), (1 - 0.5**4) / (2 * (dim + 2)))
+    with pytest.raises(AssertionError):  # the source at the centres only
+        assert_estimates(outcome(square), (1 - 0.5**4) / (2 * (dim + 2)) * 0.85)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("dim", [1, 2, 3, 6])
+def test_absorption(generator, dim):
+    rate, n = 1.5, 2000
+    k = math.sqrt(2 * rate)
+    centre = walk(unit_ball(dim), axis_point(dim, 0.0, 1), generator, Operator(absorption=rate))
+    assert float(centre.log_weight.exp()) == pytest.approx(1 / phi(k, dim), rel=1e-9)  # one step, no noise
+    start = axis_point(dim, 0.6, n)
+    survive = phi(0.6 * k, dim) / phi(k, dim)
+    killed = walk(unit_ball(dim), start, generator, Operator(absorption=rate))
+    assert_estimates(killed.log_weight.exp(), survive)
+    half_killed = walk(unit_ball(dim), start, generator, Operator(absorption=rate / 2))
+    with pytest.raises(AssertionError):
+        assert_estimates(half_killed.log_weight.exp(), survive)
+    for source in (2.0, lambda z: torch.full_like(z[:, 0], 2.0)):
+        both = walk(unit_ball(dim), start, generator, Operator(absorption=rate, source=source))
+        assert_estimates(both.integral, 2 / rate * (1 - survive))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("mode", ["weight", "sample"])
+def test_gamblers_ruin(generator, mode):
+    domain, start = Box(vector(0.0), vector(1.0)), torch.full((10_000, 1), 0.3, dtype=torch.float64)
+    fair = walk(domain, start, generator)
+    assert_estimates(outcome(fair, lambda z: (z[:, 0] > 0.5).double()), 0.3)
+    for mu in (-1.0, 1.5):
+        biased = walk(domain, start, generator, Operator(drift=vector(mu)), drift=mode)
+        expected = math.expm1(-2 * mu * 0.3) / math.expm1(-2 * mu)
+        assert_estimates(outcome(biased, lambda z: (z[:, 0] > 0.5).double()), expected)
+        with pytest.raises(AssertionError):
+            assert_estimates(outcome(biased, lambda z: (z[:, 0] > 0.5).double()), 0.3)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("mode", ["weight", "sample"])
+@pytest.mark.parametrize("dim", [2, 3, 5])
+def test_drift_in_a_ball(generator, mode, dim):
+    """u = exp(-2 mu . x) solves 1/2 Lap u + mu . grad u = 0."""
+    mu = torch.zeros(dim, dtype=torch.float64)
+    mu[0], mu[1] = 0.7, -0.4
+    start = axis_point(dim, 0.3, 4000)
+    walks = walk(unit_ball(dim), start, generator, Operator(drift=mu), drift=mode)
+    samples = outcome(walks, lambda z: torch.exp(-2 * z @ mu))
+    assert_estimates(samples, math.exp(-0.6 * 0.7))
+    if mode == "weight":
+        assert_estimates(walks.log_weight.exp(), 1.0)
+    else:
+        assert (walks.log_weight == 0).all()
+    against = walk(unit_ball(dim), start, generator, Operator(drift=-mu), drift=mode)
+    with pytest.raises(AssertionError):
+        assert_estimates(outcome(against, lambda z: torch.exp(-2 * z @ mu)), math.exp(-0.6 * 0.7))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("mode", ["weight", "sample"])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_everything_at_once(generator, mode, dim):
+    """Diffusion per coordinate, drift, absorption and source, for u = exp(b x_1)."""
+    a = torch.linspace(0.5, 2.0, dim).double()
+    mu = torch.linspace(0.6, -0.5, dim).double()
+    b, rate = 0.8, 2.5
+    level = rate - a[0] * b**2 / 2 - mu[0] * b
+
+    def solution(z):
+        return torch.exp(b * z[:, 0])
+
+    operator = Operator(diffusion=a, drift=mu, absorption=rate, source=lambda z: level * solution(z))
+    start = axis_point(dim, 0.3, 4000)
+    walks = walk(unit_ball(dim), start, generator, operator, drift=mode, shell=1e-4)
+    assert_estimates(outcome(walks, solution), math.exp(0.3 * b))
+    with pytest.raises(AssertionError):  # the source left out
+        assert_estimates(walks.log_weight.exp() * solution(walks.end), math.exp(0.3 * b))
+
+
+@pytest.mark.statistical
+def test_a_drift_that_is_a_function_is_frozen_on_small_spheres(generator):
+    """1/2 u'' + mu(x) u' = 0 on (-1, 1): u' is proportional to exp(-2 int mu)."""
+    x = np.linspace(-1, 1, 100_001)
+    scale = np.cumsum(np.exp(-2 * np.cumsum(1.5 * (1 + np.tanh(10 * x))) * (x[1] - x[0])))
+    expected = float(np.interp(-0.2, x, scale / scale[-1]))
+    domain, start = Box(vector(-1.0), vector(1.0)), torch.full((3000, 1), -0.2, dtype=torch.float64)
+    operator = Operator(drift=lambda z: 1.5 * (1 + torch.tanh(10 * z)))
+
+    def up(z):
+        return (z[:, 0] > 0).double()
+
+    for mode in ("weight", "sample"):
+        walks = walk(domain, start, generator, operator, drift=mode, max_radius=0.05, shell=1e-4)
+        assert_estimates(outcome(walks, up), expected)
+    assert float(walks.steps.double().mean()) > 50
+    coarse = walk(domain, start, generator, operator, shell=1e-4)
+    with pytest.raises(AssertionError):
+        assert_estimates(outcome(coarse, up), expected)
+
+
+# --- bookkeeping -------------------------------------------------------------------------------------
+
+
+def test_unfinished_walks_say_so_and_stay_where_they_are(generator):
+    start = axis_point(10, 0.2, 400)
+    walks = walk(unit_ball(10), start, generator, shell=1e-2, max_steps=25)
+    late = walks.label == UNFINISHED
+    assert 0 < int(late.sum()) < 400
+    assert (walks.steps[late] == 25).all()
+    assert (walks.steps[~late] <= 25).all()
+    assert (walks.end[late].norm(dim=1) < 1 - 1e-2).all()
+    torch.testing.assert_close(walks.end[~late].norm(dim=1), torch.ones(int((~late).sum())).double())
+
+
+def test_rows_keep_their_order(generator):
+    """Walks end at different times; row i must still be the walk from start i."""
+    start = vector(-0.999, 0.0, 0.999, 0.5, -0.5)[:, None].repeat(50, 1)
+    near = walk(Box(vector(-1.0), vector(1.0)), start, generator, Operator(source=1.0), shell=0.01)
+    assert (near.end[0::5] == -1).all()
+    assert (near.end[2::5] == 1).all()
+    assert (near.steps[0::5] == 0).all()
+    assert (near.integral[2::5] == 0).all()
+    assert (near.steps[1::5] == 1).all()
+    assert (near.time[1::5] == 1).all()
+
+
+def test_the_same_seed_gives_the_same_walks():
+    start, operator = axis_point(3, 0.3, 200), Operator(drift=vector(1.0, 0.0, 0.0), source=lambda z: z[:, 0])
+    for mode in ("weight", "sample"):
+        first, again, other = (
+            walk(unit_ball(3), start, torch.Generator().manual_seed(seed), operator, drift=mode, shell=0.01)
+            for seed in (1, 1, 2)
+        )
+        for name in vars(first):
+            assert torch.equal(getattr(first, name), getattr(again, name))
+        assert not torch.equal(first.end, other.end)
+    assert torch.equal(start, axis_point(3, 0.3, 200))
+
+
+@pytest.mark.statistical
+def test_single_precision_agrees_with_double(generator):
+    operator = Operator(absorption=0.5, source=lambda z: z.square().sum(1), drift=vector(0.5, 0.0, 0.0))
+    samples = {}
+    for dtype in (torch.float32, torch.float64):
+        walks = walk(unit_ball(3), axis_point(3, 0.4, 10_000).to(dtype), generator, operator, shell=1e-4)
+        assert walks.end.dtype == walks.integral.dtype == walks.log_weight.dtype == dtype
+        samples[dtype] = outcome(walks, lambda z: z[:, 0])
+    assert_equal_means(samples[torch.float32], samples[torch.float64])
+
+
+def test_folding_never_leaves_a_point_behind_a_wall(generator):
+    box = Box(torch.tensor([-0.1, 0.3]), torch.tensor([0.7, 1.1]), "reflect")
+    folded = box.reflect(torch.randn(200_000, 2, generator=generator) * 30)
+    edges = torch.tensor([-0.1, 0.3, 0.7, 1.1, 1.5, -0.9])[:, None].expand(6, 2)
+    for z in (folded, box.reflect(edges)):
+        assert torch.isinf(box.distance(z)).all()
+
+
+@pytest.mark.bad_input
+def test_bad_input_is_named(own_checks):
+    ball, start = unit_ball(2), torch.zeros(1, 2)
+    with pytest.raises(ValueError, match='solver="euler"'):
+        walk(ball, start, None, Operator(absorption=lambda z: z[:, 0]))
+    with pytest.raises(ValueError, match=r"rows \[1\]"):
+        walk(ball, torch.tensor([[0.0, 0.0], [0.9, 0.9]]), None)
+    reflecting = Box(torch.zeros(2), torch.ones(2), "reflect")
+    with pytest.raises(ValueError, match="never ends"):
+        walk(reflecting, torch.full((1, 2), 0.5), None)
+    with pytest.raises(ValueError, match="reflecting walls"):
+        walk(reflecting, torch.full((1, 2), 0.5), None, Operator(drift=torch.ones(2)))
+    with pytest.raises(ValueError, match="dimension 2"):
+        walk(ball, start, None, Operator(drift=torch.ones(3)))
+    with pytest.raises(ValueError, match="Did you mean 'sample'"):
+        walk(ball, start, None, drift="samples")
+    for name, value in (("shell", 0.0), ("max_steps", 0), ("max_radius", -1.0)):
+        with pytest.raises(ValueError, match=name):
+            walk(ball, start, None, **{name: value})

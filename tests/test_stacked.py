@@ -1,0 +1,27 @@
+"""Networks trained side by side are trained as they would be alone."""
+
+import torch
+
+from elliptica.models import mlp
+from stacked import stack
+
+
+def networks(n):
+    torch.manual_seed(0)
+    return [mlp(3, 1, hidden=(8, 8)) for _ in range(n)]
+
+
+def step(model, x, y, rows_per_mean):
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(5):
+        optimizer.zero_grad()
+        ((model(x) - y).square().sum() / rows_per_mean).backward()
+        optimizer.step()
+    return model(x).detach()
+
+
+def test_stacked_training_equals_separate_training():
+    x, y = torch.randn(3, 10, 3), torch.randn(3, 10, 1)
+    alone = torch.cat([step(net, x[i], y[i], 10) for i, net in enumerate(networks(3))])
+    together = step(stack(networks(3)), x.flatten(0, 1), y.flatten(0, 1), 10)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
