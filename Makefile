@@ -37,6 +37,8 @@ bench: $(INSTALLED)   ## the cost table of benchmarks/README.md (about ten minut
 
 results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
+	$(BIN)/python studies/loss_landscape.py run
+	$(BIN)/python studies/green_bridge.py run
 
 clean:
 	rm -rf $(VENV) demo

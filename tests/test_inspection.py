@@ -1,0 +1,205 @@
+"""`elliptica landscape` end to end on small data, with the user's own model, and on wrong input."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from elliptica.cli import app
+from elliptica.inspection.reports import QUESTIONS, Inspector, Options, run_reports
+from elliptica.inspection.source import Samples, SourceError, load_model, load_samples
+from elliptica.inspection.train import train_network
+
+runner = CliRunner()
+QUICK = ["--steps", "50", "--probes", "40", "--walks", "20"]
+
+
+def table(path, n=40, d=3, classes=None, seed=0, **extra):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    y = (x.sum(1) > 0).astype(np.int64) if classes else x @ np.arange(1.0, d + 1)
+    np.savez(path, x=x, y=y, x_test=x[:15] + 0.1, y_test=y[:15], **extra)
+    return path
+
+
+def run(*arguments):
+    return runner.invoke(app, ["landscape", *map(str, arguments)])
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch):
+    """A file with a user's model, in the folder where the command is started."""
+    (tmp_path / "my_model_file.py").write_text(
+        "from torch import nn\n"
+        "def make():\n    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))\n"
+        "number = 3\n"
+        "def broken():\n    return 'no model'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_two_moons_from_nothing(tmp_path):
+    done = run("two-moons", *QUICK, "--train", "erm", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "landscape.json").read_text())
+    assert set(record["reports"]) == set(QUESTIONS)
+    computed = {name for name, report in record["reports"].items() if report["numbers"] is not None}
+    assert computed == set(QUESTIONS) - {"shift", "ordering"}  # for regression; for rare classes
+    values = record["reports"]["landscape"]["numbers"]["value"]
+    assert len(values) == 200
+    assert (tmp_path / "landscape.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_regression_model_with_weights(own_model):
+    table(own_model / "data.npz", group_test=np.arange(15) % 2)
+    torch.manual_seed(0)
+    torch.save(
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).state_dict(), own_model / "weights.pt"
+    )
+    arguments = ["--model", "my_model_file:make", "--weights", own_model / "weights.pt", "--out", own_model]
+    done = run(own_model / "data.npz", *arguments, "--probes", "40", "--walks", "20")
+    assert done.exit_code == 0, done.output
+    record = json.loads((own_model / "landscape.json").read_text())
+    assert record["model"] == "my_model_file:make"
+    computed = {name for name, report in record["reports"].items() if report["numbers"] is not None}
+    assert computed == set(QUESTIONS) - {"ordering"}
+    groups = record["reports"]["test"]["numbers"]["by_group"]
+    assert [g["name"] for g in groups] == ["0", "1"]
+
+
+def test_the_numbers_are_those_of_the_library(tmp_path):
+    """One report, against a direct call."""
+    from elliptica.landscape.reports import maximum_principle_report
+
+    samples = load_samples(str(table(tmp_path / "data.npz", classes=2)))
+    model = train_network(samples, "erm", n_steps=20)
+    inspector = Inspector(model, samples, Options(n_probes=50))
+    (section,) = run_reports(inspector, ("test",))
+    direct = maximum_principle_report(
+        inspector.field, (samples.x, samples.y), (samples.test_x, samples.test_y)
+    )
+    assert section.numbers["overall"]["count"] == direct.overall.count
+    assert section.text == str(direct)
+
+
+def test_rare_class_is_compared(tmp_path):
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    y = (torch.arange(60) < 10).long()
+    samples = Samples("imbalanced", x, y, x + 0.5, y)
+    inspector = Inspector(train_network(samples, "mixup", n_steps=20), samples, Options(n_walks=20))
+    (section,) = run_reports(inspector, ("ordering",))
+    assert section.numbers is not None, section.text
+
+
+@pytest.mark.parametrize("method", ["erm", "mixup", "elliptic"])
+def test_trained_network_takes_raw_inputs(method, tmp_path):
+    samples = load_samples(str(table(tmp_path / "data.npz", n=200)))
+    shifted = Samples("raw", 100 + 7 * samples.x, samples.y)
+    model = train_network(shifted, method, n_steps=600)
+    error = (model(shifted.x) - shifted.y).detach().square().mean()
+    assert float(error) < 0.2 * float(shifted.y.var())
+
+
+def test_same_seed_same_file(tmp_path):
+    table(tmp_path / "data.npz", classes=2)
+    outputs = []
+    for name in ("a", "b"):
+        run(tmp_path / "data.npz", *QUICK, "--report", "landscape", "--out", tmp_path / name)
+        outputs.append((tmp_path / name / "landscape.json").read_text())
+    assert outputs[0] == outputs[1]
+
+
+def test_digits_need_scikit_learn():
+    pytest.importorskip("sklearn")
+    samples = load_samples("digits")
+    assert samples.x.shape == (1000, 64)
+    assert samples.n_outputs == 10
+
+
+@pytest.mark.bad_input
+def test_wrong_files(tmp_path):
+    with pytest.raises(SourceError, match=r"no file nowhere\.npz.*two-moons, digits"):
+        load_samples("nowhere.npz")
+    (tmp_path / "text.npz").write_text("x,y")
+    with pytest.raises(SourceError, match=r"cannot be read as an \.npz file"):
+        load_samples(str(tmp_path / "text.npz"))
+    np.savez(tmp_path / "objects.npz", x=np.array([object()]), y=np.zeros(1))
+    with pytest.raises(SourceError, match="without objects"):
+        load_samples(str(tmp_path / "objects.npz"))
+    np.savez(tmp_path / "names.npz", inputs=np.zeros((3, 2)))
+    with pytest.raises(SourceError, match="must hold arrays x and y, but holds inputs"):
+        load_samples(str(tmp_path / "names.npz"))
+    np.savez(tmp_path / "nan.npz", x=np.full((3, 2), np.nan), y=np.zeros(3))
+    with pytest.raises(SourceError, match="x holds NaN"):
+        load_samples(str(tmp_path / "nan.npz"))
+    np.savez(tmp_path / "rows.npz", x=np.zeros((3, 2)), y=np.zeros(4))
+    with pytest.raises(SourceError, match="for each of the 3 rows"):
+        load_samples(str(tmp_path / "rows.npz"))
+    np.savez(tmp_path / "labels.npz", x=np.zeros((3, 2)), y=np.array([-1, 0, 1]))
+    with pytest.raises(SourceError, match="must count from 0, but the least is -1"):
+        load_samples(str(tmp_path / "labels.npz"))
+    np.savez(tmp_path / "half.npz", x=np.zeros((3, 2)), y=np.zeros(3), x_test=np.zeros((3, 2)))
+    with pytest.raises(SourceError, match="only one of x_test and y_test"):
+        load_samples(str(tmp_path / "half.npz"))
+
+
+@pytest.mark.bad_input
+def test_wrong_models(own_model):
+    with pytest.raises(SourceError, match=r"given as package\.module:name"):
+        load_model("model.pt")
+    with pytest.raises(SourceError, match="No module 'no_such_file'"):
+        load_model("no_such_file:make")
+    with pytest.raises(SourceError, match="my_model_file has no 'absent'"):
+        load_model("my_model_file:absent")
+    with pytest.raises(SourceError, match=r"gave str, not a torch\.nn\.Module"):
+        load_model("my_model_file:broken")
+    with pytest.raises(SourceError, match="is int"):
+        load_model("my_model_file:number")
+    torch.save(nn.Linear(2, 2).state_dict(), own_model / "other.pt")
+    with pytest.raises(SourceError, match="do not fit the model"):
+        load_model("my_model_file:make", own_model / "other.pt")
+    with pytest.raises(SourceError, match="There is no file"):
+        load_model("my_model_file:make", own_model / "absent.pt")
+    torch.save(nn.Linear(2, 2), own_model / "pickled.pt")
+    with pytest.raises(SourceError, match="cannot be read safely"):
+        load_model("my_model_file:make", own_model / "pickled.pt")
+
+
+@pytest.mark.bad_input
+def test_the_command_says_what_is_wrong(own_model):
+    table(own_model / "data.npz", d=5)
+    done = run("data.npz", "--model", "my_model_file:make")
+    assert done.exit_code == 2
+    assert "cannot be evaluated on the data" in done.output
+    done = run("data.npz", "--report", "everything")
+    assert done.exit_code == 2
+    assert "no report 'everything'" in done.output
+    done = run("data.npz", "--weights", "weights.pt")
+    assert done.exit_code == 2
+    assert "--weights needs --model" in done.output
+    assert not (own_model / "landscape").exists()
+
+
+@pytest.mark.bad_input
+def test_a_report_that_fails_does_not_stop_the_others(own_model):
+    """A hull in ten dimensions is refused before the reports; a model that turns NaN is named."""
+    table(own_model / "data.npz", d=10)
+    done = run("data.npz", *QUICK, "--domain", "hull")
+    assert done.exit_code == 2
+    assert "out of reach" in done.output
+
+    class Late(nn.Module):
+        def forward(self, x):
+            return torch.where(x[:, :1] > 1.04, torch.nan, x[:, :1])
+
+    x = torch.linspace(0, 1, 40)[:, None] * torch.tensor([[1.0, 0.5, 0.2]]) + 0.01 * torch.rand(40, 3)
+    samples = Samples("late", x, x[:, :1], x[:5], x[:5, :1])
+    sections = list(run_reports(Inspector(Late(), samples, Options(domain="ball", n_walks=20))))
+    assert len(sections) == len(QUESTIONS)
+    failed = [s for s in sections if s.text.startswith("Not computed")]
+    assert failed
+    assert all("NaN" in s.text for s in failed)
