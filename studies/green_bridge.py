@@ -48,7 +48,11 @@ N_BINS = 5
 
 @dataclass(frozen=True)
 class Task:
-    """A data set and how it is trained (paper: Table 12; Waterbirds features: our choice)."""
+    """A data set and how it is trained (paper: Table 12).
+
+    Crime has half of the paper's epochs, for time; the epoch is chosen on validation. Training on the
+    Waterbirds features is our choice.
+    """
 
     load: Callable[[int], Dataset]
     epochs: int
@@ -71,8 +75,8 @@ TASKS = {
     "no2": Task(load_no2, 100, 32, 1e-2, 0.01, bandwidth=1.2, new_split_per_seed=True),
     "airfoil": Task(load_airfoil, 100, 16, 1e-2, 0.05, bandwidth=1.75, manifold="1", new_split_per_seed=True),
     "skillcraft": Task(load_skillcraft_as_reference, 100, 32, 1e-2, 0.05, bandwidth=1.0),
-    "crime": Task(load_crime_as_reference, 100, 16, 1e-3, 0.05, bandwidth=4.0, manifold="1"),
-    "waterbirds": Task(load_waterbirds_features, 30, 128, 1e-3, 0.1, hidden=(), alpha=1.0),
+    "crime": Task(load_crime_as_reference, 50, 16, 1e-3, 0.05, bandwidth=4.0, manifold="1"),
+    "waterbirds": Task(load_waterbirds_features, 20, 128, 1e-3, 0.1, hidden=(), alpha=1.0),
 }
 POWERS = ("0", "1", "4", "n-2")
 NOISES = ("paper", "green 0.1", "green 0.3", "green 1", "screened")
@@ -89,7 +93,9 @@ def methods(task: Task) -> Iterator[dict[str, Any]]:
             for label_noise in (False, True):
                 yield {"name": "elliptic", "noise": noise, "power": power, "label_noise": label_noise}
     yield {"name": "elliptic", "noise": "green intrinsic", "power": "1", "label_noise": False}
-    if not task.new_split_per_seed:
+    # the paper's own setting: one sigma for inputs and targets
+    yield {"name": "elliptic", "noise": "paper", "power": "1", "label_noise": "sigma"}
+    if task.bandwidth is not None and not task.new_split_per_seed:  # regression under shift
         yield {"name": "erm", "holdout": True}
         for noise in NOISES:
             yield {"name": "elliptic", "noise": noise, "power": "1", "label_noise": False, "holdout": True}
@@ -212,7 +218,9 @@ def bridge_settings(runs: Stack, method: dict[str, Any]) -> dict[str, Any]:
     else:
         sigma = elliptica.Green(float(kind.split()[1]))
     sigma_y = 0.0
-    if method["label_noise"]:
+    if method["label_noise"] == "sigma":
+        sigma_y = runs.task.sigma
+    elif method["label_noise"]:
         sigma_y = 0.1 if runs.is_class else 0.1 * float(runs.train[0].y.std())
     return {"sampling": "marginal", "sigma": sigma, "sigma_y": sigma_y}
 

@@ -158,7 +158,7 @@ def walk(problem: Problem, x: Tensor, y: Tensor, seed: int, n_walks: int = 300) 
     points = problem.x.double()
     centre = points.mean(0)
     reach = (torch.cat([points, x.double()]) - centre).norm(dim=1).max()
-    domain = DataDomain(points, outer=Ball(centre, 1.1 * float(reach)))
+    domain = DataDomain(points, outer=Ball(centre, 1.5 * float(reach)))
     hits = Monopoles.fit(domain, torch.ones(n_data, dtype=torch.float64)).hitting(x.double())
     return Probes(x, y, hits / hits.sum(1, keepdim=True), 0)
 

@@ -40,7 +40,8 @@ def table(records: list[Record], problem: str) -> list[str]:
     found = [r for r in records if r["problem"] == problem]
     methods = list(dict.fromkeys(r["method"] for r in found))
     lines = [
-        f"**{problem}**",
+        f"**{problem}**"
+        + (" (u: the landscape given that a walk meets the data)" if problem == "digits" else ""),
         "",
         "| method | " + " | ".join(COLUMNS) + " | seeds |",
         "|---|" + "--:|" * (len(COLUMNS) + 1),

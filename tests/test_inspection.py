@@ -9,8 +9,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from elliptica.cli import app
-from elliptica.inspection.reports import QUESTIONS, Inspector, Options, run_reports
+from elliptica.inspection.reports import QUESTIONS, Inspector, run_reports
 from elliptica.inspection.source import Samples, SourceError, load_model, load_samples
+from elliptica.inspection.subject import Options
 from elliptica.inspection.train import train_network
 
 runner = CliRunner()
@@ -21,7 +22,7 @@ def table(path, n=40, d=3, classes=None, seed=0, **extra):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, d))
     y = (x.sum(1) > 0).astype(np.int64) if classes else x @ np.arange(1.0, d + 1)
-    np.savez(path, x=x, y=y, x_test=x[:15] + 0.1, y_test=y[:15], **extra)
+    np.savez(path, x=x, y=y, x_test=x[:15] + 0.3, y_test=y[:15], **extra)
     return path
 
 
@@ -36,6 +37,7 @@ def own_model(tmp_path, monkeypatch):
         "from torch import nn\n"
         "def make():\n    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))\n"
         "number = 3\n"
+        "def needs_more(width):\n    return nn.Linear(3, width)\n"
         "def broken():\n    return 'no model'\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -148,6 +150,73 @@ def test_wrong_files(tmp_path):
 
 
 @pytest.mark.bad_input
+def test_wrong_test_parts(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(6, 2)), np.array([0, 1, 0, 1, 0, 1])
+    np.savez(tmp_path / "width.npz", x=x, y=y, x_test=x[:, :1], y_test=y)
+    with pytest.raises(SourceError, match=r"rows of shape \(2,\) as x has, but has \(1,\)"):
+        load_samples(str(tmp_path / "width.npz"))
+    np.savez(tmp_path / "kind.npz", x=x, y=y, x_test=x, y_test=y.astype(float))
+    with pytest.raises(SourceError, match="the other does not"):
+        load_samples(str(tmp_path / "kind.npz"))
+    np.savez(tmp_path / "group.npz", x=x, y=y, group_test=y)
+    with pytest.raises(SourceError, match="group_test but no x_test"):
+        load_samples(str(tmp_path / "group.npz"))
+    np.savez(tmp_path / "short.npz", x=x, y=y, x_test=x, y_test=y, group_test=y[:2])
+    with pytest.raises(SourceError, match="one entry for each of the 6 rows"):
+        load_samples(str(tmp_path / "short.npz"))
+    np.savez(tmp_path / "words.npz", x=x, y=y, x_test=x, y_test=y, group_test=np.array(list("aabbcc")))
+    assert load_samples(str(tmp_path / "words.npz")).group == list("aabbcc")
+    whole = (tmp_path / "words.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    np.save(tmp_path / "single.npy", x)
+    for name in ("cut.npz", "single.npy"):
+        with pytest.raises(SourceError, match="cannot be read as an"):
+            load_samples(str(tmp_path / name))
+
+
+@pytest.mark.bad_input
+def test_models_that_do_not_fit_the_data():
+    x, y = torch.randn(10, 3), torch.arange(10) % 2
+
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    with pytest.raises(SourceError, match="it returns tuple, not a tensor"):
+        Inspector(Pair(), Samples("two", x, y), Options())
+    unseen = Samples("unseen", x, y, x[:3] + 0.1, torch.tensor([0, 1, 4]))
+    with pytest.raises(SourceError, match=r"labels go up to 4, but the model returns \(2,\)"):
+        Inspector(nn.Linear(3, 2), unseen, Options())
+    Inspector(nn.Linear(3, 5), unseen, Options())
+    with pytest.raises(SourceError, match=r"targets are \(1,\) \(real numbers: a regression\)"):
+        Inspector(nn.Linear(3, 2), Samples("float", x, y[:, None].float()), Options())
+
+
+def test_without_test_points_nothing_is_called_a_test():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    inspector = Inspector(nn.Linear(3, 2), Samples("own", x, torch.arange(40) % 2), Options(n_walks=20))
+    assert "the file has no x_test" in inspector.preface()
+    (section,) = run_reports(inspector, ("test",))
+    assert section.numbers is None
+    assert "no test points" in section.text
+
+
+def test_a_region_that_grew_for_the_test_points_is_named():
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(40) % 2
+    inspector = Inspector(nn.Linear(6, 2), Samples("far", x, y, x[:7] + 100, y[:7]), Options())
+    assert "7 queries lie outside the region of the training points" in inspector.preface()
+
+
+def test_rare_class_in_a_reflecting_box():
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    y = (torch.arange(60) < 10).long()
+    inspector = Inspector(nn.Linear(2, 2), Samples("flat", x, y, x + 0.3, y), Options(n_walks=20))
+    (section,) = run_reports(inspector, ("ordering",))
+    assert section.numbers is not None, section.text
+
+
+@pytest.mark.bad_input
 def test_wrong_models(own_model):
     with pytest.raises(SourceError, match=r"given as package\.module:name"):
         load_model("model.pt")
@@ -157,6 +226,11 @@ def test_wrong_models(own_model):
         load_model("my_model_file:absent")
     with pytest.raises(SourceError, match=r"gave str, not a torch\.nn\.Module"):
         load_model("my_model_file:broken")
+    with pytest.raises(SourceError, match=r"needs_more\(\) failed: TypeError.*without arguments"):
+        load_model("my_model_file:needs_more")
+    (own_model / "bad_syntax_file.py").write_text("def (")
+    with pytest.raises(SourceError, match="cannot be imported: SyntaxError"):
+        load_model("bad_syntax_file:make")
     with pytest.raises(SourceError, match="is int"):
         load_model("my_model_file:number")
     torch.save(nn.Linear(2, 2).state_dict(), own_model / "other.pt")
@@ -197,7 +271,8 @@ def test_a_report_that_fails_does_not_stop_the_others(own_model):
             return torch.where(x[:, :1] > 1.04, torch.nan, x[:, :1])
 
     x = torch.linspace(0, 1, 40)[:, None] * torch.tensor([[1.0, 0.5, 0.2]]) + 0.01 * torch.rand(40, 3)
-    samples = Samples("late", x, x[:, :1], x[:5], x[:5, :1])
+    middle = (x[1:] + x[:-1]) / 2
+    samples = Samples("late", x, x[:, :1], middle, middle[:, :1])
     sections = list(run_reports(Inspector(Late(), samples, Options(domain="ball", n_walks=20))))
     assert len(sections) == len(QUESTIONS)
     failed = [s for s in sections if s.text.startswith("Not computed")]

@@ -69,7 +69,8 @@ def test_one_concentric_ball_is_exact(dim):
 @pytest.mark.parametrize("dim", [3, 5, 10])
 @pytest.mark.parametrize("fraction", [0.1, 0.3])
 def test_walk_on_spheres_stays_within_the_certificate(dim, fraction, generator):
-    for _ in range(2):
+    n_walks, without_shielding_fails = 800, False
+    for _ in range(4):
         domain = cloud(40, dim, generator, fraction)
         values = torch.rand(40, generator=generator, dtype=torch.float64)
         z = free(domain, 5, generator)
@@ -80,18 +81,19 @@ def test_walk_on_spheres_stays_within_the_certificate(dim, fraction, generator):
             z,
             solver="spheres",
             data_values=values,
-            n_walks=1500,
+            n_walks=n_walks,
             generator=generator,
         )
         gap = (fit.value(z) - walks.value).abs()
-        noise = 4.5 * walks.stderr + 4.5 / 1500  # a few walks even where none was seen to hit
+        noise = 4.5 * walks.stderr + 4.5 / n_walks  # a few walks even where none was seen to hit
         assert bool((gap <= fit.bound(z) + noise).all())
-        p_noise = 4.5 * (walks.hit_share * (1 - walks.hit_share) / 1500).sqrt() + 4.5 / 1500
+        p_noise = 4.5 * (walks.hit_share * (1 - walks.hit_share) / n_walks).sqrt() + 4.5 / n_walks
         ones = Monopoles.fit(domain, torch.ones_like(values))
         assert bool(((fit.p_hit(z) - walks.hit_share).abs() <= ones.bound(z) + p_noise).all())
         if dim < 10:  # teeth: the answer without shielding (one ball at a time) fails
             lone = (fit.domain.radii / torch.cdist(z, domain.points)) ** (dim - 2)
-            assert fraction == 0.1 or bool(((lone.sum(1) - walks.hit_share) > p_noise).any())
+            without_shielding_fails |= bool(((lone.sum(1) - walks.hit_share) > p_noise).any())
+    assert without_shielding_fails or fraction == 0.1 or dim == 10
 
 
 @pytest.mark.parametrize(("dim", "fraction"), [(3, 0.1), (3, 0.45), (5, 0.3), (10, 0.45)])
@@ -220,7 +222,7 @@ def test_bad_input(generator, own_checks):
         Monopoles.fit(cloud(10, 2, generator), torch.ones(10).double())
     with pytest.raises(ValueError, match=r'ball as outer.*"spheres"'):
         Monopoles.fit(DataDomain(domain.points, outer="box"), torch.ones(10).double())
-    tight = DataDomain(domain.points, fraction=0.4, margin=1.0)
+    tight = DataDomain(domain.points, fraction=0.4, outer=Ball.around(domain.points, 1.0))
     with pytest.raises(ValueError, match="reach through"):
         Monopoles.fit(tight, torch.ones(10).double())
     many = DataDomain(torch.randn(MAX_BALLS + 1, 3, generator=generator), epsilon=1e-5)

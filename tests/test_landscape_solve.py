@@ -281,10 +281,10 @@ def test_green_agrees_with_spheres(generator):
     spheres = estimate_landscape(outer, domain, at, solver="spheres", **options)
     noise = (green.stderr**2 + spheres.stderr**2).sqrt()
     assert bool(((green.value - spheres.value).abs() <= 4.5 * noise + green.bias).all())
-    assert bool(((green.hit_share - spheres.hit_share).abs() < 0.1).all())
+    assert bool(((green.hit_share - spheres.hit_share).abs() < 0.05).all())
     assert green.exit_time is None
     assert green.bias_kind == "estimate"  # the range of the outer values was only observed
-    fixed = estimate_landscape(lambda z: torch.full((len(z),), 0.5), domain, at, solver="green", **options)
+    fixed = estimate_landscape(0.5, domain, at, solver="green", **options)
     assert fixed.bias_kind == "bound"
     assert fixed.n_walks == 0
     assert float(fixed.stderr.max()) == 0
@@ -303,11 +303,11 @@ def test_the_error_of_green_covers_its_noise(generator):
     options = {"solver": "green", "data_values": torch.rand(15, generator=generator).double(), "n_walks": 40}
     runs = [
         estimate_landscape(lambda z: torch.sin(9 * z[:, 0]), domain, at, generator=generator, **options)
-        for _ in range(60)
+        for _ in range(240)
     ]
     ratio = torch.stack([r.value for r in runs]).std(0) / torch.stack([r.stderr for r in runs]).mean(0)
-    assert bool((ratio > 0.6).all())  # 60 runs: a ratio of 1 has deviation 0.09
-    assert bool((ratio < 1.5).all())
+    assert bool((ratio > 0.78).all())  # 240 runs: a ratio of 1 has deviation 0.046
+    assert bool((ratio < 1.22).all())
 
 
 @quiet

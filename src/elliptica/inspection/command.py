@@ -11,8 +11,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from elliptica._version import __version__
-from elliptica.inspection.reports import QUESTIONS, Inspector, Options, Section, run_reports
+from elliptica.inspection.reports import QUESTIONS, Inspector, Section, run_reports
 from elliptica.inspection.source import Samples, SourceError, load_model, load_samples
+from elliptica.inspection.subject import Options
 from elliptica.inspection.train import Method, train_network
 
 
@@ -40,6 +41,10 @@ def run_landscape(
     except (SourceError, ValueError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 2
+    if model is not None and weights is None:
+        console.print(f"Weights are those that {model} comes with (no --weights given).", highlight=False)
+    preface = inspector.preface()
+    console.print(preface, markup=False, highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     sections: list[Section] = []
     for name in wanted:
@@ -48,7 +53,7 @@ def run_landscape(
         sections.append(section)
         console.rule(section.question, align="left")
         console.print(section.text, markup=False, highlight=False)
-        _write(out / "landscape.json", samples, model or f"trained by {method}", options, sections)
+        _write(out / "landscape.json", preface, model or f"trained by {method}", options, sections)
     from elliptica.inspection.figure import draw
 
     with console.status("drawing"):
@@ -93,12 +98,11 @@ def _network(
         )
 
 
-def _write(file: Path, samples: Samples, model: str, options: Options, sections: list[Section]) -> None:
+def _write(file: Path, preface: str, model: str, options: Options, sections: list[Section]) -> None:
     """After each report, atomically: what is finished survives an interruption."""
     content = {
         "elliptica": __version__,
-        "data": samples.name,
-        "n_train": len(samples.x),
+        "about": preface,
         "model": model,
         "options": asdict(options),
         "reports": {s.name: {"question": s.question, "text": s.text, "numbers": s.numbers} for s in sections},

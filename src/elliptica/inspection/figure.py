@@ -56,8 +56,10 @@ def _draw_map(axis: Any, inspector: Inspector, sections: list[Section]) -> None:
         axis.text(0.5, 0.5, "no landscape was computed", ha="center")
         return
     u = np.maximum(np.array(found["value"], dtype=float), _FLOOR)
-    n = len(u)
-    losses = inspector.field(inspector.test_x[:n], inspector.test_y[:n]).double().clamp_min(_FLOOR).numpy()
+    rows = inspector.queries[: len(u)]
+    losses = (
+        inspector.field(inspector.test_x[rows], inspector.test_y[rows]).double().clamp_min(_FLOOR).numpy()
+    )
     axis.errorbar(
         u,
         losses,
@@ -70,7 +72,9 @@ def _draw_map(axis: Any, inspector: Inspector, sections: list[Section]) -> None:
     )
     ends = [min(u.min(), losses.min()), max(u.max(), losses.max())]
     axis.plot(ends, ends, color="black", lw=0.8)
-    axis.set(xscale="log", yscale="log", xlabel="landscape u (from the losses at the data)", ylabel="loss")
+    hits = np.median(np.array(found["hit_share"], dtype=float))
+    axis.set(xscale="log", yscale="log", ylabel="loss of the network at the query")
+    axis.set_xlabel(f"landscape u ({hits:.0%} of the walks end on the data, at the median)")
     axis.set_title("Above the line: worse than the PDE expects", fontsize=10)
 
 

@@ -3,68 +3,37 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from elliptica import _checks
-from elliptica.inspection.source import Samples, SourceError
-from elliptica.landscape.data_domain import DataDomain, Outer, nearest_other
-from elliptica.landscape.domains import Ball, Box, Domain, Polytope
-from elliptica.landscape.loss import LossField, excess_cross_entropy
+from elliptica.evaluate import log_weights
+from elliptica.functional import sample_paths
+from elliptica.inspection.subject import Subject
+from elliptica.landscape.data_domain import nearest_other
+from elliptica.landscape.domains import Ball
+from elliptica.landscape.loss import evaluation_mode
 from elliptica.landscape.reports import (
-    bridge_probes,
     hitting_report,
     loss_map,
     maximum_principle_report,
     occupation_report,
     ordering_report,
     shift_bound,
+    shifted_probes,
     subharmonicity_report,
+    weights_report,
 )
 from elliptica.landscape.reports._base import plain
 from elliptica.types import EllipticWarning
-
-DomainName = Literal["auto", "ball", "box", "reflecting_box", "hull"]
 
 #: Most points that the solvers look at; the plain comparisons of losses use all of them.
 _QUERIES = 200
 #: Most points for the reports that cost one solve per target.
 _FEW = 20
-
-
-@dataclass(frozen=True)
-class Options:
-    """Settings of the reports.
-
-    Attributes:
-        domain: Outer region; ``"auto"``: a reflecting box up to 3 features, a ball beyond.
-        fraction: Radius of the ball around each datum, as a share of the distance to its neighbour.
-        n_probes: Points on bridges between the data.
-        sigma: Noise of those bridges, as a share of each feature's deviation.
-        n_walks: Walks per point.
-        shift: Size of the shift of the inputs in the report on shifts (regression), as a share of each
-            feature's deviation.
-        seed: Of everything that is drawn.
-    """
-
-    domain: DomainName = "auto"
-    fraction: float = 0.3
-    n_probes: int = 500
-    sigma: float = 0.05
-    n_walks: int = 500
-    shift: float = 0.1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _checks.choice("domain", self.domain, get_args(DomainName))
-        _checks.count("n_probes", self.n_probes, 10)
-        _checks.count("n_walks", self.n_walks, 16)
-        _checks.nonnegative("sigma", self.sigma)
-        _checks.nonnegative("shift", self.shift)
 
 
 @dataclass(frozen=True)
@@ -84,78 +53,8 @@ class Section:
     numbers: Any
 
 
-class Inspector:
-    """A model, its data and the region between them; every report is a method."""
-
-    def __init__(self, model: nn.Module, samples: Samples, options: Options) -> None:
-        self.samples, self.options = samples, options
-        loss: Callable[..., Tensor] = excess_cross_entropy if samples.is_classification else nn.MSELoss()
-        classes = samples.n_outputs if samples.is_classification else None
-        self.field = LossField(model, loss, num_classes=classes)
-        self._check_model(model)
-        self.flat = samples.x.flatten(1)
-        self.at_data = self.field(samples.x, samples.y)
-        self.domain = self._domain()
-        self.probes = self._bridges()
-        self.test_x, self.test_y = self._test_points()
-
-    def generator(self) -> torch.Generator:
-        """The same stream for every report, so that adding one leaves the others alone."""
-        return torch.Generator().manual_seed(self.options.seed)
-
-    def _check_model(self, model: nn.Module) -> None:
-        """One forward pass before anything long."""
-        rows = self.samples.x[:2]
-        try:
-            output = self.field(rows, self.samples.y[:2])
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise SourceError(
-                f"The model cannot be evaluated on the data (inputs {tuple(rows.shape)}, targets "
-                f"{tuple(self.samples.y[:2].shape)}): {error}"
-            ) from error
-        assert len(output) == 2
-
-    def _domain(self) -> DataDomain:
-        dim = self.flat.shape[1]
-        name: Outer | DomainName = self.options.domain
-        if name == "auto":
-            name = "reflecting_box" if dim <= 3 else "ball"
-        everything = self.flat
-        if self.samples.test_x is not None:
-            everything = torch.cat([self.flat, self.samples.test_x.flatten(1)])
-        everything = everything[:, everything.std(0) > 0] if name == "hull" else everything
-        outer: Domain
-        if name == "ball":
-            outer = Ball.around(everything)
-        elif name == "hull":
-            outer = Polytope.hull(everything)
-        else:
-            outer = Box.around(everything, wall="reflect" if name == "reflecting_box" else "absorb")
-        return DataDomain(self.flat, fraction=self.options.fraction, outer=outer)
-
-    def _bridges(self) -> tuple[Tensor, Tensor]:
-        generator = self.generator()
-        rows = torch.randint(len(self.samples.x), (self.options.n_probes,), generator=generator)
-        classes = self.samples.n_outputs if self.samples.is_classification else None
-        return bridge_probes(
-            self.samples.x[rows],
-            self.samples.y[rows],
-            target_space="simplex" if self.samples.is_classification else "real",
-            num_classes=classes,
-            sampling="marginal",
-            quadrature="uniform",
-            sigma=self.options.sigma * self.samples.x.std(0),
-            sigma_y=0.0,
-            generator=generator,
-        )
-
-    def _test_points(self) -> tuple[Tensor, Tensor]:
-        """Test points, or else points between the data (with the target of the nearest datum)."""
-        if self.samples.test_x is not None and self.samples.test_y is not None:
-            return self.samples.test_x, self.samples.test_y
-        x = self.probes[0]
-        nearest = torch.cdist(x.flatten(1), self.flat).argmin(1)
-        return x, self.samples.y[nearest]
+class Inspector(Subject):
+    """Every report is a method; what it does not apply to, it says in a sentence."""
 
     def between(self) -> Any:
         """Losses on bridges between the data against losses at the data."""
@@ -163,10 +62,18 @@ class Inspector:
 
     def test(self) -> Any:
         """The same at test points, by class and group."""
+        if not self.has_test:
+            return "The data have no test points: add x_test and y_test to the file."
         group = self.samples.group
         return maximum_principle_report(
             self.field, (self.samples.x, self.samples.y), (self.test_x, self.test_y), group=group
         )
+
+    def shifted(self) -> Any:
+        """The same at training points after a shift of the inputs, with their own targets."""
+        offset = self.options.shift * self.flat.std(0)
+        probes = shifted_probes(self.samples.x, self.samples.y, offset=offset)
+        return maximum_principle_report(self.field, (self.samples.x, self.samples.y), probes)
 
     def subharmonicity(self) -> Any:
         """The hypothesis under which the network inherits the maximum principle."""
@@ -179,7 +86,7 @@ class Inspector:
         return loss_map(
             self.field,
             self.domain,
-            self.test_x[:_QUERIES],
+            self.some_queries(_QUERIES)[0],
             labels="nearest",
             train=(self.samples.x, self.samples.y),
             data_values=self.at_data,
@@ -192,15 +99,14 @@ class Inspector:
         return occupation_report(
             self.field,
             self.domain,
-            self.test_x[:_FEW],
-            self.test_y[:_FEW],
+            *self.some_queries(_FEW),
             self.options.n_walks,
             generator=self.generator(),
         )
 
     def hitting(self) -> Any:
         """How far from the data, in the terms of the diffusion."""
-        at = self.test_x[:_QUERIES]
+        at = self.some_queries(_QUERIES)[0]
         return hitting_report(self.domain, at, n_walks=self.options.n_walks, generator=self.generator())
 
     def shift(self) -> Any:
@@ -218,6 +124,23 @@ class Inspector:
         except TypeError:  # layers of unknown constant: an estimate, and called so
             return shift_bound(self.field, x, y, transform, domain, lipschitz="estimated", **settings)
 
+    def weights(self) -> Any:
+        """Weights of whole bridges, with the gradient of the loss as drift."""
+        generator, n = self.generator(), min(len(self.samples.x), _QUERIES)
+        paths = sample_paths(
+            self.samples.x[:n],
+            self.samples.y[:n],
+            target_space="simplex" if self.samples.is_classification else "real",
+            num_classes=self.field.num_classes,
+            sampling="path",
+            n_bridges=10,
+            sigma=self.options.sigma * self.samples.x.std(0),
+            generator=generator,
+        )
+        loss = nn.CrossEntropyLoss() if self.samples.is_classification else nn.MSELoss()
+        with evaluation_mode(self.field.model):
+            return weights_report(log_weights(self.field.model, loss, paths).detach())
+
     def ordering(self) -> Any:
         """Rare class against common class."""
         if not self.samples.is_classification:
@@ -227,9 +150,8 @@ class Inspector:
         if counts[common] < 1.5 * counts[rare]:
             return "No class is rare here (the largest has less than 1.5 times the rows of the smallest)."
         points = []
-        free = self.domain.distance(self.test_x.flatten(1)) > 0  # in a ball a walk ends where it starts
         for label in (rare, common):
-            rows = ((self.test_y == label) & free).nonzero().flatten()[:_FEW]
+            rows = self.queries[self.test_y[self.queries] == label][:_FEW]
             if len(rows) == 0:
                 return f"No test point of class {label} lies outside the balls around the data."
             points.append((self.test_x[rows], self.test_y[rows]))
@@ -238,6 +160,7 @@ class Inspector:
             self.domain,
             points[0],
             points[1],
+            probes=self.some_queries(_FEW),
             n_walks=self.options.n_walks,
             joint=False,
             generator=self.generator(),
@@ -248,12 +171,14 @@ class Inspector:
 QUESTIONS = {
     "between": "Does the loss between my data exceed the loss at my data?",
     "test": "Does it at test points, and in which class or group?",
+    "shifted": "Does it when all inputs are shifted (--shift deviations)?",
     "subharmonicity": "Is the hypothesis met under which the bound carries over to the network?",
-    "landscape": "Which loss does the PDE expect at test points, given the losses at the data?",
+    "landscape": "Which loss does the PDE expect at the queries, given the losses at the data?",
     "occupation": "What is the mean loss around a point (what the bridge objective minimises)?",
-    "hitting": "How far are test points from the data, in the terms of the diffusion?",
-    "shift": "What is guaranteed under a shift of the inputs?",
-    "ordering": "Is the expected loss higher where data are rare?",
+    "hitting": "How far are the queries from the data, in the terms of the diffusion?",
+    "shift": "Which bound holds for the landscape under a shift of the inputs?",
+    "weights": "Could importance weights on bridges (multiplicative, xi = 1) be trusted for this model?",
+    "ordering": "Is the expected loss (labels kept) higher where data are rare?",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Samples:
     y: Tensor
     test_x: Tensor | None = None
     test_y: Tensor | None = None
-    group: Tensor | None = None
+    group: list[str] | None = None
 
     @property
     def is_classification(self) -> bool:
@@ -49,8 +50,11 @@ class Samples:
 
     @property
     def n_outputs(self) -> int:
-        """Classes, or values per target."""
-        return int(self.y.max()) + 1 if self.is_classification else self.y[0].numel()
+        """Classes (of training and test labels), or values per target."""
+        if not self.is_classification:
+            return self.y[0].numel()
+        labels = self.y if self.test_y is None else torch.cat([self.y, self.test_y])
+        return int(labels.max()) + 1
 
 
 def load_samples(source: str, seed: int = 0) -> Samples:
@@ -74,24 +78,33 @@ def load_samples(source: str, seed: int = 0) -> Samples:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise SourceError(
             f"{path.name} cannot be read as an .npz file of plain arrays ({error}). Write it with "
             "numpy.savez(file, x=..., y=...), without objects."
         ) from error
+    if "group_test" in arrays and "x_test" not in arrays:
+        raise SourceError(f"{path.name} holds group_test but no x_test.")
     missing = [key for key in ("x", "y") if key not in arrays]
     if missing:
         found = ", ".join(sorted(arrays)) or "nothing"
         raise SourceError(f"{path.name} must hold arrays x and y, but holds {found}.")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise SourceError(f"{path.name} holds only one of x_test and y_test; give both or neither.")
+    if "x_test" in arrays and arrays["x_test"].shape[1:] != arrays["x"].shape[1:]:
+        raise SourceError(
+            f"x_test must have rows of shape {arrays['x'].shape[1:]} as x has, but has "
+            f"{arrays['x_test'].shape[1:]}."
+        )
+    if "y_test" in arrays and (arrays["y_test"].dtype.kind == "f") != (arrays["y"].dtype.kind == "f"):
+        raise SourceError("One of y and y_test holds whole numbers (classes) and the other does not.")
     return Samples(
         path.name,
         _inputs("x", arrays["x"]),
         _targets("y", arrays["y"], len(arrays["x"])),
         _inputs("x_test", arrays["x_test"]) if "x_test" in arrays else None,
         _targets("y_test", arrays["y_test"], len(arrays["x_test"])) if "x_test" in arrays else None,
-        torch.as_tensor(arrays["group_test"]) if "group_test" in arrays else None,
+        _groups(arrays["group_test"], len(arrays["x_test"])) if "group_test" in arrays else None,
     )
 
 
@@ -105,6 +118,12 @@ def _digits(seed: int) -> Samples:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     train, test = order[:1000], order[1000:]
     return Samples("digits", x[train], y[train], x[test], y[test])
+
+
+def _groups(array: Any, rows: int) -> list[str]:
+    if array.shape != (rows,):
+        raise SourceError(f"group_test must have one entry for each of the {rows} rows of x_test.")
+    return [str(value) for value in array.tolist()]
 
 
 def _inputs(name: str, array: Any) -> Tensor:
@@ -179,13 +198,20 @@ def _imported(source: str) -> nn.Module:
         ) from error
     except AttributeError as error:
         raise SourceError(f"{module_name} has no {name!r}.") from error
+    except Exception as error:  # the user's code
+        raise SourceError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     if not isinstance(found, nn.Module) and not callable(found):
         raise SourceError(
             f"{source} is {type(found).__name__}, neither a model nor a function that makes one."
         )
-    model = found if isinstance(found, nn.Module) else found()
+    try:
+        model = found if isinstance(found, nn.Module) else found()
+    except Exception as error:  # the user's code
+        raise SourceError(
+            f"{source}() failed: {type(error).__name__}: {error}. It is called without arguments."
+        ) from error
     if not isinstance(model, nn.Module):
         raise SourceError(f"{source} gave {type(model).__name__}, not a torch.nn.Module.")
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from elliptica import _checks
 from elliptica.landscape.walks import UNFINISHED
 
 #: Points per call of the user's function.
@@ -24,12 +26,31 @@ class Boundary:
         data_values: Value of each ball, if it is not the function at the end of the walk.
         context: One row per query, handed to the function.
         place: From the coordinates of the walks to those of the function.
+        constant: The value, if it is the same everywhere.
     """
 
     function: Callable[..., Tensor]
     data_values: Float[Tensor, " n"] | None
     context: Tensor | None
     place: Callable[[Tensor], Tensor]
+    constant: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        value: Callable[..., Tensor] | float,
+        data_values: Tensor | None,
+        context: Tensor | None,
+        place: Callable[[Tensor], Tensor],
+    ) -> Boundary:
+        """From what the user gave: a function, or one number for all of the boundary."""
+        if callable(value):
+            return cls(value, data_values, context, place)
+        _checks.number("value", value)
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"value must be a function or a finite number, but got {value}.")
+        return cls(lambda z, *_: torch.full_like(z[:, 0], number), data_values, context, place, number)
 
     def __call__(
         self, end: Float[Tensor, "walks dim"], label: Int[Tensor, " walks"], query: Int[Tensor, " walks"]

@@ -126,8 +126,7 @@ class DataDomain:
         radii = radii.expand(len(self.points))
         if not bool((radii > 0).all() and radii.isfinite().all()):
             raise ValueError("Every value of epsilon must be finite and above 0.")
-        closest, at = (neighbour - radii).min(0)
-        if float(closest) < float(radii[at]) and self._overlap(radii):
+        if bool((neighbour < radii + radii.max()).any()) and self._overlap(radii):
             raise ValueError(
                 f"Balls of radius epsilon={float(radii.max()):.3g} overlap: the closest two points are "
                 f"{float(neighbour.min()):.3g} apart. Use epsilon below {float(neighbour.min()) / 2:.3g}, or "
@@ -149,11 +148,17 @@ class DataDomain:
             return self.outer
         _checks.choice("outer", self.outer, get_args(Outer))
         if self.outer == "ball":
-            return Ball.around(self.points, self.margin)
+            return self._ball()
         if self.outer == "hull":
             return Polytope.hull(self.points)
         wall: Literal["absorb", "reflect"] = "reflect" if self.outer == "reflecting_box" else "absorb"
         return Box.around(self.points, self.margin, wall)
+
+    def _ball(self) -> Ball:
+        """Around the points, and around their balls with some room, which the Green-kernel solve needs."""
+        ball = Ball.around(self.points, self.margin)
+        reach = (self.points - ball.centre).norm(dim=1) + 1.5 * self.radii
+        return Ball(ball.centre, max(ball.radius, float(reach.max())))
 
     @property
     def domain(self) -> Domain:

@@ -202,7 +202,7 @@ class Polytope:
             raise ValueError(
                 f"A convex hull in {dim} dimensions is out of reach (limit {MAX_HULL_DIM}: the number of "
                 "facets explodes, and new points would lie outside it anyway). Use Ball.around(points), "
-                'Whitened.ball(points), or outer="ball" / "whitened_ball".'
+                'Whitened.ball(points), or DataDomain(points, outer="ball").'
             )
         if n <= dim:
             raise ValueError(f"A hull in {dim} dimensions needs at least {dim + 1} points, but got {n}.")

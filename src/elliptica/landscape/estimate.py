@@ -24,7 +24,7 @@ class LandscapeEstimate:
         value: Estimate of ``u``, one per query. Walks that did not finish are left out of it.
         stderr: Its standard error; zero for a deterministic solver.
         bias: How far the expected value of the estimate may be from ``u``; see ``bias_kind``. Infinite
-            where every walk was unfinished.
+            where more than 1 % of the walks are unfinished: nothing is known about those.
         bias_kind: ``"bound"``: proved (given exact arithmetic). ``"estimate"``: its size, not a bound.
         hit_share: Share of walks that ended on a ball around a data point (0 without balls).
         outer_share: Share that ended on the outer boundary.
@@ -85,15 +85,27 @@ def judge(
     effective: Tensor,
     n_walks: int,
     max_steps: int | None,
+    in_ball: Tensor | None = None,
 ) -> tuple[str, ...]:
-    """Sentences on what an estimate cannot be trusted for; each is also a warning."""
-    notes = []
+    """Sentences on what an estimate cannot be trusted for; the grave ones are also warnings."""
+    notes, remarks = [], []
+    if in_ball is not None and bool(in_ball.any()):
+        remarks.append(
+            f"{int(in_ball.sum())} of {len(hit_share)} queries lie in a ball around a data point, where the "
+            "value is that of the ball and nothing is estimated. If that is most of them, use smaller balls "
+            "(epsilon, fraction); scale features of different units first."
+        )
     few = int((hit_share < FEW_HITS).sum())
     if has_balls and few:
         notes.append(
             f"At {few} of {len(hit_share)} queries fewer than {FEW_HITS:.0%} of the walks meet a ball around "
             "a data point: the values there are the outer boundary's, not the data's. Work in fewer "
             "dimensions (PCA, features), use larger balls, or reflecting walls."
+        )
+    elif has_balls and float(hit_share.median()) < 0.5:
+        remarks.append(
+            f"At half of the queries {float(1 - hit_share.median()):.0%} or more of the walks end on the "
+            "outer boundary: the values are largely what `value` says there, not the losses at the data."
         )
     lost = int((unfinished_share > 0.01).sum())
     if lost:
@@ -110,4 +122,4 @@ def judge(
         )
     for note in notes:
         warnings.warn(note, EllipticWarning, stacklevel=4)
-    return tuple(notes)
+    return (*remarks, *notes)

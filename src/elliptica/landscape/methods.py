@@ -20,6 +20,8 @@ from elliptica.landscape.operator import Operator
 from elliptica.landscape.spheres import DriftMode, walk_on_spheres
 from elliptica.landscape.walks import UNFINISHED, Averages, Walks, average
 
+#: Share of unfinished walks up to which their effect is estimated.
+FEW_UNFINISHED = 0.01
 #: Memory that one batch of walks may take, in bytes.
 _BATCH = 1.5e8
 
@@ -38,6 +40,7 @@ class Problem:
         shell: How near a wall counts as being there, for walk on spheres.
         dt: Step in time, for Euler-Maruyama.
         max_steps: Limit per walk.
+        boundary_shift: Whether Euler-Maruyama corrects for what it misses between steps.
         drift: How walk on spheres treats a drift.
         control: Whether exact exits use control variates.
         generator: Source of randomness.
@@ -52,6 +55,7 @@ class Problem:
     shell: float
     dt: float
     max_steps: int
+    boundary_shift: bool
     drift: DriftMode
     control: bool
     generator: torch.Generator | None
@@ -182,16 +186,17 @@ def solve_spheres(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
         least = float(problem.balls.radii.min())
         inflation = math.expm1(max(problem.dim - 2, 1) * math.log1p(problem.shell / least))
         bias = bias + inflation * span * result.hit_share
-    return Batch(result, bias, False)
+    return Batch(result, _with_unfinished(bias, result, span), False)
 
 
 def solve_euler(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
-    """Time stepping with the boundary shift; what is left of its bias is of the order of ``dt``."""
+    """Time stepping; the bias is of the order of ``dt`` with the boundary shift, ``sqrt(dt)`` without."""
     walks = euler_maruyama(
         problem.domain,
         problem.at[rows].repeat_interleave(problem.n_walks, 0),
         problem.operator,
         dt=problem.dt,
+        shift=problem.boundary_shift,
         max_steps=problem.max_steps,
         generator=problem.generator,
     )
@@ -200,16 +205,26 @@ def solve_euler(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
     if problem.balls is not None:
         length = min(length, float(problem.balls.radii.min()))
     step = float(problem.operator.scale(problem.at).max()) ** 2 * problem.dt
-    return Batch(result, span * min(step / length**2, 1.0), False)
+    order = step / length**2 if problem.boundary_shift else math.sqrt(step) / length
+    return Batch(result, _with_unfinished(span * min(order, 1.0), result, span), False)
+
+
+def _with_unfinished(bias: Tensor, result: Averages, span: Tensor) -> Tensor:
+    """Add what the walks that did not finish may have changed; beyond `FEW_UNFINISHED` nothing is known."""
+    lost = result.unfinished_share
+    return torch.where(lost > FEW_UNFINISHED, torch.inf, bias + lost * span)
 
 
 def _reduce(problem: Problem, walks: Walks, rows: Tensor) -> tuple[Averages, Tensor]:
-    """Averages per query, and the range of the boundary values each query saw."""
+    """Averages per query, and how far apart the rewards of its walks lie (boundary values and integrals)."""
     values = problem.boundary(walks.end, walks.label, rows.repeat_interleave(problem.n_walks))
     done = (walks.label != UNFINISHED).reshape(-1, problem.n_walks)
-    seen = values.reshape_as(done)
-    span = torch.where(done, seen, -torch.inf).amax(1) - torch.where(done, seen, torch.inf).amin(1)
-    return average(walks, problem.n_walks, values), span.clamp_min(0)
+    span = torch.zeros_like(problem.at[rows, 0])
+    for part in (values, walks.integral):
+        seen = part.reshape_as(done)
+        highest = torch.where(done, seen, -torch.inf).amax(1)
+        span = span + (highest - torch.where(done, seen, torch.inf).amin(1)).clamp_min(0)
+    return average(walks, problem.n_walks, values), span
 
 
 @dataclass(frozen=True)
@@ -218,7 +233,7 @@ class GreenFit:
 
     Attributes:
         monopoles: The fitted solution.
-        constant: The outer value, if there is only one; then nothing is random.
+        constant: The outer value, if it was given as a number; then nothing is random.
         stderr: Standard error of the outer data's extension at each centre.
     """
 
@@ -241,11 +256,10 @@ def fit_green(problem: Problem) -> GreenFit:
     centres = balls.points.to(problem.at)
     none = torch.zeros(len(centres), dtype=torch.long, device=centres.device)
     values = boundary.at(centres, none) if boundary.data_values is None else boundary.data_values.to(centres)
+    if boundary.constant is not None:
+        outer = torch.full_like(values, boundary.constant)
+        return GreenFit(Monopoles.fit(balls, values, outer), boundary.constant, torch.zeros_like(values))
     seen = outer_sample(problem)
-    if float(seen.min()) == float(seen.max()):
-        constant = float(seen[0])
-        outer = torch.full_like(values, constant)
-        return GreenFit(Monopoles.fit(balls, values, outer), constant, torch.zeros_like(values))
     means, errors, low, high = [], [], float(seen.min()), float(seen.max())
     for part in centres.split(problem.batch):
         mean, stderr, seen = _exits(problem, part, none[: len(part)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,15 @@ from elliptica import _checks, _random
 from elliptica.landscape import methods
 from elliptica.landscape.boundary import Boundary
 from elliptica.landscape.data_domain import DataDomain, Whitened
-from elliptica.landscape.domains import Ball, Box, Domain, inside
+from elliptica.landscape.defaults import (
+    default_shell,
+    default_step,
+    domain_size,
+    drift_mode,
+    euler_steps,
+    merge_repeated,
+)
+from elliptica.landscape.domains import Box, Domain, inside
 from elliptica.landscape.estimate import LandscapeEstimate, judge
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.selection import choose
@@ -23,10 +31,12 @@ from elliptica.landscape.walks import Averages
 
 #: Laplace's equation, the paper's choice.
 LAPLACE = Operator()
+#: Walks from which control variates pay: with fewer their coefficients cost more than they save.
+CONTROL_WALKS = 100
 
 
 def estimate_landscape(
-    value: Callable[..., Tensor],
+    value: Callable[..., Tensor] | float,
     domain: Domain | Whitened,
     at: Float[Tensor, "queries dim"],
     *,
@@ -37,8 +47,9 @@ def estimate_landscape(
     context: Tensor | None = None,
     shell: float | None = None,
     dt: float | None = None,
-    max_steps: int = 10_000,
-    drift: DriftMode = "weight",
+    max_steps: int | None = None,
+    boundary_shift: bool = True,
+    drift: DriftMode | Literal["auto"] = "auto",
     control_variates: bool = True,
     chunk_size: int | None = None,
     progress: Callable[[int, int], object] | None = None,
@@ -57,8 +68,9 @@ def estimate_landscape(
     steps in time and follows any coefficient. ``"auto"`` takes the first that is accurate, in this order.
 
     Args:
-        value: Boundary values: points ``(rows, dim)`` to ``(rows,)``, or ``value(points, context_rows)``.
-            Called without gradients; with exact exits once more at the queries, for a gradient.
+        value: Boundary values: points ``(rows, dim)`` to ``(rows,)``, or ``value(points, context_rows)``, or
+            one number for all of the (outer) boundary. Functions are called without gradients; with exact
+            exits once more at the queries, for a gradient.
         domain: `Ball`, `Box`, `Polytope`, `DataDomain`, `Whitened`, or anything with ``distance`` and
             ``project``. With `Whitened` the equation is Laplace's in whitened coordinates.
         at: Queries, inside the domain.
@@ -70,8 +82,12 @@ def estimate_landscape(
         shell: Walks on spheres end this near the boundary. None: a ten-thousandth of the domain, and so
             little that hits on balls are inflated by less than 1 %.
         dt: Step of ``"euler"``. None: a thousandth of the time scale of the domain, less with balls.
-        max_steps: Walks that need more are reported and left out, never projected.
-        drift: ``"weight"`` (unbiased weights on driftless walks) or ``"sample"``, for ``"spheres"``.
+        max_steps: Walks that need more are reported and left out, never projected. None: 10 000 spheres, or
+            thirty times the typical time of the domain for ``"euler"``.
+        boundary_shift: Correct ``"euler"`` for walks that leave and come back within a step (False: the
+            plain form, as in the paper).
+        drift: How ``"spheres"`` treats a drift: ``"weight"`` (unbiased weights on driftless walks),
+            ``"sample"`` (drifted walks), or ``"auto"``: weights while the drift is weak.
         control_variates: Use the gradient of ``value`` at the queries to lower the variance of exact
             exits; skipped where there is none.
         chunk_size: Queries at a time; None keeps walks below about 200 MB.
@@ -85,35 +101,44 @@ def estimate_landscape(
     for name, number in (("shell", shell), ("dt", dt)):
         if number is not None:
             _checks.positive(name, number)
-    _checks.count("max_steps", max_steps)
-    _checks.choice("drift", drift, ("weight", "sample"))
+    if max_steps is not None:
+        _checks.count("max_steps", max_steps)
+    _checks.choice("drift", drift, ("auto", "weight", "sample"))
     at = at.to(_random.compute_dtype(at.dtype))
     region, operator, at, place = _inner(domain, operator, at)
     _check_inside(region, operator, at, data_values)
-    size = _size(region, at)
+    size = domain_size(region, at)
+    step = default_step(region, at, operator, size) if dt is None else dt
+    data_values, merged = merge_repeated(region, data_values)
     problem = methods.Problem(
-        Boundary(value, data_values, context, place),
+        Boundary.of(value, data_values, context, place),
         region,
         operator,
         at,
         n_walks,
         size,
-        _shell(region, at, size) if shell is None else shell,
-        _step(region, at, operator, size) if dt is None else dt,
-        max_steps,
-        drift,
-        control_variates and n_walks >= 16,
+        default_shell(region, at, size) if shell is None else shell,
+        step,
+        max_steps or 10_000,
+        boundary_shift,
+        drift_mode(operator, at, size) if drift == "auto" else drift,
+        control_variates and n_walks >= CONTROL_WALKS,
         generator,
     )
     name = choose(problem, solver)
+    if name == "euler" and max_steps is None:
+        problem = replace(problem, max_steps=euler_steps(operator, at, size, step))
     if chunk_size is not None:
         _checks.count("chunk_size", chunk_size)
+    chunk = chunk_size or problem.batch
+    if progress is not None and chunk_size is None:
+        chunk = min(chunk, -(-len(at) // 20))  # something to show
     batches = []
-    for rows, batch in _run(problem, name, chunk_size or problem.batch):
+    for rows, batch in _run(problem, name, chunk):
         batches.append(batch)
         if progress is not None:
             progress(int(rows[-1]) + 1, len(at))
-    return _assemble(problem, name, batches)
+    return _assemble(problem, name, batches, merged)
 
 
 def _run(problem: methods.Problem, name: str, chunk: int) -> Iterator[tuple[Tensor, methods.Batch]]:
@@ -125,7 +150,9 @@ def _run(problem: methods.Problem, name: str, chunk: int) -> Iterator[tuple[Tens
             yield rows, methods.SAMPLERS[name](problem, rows)
 
 
-def _assemble(problem: methods.Problem, name: str, batches: list[methods.Batch]) -> LandscapeEstimate:
+def _assemble(
+    problem: methods.Problem, name: str, batches: list[methods.Batch], merged: tuple[str, ...]
+) -> LandscapeEstimate:
     whole = Averages(
         **{f.name: torch.cat([getattr(b.average, f.name) for b in batches]) for f in fields(Averages)}
     )
@@ -138,7 +165,9 @@ def _assemble(problem: methods.Problem, name: str, batches: list[methods.Batch])
         effective=whole.effective,
         n_walks=n_walks if problem.operator.drift is not None else 0,  # survival is no change of measure
         max_steps=problem.max_steps,
+        in_ball=None if problem.balls is None else problem.balls.nearest_ball(problem.at)[0] <= 0,
     )
+    notes = (*notes, *merged)
     if name == "green" and problem.boundary.data_values is None:
         notes = (*notes, "The value on each ball is that at its centre, and constant.")
     if name == "spheres" and callable(problem.operator.drift):
@@ -236,29 +265,3 @@ def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: T
             f"{len(off)} of {len(at)} queries lie outside the domain, e.g. rows {off[:5]}. Enlarge the "
             "domain (margin=...), or drop those rows: nothing is known beyond the boundary."
         )
-
-
-def _size(domain: Domain, at: Tensor) -> float:
-    """Radius of a ball, half the shortest side of a box, else the largest distance of a query."""
-    outer = domain.domain if isinstance(domain, DataDomain) else domain
-    if isinstance(outer, Ball):
-        return outer.radius
-    if isinstance(outer, Box):
-        return float((outer.high - outer.low).min()) / 2
-    return float(outer.distance(at).max().clamp_min(torch.finfo(at.dtype).tiny))
-
-
-def _shell(domain: Domain, at: Tensor, size: float) -> float:
-    shell = 1e-4 * size
-    if isinstance(domain, DataDomain):
-        shell = min(shell, 1e-2 * float(domain.radii.min()) / max(at.shape[1] - 2, 1))
-    resolution = torch.finfo(at.dtype).eps
-    floor = max(1e-5 * size if resolution > 1e-10 else 0.0, 16 * resolution * float(at.abs().max()))
-    return max(shell, floor)
-
-
-def _step(domain: Domain, at: Tensor, operator: Operator, size: float) -> float:
-    step = 0.03 * size  # standard deviation of a step
-    if isinstance(domain, DataDomain):
-        step = min(step, 0.2 * float(domain.radii.min()))
-    return (step / float(operator.scale(at).max())) ** 2

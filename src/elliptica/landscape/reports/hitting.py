@@ -25,8 +25,8 @@ class HittingReport(Report):
     """What `hitting_report` found, one entry per query.
 
     Attributes:
-        hit: Share of walks that meet a ball around a data point before the outer boundary.
-        hit_stderr: Its standard error (binomial).
+        hit: Share of the finished walks that meet a ball around a data point before the outer boundary.
+        hit_stderr: Its standard error (binomial, with one success and one failure added).
         hit_bound: ``sum (eps / r)^(n-2)``, at most 1: more than this cannot meet a ball (n >= 3).
         exit_time: Expected time to a ball or to the outer boundary.
         exit_time_stderr: Its standard error.
@@ -103,11 +103,14 @@ def hitting_report(
     if k > len(data):
         raise ValueError(f"k must be at most the number of data points ({len(data)}), but got {k}.")
     neighbour = torch.cdist(flat, data.to(flat)).topk(k, dim=1, largest=False).values.mean(1)
-    hit = found.hit_share
+    finished = 1 - found.unfinished_share
+    hit = found.hit_share / finished  # NaN where no walk finished
+    count = n_walks * finished
+    smoothed = (hit * count + 1) / (count + 2)  # so that no hits at all do not look certain
     bound = union_bound(balls, inner) if balls is not None else torch.zeros_like(hit)
     return HittingReport(
         hit,
-        (hit * (1 - hit) / n_walks).sqrt(),
+        (smoothed * (1 - smoothed) / count).sqrt(),
         bound,
         found.exit_time,
         found.exit_time_stderr,
@@ -160,7 +163,10 @@ def _notes(
     if dim < 3:
         notes.append("In fewer than 3 dimensions the bound sum (eps/r)^(n-2) says nothing (it is 1).")
     if bool((unfinished > 0.01).any()):
-        notes.append("More than 1 % of the walks ran out of steps at some query. Raise max_steps.")
+        notes.append(
+            "More than 1 % of the walks ran out of steps at some query: p_hit and E tau leave them out and "
+            "are biased. Raise max_steps."
+        )
     if len(hit) < 3 or math.isnan(spearman(hit, torch.arange(len(hit)).to(hit))):
         notes.append("Too few different values for a rank correlation.")
     return tuple(notes)

@@ -16,8 +16,8 @@ from elliptica.landscape.reports._statistics import check_level, clopper_pearson
 from elliptica.types import Inputs
 
 _NOTES = (
-    "Observed at these probes; elsewhere it may be otherwise. The limits hold for independent probes; "
-    "several points of one bridge are not independent.",
+    "Observed at these probes; elsewhere it may be otherwise. The limits treat probes as independent: probes "
+    "that share a datum or a bridge are not quite, and the limits are then too narrow.",
     "Proposition 1 bounds the landscape u, not the loss of the network. The bound is inherited where the "
     "loss is subharmonic: see subharmonicity_report.",
 )

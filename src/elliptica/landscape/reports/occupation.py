@@ -53,7 +53,11 @@ class OccupationReport(Report):
         columns = (self.loss, self.mean_loss, self.mean_loss_stderr, self.integral, self.exit_time)
         rows = list(zip(*(c.tolist() for c in columns), strict=True))
         head = ("loss at query", "mean loss on the way", "s.e. <=", "v", "E tau")
-        bound = "kept" if self.within_bound else "MISSED: raise n_walks, or the loss takes negative values"
+        lost = any("ran out of steps" in note for note in self.notes)
+        missed = (
+            "UNKNOWN: walks ran out of steps" if lost else "MISSED: raise n_walks, or the loss is negative"
+        )
+        bound = "kept" if self.within_bound else missed
         return "\n".join(
             [
                 f"occupation of the loss at {len(self.loss)} queries",
@@ -150,7 +154,8 @@ def occupation_report(
     v, v_error = rest + base * time, rest_error + base.abs() * time_error
     mean = v / time
     reach = 4 * (v_error + max(largest, 0.0) * time_error) + 1e-9 * abs(largest) * time
-    within = bool(((v >= -reach) & (v <= largest * time + reach)).all())
+    lost = any("ran out of steps" in note for note in notes)
+    within = not lost and bool(((v >= -reach) & (v <= largest * time + reach)).all())
     started = int((time <= 0).sum())
     if started:
         notes.append(f"{started} queries lie inside a ball around a data point: their walks end at once.")

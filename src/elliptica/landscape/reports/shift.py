@@ -73,7 +73,7 @@ class ShiftBound(Report):
             head.append("as printed, not a bound")
             columns.append(self.printed)
         lines = [
-            f"loss after the shift at {len(self.value)} rows; Lipschitz constant "
+            f"landscape after the shift at {len(self.value)} rows; Lipschitz constant "
             f"{self.lipschitz:.4g} ({kind})",
             *table(head, list(zip(*(c.tolist() for c in columns), strict=True))),
             f"  estimate above the bound at {self.violations} rows; median bound / estimate "
@@ -125,6 +125,13 @@ def shift_bound(
             "LossField(model, torch.nn.MSELoss()); for other losses read loss_map at the shifted inputs."
         )
     ball = domain.domain if isinstance(domain, DataDomain) else domain
+    dim = x[0].numel() + (y[0].numel() if joint else 0)
+    if isinstance(ball, Ball) and len(ball.centre) != dim:
+        space = "inputs and targets together (joint=True)" if joint else "inputs (joint=False)"
+        raise ValueError(
+            f"The domain must live on {space}, dimension {dim}, but has dimension {len(ball.centre)}. Use "
+            "Ball.around(torch.cat([x.flatten(1), y], dim=1)), or joint=False."
+        )
     if not isinstance(ball, Ball):
         raise TypeError(
             f"The shift bound needs a ball, whose exit time is known, but got {type(ball).__name__}. Use "

@@ -89,7 +89,7 @@ def subharmonicity_report(
     field: LossField,
     x: Tensor,
     y: Tensor,
-    radii: Sequence[float],
+    radii: float | Sequence[float],
     n_directions: int = 128,
     *,
     joint: bool = False,
@@ -112,6 +112,7 @@ def subharmonicity_report(
         generator: Source of the directions.
     """
     check_level("alpha", alpha)
+    radii = [radii] if isinstance(radii, int | float) else radii
     z, loss = point_loss(field, x, y, joint)
     found = mean_value_defect(loss, z, radii, n_directions, generator=generator)
     adjusted = holm(_p_values(found, n_directions))

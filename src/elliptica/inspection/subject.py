@@ -1,0 +1,197 @@
+"""A model, its data and the region between them: what all reports of `elliptica landscape` are about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica.inspection.source import Samples, SourceError
+from elliptica.landscape.data_domain import DataDomain
+from elliptica.landscape.domains import Ball, Box, Domain, Polytope, inside
+from elliptica.landscape.loss import LossField, evaluation_mode, excess_cross_entropy
+from elliptica.landscape.reports import bridge_probes
+
+DomainName = Literal["auto", "ball", "box", "reflecting_box", "hull"]
+
+#: Features up to which every walk can be let meet the data.
+_REFLECTING = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of the reports.
+
+    Attributes:
+        domain: Outer region; ``"auto"``: a reflecting box up to 5 features, a ball beyond.
+        fraction: Radius of the ball around each datum, as a share of the distance to its neighbour.
+        n_probes: Points on bridges between the data.
+        sigma: Noise of those bridges, as a share of each feature's deviation.
+        n_walks: Walks per point.
+        shift: Size of the shift of the inputs in the report on shifts (regression), as a share of each
+            feature's deviation.
+        seed: Of everything that is drawn.
+    """
+
+    domain: DomainName = "auto"
+    fraction: float = 0.3
+    n_probes: int = 500
+    sigma: float = 0.05
+    n_walks: int = 500
+    shift: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _checks.choice("domain", self.domain, get_args(DomainName))
+        _checks.count("n_probes", self.n_probes, 10)
+        _checks.count("n_walks", self.n_walks, 16)
+        _checks.nonnegative("sigma", self.sigma)
+        _checks.nonnegative("shift", self.shift)
+
+
+class Subject:
+    """A model on its data: checked once, with the points at which it is looked at."""
+
+    def __init__(self, model: nn.Module, samples: Samples, options: Options) -> None:
+        self.samples, self.options = samples, options
+        classes = self._check_model(model)
+        loss: Callable[..., Tensor] = excess_cross_entropy if samples.is_classification else nn.MSELoss()
+        self.field = LossField(model, loss, num_classes=classes)
+        self.flat = samples.x.flatten(1)
+        self.at_data = self.field(samples.x, samples.y)
+        self.domain, self.domain_name = self._domain()
+        self.probes = self._bridges(classes)
+        self.test_x, self.test_y = self._test_points()
+        # in a ball around a datum nothing is estimated: a walk ends where it starts
+        free = self.domain.nearest_ball(self.test_x.flatten(1))[0] > 0
+        self.n_in_balls = int((~free).sum())
+        self.queries = free.nonzero().flatten()
+
+    def generator(self) -> torch.Generator:
+        """The same stream for every report, so that adding one leaves the others alone."""
+        return torch.Generator().manual_seed(self.options.seed)
+
+    @property
+    def has_test(self) -> bool:
+        """Whether the data came with test points."""
+        return self.samples.test_x is not None
+
+    def preface(self) -> str:
+        """Which task, loss, points and region all reports are about."""
+        samples = self.samples
+        if samples.is_classification:
+            task = f"classification into {self.field.num_classes} classes"
+            loss = "cross-entropy minus the entropy of the label (equal to it for labels that are not mixed)"
+        else:
+            task, loss = "regression", "squared error"
+        lines = [
+            f"{len(samples.x)} training points with {self.flat.shape[1]} features; {task}; loss: {loss}.",
+            f"Region: {self.domain_name} around training{' and test' if self.has_test else ''} points, "
+            f"with a ball of {self.options.fraction:g} of the neighbour distance around each training point.",
+        ]
+        place = (
+            "test points"
+            if self.has_test
+            else (
+                "points between the data, each with the target of its nearest datum (the file has no x_test)"
+            )
+        )
+        lines.append(
+            f"Queries: {place}; {self.n_in_balls} of {len(self.test_x)} lie in a ball around a datum and are "
+            "left to the comparisons of losses."
+        )
+        outside = int((~inside(_around(self.flat, self.domain.domain), self.test_x.flatten(1))).sum())
+        if outside:
+            lines.append(
+                f"{outside} queries lie outside the region of the training points; it was enlarged for them."
+            )
+        return "\n".join(lines)
+
+    def _check_model(self, model: nn.Module) -> int | None:
+        """One forward pass before anything long; the number of classes, if there are any."""
+        rows = self.samples.x[:2]
+        try:
+            with evaluation_mode(model), torch.no_grad():
+                output = model(rows)
+            if not isinstance(output, Tensor):
+                raise TypeError(f"it returns {type(output).__name__}, not a tensor")
+            if len(output) != 2:
+                raise ValueError(f"for 2 rows it returns the shape {tuple(output.shape)}")
+        except Exception as error:  # it is the user's code
+            raise SourceError(
+                f"The model cannot be evaluated on the data (inputs {tuple(rows.shape)}): {error}"
+            ) from error
+        if not self.samples.is_classification:
+            if output.shape != self.samples.y[:2].shape:
+                raise SourceError(
+                    f"The model returns {tuple(output.shape[1:])} per row, but the targets are "
+                    f"{tuple(self.samples.y.shape[1:])} (real numbers: a regression). For classes, save y as "
+                    "whole numbers."
+                )
+            return None
+        if output.ndim != 2 or output.shape[1] < self.samples.n_outputs:
+            raise SourceError(
+                f"The labels go up to {self.samples.n_outputs - 1}, but the model returns "
+                f"{tuple(output.shape[1:])} per row: one logit for each class is needed."
+            )
+        return output.shape[1]
+
+    def _domain(self) -> tuple[DataDomain, str]:
+        name: str = self.options.domain
+        if name == "auto":
+            name = "reflecting_box" if self.flat.shape[1] <= _REFLECTING else "ball"
+        everything = self.flat
+        if self.samples.test_x is not None:
+            everything = torch.cat([self.flat, self.samples.test_x.flatten(1)])
+        outer: Domain
+        if name == "ball":
+            outer = Ball.around(everything)
+        elif name == "hull":
+            outer = Polytope.hull(everything)
+        else:
+            outer = Box.around(everything, wall="reflect" if name == "reflecting_box" else "absorb")
+        return DataDomain(self.flat, fraction=self.options.fraction, outer=outer), name.replace("_", " ")
+
+    def _bridges(self, classes: int | None) -> tuple[Tensor, Tensor]:
+        """One point, at any time, on each of many bridges; no datum starts two unless there are too few."""
+        generator = self.generator()
+        n, wanted = len(self.samples.x), self.options.n_probes
+        rounds = [torch.randperm(n, generator=generator) for _ in range(-(-wanted // n))]
+        rows = torch.cat(rounds)[:wanted]
+        return bridge_probes(
+            self.samples.x[rows],
+            self.samples.y[rows],
+            target_space="simplex" if self.samples.is_classification else "real",
+            num_classes=classes,
+            sampling="marginal",
+            quadrature="uniform",
+            sigma=self.options.sigma * self.samples.x.std(0),
+            sigma_y=0.0,
+            generator=generator,
+        )
+
+    def _test_points(self) -> tuple[Tensor, Tensor]:
+        """Test points, or else points between the data (with the target of the nearest datum)."""
+        if self.samples.test_x is not None and self.samples.test_y is not None:
+            return self.samples.test_x, self.samples.test_y
+        x = self.probes[0]
+        nearest = torch.cdist(x.flatten(1), self.flat).argmin(1)
+        return x, self.samples.y[nearest]
+
+    def some_queries(self, n: int) -> tuple[Tensor, Tensor]:
+        """The first queries outside the balls."""
+        rows = self.queries[:n]
+        if len(rows) == 0:
+            raise ValueError("Every query lies in a ball around a datum. Use a smaller fraction.")
+        return self.test_x[rows], self.test_y[rows]
+
+
+def _around(points: Tensor, outer: Domain) -> Domain:
+    """The region of the same kind around some of the points."""
+    if isinstance(outer, Box):
+        return Box.around(points, wall=outer.wall)
+    return Ball.around(points) if isinstance(outer, Ball) else outer
