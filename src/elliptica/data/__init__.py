@@ -1,33 +1,61 @@
 """Data sets of the paper's experiments: where files are, how rows are split, and toy data."""
 
+from elliptica.data.catalogue import Listing as Listing
+from elliptica.data.catalogue import fetch as fetch
+from elliptica.data.catalogue import list_datasets as list_datasets
+from elliptica.data.cifar import load_cifar10 as load_cifar10
+from elliptica.data.cifar import load_cifar100 as load_cifar100
 from elliptica.data.domains import load_crime as load_crime
 from elliptica.data.domains import load_skillcraft as load_skillcraft
+from elliptica.data.fashion import load_fashion_mnist as load_fashion_mnist
 from elliptica.data.features import load_waterbirds_features as load_waterbirds_features
+from elliptica.data.images import normalise as normalise
 from elliptica.data.location import data_directories as data_directories
 from elliptica.data.location import find_file as find_file
+from elliptica.data.location import verify_checksum as verify_checksum
 from elliptica.data.location import verify_sha256 as verify_sha256
+from elliptica.data.medmnist import load_medmnist as load_medmnist
+from elliptica.data.noise import NoisyLabels as NoisyLabels
+from elliptica.data.noise import PerBatchShuffle as PerBatchShuffle
+from elliptica.data.noise import shuffle_labels as shuffle_labels
+from elliptica.data.rcf_mnist import load_rcf_mnist as load_rcf_mnist
 from elliptica.data.splits import Dataset as Dataset
 from elliptica.data.splits import Split as Split
 from elliptica.data.splits import min_max_scale as min_max_scale
 from elliptica.data.tabular import load_airfoil as load_airfoil
 from elliptica.data.tabular import load_no2 as load_no2
+from elliptica.data.tiny_imagenet import load_tiny_imagenet as load_tiny_imagenet
 from elliptica.data.toy import TwoMoons as TwoMoons
 from elliptica.data.toy import distance_to_moons as distance_to_moons
 from elliptica.data.toy import two_moons as two_moons
 
 __all__ = [
     "Dataset",
+    "Listing",
+    "NoisyLabels",
+    "PerBatchShuffle",
     "Split",
     "TwoMoons",
     "data_directories",
     "distance_to_moons",
+    "fetch",
     "find_file",
+    "list_datasets",
     "load_airfoil",
+    "load_cifar10",
+    "load_cifar100",
     "load_crime",
+    "load_fashion_mnist",
+    "load_medmnist",
     "load_no2",
+    "load_rcf_mnist",
     "load_skillcraft",
+    "load_tiny_imagenet",
     "load_waterbirds_features",
     "min_max_scale",
+    "normalise",
+    "shuffle_labels",
     "two_moons",
+    "verify_checksum",
     "verify_sha256",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 #: Environment variable that names the data directory.
@@ -90,17 +91,46 @@ def verify_sha256(path: str | os.PathLike[str], expected: str, *, source: str = 
         ...     _ = file.write_bytes(b"hello")
         ...     verify_sha256(file, hashlib.sha256(b"hello").hexdigest())
     """
-    digest = hashlib.sha256()
+    verify_checksum(path, f"sha256:{expected}", source=source)
+
+
+def verify_checksum(path: str | os.PathLike[str], expected: str, *, source: str = "") -> None:
+    """Refuse a file whose content is not the published one, by whichever hash was published.
+
+    Args:
+        path: File to read.
+        expected: Name of the hash and its hexadecimal digits, e.g. ``"md5:750601b1f35b..."``.
+        source: Where the original can be had from; quoted in the error message.
+
+    Raises:
+        ValueError: If the hashes differ.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "a.txt"
+        ...     _ = file.write_bytes(b"hello")
+        ...     verify_checksum(file, "md5:5d41402abc4b2a76b9719d911017c592")
+    """
+    name, wanted = expected.split(":")
     with Path(path).open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    got = digest.hexdigest()
-    if got != expected.lower():
+        got = checksum(iter(lambda: file.read(1 << 20), b""), name)
+    if got != wanted.lower():
+        label = {"sha256": "SHA-256", "md5": "MD5"}.get(name, name)
         raise ValueError(
-            f"Expected {os.fspath(path)} to have SHA-256\n  {expected}\nbut it has\n  {got}\n"
+            f"Expected {os.fspath(path)} to have {label}\n  {wanted}\nbut it has\n  {got}\n"
             "The file is damaged, another edition, or had its line endings converted. "
             "Delete it and put the original there, unchanged." + _origin(source)
         )
+
+
+def checksum(blocks: Iterable[bytes], name: str) -> str:
+    """Hexadecimal digits of the hash ``name`` of blocks of bytes, one after the other."""
+    # some hardened systems allow MD5 only where it guards against accidents, as it does here
+    digest = hashlib.new(name, usedforsecurity=False)
+    for block in blocks:
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _cache_directory() -> Path:

@@ -19,7 +19,8 @@ class Split:
     """Inputs and targets of one part of a data set, row by row.
 
     Attributes:
-        x: Inputs, float32, shape ``(n, *feature)``.
+        x: Inputs, float32, shape ``(n, *feature)``; or uint8, for pixels that are kept small and are
+            normalised batch by batch (`elliptica.data.normalise`).
         y: Targets, one row for each of ``x``: float32 values or int64 class numbers.
         group: Domain or subpopulation of each row, int64, shape ``(n,)``; None where there is none.
 
@@ -42,9 +43,10 @@ class Split:
                 f"{tuple(self.x.shape)} and {tuple(self.y.shape)}. "
                 "Give one row of y for each row of x."
             )
-        if self.x.dtype != torch.float32 or self.y.dtype not in (torch.float32, torch.int64):
+        is_known = self.x.dtype in (torch.float32, torch.uint8)
+        if not is_known or self.y.dtype not in (torch.float32, torch.int64):
             raise ValueError(
-                "x must be float32 and y float32 (values) or int64 (classes), but they are "
+                "x must be float32 (or uint8 pixels) and y float32 (values) or int64 (classes), but they are "
                 f"{self.x.dtype} and {self.y.dtype}. Convert with .float() or .long()."
             )
         if self.group is not None and (
