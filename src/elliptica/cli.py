@@ -21,7 +21,19 @@ app = typer.Typer(
 )
 
 #: Packages that an extra brings, by the name under which they are imported.
-EXTRAS = {"report": ("matplotlib", "plotly")}
+EXTRAS = {"report": ("matplotlib", "plotly"), "experiments": ("pydantic", "safetensors")}
+
+_TABLE = Annotated[str, typer.Argument(help="Name of the table, see elliptica list.")]
+_DATASET = Annotated[list[str] | None, typer.Option("--dataset", help="Only this data set (repeatable).")]
+_SEEDS = Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="the table's")]
+_MATCH = Annotated[
+    bool,
+    typer.Option(
+        "--match-evaluations",
+        help="Give every method as many function evaluations as ordinary training has.",
+    ),
+]
+_RECORDS = Annotated[Path, typer.Option("--out", help="Folder of the records.", file_okay=False)]
 
 
 class Reading(str, Enum):
@@ -47,6 +59,14 @@ class Region(str, Enum):
     box = "box"
     reflecting_box = "reflecting_box"
     hull = "hull"
+
+
+class Form(str, Enum):
+    """Forms of a table."""
+
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
 
 
 class Activation(str, Enum):
@@ -150,12 +170,12 @@ def landscape(
     report: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this report (repeatable): between, test, subharmonicity, landscape, occupation, "
-            "hitting, shift, ordering."
+            help="Only this report (repeatable): between, test, shifted, subharmonicity, landscape, "
+            "occupation, hitting, shift, weights, ordering."
         ),
     ] = None,
     domain: Annotated[
-        Region, typer.Option(help="Outer domain; auto: a reflecting box up to 3 features, then a ball.")
+        Region, typer.Option(help="Outer domain; auto: a reflecting box up to 5 features, then a ball.")
     ] = Region.auto,
     fraction: Annotated[
         float, typer.Option(help="Radius of the balls, as a share of the distance between neighbours.")
@@ -170,12 +190,12 @@ def landscape(
 ) -> None:
     """Look at the loss of a model as a function of the data: maximum principle, PDE, bounds.
 
-    Prints eight short reports, each with its error bars and its limits, and writes them as JSON and as a
+    Prints ten short reports, each with its error bars and its limits, and writes them as JSON and as a
     picture. Example: elliptica landscape two-moons --train erm
     """
     require_extra("report")
     from elliptica.inspection.command import run_landscape
-    from elliptica.inspection.reports import Options
+    from elliptica.inspection.subject import Options
 
     try:
         options = Options(
@@ -190,3 +210,90 @@ def landscape(
         raise typer.BadParameter(str(error)) from error
     status = run_landscape(data, model, weights, train.value, steps, report or [], options, out, Console())
     raise typer.Exit(status)
+
+
+data_app = typer.Typer(
+    help="Data sets: what they are, whether they are here, how to get them.", no_args_is_help=True
+)
+app.add_typer(data_app, name="data")
+_DATA_DIR = Annotated[
+    Path | None, typer.Option(help="Where data are.", show_default="ELLIPTICA_DATA, or the cache")
+]
+
+
+@data_app.command("list")
+def list_data(
+    data_dir: _DATA_DIR = None,
+    verify: Annotated[bool, typer.Option(help="Check hashes of the files that are here.")] = True,
+) -> None:
+    """List data sets with their licence, and whether their files are here."""
+    require_extra("experiments")
+    from elliptica.data.command import run_list
+
+    raise typer.Exit(run_list(Console(), data_dir, verify=verify))
+
+
+@data_app.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(help="Name of the data set, see elliptica data list.")],
+    data_dir: _DATA_DIR = None,
+) -> None:
+    """Download a data set: resumable, checked, and complete or not there at all."""
+    require_extra("experiments")
+    from elliptica.data.command import run_fetch
+
+    raise typer.Exit(run_fetch(Console(), name, data_dir))
+
+
+@app.command("list")
+def list_tables() -> None:
+    """List the tables of the paper that can be run."""
+    require_extra("experiments")
+    from elliptica.experiments.command import run_list
+
+    raise typer.Exit(run_list(Console()))
+
+
+@app.command()
+def run(
+    table: _TABLE,
+    dataset: _DATASET = None,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="Only this method (repeatable).")
+    ] = None,
+    seeds: _SEEDS = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")] = 1,
+    match_evaluations: _MATCH = False,
+    data_dir: _DATA_DIR = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")] = "cpu",
+    out: _RECORDS = Path("runs"),
+) -> None:
+    """Run a table of the paper: train what is not recorded yet, then print the table.
+
+    Killed runs continue after their last finished epoch; finished ones are never repeated. Example:
+    elliptica run table3 --dataset no2 --seeds 3
+    """
+    require_extra("experiments")
+    from elliptica.experiments.command import run_table
+    from elliptica.experiments.run import Options
+
+    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs)
+    raise typer.Exit(
+        run_table(table, dataset or [], method or [], seeds, match_evaluations, options, Console())
+    )
+
+
+@app.command()
+def table(
+    table: _TABLE,
+    dataset: _DATASET = None,
+    seeds: _SEEDS = None,
+    match_evaluations: _MATCH = False,
+    form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.markdown,
+    out: _RECORDS = Path("runs"),
+) -> None:
+    """Print a table from its records: mean, deviation, the paper's values beside ours."""
+    require_extra("experiments")
+    from elliptica.experiments.command import show_table
+
+    raise typer.Exit(show_table(table, dataset or [], seeds, match_evaluations, out, form.value, Console()))

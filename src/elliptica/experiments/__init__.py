@@ -1,0 +1,1 @@
+"""The paper's tables as specifications, runs and records."""

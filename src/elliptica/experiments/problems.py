@@ -1,0 +1,83 @@
+"""Data sets and networks by the name they have in a specification."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from elliptica.data import load_airfoil, load_crime, load_no2, load_skillcraft, load_waterbirds_features
+from elliptica.data.splits import Dataset
+from elliptica.models import mlp, preact_resnet
+from elliptica.training.streams import stream_seed
+
+#: Loaders by name; each takes a seed, ``data_dir`` and its own options.
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "airfoil": load_airfoil,
+    "no2": load_no2,
+    "skillcraft": load_skillcraft,
+    "crime": load_crime,
+    "waterbirds": load_waterbirds_features,
+}
+
+
+class ProblemError(ValueError):
+    """A data set or a network of a specification does not exist, or an option of it."""
+
+
+def load_dataset(
+    settings: dict[str, Any], seed: int, data_dir: str | os.PathLike[str] | None = None
+) -> Dataset:
+    """Load the data of a run; ``name`` in the settings names the loader."""
+    options = dict(settings)
+    name = options.pop("name")
+    _check_name("data set", name, DATASETS)
+    try:
+        return DATASETS[name](seed, data_dir=data_dir, **options)
+    except TypeError as error:
+        raise ProblemError(f"Data set {name!r} with {options}: {error}") from error
+
+
+def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:
+    """The network of a run, its weights from a stream of their own."""
+    options = dict(settings)
+    kind = options.pop("name")
+    _check_name("network", kind, MODELS)
+    n_outputs = int(data.train.y.max()) + 1 if data.task == "classification" else data.train.y[0].numel()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(name, seed, "weights"))
+        try:
+            return MODELS[kind](data, n_outputs, options)
+        except TypeError as error:
+            raise ProblemError(f"Network {kind!r} with {options}: {error}") from error
+
+
+def _mlp(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
+    return mlp(data.n_features, n_outputs, **options)
+
+
+def _linear(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
+    return mlp(data.n_features, n_outputs, hidden=(), **options)
+
+
+def _preact_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
+    return preact_resnet(num_classes=n_outputs, **options)
+
+
+#: Networks by name.
+MODELS: dict[str, Callable[[Dataset, int, dict[str, Any]], nn.Module]] = {
+    "mlp": _mlp,
+    "linear": _linear,
+    "preact_resnet": _preact_resnet,
+}
+
+
+def _check_name(what: str, name: str, known: dict[str, Any]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ProblemError(f"There is no {what} {name!r}.{hint} There are {', '.join(known)}.")

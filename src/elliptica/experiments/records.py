@@ -1,0 +1,121 @@
+"""One JSON file per run: written once, atomically, by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from elliptica._version import __version__
+from elliptica.experiments.specification import Run
+from elliptica.training.checkpoint import set_aside
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # pragma: no cover - Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+_NEEDED = {"run", "metrics", "cost", "versions"}
+
+
+def record_file(out: Path, run: Run) -> Path:
+    """Where the record of a run is."""
+    folder = out / run.table / run.dataset / run.row.replace("/", "-")
+    return folder / f"{run.key}-seed{run.seed}.json"
+
+
+def checkpoint_file(out: Path, run: Run) -> Path:
+    """Where its checkpoint is while it runs."""
+    return record_file(out, run).with_suffix(".safetensors")
+
+
+def read_record(file: Path) -> dict[str, Any] | None:
+    """A finished record; one that cannot be read is set aside with a warning."""
+    if not file.exists():
+        return None
+    try:
+        record = json.loads(file.read_text())
+        if not isinstance(record, dict) or not set(record) >= _NEEDED:
+            raise ValueError("entries are missing")
+    except (ValueError, OSError) as error:
+        set_aside(file, f"The record {file.name} cannot be used ({error})")
+        return None
+    return record
+
+
+def write_record(file: Path, record: dict[str, Any]) -> None:
+    """Write through a temporary file, so that a kill leaves nothing half-written."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        with part.open("w") as handle:
+            json.dump(record, handle, indent=1, sort_keys=True)
+            handle.write("\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OSError(f"The record {file.name} cannot be written ({error}). Is the disk full?") from error
+    part.replace(file)
+
+
+def read_records(out: Path, table: str) -> list[dict[str, Any]]:
+    """All records of a table, in the order of their names."""
+    found = (read_record(file) for file in sorted((out / table).rglob("*-seed*.json")))
+    return [record for record in found if record is not None]
+
+
+@contextlib.contextmanager
+def claimed(out: Path, file: Path) -> Iterator[bool]:
+    """Whether this process may do the run; one that dies gives its claim free.
+
+    The lock files stay: removing one while another process opens it would let both in.
+    """
+    folder = out / ".locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{file.stem}-{file.parent.name}.lock").open("w") as handle:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+        yield True
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on."""
+    import numpy as np
+    import torch
+
+    found = {
+        "elliptica": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    revision = _revision()
+    return {**found, "revision": revision} if revision else found
+
+
+def _revision() -> str | None:
+    """Commit of the source, if it is a checkout; "+" marks local changes."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip()

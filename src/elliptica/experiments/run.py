@@ -1,0 +1,200 @@
+"""Doing runs: one by one or in several processes, each finished one recorded and never repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elliptica.experiments.methods import make_loss, make_objective, rows_per_sample
+from elliptica.experiments.metrics import measure, score_of
+from elliptica.experiments.problems import load_dataset, make_model
+from elliptica.experiments.records import (
+    checkpoint_file,
+    claimed,
+    read_record,
+    record_file,
+    versions,
+    write_record,
+)
+from elliptica.experiments.specification import Run
+from elliptica.training.batch import batches_per_pass
+from elliptica.training.loop import Progress, fit
+from elliptica.training.settings import TrainingSettings
+
+#: Told about events: the run's label, a kind ("start", "epoch", "done", "skipped", "failed"), and details.
+Listener = Callable[[str, str, dict[str, Any]], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What does not change a result.
+
+    Attributes:
+        out: Folder of the records.
+        data_dir: Where data are; None searches the usual places.
+        device: Where to train.
+        jobs: Processes, each with one thread if there are several.
+    """
+
+    out: Path
+    data_dir: Path | None = None
+    device: str = "cpu"
+    jobs: int = 1
+
+
+def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """Train and measure one run, from its checkpoint if there is one; returns the record."""
+    data = load_dataset(run.load, run.seed, options.data_dir)
+    settings = TrainingSettings(**_tuples(run.training))
+    rows = rows_per_sample(run.method, run.settings)
+    budget = None
+    if run.match_evaluations:
+        per_epoch = settings.batch_size * batches_per_pass(
+            data.train.n_rows, settings.batch_size, settings.drop_last
+        )
+        budget = settings.epochs * min(per_epoch, data.train.n_rows)
+    name = f"{run.table}/{run.dataset}"
+    device = torch.device(options.device)
+    model = make_model(run.model, data, name, run.seed)
+    checkpoint = checkpoint_file(options.out, run)
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    found = fit(
+        model,
+        make_objective(run.method, run.settings, data, make_loss(data.task)),
+        data,
+        settings,
+        lambda net, part: score_of(measure(net, part, run.metric, device), run.metric, run.select),
+        name=f"{name}/{run.row}",
+        seed=run.seed,
+        max_evaluations=budget,
+        checkpoint=checkpoint,
+        device=device,
+        progress=progress,
+    )
+    return {
+        "run": run.model_dump(mode="json"),
+        "metrics": {
+            "test": measure(model, data.test, run.metric, device),
+            "validation": measure(model, data.validation, run.metric, device),
+        },
+        "epoch": found.epoch,
+        "curves": {"loss": found.losses, "validation": found.scores},
+        "cost": {
+            "evaluations": found.evaluations,
+            "rows_per_sample": rows,
+            "epochs": found.epochs,
+            "seconds": found.seconds,
+            "device": options.device,
+            "threads": torch.get_num_threads(),
+        },
+        "versions": versions(),
+    }
+
+
+def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+
+
+def finish_run(run: Run, options: Options, listen: Listener) -> str:
+    """Do a run unless it is recorded or another process does it; returns what happened."""
+    file = record_file(options.out, run)
+    if read_record(file) is not None:
+        listen(run.label, "skipped", {})
+        return "skipped"
+    with claimed(options.out, file) as mine:
+        if not mine or read_record(file) is not None:
+            listen(run.label, "skipped", {})
+            return "skipped"
+        listen(run.label, "start", {"epochs": run.training.get("epochs")})
+        record = do_run(
+            run,
+            options,
+            lambda epoch, epochs, loss, score: listen(
+                run.label, "epoch", {"epoch": epoch, "epochs": epochs, "loss": loss, "score": score}
+            ),
+        )
+        write_record(file, record)
+        checkpoint_file(options.out, run).unlink(missing_ok=True)
+    listen(run.label, "done", record["metrics"]["test"])
+    return "done"
+
+
+def do_all(runs: list[Run], options: Options, listen: Listener) -> dict[str, str]:
+    """Do runs, in ``options.jobs`` processes; returns what happened to each, by its label.
+
+    A run that fails is reported and does not stop the others.
+    """
+    if options.jobs == 1:
+        return {run.label: _guarded(run, options, listen) for run in runs}
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        events = manager.Queue()
+        with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=_one_thread) as pool:
+            futures: dict[Future[str], Run] = {
+                pool.submit(_in_process, run, options, events): run for run in runs
+            }
+            try:
+                return _watch(futures, events, listen)
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(getattr(pool, "_processes", {}).values()):
+                    process.terminate()
+                raise
+
+
+def _watch(futures: dict[Future[str], Run], events: Any, listen: Listener) -> dict[str, str]:
+    waiting = set(futures)
+    found: dict[str, str] = {}
+    while waiting:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                listen(*events.get(timeout=0.2))
+        for future in [f for f in waiting if f.done()]:
+            waiting.discard(future)
+            run = futures[future]
+            error = future.exception()
+            if error is not None:  # the process died: killed, or out of memory
+                listen(run.label, "failed", {"error": f"{type(error).__name__}: {error}"})
+                found[run.label] = "failed"
+            else:
+                found[run.label] = future.result()
+    with contextlib.suppress(queue.Empty):
+        while True:
+            listen(*events.get_nowait())
+    return found
+
+
+def _guarded(run: Run, options: Options, listen: Listener) -> str:
+    try:
+        return finish_run(run, options, listen)
+    except Exception as error:
+        listen(run.label, "failed", {"error": f"{type(error).__name__}: {error}"})
+        return "failed"
+
+
+def _in_process(run: Run, options: Options, events: Any) -> str:
+    last = [0.0]
+
+    def listen(label: str, kind: str, details: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if kind == "epoch" and now - last[0] < 0.2 and details["epoch"] < details["epochs"]:
+            return  # not every epoch of a fast run
+        last[0] = now
+        events.put((label, kind, details))
+
+    return _guarded(run, options, listen)
+
+
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)

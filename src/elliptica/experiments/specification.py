@@ -1,0 +1,191 @@
+"""Specifications: one TOML file per table of the paper, checked key by key."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import sys
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+#: Larger is better for these; the others are errors.
+Metric = Literal["rmse", "accuracy"]
+
+
+class SpecificationError(ValueError):
+    """A specification cannot be used; the message names the key."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PaperValue(_Strict):
+    """A number of the paper and its deviation, in the units of the table."""
+
+    mean: float
+    std: float | None = None
+
+
+class DatasetSpec(_Strict):
+    """One data set of a table.
+
+    Attributes:
+        load: Arguments of its loader.
+        model: Name and settings of the network.
+        training: Fields of `TrainingSettings`.
+        methods: Settings that differ from the table's, by method.
+        paper: The paper's values, by method and column.
+        note: Printed below the table.
+    """
+
+    load: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any]
+    training: dict[str, Any]
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    paper: dict[str, dict[str, PaperValue]] = Field(default_factory=dict)
+    note: str = ""
+
+
+class Specification(_Strict):
+    """One table of the paper.
+
+    Attributes:
+        title: Heading.
+        paper: Where it is in the paper.
+        metric: What is measured on the test part.
+        columns: ``"average"``, and ``"worst"`` over groups or classes.
+        select: Column that chooses the epoch, on the validation part.
+        seeds: Repetitions.
+        methods: Settings by name of the row; ``method`` in them names the method if the row's name does
+            not.
+        datasets: Data sets by name; ``data`` defaults to that name.
+    """
+
+    title: str
+    paper: str
+    metric: Metric
+    columns: list[Literal["average", "worst"]] = ["average"]
+    select: Literal["average", "worst"] = "average"
+    seeds: int = Field(ge=1)
+    methods: dict[str, dict[str, Any]]
+    datasets: dict[str, DatasetSpec]
+
+
+class Run(_Strict):
+    """Everything that decides the result of one run; its hash names the record."""
+
+    table: str
+    dataset: str
+    row: str
+    method: str
+    seed: int
+    metric: Metric
+    columns: tuple[str, ...]
+    select: str
+    load: dict[str, Any]
+    model: dict[str, Any]
+    training: dict[str, Any]
+    settings: dict[str, Any]
+    match_evaluations: bool = False
+
+    @property
+    def key(self) -> str:
+        """Hash of all settings but the seed."""
+        content = self.model_dump(mode="json", exclude={"seed"})
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.table} {self.dataset} {self.row} seed {self.seed}"
+
+
+def preset_names() -> list[str]:
+    """Tables that come with the library."""
+    folder = resources.files("elliptica.experiments") / "presets"
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def load_specification(name: str) -> Specification:
+    """Read a preset by name, e.g. ``"table3"``."""
+    names = preset_names()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise SpecificationError(f"There is no table {name!r}.{hint} There are {', '.join(names)}.")
+    text = (resources.files("elliptica.experiments") / "presets" / f"{name}.toml").read_text()
+    return parse_specification(text, name)
+
+
+def parse_specification(text: str, name: str) -> Specification:
+    """Check a specification; errors name the key."""
+    try:
+        return Specification.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecificationError(f"{name} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+        raise SpecificationError("\n".join([f"{name} has wrong entries:", *lines])) from error
+
+
+def runs(
+    name: str,
+    specification: Specification,
+    *,
+    datasets: list[str] | None = None,
+    methods: list[str] | None = None,
+    seeds: int | None = None,
+    match_evaluations: bool = False,
+) -> list[Run]:
+    """All runs of a table, or those asked for."""
+    _check_known("data set", datasets, list(specification.datasets), name)
+    _check_known("method", methods, list(specification.methods), name)
+    found = []
+    for dataset in datasets or list(specification.datasets):
+        spec = specification.datasets[dataset]
+        _check_known("method", list(spec.methods), list(specification.methods), f"{name}: {dataset}")
+        load = {"name": dataset, **spec.load}
+        for row in methods or list(specification.methods):
+            settings = {**specification.methods[row], **spec.methods.get(row, {})}
+            if settings.pop("skip", False):
+                continue
+            method = settings.pop("method", row)
+            for seed in range(seeds or specification.seeds):
+                found.append(
+                    Run(
+                        table=name,
+                        dataset=dataset,
+                        row=row,
+                        method=method,
+                        seed=seed,
+                        metric=specification.metric,
+                        columns=tuple(specification.columns),
+                        select=specification.select,
+                        load=load,
+                        model=spec.model,
+                        training=spec.training,
+                        settings=settings,
+                        match_evaluations=match_evaluations,
+                    )
+                )
+    return found
+
+
+def _check_known(what: str, asked: list[str] | None, known: list[str], where: str) -> None:
+    for name in asked or []:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise SpecificationError(f"{where} has no {what} {name!r}.{hint} It has {', '.join(known)}.")

@@ -1,0 +1,81 @@
+"""How a network is trained: the columns of the paper's Table 12."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from elliptica import _checks
+
+Optimiser = Literal["adam", "sgd"]
+Selection = Literal["validation", "last"]
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of `fit` (paper: Table 12).
+
+    Attributes:
+        epochs: Passes over the training data.
+        batch_size: Rows of a step.
+        lr: Learning rate.
+        optimizer: ``"adam"`` or ``"sgd"``.
+        momentum: Of SGD.
+        nesterov: Of SGD.
+        weight_decay: Of either, as torch's optimisers mean it.
+        milestones: Epochs before which the rate is multiplied by ``gamma``.
+        gamma: Factor at each milestone.
+        drop_last: Leave out an incomplete last batch (as the C-Mixup reference does).
+        select: ``"validation"``: the epoch with the best validation metric (the last of equals), ``"last"``.
+        patience: Stop after so many epochs without a better validation metric; None never does.
+        precision: ``"bfloat16"`` runs the forward pass under autocast.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+    optimizer: Optimiser = "adam"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    drop_last: bool = False
+    select: Selection = "validation"
+    patience: int | None = None
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        _checks.count("epochs", self.epochs)
+        _checks.count("batch_size", self.batch_size)
+        _checks.positive("lr", self.lr)
+        _checks.choice("optimizer", self.optimizer, get_args(Optimiser))
+        _checks.choice("select", self.select, get_args(Selection))
+        _checks.choice("precision", self.precision, get_args(Precision))
+        for name in ("momentum", "weight_decay"):
+            _checks.nonnegative(name, getattr(self, name))
+        if self.optimizer == "adam" and (self.momentum or self.nesterov):
+            raise ValueError('momentum and nesterov belong to optimizer="sgd", but optimizer is "adam".')
+        if self.patience is not None:
+            _checks.count("patience", self.patience)
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser over all parameters that train."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+        )
+
+    def rate(self, epoch: int) -> float:
+        """Learning rate in an epoch (0, 1, ...)."""
+        return self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)

@@ -1,0 +1,348 @@
+"""Tables as commands: specifications, records, killed and concurrent runs, tables from records."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from scipy import stats
+from typer.testing import CliRunner
+
+from elliptica import EllipticWarning
+from elliptica.cli import app
+from elliptica.data.splits import Dataset, Split
+from elliptica.experiments import problems
+from elliptica.experiments.methods import METHODS, MethodError, make_loss, make_objective, rows_per_sample
+from elliptica.experiments.metrics import measure
+from elliptica.experiments.problems import ProblemError, load_dataset, make_model
+from elliptica.experiments.records import claimed, read_record, record_file, write_record
+from elliptica.experiments.run import Options, do_all, finish_run
+from elliptica.experiments.specification import (
+    SpecificationError,
+    load_specification,
+    parse_specification,
+    preset_names,
+    runs,
+)
+from elliptica.experiments.table import _paired_p, make_table, render
+
+runner = CliRunner()
+
+TOY = """
+title = "Toy"
+paper = "nowhere"
+metric = "rmse"
+columns = ["average"]
+seeds = 2
+[methods.erm]
+[methods.elliptic]
+sampling = "path"
+n_times = 3
+[datasets.toy]
+model = { name = "mlp", hidden = [8] }
+training = { epochs = 3, batch_size = 8, lr = 1e-2 }
+methods = { elliptic = { sigma = 0.1 } }
+paper = { erm = { average = { mean = 1.5, std = 0.1 } } }
+"""
+
+
+def load_toy(seed, *, data_dir=None):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(60, 3, generator=generator)
+    y = x.sum(1, keepdim=True)
+    return Dataset("toy", *[Split(x[i : i + 20], y[i : i + 20]) for i in (0, 20, 40)], task="regression")
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setitem(problems.DATASETS, "toy", load_toy)
+    return parse_specification(TOY, "toy")
+
+
+def silent(*_):
+    return None
+
+
+def without_times(record):
+    cost = {k: v for k, v in record["cost"].items() if k != "seconds"}
+    return {**record, "cost": cost}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_are_valid(name):
+    specification = load_specification(name)
+    for run in runs(name, specification, seeds=1):
+        assert run.method in METHODS
+        assert run.load["name"] in problems.DATASETS
+        assert run.model["name"] in problems.MODELS
+
+
+def test_presets_state_the_papers_values():
+    table5 = load_specification("table5")
+    worst = table5.datasets["crime"].paper["elliptic"]["worst"]
+    assert (worst.mean, worst.std) == (0.164, 0.01)
+
+
+def test_settings_of_a_data_set_override_the_tables(toy):
+    found = {run.row: run for run in runs("toy", toy, seeds=1)}
+    assert found["elliptic"].settings == {"sampling": "path", "n_times": 3, "sigma": 0.1}
+
+
+def test_the_key_depends_on_settings_and_not_on_the_seed(toy):
+    first, second = runs("toy", toy, methods=["erm"])
+    assert first.key == second.key
+    other = parse_specification(TOY.replace("lr = 1e-2", "lr = 1e-3"), "toy")
+    assert runs("toy", other, methods=["erm"])[0].key != first.key
+
+
+def test_finished_runs_are_not_repeated(toy, tmp_path):
+    options, events = Options(tmp_path), []
+    wanted = runs("toy", toy)
+    assert set(do_all(wanted, options, silent).values()) == {"done"}
+    before = {f: f.read_text() for f in tmp_path.rglob("*.json")}
+    assert set(do_all(wanted, options, lambda *e: events.append(e)).values()) == {"skipped"}
+    assert before == {f: f.read_text() for f in tmp_path.rglob("*.json")}
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_records_hold_what_is_needed_to_repeat_them(toy, tmp_path):
+    (run,) = runs("toy", toy, methods=["elliptic"], seeds=1)
+    finish_run(run, Options(tmp_path), silent)
+    record = read_record(record_file(tmp_path, run))
+    assert record["run"] == run.model_dump(mode="json")
+    assert record["cost"]["evaluations"] == 3 * 20 * 3  # epochs, rows, points on a path
+    assert record["cost"]["rows_per_sample"] == 3
+    assert {"torch", "elliptica", "python"} <= set(record["versions"])
+    assert len(record["curves"]["validation"]) == 3
+
+
+def test_equal_evaluations(toy, tmp_path):
+    wanted = runs("toy", toy, seeds=1, match_evaluations=True)
+    do_all(wanted, Options(tmp_path), silent)
+    found = {run.row: read_record(record_file(tmp_path, run))["cost"] for run in wanted}
+    assert found["erm"]["evaluations"] == found["elliptic"]["evaluations"] == 60
+    assert found["elliptic"]["epochs"] == 1
+
+
+def test_a_failing_run_does_not_stop_the_others(toy, tmp_path):
+    broken = parse_specification(TOY.replace("n_times = 3", "n_tims = 3"), "toy")
+    failed = []
+    found = do_all(
+        runs("toy", broken, seeds=1),
+        Options(tmp_path),
+        lambda *e: failed.append(e) if e[1] == "failed" else 0,
+    )
+    assert sorted(found.values()) == ["done", "failed"]
+    assert "n_tims" in failed[0][2]["error"]
+
+
+def test_two_processes_never_do_the_same_run(toy, tmp_path):
+    (run,) = runs("toy", toy, methods=["erm"], seeds=1)
+    file = record_file(tmp_path, run)
+    code = (
+        "import sys, time, pathlib\n"
+        "from elliptica.experiments.records import claimed\n"
+        "with claimed(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])) as mine:\n"
+        "    print(mine, flush=True); time.sleep(60)\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), str(file)], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout.readline().strip() == "True"
+    assert finish_run(run, Options(tmp_path), silent) == "skipped"
+    other.kill()  # a process that dies gives its claim free
+    other.wait()
+    assert finish_run(run, Options(tmp_path), silent) == "done"
+
+
+@pytest.mark.needs_data
+@pytest.mark.slow
+def test_sigkill_and_restart_give_the_same_bytes(data_dir, tmp_path):
+    """The command itself, killed half-way, against one that was left alone."""
+
+    def command(out):
+        arguments = ["run", "table3", "--dataset", "no2", "--method", "marginal", "--seeds", "1"]
+        return [sys.executable, "-m", "elliptica", *arguments, "--out", str(out)]
+
+    environment = {**os.environ, "ELLIPTICA_DATA": str(data_dir)}
+    subprocess.run(command(tmp_path / "whole"), env=environment, check=True, capture_output=True)
+    killed = subprocess.Popen(command(tmp_path / "killed"), env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed").rglob("*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not list((tmp_path / "killed").rglob("*-seed0.json"))
+    subprocess.run(command(tmp_path / "killed"), env=environment, check=True, capture_output=True)
+    records = [
+        without_times(json.loads(next((tmp_path / name).rglob("*-seed0.json")).read_text()))
+        for name in ("whole", "killed")
+    ]
+    assert json.dumps(records[0], sort_keys=True) == json.dumps(records[1], sort_keys=True)
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_records(toy, tmp_path, data_dir):
+    specification = load_specification("table3")
+    wanted = runs("table3", specification, datasets=["no2"], methods=["erm", "marginal"], seeds=1)
+    for jobs in (1, 2):
+        found = do_all(wanted, Options(tmp_path / str(jobs), data_dir=data_dir, jobs=jobs), silent)
+        assert set(found.values()) == {"done"}
+    for run in wanted:
+        one, two = (read_record(record_file(tmp_path / str(jobs), run)) for jobs in (1, 2))
+        assert one["metrics"] == two["metrics"]
+
+
+def test_table_from_records(toy, tmp_path):
+    wanted = runs("toy", toy)
+    do_all(wanted, Options(tmp_path), silent)
+    records = [read_record(record_file(tmp_path, run)) for run in wanted]
+    table = make_table("toy", toy, wanted, records)
+    values = [r["metrics"]["test"]["average"] for r in records if r["run"]["row"] == "erm"]
+    cell = table.cells["erm", "toy", "average"]
+    assert cell.mean == pytest.approx(sum(values) / 2)
+    text = render(table, "markdown")
+    assert "1.5 ± 0.1" in text
+    assert "paired t test" in text
+    assert render(table, "csv").splitlines()[0].startswith("method,dataset,column,mean")
+    assert r"\begin{tabular}" in render(table, "latex")
+    partial = render(make_table("toy", toy, wanted, records[:1]), "markdown")
+    assert "3 of 4 runs are not recorded yet" in partial
+
+
+def fake(toy, tmp_path, gap, n=10):
+    """Records in which one method is better by ``gap`` on average."""
+    wanted = runs("toy", toy, seeds=n)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(n, 2, generator=generator)
+    records = []
+    for run in wanted:
+        value = (
+            1
+            + 0.1 * float(noise[run.seed, 0])
+            - (gap + 0.02 * float(noise[run.seed, 1])) * (run.row == "elliptic")
+        )
+        records.append({"run": run.model_dump(mode="json"), "metrics": {"test": {"average": value}}})
+    return make_table("toy", toy, wanted, records)
+
+
+def test_best_is_marked_only_when_significant(toy, tmp_path):
+    assert "**" in render(fake(toy, tmp_path, 0.05), "markdown").split("Bold")[0]
+    assert "**" not in render(fake(toy, tmp_path, 0.0), "markdown").split("Bold")[0]
+
+
+def test_paired_test_against_scipy():
+    a, b = torch.randn(8).tolist(), torch.randn(8).tolist()
+    expected = stats.ttest_rel(a, b).pvalue
+    assert _paired_p(dict(enumerate(a)), dict(enumerate(b))) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["erm", "mixup", "elliptic"])
+def test_objectives_run_for_classes(name):
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    data = Dataset("toy", Split(x, y), Split(x, y), Split(x, y), task="classification")
+    from elliptica.training.batch import Batch
+
+    model = make_model({"name": "linear"}, data, "toy", 0)
+    objective = make_objective(name, {}, data, make_loss(data.task))
+    batch = Batch(x, y, None, torch.arange(12), torch.Generator().manual_seed(0))
+    objective(model, batch).backward()
+    assert bool(model[0].weight.grad.isfinite().all())
+
+
+def test_rows_per_sample():
+    assert rows_per_sample("erm", {}) == 1
+    assert rows_per_sample("elliptic", {"sampling": "path", "n_times": 5, "n_bridges": 20}) == 100
+    assert rows_per_sample("elliptic", {"n_bridges": 4}) == 4
+
+
+def test_metrics_by_group_and_class():
+    class Sign(torch.nn.Module):
+        def forward(self, x):
+            return torch.cat([-x, x], dim=1)
+
+    x = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
+    split = Split(x, torch.tensor([1, 0, 0, 0]), group=torch.tensor([0, 1, 1, 1]))
+    found = measure(Sign(), split, "accuracy", torch.device("cpu"))
+    assert found["average"] == 0.75
+    assert found["by_class"] == {"0": pytest.approx(2 / 3), "1": 1.0}
+    assert found["worst"] == pytest.approx(2 / 3)
+    real = Split(x, torch.tensor([[1.0], [2.0], [-1.0], [-1.0]]), group=torch.tensor([0, 1, 1, 1]))
+    found = measure(torch.nn.Identity(), real, "rmse", torch.device("cpu"))
+    assert found["average"] == pytest.approx(0.5)
+    assert found["worst"] == pytest.approx((1 / 3) ** 0.5)
+    assert found["mape"] == pytest.approx(12.5)
+
+
+@pytest.mark.bad_input
+def test_wrong_specifications():
+    with pytest.raises(SpecificationError, match=r"toy has wrong entries:\n  sedes: Extra inputs"):
+        parse_specification(TOY.replace("seeds = 2", "seeds = 2\nsedes = 3"), "toy")
+    with pytest.raises(SpecificationError, match=r"datasets\.toy\.training: Field required"):
+        parse_specification(TOY.replace("training = ", "trainig = "), "toy")
+    with pytest.raises(SpecificationError, match="not valid TOML"):
+        parse_specification("title = ", "toy")
+    with pytest.raises(SpecificationError, match=r"no table 'tabel3'. Did you mean 'table3'"):
+        load_specification("tabel3")
+    specification = load_specification("table3")
+    with pytest.raises(SpecificationError, match=r"no data set 'airfoli'. Did you mean 'airfoil'"):
+        runs("table3", specification, datasets=["airfoli"])
+    with pytest.raises(SpecificationError, match=r"no method 'mixpu'. Did you mean 'mixup'"):
+        runs("table3", specification, methods=["mixpu"])
+
+
+@pytest.mark.bad_input
+def test_wrong_names_and_settings(toy):
+    data = load_toy(0)
+    with pytest.raises(MethodError, match="Did you mean 'elliptic'"):
+        make_objective("eliptic", {}, data, make_loss("regression"))
+    with pytest.raises(ProblemError, match="Did you mean 'airfoil'"):
+        load_dataset({"name": "airfiol"}, 0)
+    with pytest.raises(ProblemError, match="Network 'mlp' with"):
+        make_model({"name": "mlp", "hiden": [3]}, data, "toy", 0)
+
+
+@pytest.mark.bad_input
+def test_broken_record_is_set_aside(toy, tmp_path):
+    (run,) = runs("toy", toy, methods=["erm"], seeds=1)
+    file = record_file(tmp_path, run)
+    write_record(file, {"half": 1})
+    with pytest.warns(EllipticWarning, match="cannot be used"):
+        assert finish_run(run, Options(tmp_path), silent) == "done"
+    assert list(tmp_path.rglob("*.unusable-0"))
+
+
+@pytest.mark.bad_input
+def test_no_space_on_the_disk(toy, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="Is the disk full"):
+        write_record(tmp_path / "record.json", {})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.bad_input
+def test_the_command_names_what_is_wrong(tmp_path):
+    done = runner.invoke(app, ["run", "table33", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "Did you mean 'table3'" in done.output
+    places = ["--data-dir", str(tmp_path), "--out", str(tmp_path)]
+    done = runner.invoke(
+        app,
+        ["run", "table3", "--dataset", "no2", "--seeds", "1", "--method", "erm", *places],
+    )
+    assert done.exit_code == 1
+    assert "NO2.csv" in done.output.replace("\n", "")
+
+
+def test_claims_are_exclusive_within_a_process_too(tmp_path):
+    with claimed(tmp_path, tmp_path / "a.json") as first, claimed(tmp_path, tmp_path / "a.json") as second:
+        assert (first, second) == (True, False)
+    with claimed(tmp_path, tmp_path / "a.json") as again:
+        assert again
