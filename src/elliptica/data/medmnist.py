@@ -77,6 +77,11 @@ _KNOWN = (
 MEDMNIST = {known.name: known for known in _KNOWN}
 
 
+def medmnist_names() -> tuple[str, ...]:
+    """Names of the data sets that `load_medmnist` knows."""
+    return tuple(known.name for known in _KNOWN)
+
+
 def load_medmnist(
     name: str,
     seed: int = 0,

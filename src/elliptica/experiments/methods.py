@@ -6,10 +6,9 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from elliptica.baselines import ERM, CMixup, Mixup, TargetKernel
+from elliptica.baselines import ERM, CMixup, Mixup, MixupE, TargetKernel
 from elliptica.data.splits import Dataset
 from elliptica.objective import Elliptic
 from elliptica.partner_table import PartnerTable
@@ -66,6 +65,10 @@ def _mixup(settings: Settings, data: Dataset, loss_fn: nn.Module) -> Objective:
     return owned(lambda model: Mixup(model, loss_fn, num_classes=_classes(data), **settings))
 
 
+def _mixupe(settings: Settings, data: Dataset, loss_fn: nn.Module) -> Objective:
+    return owned(lambda model: MixupE(model, loss_fn, num_classes=_classes(data), **settings))
+
+
 def _c_mixup(settings: Settings, data: Dataset, loss_fn: nn.Module) -> Objective:
     """Partners from the whole training set, as in the reference; ``partners="batch"`` for the other mode."""
     mode = settings.pop("partners", "data")
@@ -114,6 +117,7 @@ def _elliptic(settings: Settings, data: Dataset, loss_fn: nn.Module) -> Objectiv
 METHODS: dict[str, Factory] = {
     "erm": _erm,
     "mixup": _mixup,
+    "mixupe": _mixupe,
     "c-mixup": _c_mixup,
     "elliptic": _elliptic,
 }
@@ -130,13 +134,3 @@ def rows_per_sample(name: str, settings: Settings) -> int:
         return 1
     n_times = settings.get("n_times", 5) if settings.get("sampling", "marginal") == "path" else 1
     return int(settings.get("n_bridges", 1)) * int(n_times)
-
-
-def check_settings(name: str, settings: Settings, data: Dataset, model: nn.Module) -> None:
-    """Make the objective and evaluate it once, before anything long is started."""
-    objective = make_objective(name, settings, data, make_loss(data.task))
-    rows = torch.arange(min(4, data.train.n_rows))
-    batch = Batch(data.train.x[rows], data.train.y[rows], None, rows, torch.Generator())
-    with torch.no_grad():
-        model.eval()
-        objective(model, batch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from elliptica.data import load_airfoil, load_crime, load_no2, load_skillcraft, load_waterbirds_features
+from elliptica.data import (
+    load_airfoil,
+    load_cifar10,
+    load_crime,
+    load_medmnist,
+    load_no2,
+    load_skillcraft,
+    load_waterbirds_features,
+    shuffle_labels,
+)
+from elliptica.data.medmnist import medmnist_names
 from elliptica.data.splits import Dataset
-from elliptica.models import mlp, preact_resnet
-from elliptica.training.streams import stream_seed
+from elliptica.models import mlp, preact_resnet, wide_resnet
+from elliptica.training.streams import stream, stream_seed
 
 #: Loaders by name; each takes a seed, ``data_dir`` and its own options.
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -22,6 +34,8 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "skillcraft": load_skillcraft,
     "crime": load_crime,
     "waterbirds": load_waterbirds_features,
+    "cifar10": load_cifar10,
+    **{name: functools.partial(load_medmnist, name) for name in medmnist_names()},
 }
 
 
@@ -32,14 +46,23 @@ class ProblemError(ValueError):
 def load_dataset(
     settings: dict[str, Any], seed: int, data_dir: str | os.PathLike[str] | None = None
 ) -> Dataset:
-    """Load the data of a run; ``name`` in the settings names the loader."""
+    """Load the data of a run.
+
+    ``name`` in the settings names the loader; ``shuffled_labels`` is the share of the training labels that
+    are dealt out anew, once and for all, from a stream of the data set and the seed.
+    """
     options = dict(settings)
     name = options.pop("name")
+    share = options.pop("shuffled_labels", 0.0)
     _check_name("data set", name, DATASETS)
     try:
-        return DATASETS[name](seed, data_dir=data_dir, **options)
+        data = DATASETS[name](seed=seed, data_dir=data_dir, **options)
     except TypeError as error:
         raise ProblemError(f"Data set {name!r} with {options}: {error}") from error
+    if not share:
+        return data
+    noisy = shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
+    return dataclasses.replace(data, train=dataclasses.replace(data.train, y=noisy.y))
 
 
 def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:
@@ -64,6 +87,10 @@ def _linear(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module
     return mlp(data.n_features, n_outputs, hidden=(), **options)
 
 
+def _wide_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
+    return wide_resnet(num_classes=n_outputs, **options)
+
+
 def _preact_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
     return preact_resnet(num_classes=n_outputs, **options)
 
@@ -73,6 +100,7 @@ MODELS: dict[str, Callable[[Dataset, int, dict[str, Any]], nn.Module]] = {
     "mlp": _mlp,
     "linear": _linear,
     "preact_resnet": _preact_resnet,
+    "wide_resnet": _wide_resnet,
 }
 
 

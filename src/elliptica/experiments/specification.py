@@ -66,7 +66,7 @@ class Specification(_Strict):
         select: Column that chooses the epoch, on the validation part.
         seeds: Repetitions.
         methods: Settings by name of the row; ``method`` in them names the method if the row's name does
-            not.
+            not, ``epochs`` gives it a schedule of its own, ``skip`` leaves it out.
         datasets: Data sets by name; ``data`` defaults to that name.
     """
 
@@ -162,6 +162,8 @@ def runs(
             if settings.pop("skip", False):
                 continue
             method = settings.pop("method", row)
+            epochs = settings.pop("epochs", None)  # a schedule of its own
+            training = spec.training if epochs is None else {**spec.training, "epochs": epochs}
             for seed in range(seeds or specification.seeds):
                 found.append(
                     Run(
@@ -175,7 +177,7 @@ def runs(
                         select=specification.select,
                         load=load,
                         model=spec.model,
-                        training=spec.training,
+                        training=training,
                         settings=settings,
                         match_evaluations=match_evaluations,
                     )
