@@ -49,7 +49,7 @@ def on_disk() -> Measurement:
     result = compare(
         f"walk on spheres, unit disk, error {TARGET:g}",
         spheres,
-        f"plain Euler-Maruyama, same error (dt {dt:.1e})",
+        f"plain Euler-Maruyama at the step that is expected to give the same error (dt {dt:.1e})",
         lambda: plain(dt),
         budget=0.02,
         rounds=3,
