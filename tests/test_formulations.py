@@ -38,10 +38,10 @@ def test_dynkin_sum_is_the_expected_loss_at_the_end(n_steps, sigma_y, generator)
     # one value per row, by weights that pick it: the mean over rows and its error
     value = float(objective(*many, generator=generator).detach())
     norm = float(model.weight.detach().square().sum())
-    exact = float((model(x) - y).square()) + horizon * (sigma**2 * norm + sigma_y**2)
+    exact = float((model(x) - y).detach().square()) + horizon * (sigma**2 * norm + sigma_y**2)
     spread = 4 * math.sqrt(2) * horizon * (sigma**2 * norm + sigma_y**2) / math.sqrt(200_000)
     assert value == pytest.approx(exact, abs=2 * spread)
-    wrong = float((model(x) - y).square()) + horizon * (sigma * norm + sigma_y)  # deviation for variance
+    wrong = float((model(x) - y).detach().square()) + horizon * (sigma * norm + sigma_y)  # deviation for variance
     assert value != pytest.approx(wrong, abs=2 * spread)
 
 

@@ -101,7 +101,7 @@ def test_a_solver_gets_the_slope_at_the_queries(generator):
         Ball(torch.zeros(5).double(), 2.0),
         at,
         context=y,
-        n_walks=64,
+        n_walks=128,
         generator=generator,
     )
     torch.testing.assert_close(found.value, field(at, y))
