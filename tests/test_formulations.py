@@ -41,7 +41,7 @@ def test_dynkin_sum_is_the_expected_loss_at_the_end(n_steps, sigma_y, generator)
     exact = float((model(x) - y).detach().square()) + horizon * (sigma**2 * norm + sigma_y**2)
     spread = 4 * math.sqrt(2) * horizon * (sigma**2 * norm + sigma_y**2) / math.sqrt(200_000)
     assert value == pytest.approx(exact, abs=2 * spread)
-    wrong = float((model(x) - y).detach().square()) + horizon * (sigma * norm + sigma_y)  # deviation for variance
+    wrong = float((model(x) - y).detach().square()) + horizon * (sigma * norm + sigma_y)  # no square
     assert value != pytest.approx(wrong, abs=2 * spread)
 
 
