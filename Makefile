@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # A second, shorter run in which every annotated tensor shape is checked at run time (typer cannot read
 # checked signatures, and wrong arguments meet the checker before our own messages).
 SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not bad_input and not statistical" \
-	--ignore=tests/test_cli.py --ignore=tests/test_demo.py tests
+	--ignore=tests/test_cli.py --ignore=tests/test_demo.py --ignore=tests/test_inspection.py tests
 
 .PHONY: help demo test lint types bench results clean
 help:            ## this list

@@ -36,7 +36,7 @@ def test_law_of_the_variance(n, r, rate, generator):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("wrong", [Screened(3.3), Screened(3.0, dim=6), Screened(3.0, scale=1.03), Green()])
+@pytest.mark.parametrize("wrong", [Screened(3.3), Screened(3.0, dim=6.0), Screened(3.0, scale=1.03), Green()])
 def test_law_rejects_neighbours(wrong, generator):
     samples = variances(5, 2.0, 3.0, 50_000, generator, sigma=wrong)
     with pytest.raises(AssertionError, match="Kolmogorov"):
