@@ -175,7 +175,7 @@ def landscape(
         ),
     ] = None,
     domain: Annotated[
-        Region, typer.Option(help="Outer domain; auto: a reflecting box up to 5 features, then a ball.")
+        Region, typer.Option(help="Outer domain; auto: a reflecting box up to 3 features, then a ball.")
     ] = Region.auto,
     fraction: Annotated[
         float, typer.Option(help="Radius of the balls, as a share of the distance between neighbours.")

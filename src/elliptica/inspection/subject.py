@@ -18,8 +18,8 @@ from elliptica.landscape.reports import bridge_probes
 
 DomainName = Literal["auto", "ball", "box", "reflecting_box", "hull"]
 
-#: Features up to which every walk can be let meet the data.
-_REFLECTING = 5
+#: Features up to which every walk is let meet the data; steps double with each further one.
+_REFLECTING = 3
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
     """Settings of the reports.
 
     Attributes:
-        domain: Outer region; ``"auto"``: a reflecting box up to 5 features, a ball beyond.
+        domain: Outer region; ``"auto"``: a reflecting box up to 3 features, a ball beyond.
         fraction: Radius of the ball around each datum, as a share of the distance to its neighbour.
         n_probes: Points on bridges between the data.
         sigma: Noise of those bridges, as a share of each feature's deviation.
