@@ -10,9 +10,9 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "elliptica"
 
 LAYERS = [
-    {"_version", "types", "_checks", "_random"},
+    {"_version", "types", "_checks", "_random", "_streams"},
     {"diffusion", "pairing", "targets", "losses", "batchnorm", "schedule", "weighting"}
-    | {"_inputs", "_wrappers", "models", "data"},
+    | {"_inputs", "_statistics", "_wrappers", "models", "data"},
     {"_ends", "bridge", "hidden", "partner_table", "dimension"},
     {"paths", "evaluate", "reduction"},
     {"_settings", "augment", "baselines"},

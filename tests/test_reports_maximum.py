@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from elliptica._statistics import holm
 from elliptica.landscape.loss import LossField
 from elliptica.landscape.reports import (
     bridge_probes,
@@ -15,7 +16,6 @@ from elliptica.landscape.reports import (
     shifted_probes,
     subharmonicity_report,
 )
-from elliptica.landscape.reports._statistics import holm
 from elliptica.landscape.reports.subharmonicity import _p_values
 
 

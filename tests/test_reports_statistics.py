@@ -9,8 +9,7 @@ from scipy import stats
 from torch import nn
 
 from elliptica import log_weights, sample_paths
-from elliptica.landscape.reports import weights_report
-from elliptica.landscape.reports._statistics import (
+from elliptica._statistics import (
     clopper_pearson,
     holm,
     incomplete_beta,
@@ -19,6 +18,7 @@ from elliptica.landscape.reports._statistics import (
     student_quantile,
     student_tail,
 )
+from elliptica.landscape.reports import weights_report
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100, 5000, 1_000_000])

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from elliptica import EllipticWarning
+from elliptica._streams import stream
 from elliptica.data.splits import Dataset, Split
 from elliptica.models import mlp
 from elliptica.training import TrainingSettings, fit
 from elliptica.training.batch import batches, batches_per_pass
 from elliptica.training.checkpoint import load_checkpoint, save_checkpoint
-from elliptica.training.streams import stream
 
 
 def dataset(n=60, d=3, seed=0):

@@ -1,10 +1,10 @@
-"""One random stream for each purpose, so that adding one leaves the others alone."""
+"""The demo's random streams, one for each purpose."""
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
+
+from elliptica import _streams as streams
 
 
 def stream_seed(seed: int, purpose: str) -> int:
@@ -14,10 +14,9 @@ def stream_seed(seed: int, purpose: str) -> int:
         >>> stream_seed(0, "data") != stream_seed(0, "order") != stream_seed(1, "order")
         True
     """
-    digest = hashlib.blake2b(f"two moons/{seed}/{purpose}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")
+    return streams.stream_seed("two moons", seed, purpose)
 
 
 def stream(seed: int, purpose: str) -> torch.Generator:
     """Make the generator of a stream, on the CPU."""
-    return torch.Generator().manual_seed(stream_seed(seed, purpose))
+    return streams.stream("two moons", seed, purpose)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elliptica._streams import stream, stream_seed
 from elliptica.data import (
     load_airfoil,
     load_cifar10,
@@ -25,7 +26,6 @@ from elliptica.data import (
 from elliptica.data.medmnist import medmnist_names
 from elliptica.data.splits import Dataset
 from elliptica.models import mlp, preact_resnet, wide_resnet
-from elliptica.training.streams import stream, stream_seed
 
 #: Loaders by name; each takes a seed, ``data_dir`` and its own options.
 DATASETS: dict[str, Callable[..., Dataset]] = {

@@ -9,6 +9,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from elliptica._statistics import student_tail
 from elliptica.experiments.specification import Run, Specification
 
 Format = Literal["markdown", "latex", "csv"]
@@ -121,8 +122,6 @@ def _mark_best(cells: Any, rows: tuple[str, ...], head: tuple[str, str], *, larg
 
 def _paired_p(a: dict[int, float], b: dict[int, float]) -> float:
     """Two-sided p of a paired t test on the seeds that both have."""
-    from elliptica.landscape.reports._statistics import student_tail
-
     gaps = [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
     if len(gaps) < 2:
         return 1.0

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elliptica._streams import stream, stream_seed
 from elliptica.data.splits import Dataset, Split
 from elliptica.training.batch import Objective, batches
 from elliptica.training.checkpoint import (
@@ -24,7 +25,6 @@ from elliptica.training.checkpoint import (
     set_aside,
 )
 from elliptica.training.settings import TrainingSettings
-from elliptica.training.streams import stream, stream_seed
 
 #: A score of a model on a part of the data; larger is better.
 Score = Callable[[nn.Module, Split], float]

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica import _checks
+from elliptica._statistics import spearman
 from elliptica.landscape.data_domain import DataDomain, Whitened
 from elliptica.landscape.domains import Domain
 from elliptica.landscape.estimate import FEW_HITS
 from elliptica.landscape.methods import union_bound
 from elliptica.landscape.reports._base import Report, notes_lines, table
-from elliptica.landscape.reports._statistics import spearman
 from elliptica.landscape.solve import estimate_landscape
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from elliptica import _checks
+from elliptica._statistics import check_level, clopper_pearson
 from elliptica.landscape.loss import LossField
 from elliptica.landscape.maximum import MaximumPrinciple, check_maximum_principle
 from elliptica.landscape.reports._base import Report, notes_lines, table
-from elliptica.landscape.reports._statistics import check_level, clopper_pearson
 from elliptica.types import Inputs
 
 _NOTES = (

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from elliptica._statistics import check_level, holm, student_quantile, student_tail
 from elliptica.landscape.loss import LossField
 from elliptica.landscape.reports._base import Report, notes_lines, table
-from elliptica.landscape.reports._statistics import check_level, holm, student_quantile, student_tail
 from elliptica.landscape.reports.defect import Defect, mean_value_defect, point_loss
 
 #: Probability with which the stated smallest failure would have been found.
