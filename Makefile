@@ -39,6 +39,8 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/green_bridge.py run
+	$(BIN)/elliptica run table3 --jobs 2 --out results/tables
+	$(BIN)/python studies/tables.py
 
 clean:
 	rm -rf $(VENV) demo
