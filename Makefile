@@ -40,6 +40,7 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/green_bridge.py run
 	$(BIN)/elliptica run table3 --jobs 2 --out results/tables
+	$(BIN)/elliptica run table5 --dataset skillcraft --jobs 2 --out results/tables
 	$(BIN)/python studies/tables.py
 
 clean:
