@@ -29,6 +29,7 @@ from elliptica.experiments.specification import (
     runs,
 )
 from elliptica.experiments.table import _paired_p, make_table, render
+from elliptica.training import Batch
 
 runner = CliRunner()
 
@@ -245,13 +246,38 @@ def test_paired_test_against_scipy():
 def test_objectives_run_for_classes(name):
     x, y = torch.randn(12, 4), torch.arange(12) % 3
     data = Dataset("toy", Split(x, y), Split(x, y), Split(x, y), task="classification")
-    from elliptica.training.batch import Batch
-
     model = make_model({"name": "linear"}, data, "toy", 0)
     objective = make_objective(name, {}, data, make_loss(data.task))
     batch = Batch(x, y, None, torch.arange(12), torch.Generator().manual_seed(0))
     objective(model, batch).backward()
     assert bool(model[0].weight.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("partners", ["batch", "data"])
+@pytest.mark.parametrize("name", ["c-mixup", "elliptic"])
+def test_partners_come_from_where_they_are_asked_for(name, partners):
+    """In a batch of one row there is nobody else: only partners from the data change the loss."""
+    data = load_toy(0)
+    settings = {"partners": partners, **({"bandwidth": 100.0} if name == "c-mixup" else {"sigma": 0.0})}
+    model = make_model({"name": "linear"}, data, "toy", 0)
+    objective = make_objective(name, settings, data, make_loss(data.task))
+    losses = set()
+    for seed in range(10):
+        batch = Batch(
+            data.train.x[:1], data.train.y[:1], None, torch.arange(1), torch.Generator().manual_seed(seed)
+        )
+        losses.add(round(float(objective(model, batch).detach()), 5))
+    assert (len(losses) > 1) == (partners == "data")
+
+
+def test_a_row_may_have_its_own_schedule_or_be_left_out(toy):
+    text = TOY.replace("n_times = 3", "n_times = 3\nepochs = 1")
+    found = {run.row: run for run in runs("toy", parse_specification(text, "toy"), seeds=1)}
+    assert found["elliptic"].training["epochs"] == 1
+    assert found["erm"].training["epochs"] == 3
+    assert "epochs" not in found["elliptic"].settings
+    skipped = TOY.replace("methods = { elliptic = { sigma = 0.1 } }", "methods = { erm = { skip = true } }")
+    assert {run.row for run in runs("toy", parse_specification(skipped, "toy"))} == {"elliptic"}
 
 
 def test_rows_per_sample():

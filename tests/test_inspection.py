@@ -208,6 +208,18 @@ def test_a_region_that_grew_for_the_test_points_is_named():
     assert "7 queries lie outside the region of the training points" in inspector.preface()
 
 
+@pytest.mark.parametrize("domain", ["auto", "ball", "box", "reflecting_box", "hull"])
+def test_every_region_gives_a_landscape(domain):
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    inspector = Inspector(
+        nn.Linear(3, 2), Samples("own", x, torch.arange(40) % 2), Options(domain=domain, n_walks=20)
+    )
+    (section,) = run_reports(inspector, ("landscape",))
+    assert section.numbers is not None, section.text
+    ends_on_data = min(section.numbers["hit_share"])
+    assert (ends_on_data == 1) == (domain in ("auto", "reflecting_box"))
+
+
 def test_rare_class_in_a_reflecting_box():
     x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     y = (torch.arange(60) < 10).long()

@@ -126,6 +126,14 @@ def test_patience_stops():
     assert result.epoch == 0
 
 
+def test_bfloat16_is_close_to_float32():
+    settings = TrainingSettings(epochs=6, batch_size=16, lr=1e-2, precision="bfloat16")
+    _, low = train(settings)
+    _, full = train()
+    assert low.losses != full.losses
+    assert low.losses == pytest.approx(full.losses, rel=0.05)
+
+
 def test_streams_depend_on_name_and_seed_only():
     _, a = train()
     _, b = train()

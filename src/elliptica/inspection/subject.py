@@ -67,9 +67,11 @@ class Subject:
         self.probes = self._bridges(classes)
         self.test_x, self.test_y = self._test_points()
         # in a ball around a datum nothing is estimated: a walk ends where it starts
-        free = self.domain.nearest_ball(self.test_x.flatten(1))[0] > 0
-        self.n_in_balls = int((~free).sum())
-        self.queries = free.nonzero().flatten()
+        flat = self.test_x.flatten(1)
+        free = self.domain.nearest_ball(flat)[0] > 0
+        within = inside(self.domain, flat)  # a hull does not reach the noise of the bridges
+        self.n_in_balls, self.n_beyond = int((~free).sum()), int((~within).sum())
+        self.queries = (free & within).nonzero().flatten()
 
     def generator(self) -> torch.Generator:
         """The same stream for every report, so that adding one leaves the others alone."""
@@ -104,6 +106,8 @@ class Subject:
             f"Queries: {place}; {self.n_in_balls} of {len(self.test_x)} lie in a ball around a datum and are "
             "left to the comparisons of losses."
         )
+        if self.n_beyond:
+            lines.append(f"{self.n_beyond} queries lie outside the region and are left out of the solves.")
         outside = int((~inside(_around(self.flat, self.domain.domain), self.test_x.flatten(1))).sum())
         if outside:
             lines.append(
@@ -186,7 +190,10 @@ class Subject:
         """The first queries outside the balls."""
         rows = self.queries[:n]
         if len(rows) == 0:
-            raise ValueError("Every query lies in a ball around a datum. Use a smaller fraction.")
+            raise ValueError(
+                "Every query lies in a ball around a datum, or outside the region. Use a smaller fraction, or "
+                "another domain."
+            )
         return self.test_x[rows], self.test_y[rows]
 
 

@@ -10,7 +10,7 @@ from elliptica.landscape.domains import Ball, Box, Domain
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.spheres import DriftMode
 
-#: Drift times size over diffusion, up to which weights keep most of their walks (65 % in the unit disk).
+#: Drift times size over diffusion, up to which weights keep most of their walks.
 WEAK_DRIFT = 2.0
 
 

@@ -1,4 +1,4 @@
-"""Regions of the data space on which the landscape lives: balls, boxes, polytopes, whitened forms.
+"""Regions of the data space on which the landscape lives: balls, boxes and polytopes.
 
 A domain is anything with ``distance(z)`` and ``project(z)``; bring your own if you like. Two further
 methods are used when present: ``reflect(z)`` (walls that walks bounce off) and
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from elliptica import _checks
 
-#: Above this dimension a convex hull has too many facets (2-10 ms per distance at 7 and 8).
+#: Above this dimension a convex hull has too many facets.
 MAX_HULL_DIM = 7
 
 Wall = Literal["absorb", "reflect"]

@@ -151,16 +151,16 @@ def sample_drifted_direction(
     b = (dim - 1) / (2 * kappa + torch.sqrt(4 * kappa.square() + (dim - 1) ** 2))
     shift, flat = (1 - b) / (1 + b), 4 * b / (1 + b).square()  # flat = 1 - shift^2
     cos, sin = torch.empty_like(kappa), torch.empty_like(kappa)
-    todo = torch.arange(rows, device=drift.device)
-    while len(todo):
-        normal, spare = draw((2, len(todo)))
-        rest = 2 * _random.draw_gamma((dim - 1) / 2, len(todo), device=drift.device, generator=generator)
+    waiting = torch.arange(rows, device=drift.device)
+    while len(waiting):
+        normal, spare = draw((2, len(waiting)))
+        rest = 2 * _random.draw_gamma((dim - 1) / 2, len(waiting), device=drift.device, generator=generator)
         t = normal / torch.sqrt(normal.square() + rest)  # one coordinate of a uniform direction
-        stretch = 1 + shift[todo] * t
-        gain = kappa[todo] * flat[todo] * t / stretch - (dim - 1) * stretch.log()
-        cos[todo] = (shift[todo] + t) / stretch
-        sin[todo] = torch.sqrt(flat[todo] * rest / (normal.square() + rest)) / stretch
-        todo = todo[torch.special.log_ndtr(spare) > gain]
+        stretch = 1 + shift[waiting] * t
+        gain = kappa[waiting] * flat[waiting] * t / stretch - (dim - 1) * stretch.log()
+        cos[waiting] = (shift[waiting] + t) / stretch
+        sin[waiting] = torch.sqrt(flat[waiting] * rest / (normal.square() + rest)) / stretch
+        waiting = waiting[torch.special.log_ndtr(spare) > gain]
     normal = _random.draw_normal((rows, dim), dtype=drift.dtype, device=drift.device, generator=generator)
     axis = _axis(mean, kappa).to(drift.dtype)
     return _tilt(axis, cos.to(drift.dtype), sin.to(drift.dtype), normal)

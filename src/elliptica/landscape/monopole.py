@@ -20,7 +20,7 @@ from elliptica import _checks
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball
 
-#: Largest number of balls: the solve takes N^2 memory and N^3 time (5 s and 200 MB at 5000).
+#: Largest number of balls: the solve takes N^2 memory and N^3 time.
 MAX_BALLS = 5000
 #: Rows times balls that are held at once.
 _CHUNK = 2**20

@@ -1,4 +1,4 @@
-"""Expected loss at unlabelled or shifted points: the landscape of a model, and its mean along walks."""
+"""Expected loss at unlabelled or shifted points: the landscape of a model."""
 
 from __future__ import annotations
 
