@@ -191,8 +191,8 @@ class Subject:
         rows = self.queries[:n]
         if len(rows) == 0:
             raise ValueError(
-                "Every query lies in a ball around a datum, or outside the region. Use a smaller fraction, or "
-                "another domain."
+                "Every query lies in a ball around a datum, or outside the region. Use a smaller fraction, "
+                "or another domain."
             )
         return self.test_x[rows], self.test_y[rows]
 
