@@ -29,7 +29,7 @@ from elliptica.experiments.specification import (
     runs,
 )
 from elliptica.experiments.table import _paired_p, make_table, render
-from elliptica.training import Batch
+from elliptica.training import Batch, TrainingSettings
 
 runner = CliRunner()
 
@@ -64,6 +64,12 @@ def toy(monkeypatch):
     return parse_specification(TOY, "toy")
 
 
+def load_classes():
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(12) % 3
+    return Dataset("classes", *[Split(x, y, y % 2)] * 3, task="classification")
+
+
 def silent(*_):
     return None
 
@@ -80,6 +86,9 @@ def test_presets_are_valid(name):
         assert run.method in METHODS
         assert run.load["name"] in problems.DATASETS
         assert run.model["name"] in problems.MODELS
+        TrainingSettings(**{k: tuple(v) if isinstance(v, list) else v for k, v in run.training.items()})
+        data = load_toy(0) if run.metric == "rmse" else load_classes()
+        make_objective(run.method, run.settings, data, make_loss(data.task))
 
 
 def test_presets_state_the_papers_values():
@@ -129,6 +138,102 @@ def test_equal_evaluations(toy, tmp_path):
     assert found["elliptic"]["epochs"] == 1
 
 
+def test_equal_evaluations_shrink_the_whole_schedule(toy, tmp_path):
+    training = {"epochs": 9, "milestones": [5, 8], "gamma": 0.1}
+    wanted = runs("toy", toy, seeds=1, match_evaluations=True, training=training)
+    do_all(wanted, Options(tmp_path), silent)
+    cost = {run.row: read_record(record_file(tmp_path, run))["cost"] for run in wanted}
+    assert cost["elliptic"]["epochs"] == 3
+    assert cost["erm"]["epochs"] == 9
+    settings = TrainingSettings(9, 8, 1e-2, milestones=(5, 8)).shortened(3)
+    assert [round(settings.rate(epoch), 6) for epoch in range(3)] == [1e-2, 1e-2, 1e-3]
+    with pytest.raises(ValueError, match="cannot be divided by 10"):
+        TrainingSettings(9, 8, 1e-2).shortened(10)
+
+
+def test_training_settings_can_be_overridden(toy):
+    (run,) = runs("toy", toy, methods=["erm"], seeds=1, training={"epochs": 2})
+    assert run.training == {"epochs": 2, "batch_size": 8, "lr": 1e-2}
+
+
+def test_a_data_set_may_choose_the_epoch_by_another_column(toy):
+    other = parse_specification(TOY.replace("[datasets.toy]", '[datasets.toy]\nselect = "worst"'), "toy")
+    assert {run.select for run in runs("toy", other)} == {"worst"}
+    assert {run.select for run in runs("toy", toy)} == {"average"}
+
+
+def test_defaults_of_a_data_set_are_for_elliptic_rows_and_weaker_than_a_rows(toy):
+    text = TOY.replace("[datasets.toy]", "[datasets.toy]\ndefaults = { n_times = 9, xi = 2.0 }")
+    found = {run.row: run.settings for run in runs("toy", parse_specification(text, "toy"), seeds=1)}
+    assert found["erm"] == {}
+    assert found["elliptic"] == {"n_times": 3, "xi": 2.0, "sampling": "path", "sigma": 0.1}
+
+
+def test_a_table_of_the_validation_part(toy, tmp_path):
+    wanted = runs("toy", toy, seeds=2)
+    do_all(wanted, Options(tmp_path), silent)
+    records = [read_record(record_file(tmp_path, run)) for run in wanted]
+    table = make_table("toy", toy, wanted, records, "validation")
+    cell = table.cells[("erm", "toy", "average")]
+    assert cell.values == {r["run"]["seed"]: r["metrics"]["validation"]["average"] for r in records[:2]}
+    assert cell.paper is None
+    assert "| paper |" not in render(table, "markdown")
+    assert "validation" in render(table, "markdown")
+
+
+def test_errors_are_one_minus_accuracies():
+    x = torch.eye(6)[[0, 1, 2, 3, 4, 5]]
+    split = Split(x, torch.tensor([0, 1, 2, 3, 0, 0]), None)
+    accuracy, error = (
+        measure(torch.nn.Identity(), split, metric, torch.device("cpu")) for metric in ("accuracy", "error")
+    )
+    assert accuracy["average"] == pytest.approx(4 / 6)
+    assert accuracy["balanced"] == pytest.approx(10 / 12)
+    assert accuracy["worst"] == pytest.approx(1 / 3)
+    assert error["worst"] == pytest.approx(2 / 3)
+    for column in ("average", "balanced", "top5"):
+        assert accuracy[column] + error[column] == pytest.approx(1)
+
+
+def test_names_may_be_given_with_commas(tmp_path):
+    places = ["--out", str(tmp_path), "--data-dir", str(tmp_path)]
+    found = runner.invoke(
+        app, ["run", "table3", "--dataset", "no2", "--methods", "erm,mixup", "--seeds", "1", *places]
+    )
+    assert found.exit_code == 1
+    assert found.output.count("failed") >= 2
+    found = runner.invoke(app, ["table", "table3", "--methods", "erm,mixap", "--out", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "mixup" in found.output
+    found = runner.invoke(
+        app,
+        [
+            "table",
+            "table3",
+            "--dataset",
+            "no2,airfoil",
+            "--match",
+            "evaluations",
+            "--precision",
+            "bfloat16",
+            "--epochs",
+            "3",
+            "--out",
+            str(tmp_path),
+        ],
+    )
+    assert found.exit_code == 0
+    assert "100 of 100 runs are not recorded" in found.output
+
+
+def test_the_list_says_which_data_are_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    found = runner.invoke(app, ["list", "--data-dir", str(tmp_path)])
+    assert found.exit_code == 0
+    assert "no2 (absent)" in found.output
+    assert "table10" in found.output
+
+
 def test_a_failing_run_does_not_stop_the_others(toy, tmp_path):
     broken = parse_specification(TOY.replace("n_times = 3", "n_tims = 3"), "toy")
     failed = []
@@ -166,7 +271,7 @@ def test_sigkill_and_restart_give_the_same_bytes(data_dir, tmp_path):
     """The command itself, killed half-way, against one that was left alone."""
 
     def command(out):
-        arguments = ["run", "table3", "--dataset", "no2", "--method", "marginal", "--seeds", "1"]
+        arguments = ["run", "table3", "--dataset", "no2", "--methods", "marginal", "--seeds", "1"]
         return [sys.executable, "-m", "elliptica", *arguments, "--out", str(out)]
 
     environment = {**os.environ, "ELLIPTICA_DATA": str(data_dir)}
@@ -361,7 +466,7 @@ def test_the_command_names_what_is_wrong(tmp_path):
     places = ["--data-dir", str(tmp_path), "--out", str(tmp_path)]
     done = runner.invoke(
         app,
-        ["run", "table3", "--dataset", "no2", "--seeds", "1", "--method", "erm", *places],
+        ["run", "table3", "--dataset", "no2", "--seeds", "1", "--methods", "erm", *places],
     )
     assert done.exit_code == 1
     assert "NO2.csv" in done.output.replace("\n", "")

@@ -1,9 +1,11 @@
 """The training loop: what it computes, and that an interruption changes nothing."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from elliptica import EllipticWarning
@@ -11,8 +13,9 @@ from elliptica._streams import stream
 from elliptica.data.splits import Dataset, Split
 from elliptica.models import mlp
 from elliptica.training import TrainingSettings, fit
-from elliptica.training.batch import batches, batches_per_pass
+from elliptica.training.batch import batches
 from elliptica.training.checkpoint import load_checkpoint, save_checkpoint
+from elliptica.training.flips import flip_and_crop
 
 
 def dataset(n=60, d=3, seed=0):
@@ -155,7 +158,7 @@ def test_batches(n, size, drop, expected):
     found = list(
         batches(split, size, order=stream(0), noise=stream(1), drop_last=drop, device=torch.device("cpu"))
     )
-    assert len(found) == expected == batches_per_pass(n, size, drop)
+    assert len(found) == expected
     rows = torch.cat([b.index for b in found])
     assert len(rows.unique()) == len(rows)
     for batch in found:
@@ -214,3 +217,29 @@ def test_a_loss_that_diverges_is_named():
 def test_wrong_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         TrainingSettings(**{"epochs": 1, "batch_size": 2, "lr": 0.1, **settings})
+
+
+def test_flips_and_crops_by_hand():
+    """Every result is one of the flips and shifts of its image, and all of them come."""
+    image = torch.arange(1.0, 10.0).reshape(1, 1, 3, 3)
+    possible = set()
+    for flipped in (image, image.flip(3)):
+        padded = torch.nn.functional.pad(flipped, [1] * 4)
+        for i in range(3):
+            for j in range(3):
+                possible.add(tuple(padded[0, 0, i : i + 3, j : j + 3].flatten().tolist()))
+    assert len(possible) == 18
+    generator = torch.Generator().manual_seed(0)
+    found = flip_and_crop(image.expand(1800, 1, 3, 3), 1, generator)
+    counts = Counter(tuple(row.tolist()) for row in found.flatten(1))
+    assert set(counts) == possible
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-4
+    colours = torch.rand(4, 3, 5, 7)
+    first, second = (flip_and_crop(colours, 2, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert first.shape == colours.shape
+    assert torch.equal(first, second)
+
+
+def test_flips_and_crops_in_the_loop(tmp_path):
+    with pytest.raises(ValueError, match="need images of shape"):
+        train(TrainingSettings(1, 8, 1e-2, augment="flip_crop"))

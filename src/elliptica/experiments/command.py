@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
+from elliptica.data.catalogue import list_datasets
 from elliptica.experiments.records import read_records
 from elliptica.experiments.run import Options, do_all
 from elliptica.experiments.specification import (
@@ -18,19 +21,55 @@ from elliptica.experiments.specification import (
     preset_names,
     runs,
 )
-from elliptica.experiments.table import Format, make_table, render
+from elliptica.experiments.table import Format, Part, make_table, render
 
 
-def run_list(console: Console) -> int:
-    """Print the tables that can be run."""
+@dataclass(frozen=True)
+class Choice:
+    """Which runs of a table are meant; None is all of them.
+
+    ``training`` overrides settings of the table, such as epochs.
+    """
+
+    table: str
+    datasets: list[str] | None = None
+    methods: list[str] | None = None
+    seeds: int | None = None
+    match_evaluations: bool = False
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def runs(self) -> list[Run]:
+        """The runs; raises `SpecificationError` if something does not exist."""
+        return runs(
+            self.table,
+            load_specification(self.table),
+            datasets=self.datasets,
+            methods=self.methods,
+            seeds=self.seeds,
+            match_evaluations=self.match_evaluations,
+            training=self.training,
+        )
+
+
+def run_list(console: Console, data_dir: Path | None = None) -> int:
+    """Print the tables that can be run, and whether their data are here."""
+    states = {item.entry.name: item.status for item in list_datasets(data_dir, verify=False)}
     shown = RichTable("table", "in the paper", "title", "data", "methods", "seeds")
     for name in preset_names():
         spec = load_specification(name)
-        shown.add_row(
-            name, spec.paper, spec.title, ", ".join(spec.datasets), ", ".join(spec.methods), str(spec.seeds)
-        )
+        data = [
+            f"[green]{n}[/]" if _is_here(states, n, d.load) else f"[dim]{n} (absent)[/]"
+            for n, d in spec.datasets.items()
+        ]
+        shown.add_row(name, spec.paper, spec.title, "\n".join(data), "\n".join(spec.methods), str(spec.seeds))
     console.print(shown)
+    console.print("elliptica data list says how to get data that are absent.")
     return 0
+
+
+def _is_here(states: Mapping[str, str], name: str, load: dict[str, Any]) -> bool:
+    entry = "_".join(filter(None, [load.get("name", name), load.get("part")])).replace("-", "_")
+    return states.get(entry) in ("present", "generated")
 
 
 class Display:
@@ -69,26 +108,10 @@ class Display:
                 self.console.print(f"{label}: {shown}", highlight=False)
 
 
-def run_table(
-    name: str,
-    datasets: list[str],
-    methods: list[str],
-    seeds: int | None,
-    match_evaluations: bool,
-    options: Options,
-    console: Console,
-) -> int:
+def run_table(choice: Choice, options: Options, console: Console) -> int:
     """Do what is not recorded of a table, then print it; returns the exit status."""
     try:
-        specification = load_specification(name)
-        wanted = runs(
-            name,
-            specification,
-            datasets=datasets or None,
-            methods=methods or None,
-            seeds=seeds,
-            match_evaluations=match_evaluations,
-        )
+        wanted = choice.runs()
     except SpecificationError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 2
@@ -99,39 +122,25 @@ def run_table(
             found = do_all(wanted, options, display)
         except KeyboardInterrupt:
             interrupted, found = True, {}
-    print_table(name, wanted, options.out, "markdown", console)
+    print_table(choice.table, wanted, options.out, "markdown", "test", console)
     if interrupted:
         console.print("Interrupted: finished runs are recorded, the others go on from their last epoch.")
         return 130
     return 1 if "failed" in found.values() else 0
 
 
-def print_table(name: str, wanted: list[Run], out: Path, form: Format, console: Console) -> None:
-    """Print the table of the records in a folder."""
-    table = make_table(name, load_specification(name), wanted, read_records(out, name))
-    console.print(render(table, form), markup=False, highlight=False, soft_wrap=True)
-
-
-def show_table(
-    name: str,
-    datasets: list[str],
-    seeds: int | None,
-    match_evaluations: bool,
-    out: Path,
-    form: Format,
-    console: Console,
-) -> int:
+def show_table(choice: Choice, out: Path, form: Format, part: Part, console: Console) -> int:
     """Print a table from its records alone; returns the exit status."""
     try:
-        wanted = runs(
-            name,
-            load_specification(name),
-            datasets=datasets or None,
-            seeds=seeds,
-            match_evaluations=match_evaluations,
-        )
+        wanted = choice.runs()
     except SpecificationError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 2
-    print_table(name, wanted, out, form, console)
+    print_table(choice.table, wanted, out, form, part, console)
     return 0
+
+
+def print_table(name: str, wanted: list[Run], out: Path, form: Format, part: Part, console: Console) -> None:
+    """Print the table of the records in a folder."""
+    table = make_table(name, load_specification(name), wanted, read_records(out, name), part)
+    console.print(render(table, form), markup=False, highlight=False, soft_wrap=True)

@@ -16,16 +16,20 @@ from elliptica._streams import stream, stream_seed
 from elliptica.data import (
     load_airfoil,
     load_cifar10,
+    load_cifar100,
     load_crime,
+    load_fashion_mnist,
     load_medmnist,
     load_no2,
+    load_rcf_mnist,
     load_skillcraft,
+    load_tiny_imagenet,
     load_waterbirds_features,
     shuffle_labels,
 )
 from elliptica.data.medmnist import medmnist_names
 from elliptica.data.splits import Dataset
-from elliptica.models import mlp, preact_resnet, wide_resnet
+from elliptica.models import load_backbone, mlp, preact_resnet, wide_resnet
 
 #: Loaders by name; each takes a seed, ``data_dir`` and its own options.
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -33,8 +37,13 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "no2": load_no2,
     "skillcraft": load_skillcraft,
     "crime": load_crime,
-    "waterbirds": load_waterbirds_features,
+    "waterbirds-features": load_waterbirds_features,
     "cifar10": load_cifar10,
+    "cifar100": load_cifar100,
+    "tiny_imagenet": load_tiny_imagenet,
+    "tiny_imagenet_10": functools.partial(load_tiny_imagenet, n_classes=10),
+    "fashion_mnist": load_fashion_mnist,
+    "rcf_mnist": load_rcf_mnist,
     **{name: functools.partial(load_medmnist, name) for name in medmnist_names()},
 }
 
@@ -92,7 +101,14 @@ def _wide_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.M
 
 
 def _preact_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
-    return preact_resnet(num_classes=n_outputs, **options)
+    """``channels_last`` is a layout in memory: the same network, faster on processors."""
+    layout = torch.channels_last if options.pop("channels_last", False) else torch.contiguous_format
+    return preact_resnet(num_classes=n_outputs, **options).to(memory_format=layout)  # type: ignore[call-overload]
+
+
+def _backbone(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
+    """A standard network with pretrained weights, under a new last layer."""
+    return load_backbone(options.pop("network"), num_classes=n_outputs, **options)
 
 
 #: Networks by name.
@@ -101,6 +117,7 @@ MODELS: dict[str, Callable[[Dataset, int, dict[str, Any]], nn.Module]] = {
     "linear": _linear,
     "preact_resnet": _preact_resnet,
     "wide_resnet": _wide_resnet,
+    "backbone": _backbone,
 }
 
 

@@ -27,7 +27,6 @@ from elliptica.experiments.records import (
     write_record,
 )
 from elliptica.experiments.specification import Run
-from elliptica.training.batch import batches_per_pass
 from elliptica.training.loop import Progress, fit
 from elliptica.training.settings import TrainingSettings
 
@@ -57,12 +56,8 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     data = load_dataset(run.load, run.seed, options.data_dir)
     settings = TrainingSettings(**_tuples(run.training))
     rows = rows_per_sample(run.method, run.settings)
-    budget = None
-    if run.match_evaluations:
-        per_epoch = settings.batch_size * batches_per_pass(
-            data.train.n_rows, settings.batch_size, settings.drop_last
-        )
-        budget = settings.epochs * min(per_epoch, data.train.n_rows)
+    if run.match_evaluations:  # the whole schedule shrinks, so that its last rates are reached, too
+        settings = settings.shortened(rows)
     name = f"{run.table}/{run.dataset}"
     device = torch.device(options.device)
     model = make_model(run.model, data, name, run.seed)
@@ -76,7 +71,6 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
         lambda net, part: score_of(measure(net, part, run.metric, device), run.metric, run.select),
         name=f"{name}/{run.row}",
         seed=run.seed,
-        max_evaluations=budget,
         checkpoint=checkpoint,
         device=device,
         progress=progress,

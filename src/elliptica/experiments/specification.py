@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 import sys
 from importlib import resources
 from typing import Any, Literal
@@ -16,8 +17,10 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-#: Larger is better for these; the others are errors.
-Metric = Literal["rmse", "accuracy"]
+#: What is measured; accuracies and errors (of classes) are shown in percent.
+Metric = Literal["rmse", "accuracy", "error"]
+#: Over all rows; the mean over classes; of the worst group, or class if there are none; with five guesses.
+Column = Literal["average", "balanced", "worst", "top5"]
 
 
 class SpecificationError(ValueError):
@@ -42,7 +45,9 @@ class DatasetSpec(_Strict):
         load: Arguments of its loader.
         model: Name and settings of the network.
         training: Fields of `TrainingSettings`.
-        methods: Settings that differ from the table's, by method.
+        select: Column that chooses the epoch, if it is not the table's.
+        methods: Settings that differ from the table's, by row.
+        defaults: Settings of every row whose method is `elliptic`, weaker than those of rows.
         paper: The paper's values, by method and column.
         note: Printed below the table.
     """
@@ -50,7 +55,9 @@ class DatasetSpec(_Strict):
     load: dict[str, Any] = Field(default_factory=dict)
     model: dict[str, Any]
     training: dict[str, Any]
+    select: Column | None = None
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    defaults: dict[str, Any] = Field(default_factory=dict)
     paper: dict[str, dict[str, PaperValue]] = Field(default_factory=dict)
     note: str = ""
 
@@ -62,7 +69,7 @@ class Specification(_Strict):
         title: Heading.
         paper: Where it is in the paper.
         metric: What is measured on the test part.
-        columns: ``"average"``, and ``"worst"`` over groups or classes.
+        columns: ``"average"``, ``"balanced"`` over classes, ``"worst"`` over groups or classes, ``"top5"``.
         select: Column that chooses the epoch, on the validation part.
         seeds: Repetitions.
         methods: Settings by name of the row; ``method`` in them names the method if the row's name does
@@ -73,8 +80,8 @@ class Specification(_Strict):
     title: str
     paper: str
     metric: Metric
-    columns: list[Literal["average", "worst"]] = ["average"]
-    select: Literal["average", "worst"] = "average"
+    columns: list[Column] = ["average"]
+    select: Column = "average"
     seeds: int = Field(ge=1)
     methods: dict[str, dict[str, Any]]
     datasets: dict[str, DatasetSpec]
@@ -113,9 +120,8 @@ class Run(_Strict):
 def preset_names() -> list[str]:
     """Tables that come with the library."""
     folder = resources.files("elliptica.experiments") / "presets"
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
-    )
+    names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return sorted(names, key=lambda name: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", name)])
 
 
 def load_specification(name: str) -> Specification:
@@ -148,8 +154,9 @@ def runs(
     methods: list[str] | None = None,
     seeds: int | None = None,
     match_evaluations: bool = False,
+    training: dict[str, Any] | None = None,
 ) -> list[Run]:
-    """All runs of a table, or those asked for."""
+    """All runs of a table, or those asked for; ``training`` overrides settings of all of them."""
     _check_known("data set", datasets, list(specification.datasets), name)
     _check_known("method", methods, list(specification.methods), name)
     found = []
@@ -159,11 +166,13 @@ def runs(
         load = {"name": dataset, **spec.load}
         for row in methods or list(specification.methods):
             settings = {**specification.methods[row], **spec.methods.get(row, {})}
+            if settings.get("method", row) == "elliptic":
+                settings = {**spec.defaults, **settings}
             if settings.pop("skip", False):
                 continue
             method = settings.pop("method", row)
             epochs = settings.pop("epochs", None)  # a schedule of its own
-            training = spec.training if epochs is None else {**spec.training, "epochs": epochs}
+            own = {} if epochs is None else {"epochs": epochs}
             for seed in range(seeds or specification.seeds):
                 found.append(
                     Run(
@@ -174,10 +183,10 @@ def runs(
                         seed=seed,
                         metric=specification.metric,
                         columns=tuple(specification.columns),
-                        select=specification.select,
+                        select=spec.select or specification.select,
                         load=load,
                         model=spec.model,
-                        training=training,
+                        training={**spec.training, **own, **(training or {})},
                         settings=settings,
                         match_evaluations=match_evaluations,
                     )

@@ -13,6 +13,8 @@ from elliptica._statistics import student_tail
 from elliptica.experiments.specification import Run, Specification
 
 Format = Literal["markdown", "latex", "csv"]
+#: Which rows of the data a table is about.
+Part = Literal["test", "validation"]
 Record = dict[str, Any]
 
 #: Level of the paired test that marks the best value.
@@ -64,12 +66,21 @@ RULE = (
 )
 
 
-def make_table(name: str, specification: Specification, wanted: list[Run], records: list[Record]) -> Table:
-    """Collect the records of the runs that a table consists of."""
+def make_table(
+    name: str,
+    specification: Specification,
+    wanted: list[Run],
+    records: list[Record],
+    part: Part = "test",
+) -> Table:
+    """Collect the records of the runs that a table consists of.
+
+    The validation part is for choices among methods; the paper's values stand beside the test part only.
+    """
     by_key = {(r["run"]["row"], r["run"]["dataset"], r["run"]["seed"], _key(r)): r for r in records}
     datasets = tuple(dict.fromkeys(run.dataset for run in wanted))
     rows = tuple(dict.fromkeys(run.row for run in wanted))
-    factor = 100 if specification.metric == "accuracy" else 1
+    factor = 1 if specification.metric == "rmse" else 100
     cells: dict[tuple[str, str, str], Cell] = {}
     missing = 0
     for run in wanted:
@@ -77,14 +88,17 @@ def make_table(name: str, specification: Specification, wanted: list[Run], recor
         missing += record is None
         for column in specification.columns:
             place = (run.row, run.dataset, column)
-            paper = specification.datasets[run.dataset].paper.get(run.row, {}).get(column)
+            papers = specification.datasets[run.dataset].paper if part == "test" else {}
+            paper = papers.get(run.row, {}).get(column)
             cell = cells.setdefault(place, Cell({}, None if paper is None else (paper.mean, paper.std)))
-            if record is not None and record["metrics"]["test"].get(column) is not None:
-                cell.values[run.seed] = factor * record["metrics"]["test"][column]
+            if record is not None and record["metrics"][part].get(column) is not None:
+                cell.values[run.seed] = factor * record["metrics"][part][column]
     heads = tuple((dataset, column) for dataset in datasets for column in specification.columns)
     for head in heads:
         _mark_best(cells, rows, head, larger=specification.metric == "accuracy")
     notes = [specification.datasets[d].note for d in datasets if specification.datasets[d].note]
+    if part == "validation":
+        notes.append("On the validation part, which also chose the epoch: for choices, not for reporting.")
     notes.append(RULE)
     if missing:
         notes.append(f"{missing} of {len(wanted)} runs are not recorded yet.")
@@ -97,7 +111,7 @@ def _key(record: Record) -> str:
 
 
 def _decimals(cells: Any, rows: tuple[str, ...], dataset: str, specification: Specification) -> int:
-    if specification.metric == "accuracy":
+    if specification.metric != "rmse":
         return 1
     means = [cells[(row, dataset, "average")].mean for row in rows if (row, dataset, "average") in cells]
     finite = [m for m in means if math.isfinite(m)]
@@ -140,20 +154,30 @@ def render(table: Table, form: Format) -> str:
 
 
 def _markdown(table: Table) -> str:
-    heads = [f"{dataset} {column}" for dataset, column in table.heads]
+    with_paper = {head for head in table.heads for row in table.rows if _has_paper(table, row, head)}
+    heads: list[str] = []
+    for head in table.heads:
+        heads += [" ".join(head), "paper"] if head in with_paper else [" ".join(head)]
     lines = [
         f"### {table.title} ({table.paper})",
         "",
-        "| method | " + " | ".join(f"{head} | paper" for head in heads) + " | seeds |",
-        "|---|" + "--:|--:|" * len(heads) + "--:|",
+        "| method | " + " | ".join(heads) + " | seeds |",
+        "|---|" + "--:|" * len(heads) + "--:|",
     ]
     for row in table.rows:
         texts = []
         for head in table.heads:
             cell = table.cells.get((row, *head))
-            texts += ["", ""] if cell is None else [_shown(cell, table.decimals[head[0]]), _paper(cell)]
+            texts.append("" if cell is None else _shown(cell, table.decimals[head[0]]))
+            if head in with_paper:
+                texts.append("" if cell is None else _paper(cell))
         lines.append(f"| {row} | " + " | ".join(texts) + f" | {_seeds(table, row)} |")
     return "\n".join([*lines, "", *table.notes])
+
+
+def _has_paper(table: Table, row: str, head: tuple[str, str]) -> bool:
+    cell = table.cells.get((row, *head))
+    return cell is not None and cell.paper is not None
 
 
 def _shown(cell: Cell, decimals: int) -> str:

@@ -42,24 +42,22 @@ def batches(
     noise: torch.Generator,
     drop_last: bool,
     device: torch.device,
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
 ) -> Iterator[Batch]:
     """One pass over the training data in a new order.
 
-    ``drop_last`` leaves out an incomplete last batch, unless it is the only one.
+    ``drop_last`` leaves out an incomplete last batch, unless it is the only one. ``augment`` draws from
+    the stream of the noise.
     """
     permutation = torch.randperm(split.n_rows, generator=order)
     for rows in permutation.split(size):
         if drop_last and len(rows) < size and split.n_rows >= size:
             return
+        x = split.x[rows]
         yield Batch(
-            split.x[rows].to(device),
+            (x if augment is None else augment(x, noise)).to(device),
             split.y[rows].to(device),
             None if split.group is None else split.group[rows].to(device),
             rows,
             noise,
         )
-
-
-def batches_per_pass(n_rows: int, size: int, drop_last: bool) -> int:
-    """Number of batches that `batches` gives."""
-    return max(n_rows // size, 1) if drop_last else -(-n_rows // size)

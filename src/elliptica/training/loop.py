@@ -172,6 +172,7 @@ def _epoch(
             noise=noise,
             drop_last=settings.drop_last,
             device=device,
+            augment=settings.augmentation(),
         ):
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.precision == "bfloat16"):
                 loss = objective(model, batch)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from elliptica import _checks
+from elliptica.training.flips import flip_and_crop
 
 Optimiser = Literal["adam", "sgd"]
 Selection = Literal["validation", "last"]
 Precision = Literal["float32", "bfloat16"]
+Augmentation = Literal["none", "flip_crop"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class TrainingSettings:
         select: ``"validation"``: the epoch with the best validation metric (the last of equals), ``"last"``.
         patience: Stop after so many epochs without a better validation metric; None never does.
         precision: ``"bfloat16"`` runs the forward pass under autocast.
+        augment: ``"flip_crop"`` mirrors images at random and shifts them by up to ``padding`` pixels.
+        padding: Of the crops.
     """
 
     epochs: int
@@ -48,6 +53,8 @@ class TrainingSettings:
     select: Selection = "validation"
     patience: int | None = None
     precision: Precision = "float32"
+    augment: Augmentation = "none"
+    padding: int = 2
 
     def __post_init__(self) -> None:
         _checks.count("epochs", self.epochs)
@@ -56,6 +63,8 @@ class TrainingSettings:
         _checks.choice("optimizer", self.optimizer, get_args(Optimiser))
         _checks.choice("select", self.select, get_args(Selection))
         _checks.choice("precision", self.precision, get_args(Precision))
+        _checks.choice("augment", self.augment, get_args(Augmentation))
+        _checks.count("padding", self.padding)
         for name in ("momentum", "weight_decay"):
             _checks.nonnegative(name, getattr(self, name))
         if self.optimizer == "adam" and (self.momentum or self.nesterov):
@@ -75,6 +84,22 @@ class TrainingSettings:
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
         )
+
+    def shortened(self, factor: int) -> TrainingSettings:
+        """The schedule with epochs and milestones divided by ``factor``, rounded up."""
+        if factor > self.epochs:
+            raise ValueError(
+                f"{self.epochs} epochs cannot be divided by {factor}: not one would be left. Give the method "
+                "fewer bridges or points, or the table more epochs."
+            )
+        milestones = tuple(-(-milestone // factor) for milestone in self.milestones)
+        return replace(self, epochs=-(-self.epochs // factor), milestones=milestones)
+
+    def augmentation(self) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+        """What is done to the images of a batch, if anything."""
+        if self.augment == "none":
+            return None
+        return lambda x, generator: flip_and_crop(x, self.padding, generator)
 
     def rate(self, epoch: int) -> float:
         """Learning rate in an epoch (0, 1, ...)."""

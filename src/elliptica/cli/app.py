@@ -1,0 +1,56 @@
+"""The program itself: its options, and the check for the packages that a command needs."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elliptica._version import __version__
+
+app = typer.Typer(
+    help="Elliptic loss regularisation for PyTorch: train on Brownian bridges between your data points.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+#: Packages that an extra brings, by the name under which they are imported.
+EXTRAS = {"report": ("matplotlib", "plotly"), "experiments": ("pydantic", "safetensors")}
+
+#: Option of every command that reads data.
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where data are.", show_default="ELLIPTICA_DATA, or the cache")
+]
+
+
+def require_extra(extra: str) -> None:
+    """Try the packages of an extra; stop with one line on how to install them if one is missing.
+
+    Called before anything slow is imported, so that the answer comes at once.
+    """
+    for package in EXTRAS[extra]:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            typer.echo(f'This command needs {package}: pip install "elliptica[{extra}]"', err=True)
+            raise typer.Exit(1) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"elliptica {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the program itself."""
