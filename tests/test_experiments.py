@@ -130,6 +130,25 @@ def test_records_hold_what_is_needed_to_repeat_them(toy, tmp_path):
     assert len(record["curves"]["validation"]) == 3
 
 
+def test_labels_shuffled_in_every_batch_are_drawn_anew():
+    seen = []
+
+    def objective(model, batch):
+        seen.append(batch.y)
+        return batch.y.sum().float()
+
+    y = torch.arange(40)
+    batch = Batch(torch.zeros(40, 1), y, None, y, torch.Generator().manual_seed(0))
+    noisy = problems.with_label_noise(objective, {"shuffled_per_batch": 0.5})
+    for _ in range(2):
+        noisy(None, batch)
+    assert not torch.equal(seen[0], seen[1])
+    for labels in seen:
+        assert torch.equal(labels.sort().values, y)
+        assert 10 <= (labels != y).sum() <= 20
+    assert problems.with_label_noise(objective, {}) is objective
+
+
 def test_equal_evaluations(toy, tmp_path):
     wanted = runs("toy", toy, seeds=1, match_evaluations=True)
     do_all(wanted, Options(tmp_path), silent)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from elliptica._streams import stream, stream_seed
 from elliptica.data import (
@@ -30,6 +30,7 @@ from elliptica.data import (
 from elliptica.data.medmnist import medmnist_names
 from elliptica.data.splits import Dataset
 from elliptica.models import load_backbone, mlp, preact_resnet, wide_resnet
+from elliptica.training.batch import Batch, Objective
 
 #: Loaders by name; each takes a seed, ``data_dir`` and its own options.
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -58,11 +59,13 @@ def load_dataset(
     """Load the data of a run.
 
     ``name`` in the settings names the loader; ``shuffled_labels`` is the share of the training labels that
-    are dealt out anew, once and for all, from a stream of the data set and the seed.
+    are dealt out anew, once and for all, from a stream of the data set and the seed. (The share in
+    ``shuffled_per_batch`` is for `with_label_noise`.)
     """
     options = dict(settings)
     name = options.pop("name")
     share = options.pop("shuffled_labels", 0.0)
+    options.pop("shuffled_per_batch", None)
     _check_name("data set", name, DATASETS)
     try:
         data = DATASETS[name](seed=seed, data_dir=data_dir, **options)
@@ -72,6 +75,19 @@ def load_dataset(
         return data
     noisy = shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
     return dataclasses.replace(data, train=dataclasses.replace(data.train, y=noisy.y))
+
+
+def with_label_noise(objective: Objective, settings: dict[str, Any]) -> Objective:
+    """The objective on batches of which a share of the labels is shuffled, every time anew."""
+    share = settings.get("shuffled_per_batch", 0.0)
+    if not share:
+        return objective
+
+    def noisy(model: nn.Module, batch: Batch) -> Tensor:
+        y = shuffle_labels(batch.y, share, generator=batch.generator).y
+        return objective(model, dataclasses.replace(batch, y=y))
+
+    return noisy
 
 
 def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:

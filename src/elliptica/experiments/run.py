@@ -17,7 +17,7 @@ import torch
 
 from elliptica.experiments.methods import make_loss, make_objective, rows_per_sample
 from elliptica.experiments.metrics import measure, score_of
-from elliptica.experiments.problems import load_dataset, make_model
+from elliptica.experiments.problems import load_dataset, make_model, with_label_noise
 from elliptica.experiments.records import (
     checkpoint_file,
     claimed,
@@ -65,7 +65,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     found = fit(
         model,
-        make_objective(run.method, run.settings, data, make_loss(data.task)),
+        with_label_noise(make_objective(run.method, run.settings, data, make_loss(data.task)), run.load),
         data,
         settings,
         lambda net, part: score_of(measure(net, part, run.metric, device), run.metric, run.select),
