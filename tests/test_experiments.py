@@ -16,7 +16,7 @@ from elliptica import EllipticWarning
 from elliptica.cli import app
 from elliptica.data.splits import Dataset, Split
 from elliptica.experiments import problems
-from elliptica.experiments.methods import METHODS, MethodError, make_loss, make_objective, rows_per_sample
+from elliptica.experiments.methods import METHODS
 from elliptica.experiments.metrics import measure
 from elliptica.experiments.problems import ProblemError, load_dataset, make_model
 from elliptica.experiments.records import claimed, read_record, record_file, write_record
@@ -29,7 +29,9 @@ from elliptica.experiments.specification import (
     runs,
 )
 from elliptica.experiments.table import _paired_p, make_table, render
+from elliptica.models import mlp
 from elliptica.training import Batch, TrainingSettings
+from test_methods import make_ready
 
 runner = CliRunner()
 
@@ -88,7 +90,8 @@ def test_presets_are_valid(name):
         assert run.model["name"] in problems.MODELS
         TrainingSettings(**{k: tuple(v) if isinstance(v, list) else v for k, v in run.training.items()})
         data = load_toy(0) if run.metric == "rmse" else load_classes()
-        make_objective(run.method, run.settings, data, make_loss(data.task))
+        if run.method not in ("jtt", "umix") and run.model["name"] != "backbone":
+            make_ready(run.method, run.settings, data, mlp(3, 3))
 
 
 def test_presets_state_the_papers_values():
@@ -366,34 +369,6 @@ def test_paired_test_against_scipy():
     assert _paired_p(dict(enumerate(a)), dict(enumerate(b))) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["erm", "mixup", "elliptic"])
-def test_objectives_run_for_classes(name):
-    x, y = torch.randn(12, 4), torch.arange(12) % 3
-    data = Dataset("toy", Split(x, y), Split(x, y), Split(x, y), task="classification")
-    model = make_model({"name": "linear"}, data, "toy", 0)
-    objective = make_objective(name, {}, data, make_loss(data.task))
-    batch = Batch(x, y, None, torch.arange(12), torch.Generator().manual_seed(0))
-    objective(model, batch).backward()
-    assert bool(model[0].weight.grad.isfinite().all())
-
-
-@pytest.mark.parametrize("partners", ["batch", "data"])
-@pytest.mark.parametrize("name", ["c-mixup", "elliptic"])
-def test_partners_come_from_where_they_are_asked_for(name, partners):
-    """In a batch of one row there is nobody else: only partners from the data change the loss."""
-    data = load_toy(0)
-    settings = {"partners": partners, **({"bandwidth": 100.0} if name == "c-mixup" else {"sigma": 0.0})}
-    model = make_model({"name": "linear"}, data, "toy", 0)
-    objective = make_objective(name, settings, data, make_loss(data.task))
-    losses = set()
-    for seed in range(10):
-        batch = Batch(
-            data.train.x[:1], data.train.y[:1], None, torch.arange(1), torch.Generator().manual_seed(seed)
-        )
-        losses.add(round(float(objective(model, batch).detach()), 5))
-    assert (len(losses) > 1) == (partners == "data")
-
-
 def test_a_row_may_have_its_own_schedule_or_be_left_out(toy):
     text = TOY.replace("n_times = 3", "n_times = 3\nepochs = 1")
     found = {run.row: run for run in runs("toy", parse_specification(text, "toy"), seeds=1)}
@@ -402,12 +377,6 @@ def test_a_row_may_have_its_own_schedule_or_be_left_out(toy):
     assert "epochs" not in found["elliptic"].settings
     skipped = TOY.replace("methods = { elliptic = { sigma = 0.1 } }", "methods = { erm = { skip = true } }")
     assert {run.row for run in runs("toy", parse_specification(skipped, "toy"))} == {"elliptic"}
-
-
-def test_rows_per_sample():
-    assert rows_per_sample("erm", {}) == 1
-    assert rows_per_sample("elliptic", {"sampling": "path", "n_times": 5, "n_bridges": 20}) == 100
-    assert rows_per_sample("elliptic", {"n_bridges": 4}) == 4
 
 
 def test_metrics_by_group_and_class():
@@ -448,8 +417,6 @@ def test_wrong_specifications():
 @pytest.mark.bad_input
 def test_wrong_names_and_settings(toy):
     data = load_toy(0)
-    with pytest.raises(MethodError, match="Did you mean 'elliptic'"):
-        make_objective("eliptic", {}, data, make_loss("regression"))
     with pytest.raises(ProblemError, match="Did you mean 'airfoil'"):
         load_dataset({"name": "airfiol"}, 0)
     with pytest.raises(ProblemError, match="Network 'mlp' with"):

@@ -76,13 +76,18 @@ class ERM(nn.Module):
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
         """The ordinary mean loss on the data themselves."""
+        losses, target = self._clean_losses(x, y, sample_weight)
+        return self._mean(losses, target, sample_weight)
+
+    def _clean_losses(self, x: Inputs, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Loss of each sample, and its target as it was compared with the output."""
         inputs = named_inputs(x)
         rows = count_rows(inputs)
         check_batch(inputs, [], y, rows, finite=True)
-        check_weight(sample_weight, rows)
+        check_weight(weight, rows)
         output = call_model(self.model, x)
         target = self._encode(y, output)
-        return self._mean(self.loss(output, target), target, sample_weight)
+        return self.loss(output, target), target
 
     def _encode(self, y: Tensor, output: Any) -> Tensor:
         """Targets that can be mixed: labels become one-hot, with as many classes as the output has."""

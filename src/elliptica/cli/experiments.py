@@ -57,6 +57,9 @@ _MATCH = Annotated[
         help="evaluations: every method sends as many rows through its network as ordinary training does.",
     ),
 ]
+_TUNED = Annotated[bool, typer.Option("--tuned", help="With the settings that elliptica tune has chosen.")]
+_JOBS = Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")]
+_DEVICE = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
 _RECORDS = Annotated[Path, typer.Option("--out", help="Folder of the records.", file_okay=False)]
 
 
@@ -78,9 +81,10 @@ def run(
     epochs: _EPOCHS = None,
     precision: _PRECISION = None,
     match: _MATCH = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")] = 1,
+    tuned: _TUNED = False,
+    jobs: _JOBS = 1,
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")] = "cpu",
+    device: _DEVICE = "cpu",
     out: _RECORDS = Path("runs"),
 ) -> None:
     """Run a table of the paper: train what is not recorded yet, then print the table.
@@ -92,9 +96,38 @@ def run(
     from elliptica.experiments.command import run_table
     from elliptica.experiments.run import Options
 
-    wanted = _choice(table, dataset, methods, seeds, epochs, precision, match)
+    wanted = _choice(table, dataset, methods, seeds, epochs, precision, match, tuned)
     options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs)
     raise typer.Exit(run_table(wanted, options, Console()))
+
+
+@app.command()
+def tune(
+    table: _TABLE,
+    dataset: _DATASET = None,
+    methods: _METHODS = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Of each row.", show_default="the table's")
+    ] = None,
+    epochs: _EPOCHS = None,
+    precision: _PRECISION = None,
+    match: _MATCH = None,
+    jobs: _JOBS = 1,
+    data_dir: DataDir = None,
+    device: _DEVICE = "cpu",
+    out: _RECORDS = Path("runs"),
+) -> None:
+    """Choose learning rates and the like on the validation part, with as many trials for every method.
+
+    Then run the table with --tuned. Example: elliptica tune table4 --dataset waterbirds-features
+    """
+    require_extra("experiments")
+    from elliptica.experiments.command import run_tune
+    from elliptica.experiments.run import Options
+
+    wanted = _choice(table, dataset, methods, 1, epochs, precision, match, False)
+    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs)
+    raise typer.Exit(run_tune(wanted, trials, options, Console()))
 
 
 @app.command()
@@ -106,6 +139,7 @@ def table(
     epochs: _EPOCHS = None,
     precision: _PRECISION = None,
     match: _MATCH = None,
+    tuned: _TUNED = False,
     part: Annotated[Part, typer.Option(help="validation is for choices among methods.")] = Part.test,
     form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.markdown,
     out: _RECORDS = Path("runs"),
@@ -114,7 +148,7 @@ def table(
     require_extra("experiments")
     from elliptica.experiments.command import show_table
 
-    wanted = _choice(table, dataset, methods, seeds, epochs, precision, match)
+    wanted = _choice(table, dataset, methods, seeds, epochs, precision, match, tuned)
     raise typer.Exit(show_table(wanted, out, form.value, part.value, Console()))
 
 
@@ -126,6 +160,7 @@ def _choice(
     epochs: int | None,
     precision: Precision | None,
     match: Match | None,
+    tuned: bool,
 ) -> Any:
     """The options that say which runs are meant."""
     from elliptica.experiments.command import Choice
@@ -133,7 +168,7 @@ def _choice(
     training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     if precision is not None and precision is not Precision.float32:
         training["precision"] = precision.value
-    return Choice(table, _split(dataset), _split(methods), seeds, match is not None, training)
+    return Choice(table, _split(dataset), _split(methods), seeds, match is not None, training, tuned)
 
 
 def _split(names: list[str] | None) -> list[str] | None:

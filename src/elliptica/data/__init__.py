@@ -1,14 +1,17 @@
 """Data sets of the paper's experiments: where files are, how rows are split, and toy data."""
 
+from elliptica.data.camelyon17 import load_camelyon17 as load_camelyon17
 from elliptica.data.catalogue import Listing as Listing
 from elliptica.data.catalogue import fetch as fetch
 from elliptica.data.catalogue import list_datasets as list_datasets
+from elliptica.data.celeba import load_celeba as load_celeba
 from elliptica.data.cifar import load_cifar10 as load_cifar10
 from elliptica.data.cifar import load_cifar100 as load_cifar100
 from elliptica.data.domains import load_crime as load_crime
 from elliptica.data.domains import load_skillcraft as load_skillcraft
 from elliptica.data.fashion import load_fashion_mnist as load_fashion_mnist
 from elliptica.data.features import load_waterbirds_features as load_waterbirds_features
+from elliptica.data.image_files import ImageFiles as ImageFiles
 from elliptica.data.images import normalise as normalise
 from elliptica.data.location import data_directories as data_directories
 from elliptica.data.location import find_file as find_file
@@ -28,9 +31,11 @@ from elliptica.data.tiny_imagenet import load_tiny_imagenet as load_tiny_imagene
 from elliptica.data.toy import TwoMoons as TwoMoons
 from elliptica.data.toy import distance_to_moons as distance_to_moons
 from elliptica.data.toy import two_moons as two_moons
+from elliptica.data.waterbirds import load_waterbirds as load_waterbirds
 
 __all__ = [
     "Dataset",
+    "ImageFiles",
     "Listing",
     "NoisyLabels",
     "PerBatchShuffle",
@@ -42,6 +47,8 @@ __all__ = [
     "find_file",
     "list_datasets",
     "load_airfoil",
+    "load_camelyon17",
+    "load_celeba",
     "load_cifar10",
     "load_cifar100",
     "load_crime",
@@ -51,6 +58,7 @@ __all__ = [
     "load_rcf_mnist",
     "load_skillcraft",
     "load_tiny_imagenet",
+    "load_waterbirds",
     "load_waterbirds_features",
     "min_max_scale",
     "normalise",

@@ -136,7 +136,7 @@ _TABLES = (
         ),
     ),
     Entry(
-        "waterbirds",
+        "waterbirds_features",
         "birds on land and water as 1280 features of a frozen network",
         "classification",
         "4795 / 1199 / 5794",

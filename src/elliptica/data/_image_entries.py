@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elliptica.data import _cifar_files as cifar
-from elliptica.data import fashion, tiny_imagenet
+from elliptica.data import camelyon17, celeba, fashion, tiny_imagenet, waterbirds
 from elliptica.data._entries import BY_HAND, DataFile, Entry, sha
 
 _TORONTO = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
@@ -44,6 +44,16 @@ def _fashion(folder: str, suffix: str, files: tuple[fashion.IdxFile, ...]) -> tu
 def _fashion_forms(files: tuple[fashion.IdxFile, ...]) -> tuple[tuple[DataFile, ...], ...]:
     places = ((fashion.FOLDER, ".gz"), (fashion.FOLDER, ""), (fashion.SYSTEM_FOLDER.as_posix(), ".gz"))
     return tuple(_fashion(folder, suffix, files) for folder, suffix in places)
+
+
+def _tables(folders: tuple[str, ...], *names: str) -> tuple[tuple[DataFile, ...], ...]:
+    """The tables of folders of images; the images are looked for when they are loaded."""
+    return tuple(tuple(DataFile(f"{folder}/{name}") for name in names) for folder in folders)
+
+
+def _celeba_forms() -> tuple[tuple[DataFile, ...], ...]:
+    pairs = zip(celeba.ATTRIBUTES, celeba.PARTITION, strict=True)
+    return tuple(form for pair in pairs for form in _tables(celeba.FOLDERS, *pair))
 
 
 _DEBIAN = "Or Debian's package: apt install dataset-fashion-mnist."
@@ -135,6 +145,42 @@ IMAGES = (
         "load_rcf_mnist(seed)",
         _fashion_forms(fashion.TRAIN[:1]),
         _DEBIAN,
+    ),
+    Entry(
+        "waterbirds",
+        "birds on land and water, backgrounds mislead; photographs",
+        "classification",
+        "4795 / 1199 / 5794",
+        "non-commercial research",
+        waterbirds.SOURCE,
+        "load_waterbirds(seed)",
+        _tables(waterbirds.FOLDERS, "metadata.csv"),
+        f"Unpack {waterbirds.URL} in the folder waterbirds. Reading needs elliptica[images].",
+    ),
+    Entry(
+        "celeba",
+        "faces, blond hair or not, sex misleads; photographs",
+        "classification",
+        "162770 / 19867 / 19962",
+        "non-commercial research",
+        celeba.SOURCE,
+        "load_celeba(seed)",
+        _celeba_forms(),
+        f"Get img_align_celeba.zip, list_attr_celeba.txt and list_eval_partition.txt from {celeba.URL} (or "
+        "the Kaggle data set jessicali9530/celeba-dataset) and unpack them in the folder celeba. Reading "
+        "needs elliptica[images].",
+    ),
+    Entry(
+        "camelyon17",
+        "tissue from five hospitals, tumour or not; 96x96, colour",
+        "classification",
+        "302436 / 34904 / 85054",
+        "CC0 1.0",
+        camelyon17.SOURCE,
+        "load_camelyon17(seed)",
+        _tables(camelyon17.FOLDERS, "metadata.csv"),
+        f"Unpack {camelyon17.URL} (10 GB) in the folder camelyon17/camelyon17_v1.0, or let the package wilds "
+        "do it: get_dataset('camelyon17', download=True, root_dir=...). Reading needs elliptica[images].",
     ),
     Entry(
         "two_moons",

@@ -22,13 +22,14 @@ from elliptica.experiments.specification import (
     runs,
 )
 from elliptica.experiments.table import Format, Part, make_table, render
+from elliptica.experiments.tune import apply_choices, tune_all
 
 
 @dataclass(frozen=True)
 class Choice:
     """Which runs of a table are meant; None is all of them.
 
-    ``training`` overrides settings of the table, such as epochs.
+    ``training`` overrides settings of the table, such as epochs; ``tuned`` takes what `elliptica tune` chose.
     """
 
     table: str
@@ -37,10 +38,11 @@ class Choice:
     seeds: int | None = None
     match_evaluations: bool = False
     training: dict[str, Any] = field(default_factory=dict)
+    tuned: bool = False
 
-    def runs(self) -> list[Run]:
+    def runs(self, out: Path) -> list[Run]:
         """The runs; raises `SpecificationError` if something does not exist."""
-        return runs(
+        found = runs(
             self.table,
             load_specification(self.table),
             datasets=self.datasets,
@@ -49,6 +51,7 @@ class Choice:
             match_evaluations=self.match_evaluations,
             training=self.training,
         )
+        return apply_choices(found, out) if self.tuned else found
 
 
 def run_list(console: Console, data_dir: Path | None = None) -> int:
@@ -111,7 +114,7 @@ class Display:
 def run_table(choice: Choice, options: Options, console: Console) -> int:
     """Do what is not recorded of a table, then print it; returns the exit status."""
     try:
-        wanted = choice.runs()
+        wanted = choice.runs(options.out)
     except SpecificationError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 2
@@ -129,10 +132,34 @@ def run_table(choice: Choice, options: Options, console: Console) -> int:
     return 1 if "failed" in found.values() else 0
 
 
+def run_tune(choice: Choice, trials: int | None, options: Options, console: Console) -> int:
+    """Choose settings of a table's rows on the validation part; returns the exit status."""
+    try:
+        wanted = choice.runs(options.out)
+        specification = load_specification(choice.table)
+    except SpecificationError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        return 2
+
+    def listen(label: str, kind: str, details: dict[str, Any]) -> None:
+        if kind == "tuned":
+            console.print(f"{label}: {details['result']}", highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        found = tune_all(wanted, specification, trials or specification.trials, options, listen)
+    except SpecificationError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        console.print("Interrupted: trials that are finished are recorded.")
+        return 130
+    return int(any(result.startswith("failed") for result in found.values()))
+
+
 def show_table(choice: Choice, out: Path, form: Format, part: Part, console: Console) -> int:
     """Print a table from its records alone; returns the exit status."""
     try:
-        wanted = choice.runs()
+        wanted = choice.runs(out)
     except SpecificationError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 2

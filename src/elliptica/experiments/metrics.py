@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,53 +11,137 @@ from torch import Tensor, nn
 
 from elliptica.data.splits import Split
 
-#: Rows per forward pass.
-_CHUNK = 2000
+#: Rows per forward pass, and values: large images come in smaller parts.
+_CHUNK, _VALUES = 2000, 2**25
+#: Bins of the calibration error.
+_BINS = 15
+
+Metrics = dict[str, Any]
+#: From inputs to noisy ones.
+Noise = Callable[[Tensor], Tensor]
 
 
-def predictions(model: nn.Module, split: Split, device: torch.device) -> Tensor:
-    """Outputs in evaluation mode, on the CPU."""
+def predictions(model: nn.Module, split: Split, device: torch.device, noise: Noise | None = None) -> Tensor:
+    """Outputs in evaluation mode, on the CPU; at inputs with Gaussian noise, if any."""
     model.eval()
+    rows = max(1, min(_CHUNK, _VALUES // max(split.x.shape[1:].numel(), 1)))
     with torch.no_grad():
-        return torch.cat([model(part.to(device)).float().cpu() for part in split.x.split(_CHUNK)])
+        parts = (part if noise is None else noise(part) for part in split.x.split(rows))
+        return torch.cat([model(part.to(device)).float().cpu() for part in parts])
 
 
-def measure(model: nn.Module, split: Split, metric: str, device: torch.device) -> dict[str, Any]:
+def gaussian_noise(deviation: float, generator: torch.Generator) -> Noise | None:
+    """Noise for inputs at test time; None for none."""
+    if not deviation:
+        return None
+    return lambda x: x + deviation * torch.randn(x.shape, generator=generator)
+
+
+def group_shares(train: Split) -> dict[str, float] | None:
+    """Share of each group in the training rows, for averages that are weighted by it."""
+    if train.group is None:
+        return None
+    counts = torch.bincount(train.group)
+    return {str(g): float(n) / len(train.group) for g, n in enumerate(counts) if n}
+
+
+def measure(
+    model: nn.Module,
+    split: Split,
+    metric: str,
+    device: torch.device,
+    shares: dict[str, float] | None = None,
+    *,
+    detailed: bool = True,
+    noise: Noise | None = None,
+) -> Metrics:
     """All numbers of a part of the data.
 
-    ``average`` is over all rows together, ``balanced`` the mean over classes, ``top5`` counts a row as
-    right if its class is among the five most likely. ``worst`` is that of the worst group or, for
-    classes without groups, of the worst class; empty ones are left out.
+    - ``average``: over all rows together.
+    - ``weighted``: of groups, weighted by their shares in the training rows; groups without rows here are
+      left out.
+    - ``balanced``: the mean over classes.
+    - ``worst``: of the worst group or, for classes without groups, of the worst class; those without rows
+      here are left out, and named in ``empty_groups``.
+    - ``top5``: a row is right if its class is among the five most likely.
+    - ``auroc``, ``calibration``, ``uncertainty``: see `score_classes`; only if ``detailed``.
     """
-    output = predictions(model, split, device)
+    output = predictions(model, split, device, noise)
     if metric == "rmse":
         errors = (output - split.y).square().reshape(len(output), -1).mean(1).double()
         by_group = _by(errors, split.group, lambda values: math.sqrt(float(values.mean())))
-        found: dict[str, Any] = {"average": math.sqrt(float(errors.mean()))}
-        found["mape"] = _mape(output, split.y)
+        found: Metrics = {"average": math.sqrt(float(errors.mean())), "mape": _mape(output, split.y)}
     else:
         right = (output.argmax(1) == split.y) == (metric == "accuracy")  # or wrong, for errors
-        by_group = _by(right.double(), split.group, lambda values: float(values.mean()))
-        by_class = _by(right.double(), split.y, lambda values: float(values.mean()))
+        by_group = _by(right.double(), split.group, _mean)
+        by_class = _by(right.double(), split.y, _mean)
         found = {"average": float(right.double().mean()), "by_class": by_class}
         found["balanced"] = sum(by_class.values()) / len(by_class)
-        by_group = by_group or by_class
         if output.shape[1] > 5:
             in_five = (output.topk(5, dim=1).indices == split.y[:, None]).any(1) == (metric == "accuracy")
             found["top5"] = float(in_five.double().mean())
+        if detailed:
+            found |= score_classes(output.softmax(1).double(), split.y)
+        _add_weighted(found, by_group, shares)
+        by_group = by_group or by_class
     if by_group:
         found["by_group"] = by_group
         found["worst"] = min(by_group.values()) if metric == "accuracy" else max(by_group.values())
     return found
 
 
-def score_of(metrics: dict[str, Any], metric: str, column: str) -> float:
-    """What selection maximises."""
-    value = float(metrics.get(column, metrics["average"]))
+def score_classes(p: Tensor, y: Tensor) -> Metrics:
+    """What probabilities are worth, beyond the class that they favour.
+
+    - ``auroc``: area under the receiver operating curve, one class against the rest, mean over classes; None
+      if only one class has rows.
+    - ``calibration``: expected calibration error of the favoured class, 15 bins of equal width.
+    - ``uncertainty``: mean entropy of the probabilities, for the rows of each class, as a share of the
+      entropy of ignorance. (The paper's appendix does not say which score its figure shows.)
+    """
+    from sklearn.metrics import roc_auc_score
+
+    present = y.unique()
+    auroc = None
+    if len(present) > 1:
+        auroc = sum(float(roc_auc_score(y == c, p[:, c])) for c in present) / len(present)
+    entropy = -torch.special.xlogy(p, p).sum(1) / math.log(p.shape[1])
+    confidence, guess = p.max(1)
+    return {
+        "auroc": auroc,
+        "calibration": _calibration_error(confidence, guess == y),
+        "uncertainty": _by(entropy, y, _mean),
+    }
+
+
+def _calibration_error(confidence: Tensor, right: Tensor) -> float:
+    """Mean over bins, by their rows, of how far confidence and accuracy are apart."""
+    bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
+    gap = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, confidence - right.double())
+    return float(gap.abs().sum()) / len(confidence)
+
+
+def _add_weighted(found: Metrics, by_group: dict[str, float], shares: dict[str, float] | None) -> None:
+    if not shares or not by_group:
+        return
+    common = [g for g in by_group if g in shares]
+    if common:
+        total = sum(shares[g] for g in common)
+        found["weighted"] = sum(shares[g] * by_group[g] for g in common) / total
+    found["empty_groups"] = [g for g in shares if g not in by_group]
+
+
+def score_of(metrics: Metrics, metric: str, column: str) -> float:
+    """What selection maximises; the average where there is no such column."""
+    value = float(metrics[column] if column in metrics else metrics["average"])
     return value if metric == "accuracy" else -value
 
 
-def _by(values: Tensor, group: Tensor | None, reduce: Any) -> dict[str, float]:
+def _mean(values: Tensor) -> float:
+    return float(values.mean())
+
+
+def _by(values: Tensor, group: Tensor | None, reduce: Callable[[Tensor], float]) -> dict[str, float]:
     if group is None:
         return {}
     return {str(int(g)): reduce(values[group == g]) for g in group.unique()}

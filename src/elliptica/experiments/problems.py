@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from elliptica._streams import stream, stream_seed
 from elliptica.data import (
     load_airfoil,
+    load_camelyon17,
+    load_celeba,
     load_cifar10,
     load_cifar100,
     load_crime,
@@ -24,6 +27,7 @@ from elliptica.data import (
     load_rcf_mnist,
     load_skillcraft,
     load_tiny_imagenet,
+    load_waterbirds,
     load_waterbirds_features,
     shuffle_labels,
 )
@@ -39,6 +43,9 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "skillcraft": load_skillcraft,
     "crime": load_crime,
     "waterbirds-features": load_waterbirds_features,
+    "waterbirds": load_waterbirds,
+    "celeba": load_celeba,
+    "camelyon17": load_camelyon17,
     "cifar10": load_cifar10,
     "cifar100": load_cifar100,
     "tiny_imagenet": load_tiny_imagenet,
@@ -59,13 +66,14 @@ def load_dataset(
     """Load the data of a run.
 
     ``name`` in the settings names the loader; ``shuffled_labels`` is the share of the training labels that
-    are dealt out anew, once and for all, from a stream of the data set and the seed. (The share in
-    ``shuffled_per_batch`` is for `with_label_noise`.)
+    are dealt out anew, once and for all, from a stream of the data set and the seed. (``shuffled_per_batch``
+    is for `with_label_noise`, ``test_noise`` for the measurement.)
     """
     options = dict(settings)
     name = options.pop("name")
     share = options.pop("shuffled_labels", 0.0)
-    options.pop("shuffled_per_batch", None)
+    for other in ("shuffled_per_batch", "test_noise"):
+        options.pop(other, None)
     _check_name("data set", name, DATASETS)
     try:
         data = DATASETS[name](seed=seed, data_dir=data_dir, **options)
@@ -123,8 +131,17 @@ def _preact_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn
 
 
 def _backbone(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
-    """A standard network with pretrained weights, under a new last layer."""
-    return load_backbone(options.pop("network"), num_classes=n_outputs, **options)
+    """A standard network as layers ``features``, which gives the features of its last layer, and ``head``."""
+    network = load_backbone(options.pop("network"), num_classes=n_outputs, **options)
+    return split_head(network)
+
+
+def split_head(network: nn.Module) -> nn.Sequential:
+    """The network and its last linear layer as two layers, so that methods can look at what lies between."""
+    name, head = [(n, layer) for n, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1]
+    parent = network.get_submodule(name.rpartition(".")[0])
+    setattr(parent, name.rpartition(".")[2], nn.Identity())
+    return nn.Sequential(OrderedDict(features=network, head=head))
 
 
 #: Networks by name.

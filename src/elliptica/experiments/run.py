@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from elliptica.experiments.methods import make_loss, make_objective, rows_per_sample
-from elliptica.experiments.metrics import measure, score_of
+from elliptica._streams import stream
+from elliptica.data.splits import Dataset, Split
+from elliptica.experiments.methods import make_loss, prepare, rows_per_sample
+from elliptica.experiments.methods.problem import Problem
+from elliptica.experiments.metrics import Noise, gaussian_noise, group_shares, measure, score_of
 from elliptica.experiments.problems import load_dataset, make_model, with_label_noise
 from elliptica.experiments.records import (
     checkpoint_file,
@@ -27,7 +31,8 @@ from elliptica.experiments.records import (
     write_record,
 )
 from elliptica.experiments.specification import Run
-from elliptica.training.loop import Progress, fit
+from elliptica.training.batch import Objective
+from elliptica.training.loop import FitResult, Progress, fit
 from elliptica.training.settings import TrainingSettings
 
 #: Told about events: the run's label, a kind ("start", "epoch", "done", "skipped", "failed"), and details.
@@ -58,19 +63,25 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     rows = rows_per_sample(run.method, run.settings)
     if run.match_evaluations:  # the whole schedule shrinks, so that its last rates are reached, too
         settings = settings.shortened(rows)
-    name = f"{run.table}/{run.dataset}"
-    device = torch.device(options.device)
+    name, device = f"{run.table}/{run.dataset}", torch.device(options.device)
     model = make_model(run.model, data, name, run.seed)
+    shares = group_shares(data.train)
+
+    def measured(net: nn.Module, part: Split, **options: Any) -> dict[str, Any]:
+        return measure(net, part, run.metric, device, shares, **options)
+
+    method = prepare(run.method, run.settings, _problem(run, data, model, settings, name, device))
     checkpoint = checkpoint_file(options.out, run)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     found = fit(
         model,
-        with_label_noise(make_objective(run.method, run.settings, data, make_loss(data.task)), run.load),
-        data,
-        settings,
-        lambda net, part: score_of(measure(net, part, run.metric, device), run.metric, run.select),
+        with_label_noise(method.objective, run.load),
+        method.data or data,
+        settings if run.select != "last" else dataclasses.replace(settings, select="last"),
+        lambda net, part: score_of(measured(net, part, detailed=False), run.metric, run.select),
         name=f"{name}/{run.row}",
         seed=run.seed,
+        rows=method.rows,
         checkpoint=checkpoint,
         device=device,
         progress=progress,
@@ -78,21 +89,56 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     return {
         "run": run.model_dump(mode="json"),
         "metrics": {
-            "test": measure(model, data.test, run.metric, device),
-            "validation": measure(model, data.validation, run.metric, device),
+            "test": measured(model, data.test, noise=_test_noise(run, name)),
+            "validation": measured(model, data.validation),
         },
         "epoch": found.epoch,
         "curves": {"loss": found.losses, "validation": found.scores},
         "cost": {
-            "evaluations": found.evaluations,
+            "evaluations": found.evaluations + method.evaluations,
             "rows_per_sample": rows,
             "epochs": found.epochs,
-            "seconds": found.seconds,
+            "seconds": found.seconds + method.seconds,
             "device": options.device,
             "threads": torch.get_num_threads(),
         },
         "versions": versions(),
     }
+
+
+def _test_noise(run: Run, name: str) -> Noise | None:
+    return gaussian_noise(run.load.get("test_noise", 0.0), stream(name, run.seed, "test noise"))
+
+
+def _problem(
+    run: Run, data: Dataset, model: nn.Module, settings: TrainingSettings, name: str, device: torch.device
+) -> Problem:
+    """What the method may look at; a first stage has streams of its own and is not checkpointed."""
+
+    def first_stage(
+        net: nn.Module, objective: Objective, first: TrainingSettings, progress: Progress
+    ) -> FitResult:
+        return fit(
+            net,
+            with_label_noise(objective, run.load),
+            data,
+            first,
+            lambda *_: 0.0,
+            name=f"{name}/{run.row}/first stage",
+            seed=run.seed,
+            device=device,
+            progress=progress,
+        )
+
+    return Problem(
+        data,
+        make_loss(data.task),
+        model,
+        settings,
+        lambda: make_model(run.model, data, f"{name}/first stage", run.seed),
+        first_stage,
+        stream(f"{name}/{run.row}", run.seed, "preparation"),
+    )
 
 
 def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +179,7 @@ def do_all(runs: list[Run], options: Options, listen: Listener) -> dict[str, str
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         events = manager.Queue()
-        with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=_one_thread) as pool:
+        with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=one_thread) as pool:
             futures: dict[Future[str], Run] = {
                 pool.submit(_in_process, run, options, events): run for run in runs
             }
@@ -189,6 +235,7 @@ def _in_process(run: Run, options: Options, events: Any) -> str:
     return _guarded(run, options, listen)
 
 
-def _one_thread() -> None:
+def one_thread() -> None:
+    """Start of a process that shares the machine with others like it."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)

@@ -19,8 +19,10 @@ else:  # pragma: no cover
 
 #: What is measured; accuracies and errors (of classes) are shown in percent.
 Metric = Literal["rmse", "accuracy", "error"]
-#: Over all rows; the mean over classes; of the worst group, or class if there are none; with five guesses.
-Column = Literal["average", "balanced", "worst", "top5"]
+#: See `elliptica.experiments.metrics.measure`.
+Column = Literal["average", "weighted", "balanced", "worst", "top5", "auroc", "calibration"]
+#: How the epoch is chosen: by a column on the validation part, or not at all.
+Selection = Literal["average", "weighted", "balanced", "worst", "last"]
 
 
 class SpecificationError(ValueError):
@@ -36,6 +38,14 @@ class PaperValue(_Strict):
 
     mean: float
     std: float | None = None
+
+
+class Range(_Strict):
+    """What a setting may be in a search; ``log`` searches its logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
 
 
 class DatasetSpec(_Strict):
@@ -55,7 +65,7 @@ class DatasetSpec(_Strict):
     load: dict[str, Any] = Field(default_factory=dict)
     model: dict[str, Any]
     training: dict[str, Any]
-    select: Column | None = None
+    select: Selection | None = None
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     defaults: dict[str, Any] = Field(default_factory=dict)
     paper: dict[str, dict[str, PaperValue]] = Field(default_factory=dict)
@@ -69,11 +79,14 @@ class Specification(_Strict):
         title: Heading.
         paper: Where it is in the paper.
         metric: What is measured on the test part.
-        columns: ``"average"``, ``"balanced"`` over classes, ``"worst"`` over groups or classes, ``"top5"``.
-        select: Column that chooses the epoch, on the validation part.
+        columns: What is shown, see `elliptica.experiments.metrics.measure`.
+        select: Column that chooses the epoch, on the validation part, or ``"last"``.
         seeds: Repetitions.
+        trials: Trials of `elliptica tune` for each row.
+        search: What it varies in the training of every row; a row's ``search`` adds settings of its method.
         methods: Settings by name of the row; ``method`` in them names the method if the row's name does
-            not, ``epochs`` gives it a schedule of its own, ``skip`` leaves it out.
+            not, ``epochs`` gives it a schedule of its own, ``training`` other training settings, ``skip``
+            leaves it out.
         datasets: Data sets by name; ``data`` defaults to that name.
     """
 
@@ -81,8 +94,10 @@ class Specification(_Strict):
     paper: str
     metric: Metric
     columns: list[Column] = ["average"]
-    select: Column = "average"
+    select: Selection = "average"
     seeds: int = Field(ge=1)
+    trials: int = Field(default=10, ge=1)
+    search: dict[str, Range] = Field(default_factory=dict)
     methods: dict[str, dict[str, Any]]
     datasets: dict[str, DatasetSpec]
 
@@ -168,11 +183,12 @@ def runs(
             settings = {**specification.methods[row], **spec.methods.get(row, {})}
             if settings.get("method", row) == "elliptic":
                 settings = {**spec.defaults, **settings}
+            settings.pop("search", None)
             if settings.pop("skip", False):
                 continue
             method = settings.pop("method", row)
             epochs = settings.pop("epochs", None)  # a schedule of its own
-            own = {} if epochs is None else {"epochs": epochs}
+            own = settings.pop("training", {}) | ({} if epochs is None else {"epochs": epochs})
             for seed in range(seeds or specification.seeds):
                 found.append(
                     Run(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from elliptica.data.image_files import ImageFiles
 from elliptica.data.splits import Split
 
 
@@ -34,6 +36,25 @@ class Batch:
 Objective = Callable[[nn.Module, Batch], Tensor]
 
 
+@runtime_checkable
+class HasState(Protocol):
+    """An objective that remembers something between batches, which a checkpoint has to hold."""
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What it remembers, on the CPU."""
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from there."""
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """An objective that moves the weights itself, such as Fish with its several inner steps."""
+
+    def step(self, model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Do a step; returns the loss."""
+
+
 def batches(
     split: Split,
     size: int,
@@ -43,21 +64,36 @@ def batches(
     drop_last: bool,
     device: torch.device,
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+    rows: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Iterator[Batch]:
     """One pass over the training data in a new order.
 
-    ``drop_last`` leaves out an incomplete last batch, unless it is the only one. ``augment`` draws from
-    the stream of the noise.
+    Args:
+        split: The training data.
+        size: Rows of a batch.
+        order: Stream of the order.
+        noise: Stream that batches carry for objectives, and from which ``augment`` draws.
+        drop_last: Leave out an incomplete last batch, unless it is the only one.
+        device: Where to put the batches.
+        augment: From inputs and a stream to new inputs.
+        rows: Rows to go over, repeated ones as often as they are in it; None is each row once.
+        weights: Draw as many rows with replacement instead, with these weights.
     """
-    permutation = torch.randperm(split.n_rows, generator=order)
-    for rows in permutation.split(size):
-        if drop_last and len(rows) < size and split.n_rows >= size:
+    rows = torch.arange(split.n_rows) if rows is None else rows
+    if weights is not None:
+        chosen = rows[torch.multinomial(weights[rows], len(rows), replacement=True, generator=order)]
+    else:
+        chosen = rows[torch.randperm(len(rows), generator=order)]
+    inputs = split.x.training(noise) if isinstance(split.x, ImageFiles) else split.x
+    for part in chosen.split(size):
+        if drop_last and len(part) < size and len(chosen) >= size:
             return
-        x = split.x[rows]
+        x = inputs[part]
         yield Batch(
             (x if augment is None else augment(x, noise)).to(device),
-            split.y[rows].to(device),
-            None if split.group is None else split.group[rows].to(device),
-            rows,
+            split.y[part].to(device),
+            None if split.group is None else split.group[part].to(device),
+            part,
             noise,
         )

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,9 @@ from torch import Tensor, nn
 
 from elliptica._streams import stream, stream_seed
 from elliptica.data.splits import Dataset, Split
-from elliptica.training.batch import Objective, batches
-from elliptica.training.checkpoint import (
-    load_checkpoint,
-    model_tensors,
-    optimizer_tensors,
-    restore_optimizer,
-    save_checkpoint,
-    set_aside,
-)
+from elliptica.training.batch import Batch, Objective, Steps, batches
+from elliptica.training.checkpoint import model_tensors
+from elliptica.training.resume import State, Trained
 from elliptica.training.settings import TrainingSettings
 
 #: A score of a model on a part of the data; larger is better.
@@ -55,19 +49,6 @@ class FitResult:
     scores: list[float]
 
 
-@dataclass
-class _State:
-    """Where a run stands at the end of an epoch."""
-
-    epoch: int = 0
-    best_score: float = -math.inf
-    best_epoch: int = -1
-    evaluations: int = 0
-    seconds: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-
-
 def fit(
     model: nn.Module,
     objective: Objective,
@@ -77,6 +58,7 @@ def fit(
     *,
     name: str,
     seed: int,
+    rows: Tensor | None = None,
     max_evaluations: int | None = None,
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
@@ -96,6 +78,8 @@ def fit(
         score: Score on the validation part, larger is better.
         name: Of the run; part of every stream.
         seed: Number of the repetition.
+        rows: Numbers of the training rows that an epoch goes over, repeated ones as often as they are in
+            it; None is each row once.
         max_evaluations: Stop at the end of the epoch in which so many rows went through the model.
         checkpoint: File to write after each epoch and to start from if it exists.
         device: Where to train.
@@ -105,15 +89,32 @@ def fit(
     model.to(device)
     optimizer = settings.make_optimizer(model)
     order, noise = stream(name, seed, "order"), stream(name, seed, "noise")
-    state, best = _State(), model_tensors(model)
+    trained = Trained(settings, model, objective, optimizer, order, noise)
+    state, best = State(), model_tensors(model)
+    weights = settings.row_weights(data.train)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(name, seed, "model"))
         if checkpoint is not None:
-            found = _restore(checkpoint, settings, model, optimizer, order, noise)
+            found = trained.restore(checkpoint)
             if found is not None:
                 state, best = found
         while not _finished(state, settings, max_evaluations):
-            _epoch(state, model, objective, data, settings, optimizer, order, noise, device)
+            _epoch(
+                state,
+                trained,
+                batches(
+                    data.train,
+                    settings.batch_size,
+                    order=order,
+                    noise=noise,
+                    drop_last=settings.drop_last,
+                    device=device,
+                    augment=settings.augmentation(),
+                    rows=rows,
+                    weights=weights,
+                ),
+                device,
+            )
             begin = time.perf_counter()
             model.eval()
             value = score(model, data.validation)
@@ -124,7 +125,7 @@ def fit(
             state.epoch += 1
             state.seconds += time.perf_counter() - begin
             if checkpoint is not None:
-                _save(checkpoint, settings, state, best, model, optimizer, order, noise)
+                trained.save(checkpoint, state, best)
             progress(state.epoch, settings.epochs, state.losses[-1], value)
     model.load_state_dict(best)
     model.eval()
@@ -139,7 +140,7 @@ def fit(
     )
 
 
-def _finished(state: _State, settings: TrainingSettings, max_evaluations: int | None) -> bool:
+def _finished(state: State, settings: TrainingSettings, max_evaluations: int | None) -> bool:
     if state.epoch >= settings.epochs:
         return True
     if max_evaluations is not None and state.evaluations >= max_evaluations:
@@ -147,39 +148,17 @@ def _finished(state: _State, settings: TrainingSettings, max_evaluations: int | 
     return settings.patience is not None and state.epoch - 1 - state.best_epoch >= settings.patience > 0
 
 
-def _epoch(
-    state: _State,
-    model: nn.Module,
-    objective: Objective,
-    data: Dataset,
-    settings: TrainingSettings,
-    optimizer: torch.optim.Optimizer,
-    order: torch.Generator,
-    noise: torch.Generator,
-    device: torch.device,
-) -> None:
+def _epoch(state: State, trained: Trained, parts: Iterator[Batch], device: torch.device) -> None:
     """One pass over the training rows."""
     begin = time.perf_counter()
+    model, settings = trained.model, trained.settings
     model.train()
-    for group in optimizer.param_groups:
+    for group in trained.optimizer.param_groups:
         group["lr"] = settings.rate(state.epoch)
     total, steps = torch.zeros((), device=device), 0
     with _counted(model) as count:
-        for batch in batches(
-            data.train,
-            settings.batch_size,
-            order=order,
-            noise=noise,
-            drop_last=settings.drop_last,
-            device=device,
-            augment=settings.augmentation(),
-        ):
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=settings.precision == "bfloat16"):
-                loss = objective(model, batch)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
+        for batch in parts:
+            total += _step(trained, batch, device).detach()
             steps += 1
     mean = float(total) / max(steps, 1)
     if not math.isfinite(mean):
@@ -190,6 +169,20 @@ def _epoch(
     state.losses.append(mean)
     state.evaluations += count[0]
     state.seconds += time.perf_counter() - begin
+
+
+def _step(trained: Trained, batch: Batch, device: torch.device) -> Tensor:
+    objective: object = trained.objective
+    optimizer = trained.optimizer
+    if isinstance(objective, Steps):
+        return objective.step(trained.model, batch, optimizer)
+    is_low = trained.settings.precision == "bfloat16"
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_low):
+        loss = trained.objective(trained.model, batch)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 @contextlib.contextmanager
@@ -206,61 +199,3 @@ def _counted(model: nn.Module) -> Iterator[list[int]]:
         yield count
     finally:
         handle.remove()
-
-
-def _save(
-    file: Path,
-    settings: TrainingSettings,
-    state: _State,
-    best: dict[str, Tensor],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    order: torch.Generator,
-    noise: torch.Generator,
-) -> None:
-    streams = {"order": order.get_state(), "noise": noise.get_state(), "model": torch.get_rng_state()}
-    groups = {
-        "model": model_tensors(model),
-        "best": best,
-        "optimizer": optimizer_tensors(optimizer),
-        "streams": streams,
-    }
-    save_checkpoint(file, groups, {"settings": _plain(settings), **asdict(state)})
-
-
-def _restore(
-    file: Path,
-    settings: TrainingSettings,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    order: torch.Generator,
-    noise: torch.Generator,
-) -> tuple[_State, dict[str, Tensor]] | None:
-    found = load_checkpoint(file)
-    if found is None:
-        return None
-    groups, values = found
-    if values.pop("settings", None) != _plain(settings):
-        set_aside(file, "The checkpoint was written with other settings")
-        return None
-    initial = model_tensors(model)
-    try:
-        state, best = _State(**values), groups["best"]
-        streams = [groups["streams"][name] for name in ("order", "noise", "model")]
-        model.load_state_dict(best)  # does it fit, too?
-        model.load_state_dict(groups["model"])
-        restore_optimizer(optimizer, groups["optimizer"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        model.load_state_dict(initial)
-        optimizer.load_state_dict({"state": {}, "param_groups": optimizer.state_dict()["param_groups"]})
-        set_aside(file, f"The checkpoint does not fit the run ({error})")
-        return None
-    order.set_state(streams[0])
-    noise.set_state(streams[1])
-    torch.set_rng_state(streams[2])
-    return state, best
-
-
-def _plain(settings: TrainingSettings) -> dict[str, Any]:
-    """Settings as JSON gives them back."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(settings).items()}

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from elliptica import _checks
+from elliptica.data.splits import Split
 from elliptica.training.flips import flip_and_crop
 
 Optimiser = Literal["adam", "sgd"]
 Selection = Literal["validation", "last"]
 Precision = Literal["float32", "bfloat16"]
 Augmentation = Literal["none", "flip_crop"]
+Balance = Literal["none", "group", "class"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class TrainingSettings:
         precision: ``"bfloat16"`` runs the forward pass under autocast.
         augment: ``"flip_crop"`` mirrors images at random and shifts them by up to ``padding`` pixels.
         padding: Of the crops.
+        balance: ``"group"`` or ``"class"`` draws rows with replacement so that all groups, or classes, are
+            equally likely.
     """
 
     epochs: int
@@ -55,6 +59,7 @@ class TrainingSettings:
     precision: Precision = "float32"
     augment: Augmentation = "none"
     padding: int = 2
+    balance: Balance = "none"
 
     def __post_init__(self) -> None:
         _checks.count("epochs", self.epochs)
@@ -64,6 +69,7 @@ class TrainingSettings:
         _checks.choice("select", self.select, get_args(Selection))
         _checks.choice("precision", self.precision, get_args(Precision))
         _checks.choice("augment", self.augment, get_args(Augmentation))
+        _checks.choice("balance", self.balance, get_args(Balance))
         _checks.count("padding", self.padding)
         for name in ("momentum", "weight_decay"):
             _checks.nonnegative(name, getattr(self, name))
@@ -84,6 +90,18 @@ class TrainingSettings:
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
         )
+
+    def row_weights(self, train: Split) -> Tensor | None:
+        """Weight of each training row in a balanced draw; None without balance."""
+        if self.balance == "none":
+            return None
+        number = train.group if self.balance == "group" else train.y
+        if number is None or number.dtype != torch.int64:
+            raise ValueError(
+                f'balance="{self.balance}" needs a {self.balance} for each training row, but the data have '
+                'none. Set balance = "none".'
+            )
+        return 1 / torch.bincount(number)[number].double()
 
     def shortened(self, factor: int) -> TrainingSettings:
         """The schedule with epochs and milestones divided by ``factor``, rounded up."""

@@ -1,0 +1,237 @@
+"""What methods that know the groups of a batch share: checks, risks of groups, features, annealing.
+
+Only groups that are in the batch count. All rows go through the model in one pass, so batch norms see
+the whole batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica._inputs import call_model, check_batch, check_weight, count_rows, named_inputs
+from elliptica._random import check_generator, compute_dtype
+from elliptica.baselines.erm import ERM
+from elliptica.hidden import replaced_output
+from elliptica.types import Inputs, LossFn
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups that are in a batch.
+
+    Attributes:
+        labels: Their numbers, ascending.
+        index: Position among ``labels`` of each row's group.
+        counts: Number of rows of each.
+    """
+
+    labels: Tensor
+    index: Tensor
+    counts: Tensor
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum of ``values`` (rows first) over each group; half precisions are added in float32."""
+        values = values.to(compute_dtype(values.dtype))
+        return values.new_zeros(len(self.labels), *values.shape[1:]).index_add(0, self.index, values)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of ``values`` over each group; 0 where there are no rows (an empty half)."""
+        return self.sum(values) / _column(self.counts.clamp_min(1), values)
+
+    def deviations(self, values: Tensor) -> Tensor:
+        """Each row's ``values`` less the mean of its group."""
+        return values - self.mean(values)[self.index]
+
+    def variance(self, values: Tensor) -> Tensor:
+        """Unbiased variance within each group; 0 for a group of one row."""
+        return self.sum(self.deviations(values).square()) / _column((self.counts - 1).clamp_min(1), values)
+
+    def halves(self) -> Groups:
+        """Every group cut in two, its rows taken by turns; the second half of a single row is empty."""
+        order = self.index.argsort(stable=True)
+        first = self.counts.cumsum(0) - self.counts
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(len(order), device=order.device) - first[self.index[order]]
+        counts = torch.stack([(self.counts + 1) // 2, self.counts // 2], 1).flatten()
+        return Groups(self.labels.repeat_interleave(2), 2 * self.index + rank % 2, counts)
+
+
+def find_groups(group: object, rows: int) -> Groups:
+    """Check the groups of ``rows`` rows, and see which ones there are."""
+    if group is None:
+        raise TypeError(
+            "group is missing: this method needs to know the group of each row. Call objective(x, y, group) "
+            f"with an integer tensor of shape ({rows},)."
+        )
+    _checks.same_rows("group", group, rows)  # type: ignore[arg-type]  # it checks the type
+    values = cast(Tensor, group)
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(
+            f"group must hold integers, the number of each row's group, but has dtype {values.dtype}. "
+            "Convert it with group.long()."
+        )
+    if values.ndim > 1:
+        raise ValueError(
+            f"group must hold one number per row, shape ({rows},), but has shape {tuple(values.shape)}. Use "
+            "group.flatten(), or number the combinations of several attributes."
+        )
+    if int(values.min()) < 0:
+        raise ValueError(
+            f"group must be at least 0, but its smallest value is {int(values.min())}. Number the groups "
+            "from 0, and drop rows whose group is unknown."
+        )
+    return Groups(*values.long().unique(return_inverse=True, return_counts=True))
+
+
+class GroupObjective(ERM):
+    """Base of objectives called with groups, ``objective(x, y, group)``; see `GroupDRO` for one."""
+
+    #: whether rows are mixed, so that inputs must be floating point
+    mixes_inputs = False
+
+    def forward(  # type: ignore[override]  # with groups, and without ends
+        self,
+        x: Inputs,
+        y: Tensor,
+        group: Int[Tensor, " batch"] | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Loss of a batch, a scalar.
+
+        Args:
+            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
+            y: Targets: integer labels, soft labels, or real values.
+            group: Number of each row's group, from 0; not needed in ``eval()`` mode. A batch need not hold
+                every group.
+            sample_weight: Weight of each sample, used as given: the risk of a group is its mean of weight
+                times loss.
+            generator: Source of randomness of methods that draw; torch's default one if None.
+        """
+        if not self.training:
+            return self.clean_loss(x, y, sample_weight=sample_weight)
+        inputs = named_inputs(x)
+        rows = count_rows(inputs)
+        check_batch(inputs, list(inputs) if self.mixes_inputs else [], y, rows, finite=True)
+        check_weight(sample_weight, rows)
+        check_generator(generator, y.device)
+        groups = find_groups(group.to(y.device) if isinstance(group, Tensor) else group, rows)
+        return self._group_loss(x, y, groups, sample_weight, generator)
+
+    def _group_loss(
+        self,
+        x: Inputs,
+        y: Tensor,
+        groups: Groups,
+        weight: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """Loss of a batch that has been checked, in training."""
+        raise NotImplementedError
+
+    def _risks(self, losses: Tensor, target: Tensor, weight: Tensor | None, groups: Groups) -> Tensor:
+        """Mean loss of each group: what `ERM` gives on its rows alone."""
+        total = losses if weight is None else losses * weight
+        if not self.loss.weights_classes:
+            return groups.mean(total)
+        size = groups.sum(self.loss.class_weight(target))
+        return groups.sum(total) / torch.where(size > 0, size, 1.0)
+
+    def _risks_at(self, output: Any, y: Tensor, weight: Tensor | None, groups: Groups) -> Tensor:
+        """Risks of groups from the model's output on the rows themselves."""
+        target = self._encode(y, output)
+        return self._risks(self.loss(output, target), target, weight, groups)
+
+
+class AnnealedObjective(GroupObjective):
+    """Base of objectives with a penalty whose weight jumps once, after ``anneal_steps`` training calls.
+
+    Args:
+        model: Any network.
+        loss_fn: Your ordinary loss, see `ERM`.
+        penalty: Weight of the penalty after the jump.
+        anneal_steps: Training calls before the jump.
+        num_classes: Number of classes of integer labels; None reads it off the model's output.
+    """
+
+    steps: Tensor
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, *, penalty: float, anneal_steps: int, num_classes: int | None
+    ) -> None:
+        super().__init__(model, loss_fn, num_classes=num_classes)
+        _checks.nonnegative("penalty", penalty)
+        _checks.count("anneal_steps", anneal_steps, 0)
+        self.penalty = float(penalty)
+        self.anneal_steps = int(anneal_steps)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))  # training calls so far
+
+    @property
+    def just_annealed(self) -> bool:
+        """Whether the last training call was the first one with the full weight: reset the optimiser."""
+        return self._jumped(self.anneal_steps)
+
+    def _jumped(self, anneal_steps: int) -> bool:
+        return anneal_steps > 0 and int(self.steps) == anneal_steps + 1
+
+    def _is_past(self, anneal_steps: int) -> bool:
+        return int(self.steps) >= anneal_steps
+
+    def _group_loss(
+        self,
+        x: Inputs,
+        y: Tensor,
+        groups: Groups,
+        weight: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        loss = self._penalised(x, y, groups, weight)
+        self.steps += 1
+        return loss
+
+    def _penalised(self, x: Inputs, y: Tensor, groups: Groups, weight: Tensor | None) -> Tensor:
+        """Loss of a batch with the penalty at its present weight."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"penalty={self.penalty}, anneal_steps={self.anneal_steps}"
+
+
+def read_layer(model: nn.Module, x: Inputs, at: str) -> tuple[Any, Tensor]:
+    """Output of the model, and that of its layer ``at`` as rows of features."""
+    with replaced_output(model, at, lambda hidden: hidden) as outputs:
+        output = call_model(model, x)
+    features = outputs[0]
+    _checks.same_rows(f"the output of the layer at={at!r}", features, count_rows(named_inputs(x)))
+    return output, features.reshape(len(features), -1).to(compute_dtype(features.dtype))
+
+
+def sum_over_pairs(values: Tensor) -> Tensor:
+    """Sum over pairs of rows of the mean squared difference between their entries."""
+    flat = values.reshape(len(values), -1)
+    # the sum over pairs of |a - b|**2 is n times the sum of |a - mean|**2: no pair need be formed
+    return len(flat) * (flat - flat.mean(0)).square().mean(1).sum()
+
+
+def count_pairs(n: int) -> int:
+    """Number of pairs among ``n``, and 1 where there is none, to divide by."""
+    return max(n * (n - 1) // 2, 1)
+
+
+def mix_rows(near: Tensor, far: Tensor, share: Tensor) -> Tensor:
+    """Points between ``near`` (share 1) and ``far`` (share 0), with a share for each row."""
+    part = _column(share, near).to(compute_dtype(near.dtype))
+    return (part * near + (1 - part) * far).to(near.dtype)
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """One number per row, with as many axes as ``like``."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,56 @@
+"""Base of methods that average the losses of a batch in another way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from elliptica._ends import End
+from elliptica._inputs import check_weight
+from elliptica.baselines.erm import ERM
+from elliptica.types import Inputs
+
+
+class Reweighted(ERM):
+    """Plain training with another average of the batch's losses: what focal, tilted and DRO share."""
+
+    def forward(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        end: End | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Loss of a batch, a scalar; arguments as of `ERM`.
+
+        A sample of weight 2 counts as two equal ones, and one of weight 0 as absent; the result is then
+        multiplied by the mean weight, as the mean of weight times loss would be.
+        """
+        if not self.training:
+            return self.clean_loss(x, y, sample_weight=sample_weight)
+        losses, target = self._clean_losses(x, y, sample_weight)
+        return self._average(losses, target, sample_weight)
+
+    def _average(self, losses: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+        """One number for the batch; class weights and the scale of sample weights as in plain training."""
+        value = self._combine(losses, weight)
+        return self._mean(value.expand(len(losses)), target, weight)
+
+    def _combine(self, losses: Tensor, weight: Tensor | None) -> Tensor:
+        """Average of the losses, which does not depend on the scale of the weights."""
+        raise NotImplementedError
+
+
+def base_measure(losses: Tensor, sample_weight: Tensor | None) -> Tensor:
+    """Sample weights with sum 1, in the dtype of the losses; equal ones if there are none, or all are 0."""
+    equal = torch.full_like(losses, 1 / len(losses), requires_grad=False)
+    if sample_weight is None:
+        return equal
+    check_weight(sample_weight, len(losses))
+    weight = sample_weight.detach().to(losses.dtype)
+    largest = weight.max()
+    weight = weight / torch.where(largest > 0, largest, 1)  # or a sum of large weights overflows
+    total = weight.sum()
+    return torch.where(total > 0, weight / total.clamp_min(0.5), equal)

@@ -1,0 +1,113 @@
+"""IRM: features on which one classifier is optimal in every group (Arjovsky et al., arXiv 2019)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica._inputs import call_model
+from elliptica._random import compute_dtype
+from elliptica.baselines._groups import AnnealedObjective, Groups
+from elliptica.types import Inputs, LossFn
+
+IRMVariant = Literal["unbiased", "original"]
+
+#: Penalty and steps before it: DomainBed's, and the default arguments of the authors' code.
+_DEFAULTS: dict[str, tuple[float, int]] = {"unbiased": (100.0, 500), "original": (1e4, 100)}
+
+
+class IRM(AnnealedObjective):
+    """IRM: the mean of group risks, plus the squared slope of each in the scale of the model's output.
+
+    With the risk ``R_e`` of group ``e``, its mean loss, and the slope ``D_e`` of ``R_e(s * output)`` in
+    ``s`` at 1, the loss is ``mean_e R_e + w * mean_e D_e**2`` (Arjovsky et al., arXiv 2019, IRMv1). The
+    weight ``w`` is 1 for the first ``anneal_steps`` calls in training mode, and ``penalty`` afterwards.
+
+    ``variant="unbiased"`` (DomainBed, WILDS) replaces the square by the product of the slopes of two halves
+    of the group's rows, taken by turns: its mean over batches is the square of the mean slope. It may be
+    negative. A group with a single row in the batch has one half only, and adds nothing to the penalty.
+    ``variant="original"`` (the authors' code) squares, and divides the whole loss by ``w`` where ``w > 1``.
+    The authors also add the squared norm of the weights; use your optimiser's weight decay.
+
+    DomainBed makes a new optimiser when the weight jumps, since Adam does not like sudden large gradients:
+    do so after a call where ``objective.just_annealed`` is true, before the backward pass.
+
+    The number of calls is saved with the objective. In ``eval()`` mode it is the ordinary loss. The module
+    owns the model.
+
+    Args:
+        model: Any network that gives a tensor.
+        loss_fn: Your ordinary loss, see `ERM`. It is differentiated twice.
+        penalty: Weight after the jump; None takes 100 for ``"unbiased"`` and 10000 for ``"original"``.
+        anneal_steps: Training calls before the jump; None takes 500 and 100.
+        variant: ``"unbiased"`` or ``"original"``, see above.
+        num_classes: Number of classes of integer labels; None reads it off the model's output.
+
+    Example:
+        >>> objective = IRM(nn.Linear(4, 3), nn.CrossEntropyLoss(), penalty=10.0, anneal_steps=1)
+        >>> x, y, group = torch.randn(8, 4), torch.randint(3, (8,)), torch.arange(8) % 2
+        >>> for _ in range(2):
+        ...     loss = objective(x, y, group)
+        >>> objective.just_annealed
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        penalty: float | None = None,
+        anneal_steps: int | None = None,
+        variant: IRMVariant = "unbiased",
+        num_classes: int | None = None,
+    ) -> None:
+        _checks.choice("variant", variant, _DEFAULTS)
+        default_penalty, default_steps = _DEFAULTS[variant]
+        super().__init__(
+            model,
+            loss_fn,
+            penalty=default_penalty if penalty is None else penalty,
+            anneal_steps=default_steps if anneal_steps is None else anneal_steps,
+            num_classes=num_classes,
+        )
+        self.variant: str = variant
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"{super().extra_repr()}, variant={self.variant!r}"
+
+    def _penalised(self, x: Inputs, y: Tensor, groups: Groups, weight: Tensor | None) -> Tensor:
+        risk, penalty = self._risk_and_penalty(call_model(self.model, x), y, groups, weight)
+        strength = self.penalty if self._is_past(self.anneal_steps) else 1.0
+        loss = risk + strength * penalty
+        return loss / strength if self.variant == "original" and strength > 1 else loss
+
+    def _risk_and_penalty(
+        self, output: Any, y: Tensor, groups: Groups, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Means over groups of the risk and of the squared slope."""
+        target = self._encode(y, output)
+        losses, slopes = self._losses_and_slopes(output, target)
+        risk = self._risks(losses, target, weight, groups).mean()
+        if self.variant == "original":
+            return risk, self._risks(slopes, target, weight, groups).square().mean()
+        even, odd = self._risks(slopes, target, weight, groups.halves()).view(-1, 2).unbind(1)
+        return risk, (even * odd).mean()
+
+    def _losses_and_slopes(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of each row, and its derivative in a factor of the row's output."""
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"{type(self).__name__} scales the model's output, which must be a tensor, but the model "
+                f"gave a {type(output).__name__}. Wrap the model so that it returns its logits only."
+            )
+        output = output.to(compute_dtype(output.dtype))
+        with torch.enable_grad():
+            scale = output.new_ones(len(output), *[1] * (output.ndim - 1)).requires_grad_()
+            losses = self.loss(output * scale, target)
+            (slopes,) = torch.autograd.grad(losses.sum(), scale, create_graph=True)
+        return losses, slopes.flatten()

@@ -1,0 +1,183 @@
+"""UMIX: mixup with more weight on samples that a first model often got wrong (Han et al., NeurIPS 2022).
+
+The first model is trained plainly while a `CorrectnessTable` looks on; `umix_weights` turns the table into
+sample weights, with which the second is trained under `UMIX`.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica._ends import End, Ends, ends_given
+from elliptica._inputs import check_batch, check_weight, count_rows, named_inputs
+from elliptica._random import check_generator, draw_uniform
+from elliptica.baselines.jtt import ErrorRecorder
+from elliptica.baselines.mixup import Mixup, draw_share, mix
+from elliptica.types import Inputs, LossFn
+
+
+class CorrectnessTable:
+    """How often each training sample was predicted rightly, epoch by epoch, while a model is trained.
+
+    Predictions are those of the training passes, before the step. Call `end_epoch` after every epoch, the
+    last one included (the authors' code loses that one).
+
+    Args:
+        n_rows: Size of the training set.
+
+    Example:
+        >>> table = CorrectnessTable(2)
+        >>> for output in (torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([[2.0, 1.0], [3.0, 1.0]])):
+        ...     table.update(torch.tensor([0, 1]), output, torch.tensor([0, 0]))
+        ...     table.end_epoch()
+        >>> table.correctness(0, 2)
+        tensor([1.0000, 0.5000])
+    """
+
+    def __init__(self, n_rows: int) -> None:
+        self._epoch = ErrorRecorder(n_rows)
+        self._right: list[Tensor] = []
+        self._seen: list[Tensor] = []
+
+    @property
+    def n_epochs(self) -> int:
+        """Epochs that have ended."""
+        return len(self._seen)
+
+    def update(self, index: Int[Tensor, " batch"], output: Tensor, y: Tensor) -> None:
+        """Note a batch: rows ``index`` of the training set, what the model said, and their labels."""
+        self._epoch.update(index, output, y)
+
+    def end_epoch(self) -> None:
+        """Close an epoch."""
+        if not bool(self._epoch.n_seen.any()):
+            raise RuntimeError(
+                "No batch was noted in this epoch. Call update(index, output, y) after each batch."
+            )
+        self._right.append(self._epoch.n_right.clone())
+        self._seen.append(self._epoch.n_seen.clone())
+        self._epoch.reset()
+
+    def correctness(self, start: int, length: int) -> Float[Tensor, " n"]:
+        """Share of right predictions in the epochs ``start`` to ``start + length - 1``, counted from 0.
+
+        A sample that did not come in these epochs, as can happen where incomplete batches are dropped, has 1.
+        """
+        _checks.count("start", start, 0)
+        _checks.count("length", length)
+        if start + length > self.n_epochs:
+            raise ValueError(
+                f"Epochs {start} to {start + length - 1} are asked for (counted from 0), but {self.n_epochs} "
+                "have ended. Train longer, ask for earlier ones, and call end_epoch() after every epoch."
+            )
+        right, seen = (torch.stack(t[start : start + length]).sum(0) for t in (self._right, self._seen))
+        return torch.where(seen > 0, right / seen.clamp_min(1), 1.0)
+
+
+def umix_weights(
+    table: CorrectnessTable, *, start: int = 50, length: int = 50, eta: float = 80.0
+) -> Float[Tensor, " n"]:
+    """Sample weights of UMIX: ``1 + eta * (1 - correctness)``, not normalised.
+
+    The defaults are the authors' for Waterbirds; they use 0, 5, 50 for CelebA and 0, 5, 5 for Camelyon17.
+
+    Args:
+        table: What the first training left.
+        start: First epoch that counts, from 0.
+        length: Number of epochs that count.
+        eta: At least 0, where 0 gives equal weights.
+
+    Example:
+        >>> table = CorrectnessTable(2)
+        >>> table.update(torch.tensor([0, 1]), torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([0, 0]))
+        >>> table.end_epoch()
+        >>> umix_weights(table, start=0, length=1)
+        tensor([ 1., 81.])
+    """
+    _checks.nonnegative("eta", eta)
+    return 1 + eta * (1 - table.correctness(start, length))
+
+
+class UMIX(Mixup):
+    """UMIX: with a certain probability mixup, otherwise the plain loss, both weighted per sample.
+
+    At ``share * x + (1 - share) * x_partner`` the loss is ``share * w * loss(y) + (1 - share) * w_partner *
+    loss(y_partner)``, so that each label keeps its own weight; on the data it is ``w * loss`` (Han et al.,
+    NeurIPS 2022). Weights are not normalised: the learning rate has to allow for them. Pass
+    ``sample_weight=weights[index]`` with weights from `umix_weights`; without it all are 1.
+
+    In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
+
+    Args:
+        model: Any network.
+        loss_fn: Your ordinary loss, see `ERM`.
+        alpha: Of mixup's Beta(alpha, alpha); the authors use 0.5, and 1.5 (with CutMix) for CelebA.
+        probability: Of mixing a batch. The authors use 0.5, and 1 for Camelyon17.
+        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        at: Name of a layer in whose output to mix, see `Mixup`.
+
+    Example:
+        >>> objective = UMIX(nn.Linear(4, 3), nn.CrossEntropyLoss())
+        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> weights, index = torch.ones(100), torch.arange(8)
+        >>> objective(x, y, sample_weight=weights[index]).backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        alpha: float = 0.5,
+        probability: float = 0.5,
+        num_classes: int | None = None,
+        at: str | None = None,
+    ) -> None:
+        super().__init__(model, loss_fn, alpha=alpha, num_classes=num_classes, at=at)
+        _checks.number("probability", probability)
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability must be from 0 to 1, but got {probability}. The authors use 0.5.")
+        self.probability = float(probability)
+
+    def forward(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        end: End | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Loss of a batch, a scalar; arguments as of `Mixup`.
+
+        Draws, in this order: whether to mix, and then what `Mixup` draws.
+        """
+        if not self.training:
+            return self.clean_loss(x, y, sample_weight=sample_weight)
+        inputs = named_inputs(x)
+        rows = count_rows(inputs)
+        check_batch(inputs, [] if self.at else list(inputs), y, rows, finite=True)
+        check_weight(sample_weight, rows)
+        check_generator(generator, y.device)
+        coin = draw_uniform((1,), device=torch.device("cpu"), generator=generator)
+        if float(coin) >= self.probability:
+            return self.clean_loss(x, y, sample_weight=sample_weight)
+        if sample_weight is None:
+            return super().forward(x, y, end=end, generator=generator)
+        share = draw_share(self.alpha, generator)
+        if end is None:
+            ends = Ends(1, self._partners(y, generator))
+        else:
+            ends = ends_given(end, inputs, y, 1, lambda labels: labels, 0)
+        output = self._output(x, ends, share)
+        near, far = (self._encode(labels, output) for labels in ends.of(y, ends.y))
+        near_weight, far_weight = ends.of(sample_weight, ends.weight)
+        losses = mix(near_weight * self.loss(output, near), far_weight * self.loss(output, far), share)
+        return self._mean(losses, mix(near, far, share), None)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"{super().extra_repr()}, probability={self.probability}"

@@ -1,0 +1,124 @@
+"""What a method gets to see of a run, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica.data.splits import Dataset, Split
+from elliptica.training.batch import Batch, Objective
+from elliptica.training.loop import FitResult, Progress
+from elliptica.training.settings import TrainingSettings
+
+Settings = dict[str, Any]
+
+
+#: Train another network on the same data, before the run itself; it is left with the weights of its last
+#: epoch.
+FirstStage = Callable[[nn.Module, Objective, TrainingSettings, Progress], FitResult]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a method may look at.
+
+    Attributes:
+        data: The data set, with its label noise.
+        loss_fn: The ordinary loss.
+        model: The network that will be trained.
+        training: How it will be trained.
+        make_model: Makes another network, with weights of its own.
+        first_stage: Trains such a network.
+        generator: Source of randomness of what is prepared before training.
+    """
+
+    data: Dataset
+    loss_fn: nn.Module
+    model: nn.Module
+    training: TrainingSettings
+    make_model: Callable[[], nn.Module]
+    first_stage: FirstStage
+    generator: torch.Generator
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None for real targets."""
+        return int(self.data.train.y.max()) + 1 if self.data.task == "classification" else None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A method ready to train.
+
+    Attributes:
+        objective: From the model and a batch to a loss.
+        data: The data to train on, if they are not those of the problem.
+        rows: Numbers of the training rows of an epoch; None is each row once.
+        evaluations: Rows that went through a network in a first stage.
+        seconds: Wall time of that stage.
+    """
+
+    objective: Objective
+    data: Dataset | None = None
+    rows: Tensor | None = None
+    evaluations: int = 0
+    seconds: float = 0.0
+
+
+#: Settings and a problem to a method that is ready.
+Factory = Callable[[Settings, Problem], Prepared]
+
+
+class Owned:
+    """An objective made of a module that owns the model; what the module remembers is kept in checkpoints."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss."""
+        self.module.train(model.training)
+        loss: Tensor = self.call(batch)
+        return loss
+
+    def call(self, batch: Batch) -> Tensor:
+        """The module on a batch."""
+        loss: Tensor = self.module(batch.x, batch.y, generator=batch.generator)
+        return loss
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Buffers of the module, without the model's."""
+        state = self.module.state_dict()
+        return {k: v.detach().cpu().clone() for k, v in state.items() if not k.startswith("model.")}
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Give them back."""
+        self.module.load_state_dict(tensors, strict=False)
+
+
+def environment(split: Split) -> Tensor:
+    """Environment of each row: its group or, where groups are classes times attributes, its attribute.
+
+    Groups are read as ``class * n_attributes + attribute`` if that is what they are for every row, as in
+    Waterbirds and CelebA; otherwise (hospitals, leagues) they are environments themselves.
+
+    Example:
+        >>> y, group = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 2, 3])
+        >>> environment(Split(torch.zeros(4, 1), y, group)).tolist()
+        [0, 1, 0, 1]
+    """
+    if split.group is None:
+        raise ValueError(
+            "The method needs a group for each training row, but the data have none. Use data with groups, "
+            "or a method that does not look at them."
+        )
+    if split.y.dtype != torch.int64:
+        return split.group
+    n_attributes, rest = divmod(int(split.group.max()) + 1, int(split.y.max()) + 1)
+    if rest or n_attributes < 2 or not torch.equal(split.group // n_attributes, split.y):
+        return split.group
+    return split.group % n_attributes

@@ -1,0 +1,182 @@
+"""Choosing settings on the validation part: the same budget of trials for every method.
+
+Trials are ordinary runs with a seed of their own, recorded one by one, so that a tuning that is killed goes
+on where it was. The first trial of every method is the table's own setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from elliptica._streams import stream_seed
+from elliptica.experiments.metrics import score_of
+from elliptica.experiments.records import read_record, record_file, write_record
+from elliptica.experiments.run import Listener, Options, finish_run, one_thread
+from elliptica.experiments.specification import Range, Run, Specification, SpecificationError
+
+#: Seed of the trials; tables use 0, 1, ...
+TRIAL_SEED = 1000
+#: A setting is of the training, or of the method.
+Place = tuple[str, str]
+
+
+def search_space(specification: Specification, row: str) -> dict[Place, Range]:
+    """What is searched for a row: the table's common ranges, and the row's own."""
+    common = {("training", name): each for name, each in specification.search.items()}
+    own = specification.methods[row].get("search", {})
+    try:
+        return common | {("settings", name): Range.model_validate(each) for name, each in own.items()}
+    except ValidationError as error:
+        raise SpecificationError(
+            f"The search of {row} must hold ranges such as {{ low = 0.1, high = 1.0, log = true }}: {error}"
+        ) from error
+
+
+def chosen_file(out: Path, run: Run) -> Path:
+    """Where the choice for a row of a data set is kept."""
+    return record_file(out, run).parent / "chosen.json"
+
+
+def tune(
+    run: Run, space: dict[Place, Range], n_trials: int, options: Options, listen: Listener
+) -> dict[str, Any]:
+    """Choose settings for one row of one data set; returns and keeps the choice.
+
+    Args:
+        run: Any run of the row; its seed does not matter.
+        space: What may vary, see `search_space`.
+        n_trials: Number of trials, the table's own setting among them.
+        options: Where to run and to record.
+        listen: Told about events.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = stream_seed(f"{run.table}/{run.dataset}/{run.row}", TRIAL_SEED, "trials") % 2**32
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    trials_at = dataclasses.replace(options, out=options.out / "trials")
+    tried: list[dict[str, Any]] = []
+    for number in range(n_trials):
+        values: dict[Place, float] = {}
+        trial = None
+        if number:
+            trial = study.ask()
+            values = {place: _suggest(trial, ".".join(place), each) for place, each in space.items()}
+        attempt = with_values(run, values, TRIAL_SEED)
+        score, error = _score(attempt, trials_at, listen)
+        tried.append({"values": {".".join(place): v for place, v in values.items()}, "score": score})
+        if error:
+            tried[-1]["error"] = error
+        if trial is not None:
+            state = optuna.trial.TrialState.COMPLETE if error is None else optuna.trial.TrialState.FAIL
+            study.tell(trial, score, state=state)
+    best = max((t for t in tried if t["score"] is not None), key=lambda t: t["score"], default=None)
+    if best is None:
+        raise RuntimeError(
+            f"All {n_trials} trials of {run.row} failed. The first said: {tried[0]['error']} "
+            "Correct the table's settings or narrow its search."
+        )
+    chosen = {**best, "rule": f"best {run.select} on the validation part", "trials": tried}
+    write_record(chosen_file(options.out, run), chosen)
+    return chosen
+
+
+def _suggest(trial: Any, name: str, each: Range) -> float:
+    value: float = trial.suggest_float(name, each.low, each.high, log=each.log)
+    return value
+
+
+def _score(run: Run, options: Options, listen: Listener) -> tuple[float | None, str | None]:
+    """Validation score of a trial; a training that diverges is a failed trial, not the end of the tuning."""
+    try:
+        finish_run(run, options, listen)
+    except (FloatingPointError, ValueError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    record = read_record(record_file(options.out, run))
+    if record is None:
+        return None, "another process has this trial under way"
+    return score_of(record["metrics"]["validation"], run.metric, run.select), None
+
+
+def with_values(run: Run, values: dict[Place, float], seed: int) -> Run:
+    """The run with other values of some settings."""
+    changed: dict[str, Any] = {"seed": seed}
+    for kind in ("training", "settings"):
+        own = {name: value for (place, name), value in values.items() if place == kind}
+        changed[kind] = {**getattr(run, kind), **own}
+    return run.model_copy(update=changed)
+
+
+def apply_choices(runs: list[Run], out: Path) -> list[Run]:
+    """Runs with the settings that were chosen for their rows.
+
+    Raises:
+        SpecificationError: If a row has not been tuned, or what was kept cannot be read.
+    """
+    found = []
+    for run in runs:
+        file = chosen_file(out, run)
+        try:
+            values = json.loads(file.read_text())["values"]
+        except FileNotFoundError:
+            raise SpecificationError(
+                f"{run.row} on {run.dataset} has not been tuned. Run elliptica tune {run.table} --dataset "
+                f"{run.dataset} --methods '{run.row}' --out {out} first, or leave out --tuned."
+            ) from None
+        except (ValueError, KeyError) as error:
+            raise SpecificationError(
+                f"{file} cannot be read ({error}). Delete it and tune again: trials that are recorded are "
+                "not repeated."
+            ) from error
+        places = {(name.split(".", 1)[0], name.split(".", 1)[1]): value for name, value in values.items()}
+        found.append(with_values(run, places, run.seed))
+    return found
+
+
+def tune_all(
+    runs: list[Run], specification: Specification, n_trials: int, options: Options, listen: Listener
+) -> dict[str, str]:
+    """Tune every row and data set of some runs; returns what happened to each."""
+    rows = list({(run.dataset, run.row): run for run in runs}.values())
+    spaces = [search_space(specification, run.row) for run in rows]
+    labels = [f"{run.dataset} {run.row}" for run in rows]
+    if options.jobs == 1:
+        jobs = zip(labels, rows, spaces, strict=True)
+        return {label: _told(label, run, space, n_trials, options, listen) for label, run, space in jobs}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=one_thread) as pool:
+        futures = {
+            pool.submit(_told, label, run, space, n_trials, options, _silent): label
+            for label, run, space in zip(labels, rows, spaces, strict=True)
+        }
+        found = {}
+        for future in as_completed(futures):
+            label = futures[future]
+            found[label] = future.result() if future.exception() is None else f"failed: {future.exception()}"
+            listen(label, "tuned", {"result": found[label]})
+    return found
+
+
+def _told(
+    label: str, run: Run, space: dict[Place, Range], n_trials: int, options: Options, listen: Listener
+) -> str:
+    try:
+        chosen = tune(run, space, n_trials, options, listen)
+    except Exception as error:
+        result = f"failed: {type(error).__name__}: {error}"
+    else:
+        values = ", ".join(f"{name} {value:.3g}" for name, value in chosen["values"].items())
+        result = f"{values or 'the setting of the table'} (validation {chosen['score']:.4g})"
+    listen(label, "tuned", {"result": result})
+    return result
+
+
+def _silent(*_: object) -> None:
+    return None

@@ -1,0 +1,100 @@
+"""Where a run stands, and how it goes on from a checkpoint as if it had never been stopped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica.training.batch import HasState, Objective
+from elliptica.training.checkpoint import (
+    load_checkpoint,
+    model_tensors,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+    set_aside,
+)
+from elliptica.training.settings import TrainingSettings
+
+
+@dataclass
+class State:
+    """Where a run stands at the end of an epoch."""
+
+    epoch: int = 0
+    best_score: float = -math.inf
+    best_epoch: int = -1
+    evaluations: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Everything that training changes, and the settings that it follows."""
+
+    settings: TrainingSettings
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    order: torch.Generator
+    noise: torch.Generator
+
+    def save(self, file: Path, state: State, best: dict[str, Tensor]) -> None:
+        """Write a checkpoint; ``best`` are the weights of the epoch that is chosen so far."""
+        streams = {
+            "order": self.order.get_state(),
+            "noise": self.noise.get_state(),
+            "model": torch.get_rng_state(),
+        }
+        groups = {
+            "model": model_tensors(self.model),
+            "best": best,
+            "optimizer": optimizer_tensors(self.optimizer),
+            "streams": streams,
+        }
+        objective: object = self.objective
+        if isinstance(objective, HasState):
+            groups["objective"] = objective.state_tensors()
+        save_checkpoint(file, groups, {"settings": _plain(self.settings), **asdict(state)})
+
+    def restore(self, file: Path) -> tuple[State, dict[str, Tensor]] | None:
+        """Read a checkpoint; one that does not fit is set aside and changes nothing."""
+        found = load_checkpoint(file)
+        if found is None:
+            return None
+        groups, values = found
+        if values.pop("settings", None) != _plain(self.settings):
+            set_aside(file, "The checkpoint was written with other settings")
+            return None
+        initial = model_tensors(self.model)
+        try:
+            state, best = State(**values), groups["best"]
+            streams = [groups["streams"][name] for name in ("order", "noise", "model")]
+            self.model.load_state_dict(best)  # does it fit, too?
+            self.model.load_state_dict(groups["model"])
+            restore_optimizer(self.optimizer, groups["optimizer"])
+            objective: object = self.objective
+            if isinstance(objective, HasState):
+                objective.load_state_tensors(groups.get("objective", {}))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            self.model.load_state_dict(initial)
+            param_groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": {}, "param_groups": param_groups})
+            set_aside(file, f"The checkpoint does not fit the run ({error})")
+            return None
+        self.order.set_state(streams[0])
+        self.noise.set_state(streams[1])
+        torch.set_rng_state(streams[2])
+        return state, best
+
+
+def _plain(settings: TrainingSettings) -> dict[str, Any]:
+    """Settings as JSON gives them back."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(settings).items()}

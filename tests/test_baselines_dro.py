@@ -1,0 +1,675 @@
+"""Focal, DRO, DORO and tilted training: against convex solvers, loops, and each other in their limits."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, special
+from torch import nn
+from torch.nn import functional as F
+
+from elliptica.baselines import ERM
+from elliptica.baselines.doro import DORO
+from elliptica.baselines.dro import DRO, chi2_penalty_weights, chi2_weights, cvar_weights
+from elliptica.baselines.focal import Focal
+from elliptica.baselines.tilted import Tilted, tilted_mean
+
+
+class Given(nn.Module):
+    """A model whose losses are its parameters."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses = nn.Parameter(torch.as_tensor(losses, dtype=torch.float64).clone())
+
+    def forward(self, x):
+        return self.losses * 1
+
+
+def as_loss(output, target):
+    return output
+
+
+def outcome(kind, losses, sample_weight=None, **settings):
+    """Value and gradient of an objective as a function of the losses."""
+    model = Given(losses)
+    x = torch.zeros(len(model.losses), 1).double()
+    value = kind(model, as_loss, **settings)(x, x[:, 0], sample_weight=sample_weight)
+    return value.item(), torch.autograd.grad(value, model.losses)[0].numpy()
+
+
+def network(n_out=4):
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, n_out)).double()
+
+
+def batch(generator, n=12, classes=4):
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return x, torch.randint(classes, (n,), generator=generator)
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def slopes(loss, model):
+    gradient = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    return torch.cat([g.flatten() for g in gradient])
+
+
+def draws(generator, n):
+    return torch.randn(n, generator=generator, dtype=torch.float64).exp()
+
+
+LOSSES = {
+    "random": [0.3, 2.1, 0.9, 4.0, 1.2, 0.1, 3.3, 0.8, 1.9, 0.5],
+    "ties": [1.0, 3.0, 3.0, 0.0, 1.0, 3.0, 2.0, 2.0, 0.0, 0.0],
+    "two": [0.5, 2.0],
+    "outlier": [1.0, 1.1, 0.9, 50.0, 1.05, 0.95],
+    "negative": [-3.0, -1.0, -2.5, 0.5, -0.2],
+    "nearly equal": [1.0, 1.0 + 1e-9, 1.0 - 1e-9, 1.0],
+}
+LOSSES = {name: torch.tensor(losses, dtype=torch.float64) for name, losses in LOSSES.items()}
+each = pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES.keys())
+
+
+# the worst weights, by other means
+
+
+def worst_cvar(v, alpha):
+    """A linear program."""
+    m = len(v)
+    result = optimize.linprog(-v, A_eq=np.ones((1, m)), b_eq=[1.0], bounds=[(0, 1 / (alpha * m))] * m)
+    assert result.success
+    return -result.fun
+
+
+def worst_chi2(v, rho):
+    """The dual: a convex function of one number, scanned and refined."""
+    if rho == 0:
+        return v.mean()
+    c = math.sqrt(1 + 2 * rho)
+    low, high = v.min() - 2 * np.ptp(v) / math.sqrt(rho), v.max()
+
+    def dual(eta):
+        return c * np.sqrt(np.square(np.maximum(v - eta[:, None], 0)).mean(1)) + eta
+
+    return scan(dual, low, high)
+
+
+def worst_penalised(v, penalty):
+    """The dual with the conjugate of ``(r - 1)**2 / 2`` on ``r >= 0``."""
+
+    def dual(eta):
+        s = np.maximum((v - eta[:, None]) / penalty, -1)
+        return eta + penalty * (s + s**2 / 2).mean(1)
+
+    return scan(dual, v.min() - penalty - np.ptp(v), v.max() + penalty)
+
+
+def scan(function, low, high):
+    for _ in range(8):  # each pass narrows the interval a hundredfold
+        grid = np.linspace(low, high, 401)
+        values = function(grid)
+        best = int(np.argmin(values))
+        low, high = grid[max(best - 2, 0)], grid[min(best + 2, 400)]
+    return values.min()
+
+
+def by_slsqp(v, rho=None, penalty=None):
+    """The primal, by a general solver."""
+    m = len(v)
+
+    def divergence(p):
+        return ((m * p - 1) ** 2).sum() / (2 * m)
+
+    limits = [{"type": "eq", "fun": lambda p: p.sum() - 1}]
+    if penalty is None:
+        limits.append({"type": "ineq", "fun": lambda p: rho - divergence(p)})
+        penalty = 0.0
+    result = optimize.minimize(
+        lambda p: -(p @ v) + penalty * divergence(p),
+        np.full(m, 1 / m),
+        bounds=[(0, 1)] * m,
+        constraints=limits,
+        method="SLSQP",
+        options={"ftol": 1e-12, "maxiter": 500},
+    )
+    return -result.fun
+
+
+def chi2_of(p):
+    return ((len(p) * p - 1) ** 2).sum() / (2 * len(p))
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.37, 0.5, 0.99, 1.0])
+@each
+def test_cvar_weights_are_the_worst(losses, alpha):
+    v = losses.numpy()
+    p = cvar_weights(losses, alpha).numpy()
+    assert p.sum() == pytest.approx(1, abs=1e-14)
+    assert p.min() >= 0
+    assert p.max() <= 1 / (alpha * len(v)) + 1e-12 or alpha * len(v) < 1
+    v = (v - v.min()) / np.ptp(v)  # changes nothing but the tolerance
+    assert p @ v == pytest.approx(worst_cvar(v, max(alpha, 1 / len(v))), abs=1e-9)
+
+
+@pytest.mark.parametrize("rho", [1e-6, 0.05, 0.3, 1.0, 2.0, 40.0])
+@each
+def test_chi2_weights_are_the_worst(losses, rho):
+    """Allowed, and of the value of the dual: no weights do better."""
+    v = losses.numpy()
+    p = chi2_weights(losses, rho).numpy()
+    assert p.sum() == pytest.approx(1, abs=1e-14)
+    assert p.min() >= 0
+    assert chi2_of(p) <= rho * (1 + 1e-7) + 1e-12
+    v = (v - v.min()) / np.ptp(v)  # changes nothing but the tolerance
+    assert p @ v == pytest.approx(worst_chi2(v, rho), rel=1e-7, abs=1e-9)
+    if rho == 0.3:
+        assert p @ v == pytest.approx(by_slsqp(v, rho=rho), rel=1e-5)
+        assert chi2_of(p) == pytest.approx(rho)  # all that is allowed is used
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 0.05, 0.4, 2.0, 1e4])
+@each
+def test_penalised_weights_are_the_best(losses, penalty):
+    v = losses.numpy()
+    p = chi2_penalty_weights(losses, penalty).numpy()
+    assert p.sum() == pytest.approx(1, abs=1e-14)
+    assert p.min() >= 0
+    value = p @ v - penalty * chi2_of(p)
+    assert value == pytest.approx(worst_penalised(v, penalty), rel=1e-7, abs=1e-9)
+    if penalty == 2.0:
+        assert value == pytest.approx(by_slsqp(v, penalty=penalty), rel=1e-5)
+    assert outcome(DRO, losses, divergence="chi2", penalty=penalty)[0] == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 400])
+def test_weights_of_many_random_losses(n, generator):
+    """Sizes at which every number of samples takes part; a factor of two in rho is seen."""
+    for rho in (0.02, 0.3, 1.0, 9.0):
+        v = draws(generator, n)
+        p = chi2_weights(v, rho).numpy()
+        value = p @ v.numpy()
+        assert chi2_of(p) <= rho + 1e-9
+        assert value == pytest.approx(worst_chi2(v.numpy(), rho), rel=1e-7)
+        if n == 400 and rho < 9:
+            assert value < worst_chi2(v.numpy(), 2 * rho) - 1e-3
+        q = chi2_penalty_weights(v, rho).numpy()
+        value = q @ v.numpy() - rho * chi2_of(q)
+        assert value == pytest.approx(worst_penalised(v.numpy(), rho), rel=1e-7)
+
+
+def test_limits_with_known_answers(generator):
+    v = draws(generator, 10)
+    one_hot = F.one_hot(v.argmax(), 10).double()
+    equal = torch.full((10,), 0.1, dtype=torch.float64)
+    same(cvar_weights(v, 1.0), equal)
+    same(cvar_weights(v, 0.1), one_hot)
+    same(cvar_weights(v, 1e-320), one_hot)
+    same(chi2_weights(v, 0.0), equal)
+    same(chi2_weights(v, 1e-320), equal)
+    for rho in (4.5, 4.6, 1e300):  # at most 1 + 2 rho samples
+        same(chi2_weights(v, rho), one_hot)
+    assert chi2_weights(v, 4.4).max() < 1
+    same(chi2_penalty_weights(v, 1e-320), one_hot)
+    torch.testing.assert_close(chi2_penalty_weights(v, 1e9), equal, rtol=1e-6, atol=0.0)
+    top = v.sort(descending=True).values
+    value = outcome(DRO, v, alpha=0.25)[0]  # two and a half samples
+    assert value == pytest.approx(((top[0] + top[1] + top[2] / 2) / 2.5).item())
+    assert value != pytest.approx(top[:2].mean().item(), rel=1e-3)
+
+
+def test_chi2_weights_at_the_size_where_the_maximum_takes_all(generator):
+    """Rounding decides on which side a batch of 1 + 2 rho samples is; both give the maximum."""
+    for n in range(2, 80):
+        v = draws(generator, n)
+        for rho in (math.nextafter((n - 1) / 2, 0), (n - 1) / 2, math.nextafter((n - 1) / 2, n)):
+            p = chi2_weights(v, rho)
+            assert p.isfinite().all()
+            assert p[v.argmax()] > 1 - 1e-6
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e30])
+@pytest.mark.parametrize("n", [1, 5])
+def test_equal_losses_get_equal_weights(n, value):
+    v = torch.full((n,), value)
+    equal = torch.full((n,), 1 / n)
+    for p in (cvar_weights(v, 0.3), chi2_weights(v, 1.0), chi2_penalty_weights(v, 0.1)):
+        torch.testing.assert_close(p, equal)
+        assert p.dtype == torch.float32
+
+
+def test_ties_share_and_order_does_not_matter(generator):
+    v = LOSSES["ties"]
+    order = torch.randperm(10, generator=generator)
+    for weights in (
+        lambda v: cvar_weights(v, 0.45),
+        lambda v: chi2_weights(v, 0.4),
+        lambda v: chi2_penalty_weights(v, 0.5),
+    ):
+        p = weights(v)
+        same(weights(v[order]), p[order])
+        for level in v.unique():
+            assert p[v == level].std() < 1e-15
+    same(chi2_weights(v, 5.0)[v == 3.0], torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        lambda v, w=None: cvar_weights(v, 0.3, sample_weight=w),
+        lambda v, w=None: chi2_weights(v, 0.4, sample_weight=w),
+        lambda v, w=None: chi2_penalty_weights(v, 0.5, sample_weight=w),
+    ],
+)
+def test_a_sample_of_weight_three_is_three_samples(weights, generator):
+    v = draws(generator, 9)
+    counts = torch.tensor([1, 3, 0, 2, 1, 0, 1, 2, 3])
+    v[2] = 99.0  # has weight 0
+    repeated = weights(v.repeat_interleave(counts))
+    rows = torch.arange(9).repeat_interleave(counts)
+    summed = torch.zeros(9).double().index_add(0, rows, repeated)
+    for scale in (1.0, 1e-3, 1e200):
+        same(weights(v, counts.double() * scale), summed)
+    same(weights(v, torch.zeros(9).double()), weights(v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_low_precision_and_large_losses(dtype, generator):
+    v = draws(generator, 40).to(dtype)
+    for function, size in ((cvar_weights, 0.13), (chi2_weights, 0.7), (chi2_penalty_weights, 0.2)):
+        p = function(v, size)
+        assert p.dtype == torch.float32
+        torch.testing.assert_close(p, function(v.double(), size).float())
+        assert abs(p.sum().item() - 1) < 1e-6
+        assert function(torch.tensor([1e38, -1e38, 3e38]), size).isfinite().all()
+    assert not chi2_weights(v.requires_grad_(), 0.3).requires_grad
+
+
+# DRO
+
+
+SETTINGS = [
+    (DRO, {"divergence": "cvar", "alpha": 0.35}),
+    (DRO, {"divergence": "chi2", "rho": 0.5}),
+    (DRO, {"divergence": "chi2", "alpha": 0.4}),
+    (DRO, {"divergence": "chi2", "penalty": 0.6}),
+    (DORO, {"divergence": "cvar", "alpha": 0.35, "epsilon": 0.15}),
+    (DORO, {"divergence": "cvar", "alpha": 0.35, "epsilon": 0.15, "variant": "doro"}),
+    (DORO, {"divergence": "chi2", "alpha": 0.4, "epsilon": 0.15}),
+    (Tilted, {"t": 1.7}),
+    (Tilted, {"t": -1.7}),
+    (Focal, {"gamma": 2.0}),
+    (Focal, {"gamma": 0.5}),
+]
+every = pytest.mark.parametrize(("kind", "settings"), SETTINGS)
+
+
+@every
+def test_gradient_is_that_of_the_value(kind, settings, generator):
+    """By finite differences: weights may be held constant because they are the worst ones."""
+    v = draws(generator, 11)
+    value, gradient = outcome(kind, v, **settings)
+    for i in range(11):
+        step = 1e-6 * F.one_hot(torch.tensor(i), 11)
+        up, down = (outcome(kind, v + sign * step, **settings)[0] for sign in (1, -1))
+        assert gradient[i] == pytest.approx((up - down) / 2e-6, abs=1e-7)
+    assert math.isfinite(value)
+
+
+@every
+def test_weights_of_samples_are_repetitions(kind, settings, generator):
+    """All but DORO, which counts samples; the scale is that of the mean of weight times loss."""
+    if kind is DORO:
+        settings = settings | {"epsilon": 0.0}
+        if settings.get("variant") == "doro":
+            settings = settings | {"alpha": 1.0}
+    v = draws(generator, 6)
+    v[1] = 50.0
+    counts = torch.tensor([2, 0, 1, 3, 1, 1])
+    repeated = outcome(kind, v.repeat_interleave(counts), **settings)[0]
+    for scale in (1.0, 0.1):
+        weighted, gradient = outcome(kind, v, sample_weight=counts.double() * scale, **settings)
+        assert weighted == pytest.approx(scale * repeated * 8 / 6)
+        assert gradient[1] == 0
+    nothing = outcome(kind, v, sample_weight=torch.zeros(6).double(), **settings)
+    assert nothing[0] == 0
+    assert (nothing[1] == 0).all()
+
+
+def test_plain_training_is_a_limit_of_all(generator):
+    model, loss_fn = network(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4]).double())
+    x, y = batch(generator)
+    weight = torch.rand(12, generator=generator, dtype=torch.float64)
+    expected = ERM(model, loss_fn)(x, y, sample_weight=weight)
+    for objective in (
+        DRO(model, loss_fn, alpha=1.0),
+        DRO(model, loss_fn, divergence="chi2", rho=0.0),
+        DRO(model, loss_fn, divergence="chi2", alpha=1.0),
+        DORO(model, loss_fn, alpha=1.0, epsilon=0.0),
+        DORO(model, loss_fn, alpha=1.0, epsilon=0.0, variant="doro"),
+        DORO(model, loss_fn, alpha=1.0, epsilon=0.05, divergence="chi2"),  # too few to be trimmed
+        Tilted(model, loss_fn, t=0.0),
+        Focal(model, loss_fn, gamma=0.0),
+    ):
+        loss = objective(x, y, sample_weight=weight)
+        same(loss, expected)
+        same(slopes(loss, model), slopes(ERM(model, loss_fn)(x, y, sample_weight=weight), model))
+
+
+@every
+def test_eval_mode_is_the_ordinary_loss(kind, settings, generator):
+    model, loss_fn = network(), nn.CrossEntropyLoss(label_smoothing=0.1)
+    x, y = batch(generator)
+    objective = kind(model, loss_fn, **settings)
+    plain = F.cross_entropy(model(x), y, label_smoothing=0.1)
+    assert not torch.isclose(objective(x, y), plain, rtol=1e-3)
+    same(objective.clean_loss(x, y), plain)
+    same(objective.eval()(x, y), plain)
+
+
+@pytest.mark.parametrize(("kind", "settings"), [case for case in SETTINGS if case[0] is not Focal])
+def test_one_row_is_the_ordinary_loss(kind, settings, generator):
+    model = network()
+    x, y = batch(generator, n=1)
+    loss = kind(model, nn.CrossEntropyLoss(), **settings)(x, y)
+    expected = F.cross_entropy(model(x), y)
+    same(slopes(loss, model), slopes(expected, model))
+    same(loss, expected)
+
+
+@every
+def test_nothing_is_drawn_or_changed(kind, settings, generator):
+    x, y = batch(generator)
+    kept = x.clone(), y.clone(), generator.get_state(), torch.get_rng_state()
+    objective = kind(network(), nn.CrossEntropyLoss(), **settings)
+    state = torch.get_rng_state()
+    objective(x, y, end=(x, y), generator=generator)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(y, kept[1])
+    assert torch.equal(generator.get_state(), kept[2])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(name.startswith("model.") for name in objective.state_dict())
+
+
+@every
+@pytest.mark.parametrize("value", [0.0, 1.0, 80.0])
+def test_equal_losses_train_on_the_mean(kind, settings, value):
+    result, gradient = outcome(kind, torch.full((9,), value), **settings)
+    assert math.isfinite(result)
+    assert np.isfinite(gradient).all()
+    if kind is not Focal and settings.get("variant") != "doro":
+        assert result == pytest.approx(value)
+    if kind in (DRO, Tilted):
+        assert gradient == pytest.approx(np.full(9, 1 / 9))
+
+
+def test_chi2_by_alpha_and_defaults(generator):
+    v = draws(generator, 200)
+    by_alpha = outcome(DRO, v, divergence="chi2", alpha=0.25)[0]
+    assert by_alpha == outcome(DRO, v, divergence="chi2", rho=4.5)[0]
+    assert by_alpha > outcome(DRO, v, alpha=0.25)[0]  # the larger set
+    assert outcome(DRO, v)[0] == outcome(DRO, v, divergence="cvar", alpha=0.1)[0]
+    assert outcome(DRO, v, divergence="chi2")[0] == outcome(DRO, v, divergence="chi2", rho=1.0)[0]
+    same(outcome(DRO, v, divergence="chi2", alpha=1e-320)[0], v.max().item())
+    assert "divergence='chi2', rho=1.0" in repr(DRO(network(), as_loss, divergence="chi2"))
+
+
+# DORO
+
+
+@pytest.mark.parametrize("divergence", ["cvar", "chi2"])
+@pytest.mark.parametrize("alpha", [0.2, 0.33])
+def test_doro_without_outliers_is_dro(divergence, alpha, generator):
+    v = draws(generator, 23)
+    robust = outcome(DRO, v, divergence=divergence, alpha=alpha)
+    trimmed = outcome(DORO, v, divergence=divergence, alpha=alpha, epsilon=0.0)
+    assert robust[0] == pytest.approx(trimmed[0], rel=1e-12)
+    assert robust[1] == pytest.approx(trimmed[1], abs=1e-14)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.1, 0.29, 0.9])
+@pytest.mark.parametrize("alpha", [0.01, 0.2, 0.33, 1.0])
+@pytest.mark.parametrize("n", [100, 32])
+def test_doro_equals_loops(n, alpha, epsilon, generator):
+    v = draws(generator, n)
+    ordered = sorted(v.tolist(), reverse=True)
+    n_out = {
+        100: {0.0: 0, 0.05: 5, 0.1: 10, 0.29: 29, 0.9: 90},
+        32: {0.0: 0, 0.05: 1, 0.1: 3, 0.29: 9, 0.9: 28},
+    }
+    n_out = n_out[n][epsilon]
+    kept = np.array(ordered[n_out:])
+    settings = {"alpha": alpha, "epsilon": epsilon}
+    exact = outcome(DORO, v, **settings)[0]
+    assert exact == pytest.approx(worst_cvar(kept, max(alpha, 1 / len(kept))), rel=1e-8)
+    theirs = outcome(DORO, v, variant="doro", **settings)[0]
+    n_last = math.floor(round((epsilon + alpha * (1 - epsilon)) * n, 6))
+    expected = sum(ordered[n_out:n_last]) / (alpha * (n - n_out)) if n_last > n_out else ordered[n_out]
+    assert theirs == pytest.approx(expected)
+    c = math.sqrt(1 + (1 / alpha - 1) ** 2)
+    rho = (c**2 - 1) / 2
+    for variant in ("exact", "doro"):
+        value = outcome(DORO, v, divergence="chi2", variant=variant, **settings)[0]
+        assert value == pytest.approx(worst_chi2(kept, rho), rel=1e-6)
+
+
+def test_truncated_and_exact_agree_when_alpha_m_is_whole(generator):
+    v = draws(generator, 40)
+    exact, theirs = (outcome(DORO, v, alpha=0.2, epsilon=0.0, variant=k)[0] for k in ("exact", "doro"))
+    assert exact == pytest.approx(theirs, rel=1e-12)
+    assert exact == pytest.approx(v.sort().values[-8:].mean().item())
+    exact, theirs = (outcome(DORO, v, alpha=0.21, epsilon=0.0, variant=k)[0] for k in ("exact", "doro"))
+    assert exact > theirs + 1e-3
+
+
+@pytest.mark.parametrize("divergence", ["cvar", "chi2"])
+def test_outliers_have_no_part(divergence, generator):
+    v = draws(generator, 20)
+    v[4], v[11] = 1e12, 1e9
+    settings = {"divergence": divergence, "alpha": 0.2}
+    value, gradient = outcome(DORO, v, epsilon=0.1, **settings)
+    assert value < 100
+    assert gradient[4] == gradient[11] == 0
+    assert outcome(DRO, v, **settings)[0] > 1e9
+    weight = torch.ones(20).double()
+    weight[4] = 0  # is not counted: two of the others go
+    gradient = outcome(DORO, v, sample_weight=weight, epsilon=0.1, **settings)[1]
+    assert gradient[11] == 0
+    assert (gradient > 0).sum() == (gradient != 0).sum() >= 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 81, 83])
+def test_small_batches_have_finite_gradients_under_chi2(n, generator):
+    """Below 82 samples the worst weights of alpha 0.1 are the maximum, where the dual has no slope."""
+    gradient = outcome(DORO, draws(generator, n), divergence="chi2", alpha=0.1, epsilon=0.0)[1]
+    assert np.isfinite(gradient).all()
+    assert gradient.sum() == pytest.approx(1)
+    assert (gradient > 0).sum() == 1 or n == 83
+
+
+# tilted
+
+
+@pytest.mark.parametrize("t", [-300.0, -2.0, -1e-3, 1e-3, 0.5, 20.0, 1e4])
+def test_tilted_is_the_formula(t, generator):
+    v = draws(generator, 15)
+    weight = torch.rand(15, generator=generator, dtype=torch.float64)
+    for w in (None, weight):
+        expected = special.logsumexp(t * v.numpy(), b=1 if w is None else w.numpy())
+        expected = (expected - math.log(15 if w is None else w.sum())) / t
+        assert tilted_mean(v, t, sample_weight=w).item() == pytest.approx(expected, rel=1e-11)
+    gradient = outcome(Tilted, v, t=t)[1]
+    assert gradient == pytest.approx(special.softmax(t * v.numpy()), abs=1e-12)
+
+
+def test_tilted_limits(generator):
+    v = draws(generator, 50)
+    assert tilted_mean(v, 0.0).item() == pytest.approx(v.mean().item())
+    assert tilted_mean(v, 1e30).item() == v.max()
+    assert tilted_mean(v, -1e30).item() == v.min()
+    values = [tilted_mean(v, t).item() for t in (-1e3, -1.0, -1e-9, 0.0, 1e-9, 1.0, 1e3)]
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize("t", [1e-38, 1e-30, 1e-12, 1e-6, 1e-4, -1e-6])
+def test_tiny_tilts_keep_their_digits_in_single_precision(t, generator):
+    """To first order the mean plus t/2 times the variance; log(mean(exp)) / t would be rounding noise."""
+    v = draws(generator, 50).float()
+    expected = v.mean() + t / 2 * v.var(unbiased=False)
+    torch.testing.assert_close(tilted_mean(v, t), expected, rtol=2e-6, atol=0.0)
+    leaf = v.clone().requires_grad_()
+    tilted_mean(leaf, t).backward()
+    torch.testing.assert_close(leaf.grad, (t * v).softmax(0))
+    if abs(t) < 1e-6:
+        assert not torch.isclose((t * v).exp().mean().log() / t, expected, rtol=1e-3)
+
+
+def test_tilted_has_second_derivatives(generator):
+    v = draws(generator, 6).requires_grad_()
+    for t in (2.0, -0.3, 0.0):
+        assert torch.autograd.gradcheck(lambda v, t=t: tilted_mean(v, t), v)
+        assert torch.autograd.gradgradcheck(lambda v, t=t: tilted_mean(v, t), v)
+
+
+# focal
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_focal_is_the_formula(gamma, weighted, generator):
+    model = network()
+    class_weight = torch.tensor([1.0, 0.0, 3.0, 4.0]).double() if weighted else None
+    x, y = batch(generator)
+    loss = Focal(model, nn.CrossEntropyLoss(weight=class_weight), gamma=gamma)(x, y)
+    p = special.softmax(model(x).detach().numpy(), axis=1)[np.arange(12), y.numpy()]
+    w = class_weight[y].numpy() if weighted else np.ones(12)
+    assert loss.item() == pytest.approx(-(w * (1 - p) ** gamma * np.log(p)).sum() / w.sum())
+    p = model(x).softmax(1).gather(1, y[:, None])[:, 0]
+    expected = -(torch.as_tensor(w) * (1 - p) ** gamma * p.log()).sum() / w.sum()
+    same(slopes(loss, model), slopes(expected, model))
+    if gamma:  # the factor is not held constant
+        held = -(torch.as_tensor(w) * (1 - p.detach()) ** gamma * p.log()).sum() / w.sum()
+        assert not torch.allclose(slopes(loss, model), slopes(held, model), rtol=1e-3)
+
+
+def test_focal_of_one_logit_is_that_of_detection(generator):
+    model = network(n_out=1)
+    x, y = batch(generator, classes=2)
+    loss = Focal(model, nn.BCEWithLogitsLoss(), gamma=2.0)(x, y.double()[:, None])
+    p = special.expit(model(x).detach().numpy()[:, 0])
+    p = np.where(y.numpy() == 1, p, 1 - p)
+    assert loss.item() == pytest.approx((-((1 - p) ** 2) * np.log(p)).mean())
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+def test_focal_of_a_soft_label_is_least_at_the_label(gamma):
+    label = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
+    logits = nn.Linear(1, 3, bias=False).double()
+    objective = Focal(logits, nn.CrossEntropyLoss(), gamma=gamma)
+    x = torch.ones(1, 1).double()
+    with torch.no_grad():
+        logits.weight.copy_(label.log().T)
+    loss = objective(x, label)
+    entropy = -(label * label.log()).sum()
+    same(loss, (1 - (-entropy).exp()) ** gamma * entropy)
+    assert slopes(loss, logits).abs().max() < 1e-12
+    for class_, sign in ((0, 1), (1, 1), (2, -1)):
+        with torch.no_grad():
+            logits.weight.copy_(label.log().T)
+            logits.weight[class_] += sign * 0.1
+        assert objective(x, label) > loss
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_focal_of_a_sure_model_is_finite(gamma, dtype):
+    """Where p is 1, a power below 1 has an infinite slope."""
+    model = nn.Linear(1, 2, bias=False).to(dtype)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[200.0], [-200.0]]))
+    objective = Focal(model, nn.CrossEntropyLoss(), gamma=gamma)
+    right, wrong = torch.tensor([0]), torch.tensor([1])
+    x = torch.ones(1, 1, dtype=dtype)
+    loss = objective(x, right)
+    assert loss.item() == 0
+    assert slopes(loss, model).abs().max() == 0
+    loss = objective(x, wrong)
+    assert loss.item() == pytest.approx(400)
+    assert slopes(loss, model).isfinite().all()
+
+
+# bad input
+
+
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("kind", "settings", "match"),
+        [
+            (DRO, {"alpha": 0.0}, r"alpha must be above 0 and at most 1, but got 0.0.*alpha=1.0"),
+            (DRO, {"alpha": 1.5}, "alpha must be above 0 and at most 1, but got 1.5"),
+            (DRO, {"alpha": float("nan")}, "alpha must be above 0 and at most 1, but got nan"),
+            (DRO, {"alpha": "all"}, "alpha must be a number"),
+            (DRO, {"rho": 1.0}, r'divergence="cvar" takes alpha, but got rho'),
+            (DRO, {"divergence": "chi2", "rho": -1.0}, "rho must be finite and at least 0"),
+            (DRO, {"divergence": "chi2", "penalty": 0.0}, "penalty must be finite and above 0"),
+            (
+                DRO,
+                {"divergence": "chi2", "rho": 1.0, "alpha": 0.5},
+                r'"chi2" takes one of alpha, rho and penalty, but got alpha and rho',
+            ),
+            (DRO, {"divergence": "chi"}, "divergence must be one of 'cvar', 'chi2'.*Did you mean 'chi2'"),
+            (DORO, {"epsilon": 1.0}, "epsilon must be at least 0 and below 1, but got 1.0"),
+            (DORO, {"epsilon": -0.1}, "epsilon must be at least 0 and below 1, but got -0.1"),
+            (DORO, {"epsilon": 0.1, "alpha": 0.0}, "alpha must be above 0"),
+            (DORO, {"epsilon": 0.1, "variant": "dora"}, "variant must be one of 'exact', 'doro'"),
+            (Tilted, {"t": float("inf")}, r"t must be a number from -1e\+30 to 1e\+30, but got inf"),
+            (Tilted, {"t": float("nan")}, "but got nan"),
+            (Tilted, {"t": True}, "t must be a number"),
+            (Focal, {"gamma": -1.0}, "gamma must be finite and at least 0, but got -1.0"),
+        ],
+    )
+    def test_settings(self, kind, settings, match):
+        with pytest.raises((ValueError, TypeError), match=match):
+            kind(network(), nn.CrossEntropyLoss(), **settings)
+
+    @every
+    def test_batches(self, kind, settings, generator):
+        objective = kind(network(), nn.CrossEntropyLoss(), **settings)
+        x, y = batch(generator)
+        bad = x.clone()
+        bad[3, 1] = float("nan")
+        with pytest.raises(ValueError, match="x must be finite, but 1 values are NaN or infinite, in rows 3"):
+            objective(bad, y)
+        with pytest.raises(ValueError, match=r"y must have as many rows as x \(12\), but has 11 rows"):
+            objective(x, y[1:])
+        with pytest.raises(ValueError, match="x is empty"):
+            objective(x[:0], y[:0])
+        with pytest.raises(ValueError, match="sample_weight must have as many rows"):
+            objective(x, y, sample_weight=torch.ones(3))
+        with pytest.raises(ValueError, match="sample_weight must be finite and at least 0"):
+            objective(x, y, sample_weight=-torch.ones(12))
+        with pytest.raises(ValueError, match=r"Labels must lie in 0..3"):
+            objective(x, y + 4)
+
+    def test_losses(self):
+        with pytest.raises(ValueError, match=r"losses must be finite, but 1 values .* in rows 1"):
+            cvar_weights(torch.tensor([1.0, float("nan")]), 0.5)
+        with pytest.raises(ValueError, match="losses is empty"):
+            chi2_weights(torch.zeros(0), 0.5)
+        with pytest.raises(TypeError, match=r"shape \(batch,\), but got torch.int64 of shape \(2,\)"):
+            chi2_penalty_weights(torch.tensor([1, 2]), 0.5)
+        with pytest.raises(TypeError, match=r"but got torch.float32 of shape \(2, 2\)"):
+            chi2_weights(torch.zeros(2, 2), 0.5)
+        with pytest.raises(TypeError, match="but got list"):
+            cvar_weights([1.0, 2.0], 0.5)
+        with pytest.raises(ValueError, match="losses must be finite"):
+            tilted_mean(torch.tensor([1.0, float("inf")]), 0.5)
+
+    @pytest.mark.parametrize("loss_fn", [nn.MSELoss(), F.l1_loss])
+    def test_focal_refuses_regression(self, loss_fn):
+        with pytest.raises(TypeError, match=r"is a loss of real targets(.|\n)*Use nn.CrossEntropyLoss"):
+            Focal(network(), loss_fn)
