@@ -25,7 +25,7 @@ def page(text: str) -> str:
     for name, datasets in SHOWN.items():
         specification = load_specification(name)
         wanted = runs(name, specification, datasets=datasets)
-        table = render(make_table(name, specification, wanted, read_records(HERE, name)), "markdown")
+        table = render(make_table(name, specification, wanted, read_records(HERE, wanted)), "markdown")
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"

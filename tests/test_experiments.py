@@ -369,6 +369,17 @@ def test_paired_test_against_scipy():
     assert _paired_p(dict(enumerate(a)), dict(enumerate(b))) == pytest.approx(expected, rel=1e-6)
 
 
+def test_tables_may_have_runs_in_common():
+    (shared,) = runs(
+        "table9", load_specification("table9"), datasets=["breastmnist"], methods=["erm"], seeds=1
+    )
+    (own,) = runs("table6", load_specification("table6"), datasets=["breastmnist"], methods=["erm"], seeds=1)
+    assert shared == own
+    text = TOY.replace("[methods.erm]", '[methods.erm]\nfrom = "table3"')
+    with pytest.raises(SpecificationError, match=r"methods\.erm\.from.*table3 has no data set 'toy'"):
+        runs("toy", parse_specification(text, "toy"))
+
+
 def test_a_row_may_have_its_own_schedule_or_be_left_out(toy):
     text = TOY.replace("n_times = 3", "n_times = 3\nepochs = 1")
     found = {run.row: run for run in runs("toy", parse_specification(text, "toy"), seeds=1)}

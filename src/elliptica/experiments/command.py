@@ -169,5 +169,5 @@ def show_table(choice: Choice, out: Path, form: Format, part: Part, console: Con
 
 def print_table(name: str, wanted: list[Run], out: Path, form: Format, part: Part, console: Console) -> None:
     """Print the table of the records in a folder."""
-    table = make_table(name, load_specification(name), wanted, read_records(out, name), part)
+    table = make_table(name, load_specification(name), wanted, read_records(out, wanted), part)
     console.print(render(table, form), markup=False, highlight=False, soft_wrap=True)

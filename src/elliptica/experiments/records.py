@@ -64,9 +64,9 @@ def write_record(file: Path, record: dict[str, Any]) -> None:
     part.replace(file)
 
 
-def read_records(out: Path, table: str) -> list[dict[str, Any]]:
-    """All records of a table, in the order of their names."""
-    found = (read_record(file) for file in sorted((out / table).rglob("*-seed*.json")))
+def read_records(out: Path, runs: list[Run]) -> list[dict[str, Any]]:
+    """The records of those runs that are finished."""
+    found = (read_record(record_file(out, run)) for run in runs)
     return [record for record in found if record is not None]
 
 

@@ -86,7 +86,7 @@ class Specification(_Strict):
         search: What it varies in the training of every row; a row's ``search`` adds settings of its method.
         methods: Settings by name of the row; ``method`` in them names the method if the row's name does
             not, ``epochs`` gives it a schedule of its own, ``training`` other training settings, ``skip``
-            leaves it out.
+            leaves it out. ``from`` names a table that has the same row: its runs are then these.
         datasets: Data sets by name; ``data`` defaults to that name.
     """
 
@@ -184,6 +184,17 @@ def runs(
             if settings.get("method", row) == "elliptic":
                 settings = {**spec.defaults, **settings}
             settings.pop("search", None)
+            if "from" in settings:
+                found += _runs_of_another_table(
+                    name,
+                    settings["from"],
+                    dataset,
+                    row,
+                    seeds or specification.seeds,
+                    match_evaluations,
+                    training,
+                )
+                continue
             if settings.pop("skip", False):
                 continue
             method = settings.pop("method", row)
@@ -208,6 +219,30 @@ def runs(
                     )
                 )
     return found
+
+
+def _runs_of_another_table(
+    name: str,
+    other: str,
+    dataset: str,
+    row: str,
+    seeds: int,
+    match_evaluations: bool,
+    training: dict[str, Any] | None,
+) -> list[Run]:
+    """Runs that two tables have in common; they are done and recorded once, under the other's name."""
+    try:
+        return runs(
+            other,
+            load_specification(other),
+            datasets=[dataset],
+            methods=[row],
+            seeds=seeds,
+            match_evaluations=match_evaluations,
+            training=training,
+        )
+    except SpecificationError as error:
+        raise SpecificationError(f'{name}: methods.{row}.from = "{other}": {error}') from error
 
 
 def _check_known(what: str, asked: list[str] | None, known: list[str], where: str) -> None:
