@@ -8,25 +8,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from elliptica.experiments.command import Choice
 from elliptica.experiments.records import read_records
-from elliptica.experiments.specification import load_specification, runs
-from elliptica.experiments.table import make_table, render
+from elliptica.experiments.specification import load_specification
+from elliptica.experiments.table import Part, make_table, render
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "tables"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table of the page: the mark between which it stands, and which runs it shows."""
+
+    mark: str
+    choice: Choice
+    part: Part = "test"
+
+
 #: Tables of the page, with the data sets that were run.
-SHOWN = {"table3": ["airfoil", "no2"], "table5": ["skillcraft"]}
+SHOWN = [
+    Shown("table3", Choice("table3", ["airfoil", "no2"])),
+    Shown("table5", Choice("table5", ["skillcraft", "crime"])),
+]
 
 
 def page(text: str) -> str:
     """The page with its tables made anew from the records."""
-    for name, datasets in SHOWN.items():
-        specification = load_specification(name)
-        wanted = runs(name, specification, datasets=datasets)
-        table = render(make_table(name, specification, wanted, read_records(HERE, wanted)), "markdown")
-        begin, end = BEGIN.format(name), END.format(name)
+    for shown in SHOWN:
+        name, wanted = shown.choice.table, shown.choice.runs(HERE)
+        records = read_records(HERE, wanted)
+        table = render(make_table(name, load_specification(name), wanted, records, shown.part), "markdown")
+        begin, end = BEGIN.format(shown.mark), END.format(shown.mark)
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
     return text

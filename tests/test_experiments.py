@@ -144,7 +144,7 @@ def test_labels_shuffled_in_every_batch_are_drawn_anew():
     batch = Batch(torch.zeros(40, 1), y, None, y, torch.Generator().manual_seed(0))
     noisy = problems.with_label_noise(objective, {"shuffled_per_batch": 0.5})
     for _ in range(2):
-        noisy(None, batch)
+        noisy(torch.nn.Identity(), batch)
     assert not torch.equal(seen[0], seen[1])
     for labels in seen:
         assert torch.equal(labels.sort().values, y)
@@ -217,6 +217,7 @@ def test_errors_are_one_minus_accuracies():
         assert accuracy[column] + error[column] == pytest.approx(1)
 
 
+@pytest.mark.bad_input
 def test_names_may_be_given_with_commas(tmp_path):
     places = ["--out", str(tmp_path), "--data-dir", str(tmp_path)]
     found = runner.invoke(
@@ -248,6 +249,7 @@ def test_names_may_be_given_with_commas(tmp_path):
     assert "100 of 100 runs are not recorded" in found.output
 
 
+@pytest.mark.bad_input
 def test_the_list_says_which_data_are_here(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     found = runner.invoke(app, ["list", "--data-dir", str(tmp_path)])

@@ -240,6 +240,7 @@ def test_flips_and_crops_by_hand():
     assert torch.equal(first, second)
 
 
+@pytest.mark.bad_input
 def test_flips_and_crops_in_the_loop(tmp_path):
     with pytest.raises(ValueError, match="need images of shape"):
         train(TrainingSettings(1, 8, 1e-2, augment="flip_crop"))
