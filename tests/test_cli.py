@@ -119,3 +119,42 @@ def test_out_must_not_be_a_file(tmp_path):
     file.write_text("mine")
     assert runner.invoke(app, ["demo", "--quick", "--out", str(file)]).exit_code == 2
     assert file.read_text() == "mine"
+
+
+def test_names_may_be_given_with_commas(tmp_path):
+    places = ["--out", str(tmp_path), "--data-dir", str(tmp_path)]
+    found = runner.invoke(
+        app, ["run", "table3", "--dataset", "no2", "--methods", "erm,mixup", "--seeds", "1", *places]
+    )
+    assert found.exit_code == 1
+    assert found.output.count("failed") >= 2
+    found = runner.invoke(app, ["table", "table3", "--methods", "erm,mixap", "--out", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "mixup" in found.output
+    found = runner.invoke(
+        app,
+        [
+            "table",
+            "table3",
+            "--dataset",
+            "no2,airfoil",
+            "--match",
+            "evaluations",
+            "--precision",
+            "bfloat16",
+            "--epochs",
+            "3",
+            "--out",
+            str(tmp_path),
+        ],
+    )
+    assert found.exit_code == 0
+    assert "100 of 100 runs are not recorded" in found.output
+
+
+def test_the_list_says_which_data_are_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    found = runner.invoke(app, ["list", "--data-dir", str(tmp_path)])
+    assert found.exit_code == 0
+    assert "no2 (absent)" in found.output
+    assert "table10" in found.output

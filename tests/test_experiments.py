@@ -217,47 +217,6 @@ def test_errors_are_one_minus_accuracies():
         assert accuracy[column] + error[column] == pytest.approx(1)
 
 
-@pytest.mark.bad_input
-def test_names_may_be_given_with_commas(tmp_path):
-    places = ["--out", str(tmp_path), "--data-dir", str(tmp_path)]
-    found = runner.invoke(
-        app, ["run", "table3", "--dataset", "no2", "--methods", "erm,mixup", "--seeds", "1", *places]
-    )
-    assert found.exit_code == 1
-    assert found.output.count("failed") >= 2
-    found = runner.invoke(app, ["table", "table3", "--methods", "erm,mixap", "--out", str(tmp_path)])
-    assert found.exit_code == 2
-    assert "mixup" in found.output
-    found = runner.invoke(
-        app,
-        [
-            "table",
-            "table3",
-            "--dataset",
-            "no2,airfoil",
-            "--match",
-            "evaluations",
-            "--precision",
-            "bfloat16",
-            "--epochs",
-            "3",
-            "--out",
-            str(tmp_path),
-        ],
-    )
-    assert found.exit_code == 0
-    assert "100 of 100 runs are not recorded" in found.output
-
-
-@pytest.mark.bad_input
-def test_the_list_says_which_data_are_here(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    found = runner.invoke(app, ["list", "--data-dir", str(tmp_path)])
-    assert found.exit_code == 0
-    assert "no2 (absent)" in found.output
-    assert "table10" in found.output
-
-
 def test_a_failing_run_does_not_stop_the_others(toy, tmp_path):
     broken = parse_specification(TOY.replace("n_times = 3", "n_tims = 3"), "toy")
     failed = []
