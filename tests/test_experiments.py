@@ -17,7 +17,7 @@ from elliptica.cli import app
 from elliptica.data.splits import Dataset, Split
 from elliptica.experiments import problems
 from elliptica.experiments.methods import METHODS
-from elliptica.experiments.metrics import measure
+from elliptica.experiments.metrics import measure, score_of
 from elliptica.experiments.problems import ProblemError, load_dataset, make_model
 from elliptica.experiments.records import claimed, read_record, record_file, write_record
 from elliptica.experiments.run import Options, do_all, finish_run
@@ -30,7 +30,7 @@ from elliptica.experiments.specification import (
 )
 from elliptica.experiments.table import _paired_p, make_table, render
 from elliptica.models import mlp
-from elliptica.training import Batch, TrainingSettings
+from elliptica.training import TrainingSettings
 from test_methods import make_ready
 
 runner = CliRunner()
@@ -134,22 +134,14 @@ def test_records_hold_what_is_needed_to_repeat_them(toy, tmp_path):
 
 
 def test_labels_shuffled_in_every_batch_are_drawn_anew():
-    seen = []
-
-    def objective(model, batch):
-        seen.append(batch.y)
-        return batch.y.sum().float()
-
-    y = torch.arange(40)
-    batch = Batch(torch.zeros(40, 1), y, None, y, torch.Generator().manual_seed(0))
-    noisy = problems.with_label_noise(objective, {"shuffled_per_batch": 0.5})
-    for _ in range(2):
-        noisy(torch.nn.Identity(), batch)
+    y, generator = torch.arange(40), torch.Generator().manual_seed(0)
+    relabel = problems.label_noise({"shuffled_per_batch": 0.5})
+    seen = [relabel(y, generator) for _ in range(2)]
     assert not torch.equal(seen[0], seen[1])
     for labels in seen:
         assert torch.equal(labels.sort().values, y)
         assert 10 <= (labels != y).sum() <= 20
-    assert problems.with_label_noise(objective, {}) is objective
+    assert problems.label_noise({}) is None
 
 
 def test_equal_evaluations(toy, tmp_path):
@@ -160,17 +152,16 @@ def test_equal_evaluations(toy, tmp_path):
     assert found["elliptic"]["epochs"] == 1
 
 
-def test_equal_evaluations_shrink_the_whole_schedule(toy, tmp_path):
-    training = {"epochs": 9, "milestones": [5, 8], "gamma": 0.1}
-    wanted = runs("toy", toy, seeds=1, match_evaluations=True, training=training)
-    do_all(wanted, Options(tmp_path), silent)
-    cost = {run.row: read_record(record_file(tmp_path, run))["cost"] for run in wanted}
-    assert cost["elliptic"]["epochs"] == 3
-    assert cost["erm"]["epochs"] == 9
-    settings = TrainingSettings(9, 8, 1e-2, milestones=(5, 8)).shortened(3)
-    assert [round(settings.rate(epoch), 6) for epoch in range(3)] == [1e-2, 1e-2, 1e-3]
-    with pytest.raises(ValueError, match="cannot be divided by 10"):
-        TrainingSettings(9, 8, 1e-2).shortened(10)
+def test_a_schedule_of_its_own_is_stretched_with_the_others(toy):
+    text = TOY.replace("n_times = 3", "n_times = 3\nepochs = 1")
+    specification = parse_specification(text, "toy")
+
+    def epochs(**options):
+        return {run.row: run.training["epochs"] for run in runs("toy", specification, seeds=1, **options)}
+
+    assert epochs() == {"erm": 3, "elliptic": 1}
+    assert epochs(training={"epochs": 30}) == {"erm": 30, "elliptic": 10}
+    assert epochs(match_evaluations=True) == {"erm": 3, "elliptic": 3}  # the budget does the rest
 
 
 def test_training_settings_can_be_overridden(toy):
@@ -324,6 +315,27 @@ def test_best_is_marked_only_when_significant(toy, tmp_path):
     assert "**" not in render(fake(toy, tmp_path, 0.0), "markdown").split("Bold")[0]
 
 
+def test_few_or_equal_gaps_are_not_significant():
+    assert _paired_p({0: 1.0, 1: 2.0}, {0: 0.0, 1: 1.5}) == 1
+    assert _paired_p({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.0, 1: 1.0, 2: 2.0}) == 0.25
+    assert _paired_p({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == 1
+
+
+def test_the_epoch_is_never_chosen_by_another_column():
+    assert score_of({"average": 0.5}, "accuracy", "last") == 0.5
+    with pytest.raises(ValueError, match="chosen by 'worst', but the data have only average"):
+        score_of({"average": 0.5}, "rmse", "worst")
+
+
+def test_data_sets_may_have_their_own_number_of_seeds_and_streams(toy):
+    text = TOY.replace("[datasets.toy]", '[datasets.toy]\nseeds = 4\nstreams = "other"')
+    found = runs("toy", parse_specification(text, "toy"), methods=["erm"])
+    assert [run.seed for run in found] == [0, 1, 2, 3]
+    (plain, *_) = runs("toy", toy, methods=["erm"])
+    assert found[0].streams == "other"
+    assert found[0].key != plain.key
+
+
 def test_paired_test_against_scipy():
     a, b = torch.randn(8).tolist(), torch.randn(8).tolist()
     expected = stats.ttest_rel(a, b).pvalue
@@ -336,6 +348,10 @@ def test_tables_may_have_runs_in_common():
     )
     (own,) = runs("table6", load_specification("table6"), datasets=["breastmnist"], methods=["erm"], seeds=1)
     assert shared == own
+    changed = load_specification("table9").model_copy(deep=True)
+    changed.datasets["breastmnist"].training["lr"] = 1.0
+    with pytest.raises(SpecificationError, match=r"training of breastmnist is .* there and .* here"):
+        runs("table9", changed, datasets=["breastmnist"])
     text = TOY.replace("[methods.erm]", '[methods.erm]\nfrom = "table3"')
     with pytest.raises(SpecificationError, match=r"methods\.erm\.from.*table3 has no data set 'toy'"):
         runs("toy", parse_specification(text, "toy"))

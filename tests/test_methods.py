@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from elliptica import EllipticWarning
 from elliptica.data.splits import Dataset, Split
 from elliptica.experiments import problems
 from elliptica.experiments.methods import METHODS, MethodError, make_loss, prepare, rows_per_sample
@@ -83,7 +84,7 @@ def run_of(method, **changes):
         metric="accuracy",
         columns=("average", "worst"),
         select="worst",
-        load={"name": "groups"},
+        load=changes.pop("load", {"name": "groups"}),
         model={"name": "mlp", "hidden": [8], "batch_norm": True},
         training=training,
         settings=settings,
@@ -107,11 +108,46 @@ def test_every_method_trains_and_counts_its_evaluations(groups, method, tmp_path
     assert {"average", "weighted", "balanced", "worst", "auroc", "calibration"} <= set(
         record["metrics"]["test"]
     )
-    expected = 4 * 48 * rows_per_sample(method, run.settings)
-    if method not in ("jtt", "umix", "smote", "domainmix"):
-        assert record["cost"]["evaluations"] == expected
-    if method in ("jtt", "umix"):
-        assert record["cost"]["evaluations"] > expected
+    if method not in ("jtt", "umix", "smote", "domainmix"):  # which go over other rows
+        assert record["cost"]["evaluations"] == 4 * 48 * rows_per_sample(method, run.settings)
+
+
+@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
+@pytest.mark.parametrize("method", [*CLASSIFIERS, "path"])
+def test_matched_methods_cost_what_ordinary_training_does(groups, method, tmp_path):
+    """No more than a batch above the budget, whatever a method does with rows, pairs and stages."""
+    if method == "smote":
+        pytest.importorskip("imblearn")
+    settings = {"sampling": "path", "n_times": 5} if method == "path" else {}
+    name = "elliptic" if method == "path" else method
+    run = run_of(name, settings=settings, training={"epochs": 12}, match_evaluations=True)
+    spent = do_run(run, Options(tmp_path))["cost"]["evaluations"]
+    rows = rows_per_sample(name, run.settings)
+    assert 12 * 48 <= spent < 12 * 48 + 16 * rows
+
+
+@pytest.mark.parametrize("method", ["groupdro", "irm", "elliptic", "umix"])
+def test_label_noise_in_every_batch_does_not_hide_an_objective(groups, method, tmp_path):
+    settings = {"sigma": "auto"} if method == "elliptic" else {}
+    run = run_of(method, settings=settings, load={"name": "groups", "shuffled_per_batch": 0.5})
+    whole = do_run(run, Options(tmp_path / "whole"))
+
+    def kill(epoch, *_):
+        if epoch == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        do_run(run, Options(tmp_path / "killed"), kill)
+    assert do_run(run, Options(tmp_path / "killed"))["curves"] == whole["curves"]
+
+
+def test_fish_without_a_way_to_go_stays_where_it_is(groups, tmp_path):
+    """Also with label noise: it must not fall back to ordinary training."""
+    load = {"name": "groups", "shuffled_per_batch": 0.5}
+    run = run_of("fish", settings={"rate": 0.0}, load=load)
+    losses = do_run(run, Options(tmp_path))["curves"]["loss"]
+    ordinary = do_run(run_of("erm", load=load), Options(tmp_path))["curves"]["loss"]
+    assert max(losses) - min(losses) < 0.2 * (max(ordinary) - min(ordinary)) + 0.05
 
 
 class Killed(BaseException):
@@ -167,14 +203,18 @@ def test_group_dro_forgets_without_its_state(groups, monkeypatch, tmp_path):
 
 
 def test_environments():
-    y, place = torch.arange(8) % 2, torch.arange(8) // 2 % 2
-    x = torch.zeros(8, 1)
-    assert torch.equal(environment(Split(x, y, 2 * y + place)), place)
+    def data(y, group, noisy=None, task="classification"):
+        known = Split(x, y, group)
+        return Dataset("d", Split(x, y if noisy is None else noisy, group), known, known, task=task)
+
+    y, place, x = torch.arange(8) % 2, torch.arange(8) // 2 % 2, torch.zeros(8, 1)
+    assert torch.equal(environment(data(y, 2 * y + place)), place)
+    assert torch.equal(environment(data(y, 2 * y + place, noisy=1 - y)), place)  # labels may be noisy
     hospitals = torch.arange(8) // 2
-    assert torch.equal(environment(Split(x, y, hospitals)), hospitals)  # not class times something
-    assert torch.equal(environment(Split(x, x, place)), place)
+    assert torch.equal(environment(data(y, hospitals)), hospitals)  # not class times something
+    assert torch.equal(environment(data(x, place, task="regression")), place)
     with pytest.raises(ValueError, match="needs a group for each training row"):
-        environment(Split(x, y))
+        environment(data(y, None))
 
 
 def test_jtt_repeats_exactly_the_errors_of_its_first_stage():
@@ -183,18 +223,42 @@ def test_jtt_repeats_exactly_the_errors_of_its_first_stage():
     counts = torch.bincount(ready.rows, minlength=48)
     assert set(counts.tolist()) <= {1, 4}
     assert ready.evaluations == 2 * 48
+    assert ready.details["errors"] == int((counts == 4).sum())
     again = make_ready("jtt", {"first": 1.0, "factor": 3, "errors": "end"}, data, network(data))
     assert torch.equal(ready.rows, again.rows)
 
 
 def test_umix_weighs_rows_that_were_wrong():
     data = load_groups()
-    ready = make_ready("umix", {"eta": 10.0}, data, network(data))
+    ready = make_ready("umix", {"eta": 10.0, "start": 0.0, "length": 0.5}, data, network(data))
+    assert ready.details["window"] == [0, 1]
+    assert ready.details["weighted_share"] == float((ready.objective.weights > 1).double().mean()) > 0
     weights = ready.objective.weights
     assert weights.min() >= 1
     assert weights.max() <= 11
     batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
     assert ready.objective(nn.Sequential(), batch).isfinite()
+
+
+def test_stages_that_find_nothing_say_so():
+    data = load_groups()
+    easy = Split(data.train.x + 1000 * data.train.y[:, None], data.train.y)
+    data = Dataset("easy", easy, easy, easy, task="classification")
+    training = TrainingSettings(epochs=60, batch_size=16, lr=1e-2)
+    for name, message in (("jtt", "no error"), ("umix", "all weights are 1")):
+        with pytest.warns(EllipticWarning, match=message):
+            make_ready(
+                name, {"errors": "end"} if name == "jtt" else {"start": 0.9}, data, network(data), training
+            )
+
+
+def test_bridges_to_oneself_mix_nothing():
+    data = load_groups()
+    model = network(data)
+    objective = make_ready("elliptic", {"partners": "self", "sigma": 0.0}, data, model).objective
+    batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
+    ordinary = nn.functional.cross_entropy(model(data.train.x), data.train.y)
+    assert torch.allclose(objective(model, batch), ordinary, atol=1e-6)
 
 
 def test_smote_evens_out_the_classes():

@@ -45,7 +45,7 @@ def network(dropout=0.2):
 SETTINGS = TrainingSettings(epochs=6, batch_size=16, lr=1e-2)
 
 
-def train(settings=SETTINGS, objective=noisy_mse, **options):
+def train(settings=SETTINGS, objective=noisy_mse, score=score, **options):
     model = network()
     result = fit(model, objective, dataset(), settings, score, name="toy", seed=0, **options)
     return model, result
@@ -111,14 +111,90 @@ def test_the_best_epoch_on_validation_is_kept():
 def test_evaluations_are_counted_and_bounded():
     _, result = train()
     assert result.evaluations == 6 * 60
-    _, bounded = train(max_evaluations=130)
-    assert bounded.epochs == 3  # the epoch in which the bound is passed is finished
+    _, bounded = train(budget=130)
+    assert bounded.evaluations == 136  # the batch of 16 in which the bound is passed is the last
+    assert bounded.epochs == 3
 
     def twice(model, batch):
         return noisy_mse(model, batch) + noisy_mse(model, batch)
 
-    _, doubled = train(objective=twice, max_evaluations=130)
+    _, doubled = train(objective=twice, budget=130)
+    assert doubled.evaluations == 152
     assert doubled.epochs == 2
+
+
+def test_a_budget_of_all_epochs_changes_nothing():
+    first, whole = train()
+    second, bounded = train(budget=6 * 60)
+    assert whole.losses == bounded.losses
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_the_rates_are_stretched_to_the_budget(repeats):
+    """Half of the rows at the first rate, three tenths at the second, the rest at the third."""
+    rates = []
+    settings = TrainingSettings(10, 6, 1e-2, milestones=(5, 8))
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            rates.append(self.param_groups[0]["lr"])
+
+    settings.__class__.make_optimizer, kept = (
+        lambda self, model: Watched(model.parameters(), lr=self.lr),
+        settings.__class__.make_optimizer,
+    )
+    try:
+        train(settings, lambda m, b: sum(noisy_mse(m, b) for _ in range(repeats)), budget=600)
+    finally:
+        settings.__class__.make_optimizer = kept
+    counts = Counter(f"{rate:.0e}" for rate in rates)
+    steps = 100 // repeats
+    assert abs(counts["1e-02"] - 0.5 * steps) <= 1
+    assert abs(counts["1e-03"] - 0.3 * steps) <= 1
+    assert abs(counts["1e-04"] - 0.2 * steps) <= 1
+
+
+def test_epochs_before_a_penalty_sets_in_are_not_chosen():
+    class Late:
+        """Good at first, by the score; its penalty sets in in the third epoch."""
+
+        n = 0
+        is_warming_up = True
+        restarts_optimizer = False
+
+        def __call__(self, model, batch):
+            self.n += 1
+            self.is_warming_up = self.n <= 8  # of 4 steps an epoch
+            return noisy_mse(model, batch)
+
+    scores = iter([9.0, 8.0, 1.0, 3.0, 2.0, 0.0])
+    _, found = train(objective=Late(), score=lambda *_: next(scores))
+    assert (found.epoch, found.score) == (3, 3.0)
+
+
+def test_an_objective_may_ask_for_a_fresh_optimiser():
+    seen = []
+
+    class Restarts:
+        restarts_optimizer = True
+
+        def __call__(self, model, batch):
+            return noisy_mse(model, batch)
+
+    class Watched(torch.optim.Adam):
+        def step(self, closure=None):
+            super().step(closure)
+            seen.append(max(int(entry["step"]) for entry in self.state.values()))
+
+    settings = TrainingSettings(2, 8, 1e-2)
+    make = TrainingSettings.make_optimizer
+    TrainingSettings.make_optimizer = lambda self, model: Watched(model.parameters())
+    try:
+        train(settings, Restarts())
+    finally:
+        TrainingSettings.make_optimizer = make
+    assert set(seen) == {1}
 
 
 def test_patience_stops():

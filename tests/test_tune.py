@@ -11,7 +11,13 @@ from elliptica.cli import app
 from elliptica.experiments import problems
 from elliptica.experiments.records import read_record, record_file
 from elliptica.experiments.run import Options
-from elliptica.experiments.specification import Range, SpecificationError, parse_specification, runs
+from elliptica.experiments.specification import (
+    Range,
+    SpecificationError,
+    load_specification,
+    parse_specification,
+    runs,
+)
 from elliptica.experiments.tune import (
     TRIAL_SEED,
     apply_choices,
@@ -104,6 +110,20 @@ def test_a_trial_that_diverges_is_a_failed_trial(toy, tmp_path, monkeypatch):
     erm = runs("toy", toy)[0]
     with pytest.raises(RuntimeError, match="All 2 trials of erm failed"):
         tune(erm, {("training", "lr"): Range(low=1.0, high=1e9)}, 2, Options(tmp_path), silent)
+
+
+def test_other_epochs_are_another_choice(toy, tmp_path):
+    erm = runs("toy", toy)[0]
+    longer = runs("toy", toy, training={"epochs": 5})[0]
+    assert chosen_file(tmp_path, erm) != chosen_file(tmp_path, longer)
+
+
+@pytest.mark.bad_input
+def test_data_that_are_split_anew_for_each_seed_are_not_tuned(tmp_path):
+    specification = load_specification("table3")
+    run = runs("table3", specification, datasets=["no2"], methods=["erm"])[0]
+    with pytest.raises(RuntimeError, match="drawn anew for each seed"):
+        tune(run, {}, 2, Options(tmp_path), silent)
 
 
 @pytest.mark.bad_input

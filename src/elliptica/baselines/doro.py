@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Literal, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from elliptica import _checks
 from elliptica.baselines._reweighted import base_measure
 from elliptica.baselines.dro import DRO, Divergence, check_share
-from elliptica.types import LossFn
+from elliptica.types import EllipticWarning, LossFn
 
 Variant = Literal["exact", "doro"]
 
@@ -84,6 +85,13 @@ class DORO(DRO):
         order = present[losses.detach()[present].argsort(descending=True)]
         rows = len(order)
         n_out = min(_floor(self.epsilon * rows), rows - 1)
+        if not n_out and self.epsilon:
+            warnings.warn(
+                f"epsilon={self.epsilon} of {rows} rows is less than one: nothing is left out, and DORO is "
+                f"DRO. Use epsilon >= {1 / rows:.2g} or larger batches.",
+                EllipticWarning,
+                stacklevel=2,
+            )
         weights = torch.zeros_like(base)
         if self.variant == "exact" or self.divergence == "chi2":
             kept = order[n_out:]

@@ -97,7 +97,8 @@ class Display:
             self.tasks[label] = self.progress.add_task(f"  {label}", total=details["epochs"], state="")
         elif kind == "epoch" and label in self.tasks:
             state = f"loss {details['loss']:.4g}, validation {details['score']:.4g}"
-            self.progress.update(self.tasks[label], completed=details["epoch"], state=state)
+            done, total = details["epoch"], details["epochs"]
+            self.progress.update(self.tasks[label], completed=done, total=total, state=state)
         elif kind in ("done", "skipped", "failed"):
             self.progress.advance(self.all)
             if label in self.tasks:

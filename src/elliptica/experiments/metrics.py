@@ -132,8 +132,14 @@ def _add_weighted(found: Metrics, by_group: dict[str, float], shares: dict[str, 
 
 
 def score_of(metrics: Metrics, metric: str, column: str) -> float:
-    """What selection maximises; the average where there is no such column."""
-    value = float(metrics[column] if column in metrics else metrics["average"])
+    """What selection maximises; the last epoch is shown with its average."""
+    column = "average" if column == "last" else column
+    if metrics.get(column) is None:
+        known = ", ".join(name for name, value in metrics.items() if isinstance(value, float))
+        raise ValueError(
+            f"The epoch is to be chosen by {column!r}, but the data have only {known}. Set select."
+        )
+    value = float(metrics[column])
     return value if metric == "accuracy" else -value
 
 

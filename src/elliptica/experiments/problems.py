@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from elliptica._streams import stream, stream_seed
 from elliptica.data import (
@@ -34,7 +34,7 @@ from elliptica.data import (
 from elliptica.data.medmnist import medmnist_names
 from elliptica.data.splits import Dataset
 from elliptica.models import load_backbone, mlp, preact_resnet, wide_resnet
-from elliptica.training.batch import Batch, Objective
+from elliptica.training.batch import Relabel
 
 #: Loaders by name; each takes a seed, ``data_dir`` and its own options.
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -56,6 +56,10 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 }
 
 
+#: Data whose test rows depend on the seed.
+RESPLIT = {"airfoil", "no2"}
+
+
 class ProblemError(ValueError):
     """A data set or a network of a specification does not exist, or an option of it."""
 
@@ -67,7 +71,7 @@ def load_dataset(
 
     ``name`` in the settings names the loader; ``shuffled_labels`` is the share of the training labels that
     are dealt out anew, once and for all, from a stream of the data set and the seed. (``shuffled_per_batch``
-    is for `with_label_noise`, ``test_noise`` for the measurement.)
+    is for `label_noise`, ``test_noise`` for the measurement.)
     """
     options = dict(settings)
     name = options.pop("name")
@@ -85,17 +89,12 @@ def load_dataset(
     return dataclasses.replace(data, train=dataclasses.replace(data.train, y=noisy.y))
 
 
-def with_label_noise(objective: Objective, settings: dict[str, Any]) -> Objective:
-    """The objective on batches of which a share of the labels is shuffled, every time anew."""
+def label_noise(settings: dict[str, Any]) -> Relabel | None:
+    """Shuffles a share of the labels of every batch anew; None if the settings do not ask for it."""
     share = settings.get("shuffled_per_batch", 0.0)
     if not share:
-        return objective
-
-    def noisy(model: nn.Module, batch: Batch) -> Tensor:
-        y = shuffle_labels(batch.y, share, generator=batch.generator).y
-        return objective(model, dataclasses.replace(batch, y=y))
-
-    return noisy
+        return None
+    return lambda y, generator: shuffle_labels(y, share, generator=generator).y
 
 
 def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:

@@ -21,7 +21,7 @@ from elliptica.data.splits import Dataset, Split
 from elliptica.experiments.methods import make_loss, prepare, rows_per_sample
 from elliptica.experiments.methods.problem import Problem
 from elliptica.experiments.metrics import Noise, gaussian_noise, group_shares, measure, score_of
-from elliptica.experiments.problems import load_dataset, make_model, with_label_noise
+from elliptica.experiments.problems import label_noise, load_dataset, make_model
 from elliptica.experiments.records import (
     checkpoint_file,
     claimed,
@@ -60,10 +60,8 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     """Train and measure one run, from its checkpoint if there is one; returns the record."""
     data = load_dataset(run.load, run.seed, options.data_dir)
     settings = TrainingSettings(**_tuples(run.training))
-    rows = rows_per_sample(run.method, run.settings)
-    if run.match_evaluations:  # the whole schedule shrinks, so that its last rates are reached, too
-        settings = settings.shortened(rows)
-    name, device = f"{run.table}/{run.dataset}", torch.device(options.device)
+    budget = ordinary_evaluations(data.train.n_rows, settings) if run.match_evaluations else None
+    name, device = f"{run.table}/{run.streams or run.dataset}", torch.device(options.device)
     model = make_model(run.model, data, name, run.seed)
     shares = group_shares(data.train)
 
@@ -75,13 +73,15 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     found = fit(
         model,
-        with_label_noise(method.objective, run.load),
+        method.objective,
         method.data or data,
         settings if run.select != "last" else dataclasses.replace(settings, select="last"),
         lambda net, part: score_of(measured(net, part, detailed=False), run.metric, run.select),
         name=f"{name}/{run.row}",
         seed=run.seed,
         rows=method.rows,
+        relabel=label_noise(run.load),
+        budget=None if budget is None else budget - method.evaluations,
         checkpoint=checkpoint,
         device=device,
         progress=progress,
@@ -92,11 +92,12 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
             "test": measured(model, data.test, noise=_test_noise(run, name)),
             "validation": measured(model, data.validation),
         },
+        "method": method.details,
         "epoch": found.epoch,
         "curves": {"loss": found.losses, "validation": found.scores},
         "cost": {
             "evaluations": found.evaluations + method.evaluations,
-            "rows_per_sample": rows,
+            "rows_per_sample": rows_per_sample(run.method, run.settings),
             "epochs": found.epochs,
             "seconds": found.seconds + method.seconds,
             "device": options.device,
@@ -120,12 +121,13 @@ def _problem(
     ) -> FitResult:
         return fit(
             net,
-            with_label_noise(objective, run.load),
+            objective,
             data,
             first,
             lambda *_: 0.0,
             name=f"{name}/{run.row}/first stage",
             seed=run.seed,
+            relabel=label_noise(run.load),
             device=device,
             progress=progress,
         )
@@ -138,7 +140,14 @@ def _problem(
         lambda: make_model(run.model, data, f"{name}/first stage", run.seed),
         first_stage,
         stream(f"{name}/{run.row}", run.seed, "preparation"),
+        run.match_evaluations,
     )
+
+
+def ordinary_evaluations(n_rows: int, settings: TrainingSettings) -> int:
+    """Rows that ordinary training sends through its network."""
+    left_out = n_rows % settings.batch_size if settings.drop_last and n_rows >= settings.batch_size else 0
+    return settings.epochs * (n_rows - left_out)
 
 
 def _tuples(settings: dict[str, Any]) -> dict[str, Any]:

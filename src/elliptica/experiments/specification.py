@@ -56,6 +56,8 @@ class DatasetSpec(_Strict):
         model: Name and settings of the network.
         training: Fields of `TrainingSettings`.
         select: Column that chooses the epoch, if it is not the table's.
+        seeds: Repetitions, if they are not the table's.
+        streams: Name for the random streams in place of the data set's, to train the same networks twice.
         methods: Settings that differ from the table's, by row.
         defaults: Settings of every row whose method is `elliptic`, weaker than those of rows.
         paper: The paper's values, by method and column.
@@ -66,6 +68,8 @@ class DatasetSpec(_Strict):
     model: dict[str, Any]
     training: dict[str, Any]
     select: Selection | None = None
+    seeds: int | None = Field(default=None, ge=1)
+    streams: str = ""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     defaults: dict[str, Any] = Field(default_factory=dict)
     paper: dict[str, dict[str, PaperValue]] = Field(default_factory=dict)
@@ -118,11 +122,14 @@ class Run(_Strict):
     training: dict[str, Any]
     settings: dict[str, Any]
     match_evaluations: bool = False
+    streams: str = ""
 
     @property
     def key(self) -> str:
         """Hash of all settings but the seed."""
         content = self.model_dump(mode="json", exclude={"seed"})
+        if not self.streams:  # added later: records without it keep their names
+            del content["streams"]
         text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -184,23 +191,20 @@ def runs(
             if settings.get("method", row) == "elliptic":
                 settings = {**spec.defaults, **settings}
             settings.pop("search", None)
-            if "from" in settings:
-                found += _runs_of_another_table(
-                    name,
-                    settings["from"],
-                    dataset,
-                    row,
-                    seeds or specification.seeds,
-                    match_evaluations,
-                    training,
-                )
-                continue
+            n_seeds = seeds or spec.seeds or specification.seeds
             if settings.pop("skip", False):
                 continue
+            if "from" in settings:
+                found += _runs_of_another_table(
+                    name, settings["from"], dataset, spec, row, n_seeds, match_evaluations, training
+                )
+                continue
             method = settings.pop("method", row)
-            epochs = settings.pop("epochs", None)  # a schedule of its own
-            own = settings.pop("training", {}) | ({} if epochs is None else {"epochs": epochs})
-            for seed in range(seeds or specification.seeds):
+            own = dict(settings.pop("training", {}))
+            epochs = settings.pop("epochs", own.pop("epochs", None))
+            if epochs is not None and not match_evaluations:  # matched costs need no other schedule
+                own["epochs"] = _stretched(epochs, spec, training)
+            for seed in range(n_seeds):
                 found.append(
                     Run(
                         table=name,
@@ -213,18 +217,26 @@ def runs(
                         select=spec.select or specification.select,
                         load=load,
                         model=spec.model,
-                        training={**spec.training, **own, **(training or {})},
+                        training={**spec.training, **(training or {}), **own},
                         settings=settings,
                         match_evaluations=match_evaluations,
+                        streams=spec.streams,
                     )
                 )
     return found
+
+
+def _stretched(epochs: int, spec: DatasetSpec, training: dict[str, Any] | None) -> int:
+    """A row's own number of epochs, changed as much as that of all others."""
+    usual = spec.training["epochs"]
+    return max(round(epochs * (training or {}).get("epochs", usual) / usual), 1)
 
 
 def _runs_of_another_table(
     name: str,
     other: str,
     dataset: str,
+    spec: DatasetSpec,
     row: str,
     seeds: int,
     match_evaluations: bool,
@@ -232,9 +244,16 @@ def _runs_of_another_table(
 ) -> list[Run]:
     """Runs that two tables have in common; they are done and recorded once, under the other's name."""
     try:
+        theirs = load_specification(other)
+        there = theirs.datasets.get(dataset)
+        for part in ("load", "model", "training"):
+            if there is not None and getattr(there, part) != getattr(spec, part):
+                raise SpecificationError(
+                    f"{part} of {dataset} is {getattr(there, part)} there and {getattr(spec, part)} here."
+                )
         return runs(
             other,
-            load_specification(other),
+            theirs,
             datasets=[dataset],
             methods=[row],
             seeds=seeds,

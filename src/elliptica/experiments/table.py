@@ -62,7 +62,7 @@ class Table:
 
 RULE = (
     f"Bold: best mean, and better than every other row on the same seeds (paired t test, p < {LEVEL} after "
-    "Holm's correction). Mean and sample deviation over seeds."
+    "Holm's correction; at least three seeds). Mean and sample deviation over seeds."
 )
 
 
@@ -137,11 +137,11 @@ def _mark_best(cells: Any, rows: tuple[str, ...], head: tuple[str, str], *, larg
 def _paired_p(a: dict[int, float], b: dict[int, float]) -> float:
     """Two-sided p of a paired t test on the seeds that both have."""
     gaps = [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
-    if len(gaps) < 2:
+    if len(gaps) < 3:
         return 1.0
     spread = statistics.stdev(gaps)
-    if spread == 0:
-        return 1.0 if gaps[0] == 0 else 0.0
+    if spread == 0:  # equal gaps of coarse accuracies: what their signs alone say
+        return 1.0 if gaps[0] == 0 else 0.5 ** (len(gaps) - 1)
     t = abs(statistics.mean(gaps)) / (spread / math.sqrt(len(gaps)))
     return 2 * student_tail(-t, len(gaps) - 1)
 

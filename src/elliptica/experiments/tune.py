@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from elliptica._streams import stream_seed
 from elliptica.experiments.metrics import score_of
+from elliptica.experiments.problems import RESPLIT
 from elliptica.experiments.records import read_record, record_file, write_record
 from elliptica.experiments.run import Listener, Options, finish_run, one_thread
 from elliptica.experiments.specification import Range, Run, Specification, SpecificationError
@@ -40,8 +41,8 @@ def search_space(specification: Specification, row: str) -> dict[Place, Range]:
 
 
 def chosen_file(out: Path, run: Run) -> Path:
-    """Where the choice for a row of a data set is kept."""
-    return record_file(out, run).parent / "chosen.json"
+    """Where the choice for a row is kept; other epochs, or matched costs, are another choice."""
+    return record_file(out, run).parent / f"chosen-{run.key}.json"
 
 
 def tune(
@@ -56,6 +57,11 @@ def tune(
         options: Where to run and to record.
         listen: Told about events.
     """
+    if run.load["name"] in RESPLIT:
+        raise RuntimeError(
+            f"The parts of {run.load['name']} are drawn anew for each seed, so a choice for all seeds would "
+            "have seen test rows. Choose settings within each seed, or use data with fixed parts."
+        )
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -83,7 +89,8 @@ def tune(
             f"All {n_trials} trials of {run.row} failed. The first said: {tried[0]['error']} "
             "Correct the table's settings or narrow its search."
         )
-    chosen = {**best, "rule": f"best {run.select} on the validation part", "trials": tried}
+    ranges = {".".join(place): each.model_dump() for place, each in space.items()}
+    chosen = {**best, "search": ranges, "rule": f"best {run.select} on the validation part", "trials": tried}
     write_record(chosen_file(options.out, run), chosen)
     return chosen
 
@@ -101,7 +108,9 @@ def _score(run: Run, options: Options, listen: Listener) -> tuple[float | None, 
         return None, f"{type(error).__name__}: {error}"
     record = read_record(record_file(options.out, run))
     if record is None:
-        return None, "another process has this trial under way"
+        raise RuntimeError(
+            "Another process has a trial of this row under way. Wait for it, or tune other rows here."
+        )
     return score_of(record["metrics"]["validation"], run.metric, run.select), None
 
 

@@ -32,8 +32,12 @@ class Batch:
     generator: torch.Generator
 
 
-#: The only interface among methods: a model and a batch to a loss.
+#: The only interface among methods: a model and a batch to a loss. An objective that has them may also say
+#: ``is_warming_up`` (epochs before its penalty sets in are not chosen) and ``restarts_optimizer`` (this step
+#: begins with a fresh optimiser).
 Objective = Callable[[nn.Module, Batch], Tensor]
+#: From the targets of a batch and a stream to other targets.
+Relabel = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @runtime_checkable
@@ -66,6 +70,7 @@ def batches(
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
     rows: Tensor | None = None,
     weights: Tensor | None = None,
+    relabel: Relabel | None = None,
 ) -> Iterator[Batch]:
     """One pass over the training data in a new order.
 
@@ -79,6 +84,7 @@ def batches(
         augment: From inputs and a stream to new inputs.
         rows: Rows to go over, repeated ones as often as they are in it; None is each row once.
         weights: Draw as many rows with replacement instead, with these weights.
+        relabel: From targets and the stream of the noise to other targets.
     """
     rows = torch.arange(split.n_rows) if rows is None else rows
     if weights is not None:
@@ -89,10 +95,10 @@ def batches(
     for part in chosen.split(size):
         if drop_last and len(part) < size and len(chosen) >= size:
             return
-        x = inputs[part]
+        x, y = inputs[part], split.y[part]
         yield Batch(
             (x if augment is None else augment(x, noise)).to(device),
-            split.y[part].to(device),
+            (y if relabel is None else relabel(y, noise)).to(device),
             None if split.group is None else split.group[part].to(device),
             part,
             noise,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from elliptica._streams import stream, stream_seed
 from elliptica.data.splits import Dataset, Split
-from elliptica.training.batch import Batch, Objective, Steps, batches
+from elliptica.training.batch import Batch, Objective, Relabel, Steps, batches
 from elliptica.training.checkpoint import model_tensors
 from elliptica.training.resume import State, Trained
 from elliptica.training.settings import TrainingSettings
@@ -59,7 +59,8 @@ def fit(
     name: str,
     seed: int,
     rows: Tensor | None = None,
-    max_evaluations: int | None = None,
+    relabel: Relabel | None = None,
+    budget: int | None = None,
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
@@ -80,7 +81,9 @@ def fit(
         seed: Number of the repetition.
         rows: Numbers of the training rows that an epoch goes over, repeated ones as often as they are in
             it; None is each row once.
-        max_evaluations: Stop at the end of the epoch in which so many rows went through the model.
+        relabel: From the targets of a batch and a stream to other targets, such as noisy ones.
+        budget: Rows that go through the model, in place of the number of epochs: training stops, within an
+            epoch if need be, when so many have, and the schedule of rates is stretched to them.
         checkpoint: File to write after each epoch and to start from if it exists.
         device: Where to train.
         progress: Told after each epoch.
@@ -98,7 +101,7 @@ def fit(
             found = trained.restore(checkpoint)
             if found is not None:
                 state, best = found
-        while not _finished(state, settings, max_evaluations):
+        while not _finished(state, settings, budget):
             _epoch(
                 state,
                 trained,
@@ -112,21 +115,24 @@ def fit(
                     augment=settings.augmentation(),
                     rows=rows,
                     weights=weights,
+                    relabel=relabel,
                 ),
                 device,
+                budget,
             )
             begin = time.perf_counter()
             model.eval()
             value = score(model, data.validation)
             state.scores.append(value)
-            if settings.select == "last" or value >= state.best_score or state.best_epoch < 0:
-                state.best_score, state.best_epoch = value, state.epoch
+            is_early = getattr(objective, "is_warming_up", False)
+            if is_early or settings.select == "last" or value >= state.best_score or state.best_epoch < 0:
+                state.best_score, state.best_epoch = -math.inf if is_early else value, state.epoch
                 best = model_tensors(model)
             state.epoch += 1
             state.seconds += time.perf_counter() - begin
             if checkpoint is not None:
                 trained.save(checkpoint, state, best)
-            progress(state.epoch, settings.epochs, state.losses[-1], value)
+            progress(state.epoch, _expected(state, settings, budget), state.losses[-1], value)
     model.load_state_dict(best)
     model.eval()
     return FitResult(
@@ -140,31 +146,42 @@ def fit(
     )
 
 
-def _finished(state: State, settings: TrainingSettings, max_evaluations: int | None) -> bool:
-    if state.epoch >= settings.epochs:
-        return True
-    if max_evaluations is not None and state.evaluations >= max_evaluations:
+def _finished(state: State, settings: TrainingSettings, budget: int | None) -> bool:
+    if state.epoch >= settings.epochs if budget is None else state.evaluations >= budget:
         return True
     return settings.patience is not None and state.epoch - 1 - state.best_epoch >= settings.patience > 0
 
 
-def _epoch(state: State, trained: Trained, parts: Iterator[Batch], device: torch.device) -> None:
-    """One pass over the training rows."""
+def _expected(state: State, settings: TrainingSettings, budget: int | None) -> int:
+    """Number of epochs, as far as it is known."""
+    if budget is None:
+        return settings.epochs
+    return max(state.epoch, math.ceil(budget * state.epoch / max(state.evaluations, 1)))
+
+
+def _epoch(
+    state: State, trained: Trained, parts: Iterator[Batch], device: torch.device, budget: int | None
+) -> None:
+    """One pass over the training rows, or what the budget leaves of it."""
     begin = time.perf_counter()
     model, settings = trained.model, trained.settings
     model.train()
-    for group in trained.optimizer.param_groups:
-        group["lr"] = settings.rate(state.epoch)
-    total, steps = torch.zeros((), device=device), 0
+    total, steps, place = torch.zeros((), device=device), 0, float(state.epoch)
     with _counted(model) as count:
         for batch in parts:
+            if budget is not None:
+                if state.evaluations + count[0] >= budget:
+                    break
+                place = settings.epochs * (state.evaluations + count[0]) / budget
+            for group in trained.optimizer.param_groups:
+                group["lr"] = settings.rate(place)
             total += _step(trained, batch, device).detach()
             steps += 1
     mean = float(total) / max(steps, 1)
     if not math.isfinite(mean):
         raise FloatingPointError(
             f"The training loss became {mean} in epoch {state.epoch + 1}. Lower lr (it is "
-            f"{settings.rate(state.epoch):g}), or look at the objective's settings."
+            f"{settings.rate(place):g}), or look at the objective's settings."
         )
     state.losses.append(mean)
     state.evaluations += count[0]
@@ -174,11 +191,13 @@ def _epoch(state: State, trained: Trained, parts: Iterator[Batch], device: torch
 def _step(trained: Trained, batch: Batch, device: torch.device) -> Tensor:
     objective: object = trained.objective
     optimizer = trained.optimizer
-    if isinstance(objective, Steps):
-        return objective.step(trained.model, batch, optimizer)
     is_low = trained.settings.precision == "bfloat16"
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_low):
+        if isinstance(objective, Steps):
+            return objective.step(trained.model, batch, optimizer)
         loss = trained.objective(trained.model, batch)
+    if getattr(objective, "restarts_optimizer", False):
+        optimizer.state.clear()
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()

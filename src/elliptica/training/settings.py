@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -103,22 +103,12 @@ class TrainingSettings:
             )
         return 1 / torch.bincount(number)[number].double()
 
-    def shortened(self, factor: int) -> TrainingSettings:
-        """The schedule with epochs and milestones divided by ``factor``, rounded up."""
-        if factor > self.epochs:
-            raise ValueError(
-                f"{self.epochs} epochs cannot be divided by {factor}: not one would be left. Give the method "
-                "fewer bridges or points, or the table more epochs."
-            )
-        milestones = tuple(-(-milestone // factor) for milestone in self.milestones)
-        return replace(self, epochs=-(-self.epochs // factor), milestones=milestones)
-
     def augmentation(self) -> Callable[[Tensor, torch.Generator], Tensor] | None:
         """What is done to the images of a batch, if anything."""
         if self.augment == "none":
             return None
         return lambda x, generator: flip_and_crop(x, self.padding, generator)
 
-    def rate(self, epoch: int) -> float:
-        """Learning rate in an epoch (0, 1, ...)."""
+    def rate(self, epoch: float) -> float:
+        """Learning rate in an epoch (0, 1, ...), or at a place within one."""
         return self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)

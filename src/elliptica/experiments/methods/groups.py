@@ -40,7 +40,7 @@ def by_environment(module: Callable[..., nn.Module]) -> Factory:
     """The method of a module that sees each row's environment: its attribute or domain."""
 
     def make(settings: Settings, problem: Problem) -> Prepared:
-        numbers = environment(problem.data.train)
+        numbers = environment(problem.data)
         owner = module(problem.model, problem.loss_fn, num_classes=problem.num_classes, **settings)
         return Prepared(_Grouped(owner, numbers))
 
@@ -49,7 +49,7 @@ def by_environment(module: Callable[..., nn.Module]) -> Factory:
 
 def group_dro(settings: Settings, problem: Problem) -> Prepared:
     """GroupDRO over the groups themselves."""
-    environment(problem.data.train)  # the error if there are no groups
+    environment(problem.data)  # the error if there are no groups
     group = problem.data.train.group
     assert group is not None
     sizes = torch.bincount(group)
@@ -86,7 +86,7 @@ def fish(settings: Settings, problem: Problem) -> Prepared:
     """Fish; ``rate`` is the part of the way."""
     rate = float(settings.pop("rate", 0.5))
     module = ERM(problem.model, problem.loss_fn, num_classes=problem.num_classes, **settings)
-    return Prepared(_Fish(module, environment(problem.data.train), rate))
+    return Prepared(_Fish(module, environment(problem.data), rate))
 
 
 #: Methods by name.

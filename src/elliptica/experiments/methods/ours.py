@@ -25,8 +25,20 @@ class _FarPartners(Owned):
         return loss
 
 
+class _SelfPartners(Owned):
+    """Each sample is its own partner: bridges from a sample to itself."""
+
+    def call(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.module(batch.x, batch.y, end=(batch.x, batch.y), generator=batch.generator)
+        return loss
+
+
 def elliptic(settings: Settings, problem: Problem) -> Prepared:
-    """Elliptic training; ``partners="data"`` draws partners from the whole training set by distance."""
+    """Elliptic training.
+
+    ``partners="data"`` draws partners from the whole training set by distance; with ``"self"`` each sample is
+    its own.
+    """
     mode = settings.pop("partners", "batch")
     power = settings.pop("power", 1.0) if mode == "data" else None
     if isinstance(settings.get("sigma"), list):  # TOML has no tuples
@@ -35,6 +47,6 @@ def elliptic(settings: Settings, problem: Problem) -> Prepared:
         problem.model, problem.loss_fn, num_classes=problem.num_classes, validate=False, **settings
     )
     if power is None:
-        return Prepared(Owned(module))
+        return Prepared(_SelfPartners(module) if mode == "self" else Owned(module))
     table = PartnerTable(problem.data.train.x, power=power)
     return Prepared(_FarPartners(module, table, problem, settings.get("n_bridges", 1)))

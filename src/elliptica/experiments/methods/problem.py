@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from elliptica.data.splits import Dataset, Split
+from elliptica.data.splits import Dataset
 from elliptica.training.batch import Batch, Objective
 from elliptica.training.loop import FitResult, Progress
 from elliptica.training.settings import TrainingSettings
@@ -34,6 +34,7 @@ class Problem:
         make_model: Makes another network, with weights of its own.
         first_stage: Trains such a network.
         generator: Source of randomness of what is prepared before training.
+        has_budget: Whether both stages together may cost what ordinary training does, no more.
     """
 
     data: Dataset
@@ -43,6 +44,7 @@ class Problem:
     make_model: Callable[[], nn.Module]
     first_stage: FirstStage
     generator: torch.Generator
+    has_budget: bool = False
 
     @property
     def num_classes(self) -> int | None:
@@ -60,6 +62,7 @@ class Prepared:
         rows: Numbers of the training rows of an epoch; None is each row once.
         evaluations: Rows that went through a network in a first stage.
         seconds: Wall time of that stage.
+        details: What the record should tell about it.
     """
 
     objective: Objective
@@ -67,6 +70,7 @@ class Prepared:
     rows: Tensor | None = None
     evaluations: int = 0
     seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 #: Settings and a problem to a method that is ready.
@@ -90,6 +94,18 @@ class Owned:
         loss: Tensor = self.module(batch.x, batch.y, generator=batch.generator)
         return loss
 
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether a penalty has not set in yet."""
+        steps = getattr(self.module, "steps", None)
+        last = max(getattr(self.module, name, 0) for name in ("anneal_steps", "ib_anneal_steps"))
+        return steps is not None and int(steps) <= last
+
+    @property
+    def restarts_optimizer(self) -> bool:
+        """Whether a penalty sets in with this step, where DomainBed begins with a fresh optimiser."""
+        return bool(getattr(self.module, "just_annealed", False))
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Buffers of the module, without the model's."""
         state = self.module.state_dict()
@@ -100,25 +116,29 @@ class Owned:
         self.module.load_state_dict(tensors, strict=False)
 
 
-def environment(split: Split) -> Tensor:
-    """Environment of each row: its group or, where groups are classes times attributes, its attribute.
+def environment(data: Dataset) -> Tensor:
+    """Environment of each training row: its group or, for groups of class times attribute, its attribute.
 
-    Groups are read as ``class * n_attributes + attribute`` if that is what they are for every row, as in
-    Waterbirds and CelebA; otherwise (hospitals, leagues) they are environments themselves.
+    Groups are read as ``class * n_attributes + attribute`` if that is what they are for every row of the
+    validation part (whose labels are never noisy), as in Waterbirds and CelebA; otherwise (hospitals,
+    leagues) they are environments themselves.
 
     Example:
+        >>> from elliptica.data.splits import Split
         >>> y, group = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 2, 3])
-        >>> environment(Split(torch.zeros(4, 1), y, group)).tolist()
+        >>> part = Split(torch.zeros(4, 1), y, group)
+        >>> environment(Dataset("birds", part, part, part, "classification")).tolist()
         [0, 1, 0, 1]
     """
-    if split.group is None:
+    train, known = data.train, data.validation
+    if train.group is None or known.group is None:
         raise ValueError(
             "The method needs a group for each training row, but the data have none. Use data with groups, "
             "or a method that does not look at them."
         )
-    if split.y.dtype != torch.int64:
-        return split.group
-    n_attributes, rest = divmod(int(split.group.max()) + 1, int(split.y.max()) + 1)
-    if rest or n_attributes < 2 or not torch.equal(split.group // n_attributes, split.y):
-        return split.group
-    return split.group % n_attributes
+    if data.task != "classification":
+        return train.group
+    n_attributes, rest = divmod(int(known.group.max()) + 1, int(known.y.max()) + 1)
+    if rest or n_attributes < 2 or not torch.equal(known.group // n_attributes, known.y):
+        return train.group
+    return train.group % n_attributes

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,6 +26,7 @@ from elliptica.data.splits import Split
 from elliptica.experiments.methods.problem import Factory, Owned, Prepared, Problem, Settings
 from elliptica.training.batch import Batch
 from elliptica.training.settings import TrainingSettings
+from elliptica.types import EllipticWarning
 
 
 class _Recorded:
@@ -41,19 +44,30 @@ class _Recorded:
         return loss
 
 
-def _first(training: TrainingSettings, share: float) -> TrainingSettings:
-    """The training of a first stage: a share of the epochs, and the last one is kept."""
+def _first(problem: Problem, share: float, **changes: Any) -> TrainingSettings:
+    """The training of a first stage: a share of the epochs, and the last one is kept.
+
+    With a budget the second stage is shorter, too: both together have the epochs of one.
+    """
     if not 0 < share <= 1:
         raise ValueError(
             f"first must be a share of the epochs between 0 and 1, but got {share}. E.g. first = 0.2."
         )
-    return dataclasses.replace(
-        training,
-        epochs=max(math.ceil(share * training.epochs), 1),
-        select="last",
-        patience=None,
-        balance="none",
-    )
+    if problem.has_budget:
+        share = share / (1 + share)
+    first = {
+        "epochs": max(math.ceil(share * problem.training.epochs), 1),
+        "select": "last",
+        "patience": None,
+        "balance": "none",
+        **changes,
+    }
+    return dataclasses.replace(problem.training, **first)
+
+
+def _warn_if_plain(is_plain: bool, message: str) -> None:
+    if is_plain:
+        warnings.warn(message, EllipticWarning, stacklevel=3)
 
 
 def jtt(settings: Settings, problem: Problem) -> Prepared:
@@ -72,11 +86,19 @@ def jtt(settings: Settings, problem: Problem) -> Prepared:
         if epoch < epochs:
             recorder.reset()
 
-    found = problem.first_stage(model, objective, _first(problem.training, first), only_the_last_epoch)
+    found = problem.first_stage(model, objective, _first(problem, first), only_the_last_epoch)
     errors = recorder.errors if how == "training" else find_errors(model, train.x, train.y)
+    _warn_if_plain(
+        not bool(errors.any()), "JTT's first stage makes no error: the second is ordinary training."
+    )
     module = ERM(problem.model, problem.loss_fn, num_classes=problem.num_classes, **settings)
-    rows = upsampled_rows(errors, factor)
-    return Prepared(Owned(module), rows=rows, evaluations=found.evaluations, seconds=found.seconds)
+    return Prepared(
+        Owned(module),
+        rows=upsampled_rows(errors, factor),
+        evaluations=found.evaluations,
+        seconds=found.seconds,
+        details={"errors": int(errors.sum())},
+    )
 
 
 class _Weighted(Owned):
@@ -93,18 +115,34 @@ class _Weighted(Owned):
 
 
 def umix(settings: Settings, problem: Problem) -> Prepared:
-    """UMIX: weights from how often a first training was right, over its last ``length`` share of epochs."""
-    first, length = float(settings.pop("first", 1.0)), float(settings.pop("length", 0.5))
-    eta = float(settings.pop("eta", 80.0))
+    """UMIX: weights from how often a first training was right.
+
+    ``first`` is the length of the first stage, as a share of the epochs; ``start`` and ``length`` are the
+    window in which its predictions count, as shares of its own epochs (the reference's Waterbirds: a sixth
+    and a sixth); ``first_training`` holds training settings of its own.
+    """
+    shares = [float(settings.pop(name, value)) for name, value in (("start", 1 / 6), ("length", 1 / 6))]
+    first, eta = float(settings.pop("first", 1.0)), float(settings.pop("eta", 80.0))
+    training = _first(problem, first, **settings.pop("first_training", {}))
     train = problem.data.train
     model, table = problem.make_model(), CorrectnessTable(train.n_rows)
-    training = _first(problem.training, first)
     objective = _Recorded(model, problem.loss_fn, table)
     found = problem.first_stage(model, objective, training, lambda *_: table.end_epoch())
-    n_epochs = max(math.ceil(length * training.epochs), 1)
-    weights = umix_weights(table, start=training.epochs - n_epochs, length=n_epochs, eta=eta)
+    start = min(round(shares[0] * training.epochs), training.epochs - 1)
+    length = min(max(round(shares[1] * training.epochs), 1), training.epochs - start)
+    weights = umix_weights(table, start=start, length=length, eta=eta)
+    share = float((weights > 1).double().mean())
+    _warn_if_plain(
+        share == 0,
+        "UMIX's first stage makes no error in its window: all weights are 1. Begin the window earlier.",
+    )
     module = UMIX(problem.model, problem.loss_fn, num_classes=problem.num_classes, **settings)
-    return Prepared(_Weighted(module, weights), evaluations=found.evaluations, seconds=found.seconds)
+    return Prepared(
+        _Weighted(module, weights),
+        evaluations=found.evaluations,
+        seconds=found.seconds,
+        details={"weighted_share": share, "window": [start, length]},
+    )
 
 
 def smote(settings: Settings, problem: Problem) -> Prepared:
