@@ -40,7 +40,15 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/green_bridge.py run
 	$(BIN)/elliptica run table3 --jobs 2 --out results/tables
-	$(BIN)/elliptica run table5 --dataset skillcraft --jobs 2 --out results/tables
+	$(BIN)/elliptica run table5 --dataset skillcraft,crime --jobs 2 --out results/tables
+	$(BIN)/elliptica run table6 --dataset breastmnist --jobs 2 --out results/tables
+	$(BIN)/elliptica run table6 --dataset breastmnist-per-batch --methods erm,mixup,mixupe,elliptic,marginal --jobs 2 --out results/tables
+	$(BIN)/elliptica run table6 --dataset breastmnist-clean --seeds 5 --methods erm,mixup,elliptic --jobs 2 --out results/tables
+	$(BIN)/elliptica run table6 --dataset retinamnist,pathmnist_subset,pathmnist_subset-other-centre --seeds 3 --jobs 2 --out results/tables
+	$(BIN)/elliptica run table9 --dataset breastmnist --jobs 2 --out results/tables
+	$(BIN)/elliptica run table10 --dataset breastmnist --methods 'elliptic,elliptic by distance' --jobs 2 --out results/tables
+	$(BIN)/elliptica run weighting --jobs 2 --out results/tables
+	$(BIN)/elliptica run table1 --dataset cifar10-batch1 --seeds 3 --match evaluations --jobs 2 --out results/tables
 	$(BIN)/python studies/tables.py
 
 clean:
