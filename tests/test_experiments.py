@@ -19,7 +19,7 @@ from elliptica.experiments import problems
 from elliptica.experiments.methods import METHODS
 from elliptica.experiments.metrics import measure, score_of
 from elliptica.experiments.problems import ProblemError, load_dataset, make_model
-from elliptica.experiments.records import claimed, read_record, record_file, write_record
+from elliptica.experiments.records import as_text, claimed, read_record, record_file, write_record
 from elliptica.experiments.run import Options, do_all, finish_run
 from elliptica.experiments.specification import (
     SpecificationError,
@@ -409,6 +409,13 @@ def test_wrong_names_and_settings(toy):
         load_dataset({"name": "airfiol"}, 0)
     with pytest.raises(ProblemError, match="Network 'mlp' with"):
         make_model({"name": "mlp", "hiden": [3]}, data, "toy", 0)
+
+
+def test_records_are_json_with_lists_on_one_line(tmp_path):
+    record = {"a": [1.5, 2.0], "b": {"c": [], "d": "[x, y]"}, "e": [[1, 2], [3]], "f": ["g", "h"]}
+    text = as_text(record)
+    assert json.loads(text) == record
+    assert "[ 1.5, 2.0 ]" in text
 
 
 @pytest.mark.bad_input

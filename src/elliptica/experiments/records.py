@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,14 +55,19 @@ def write_record(file: Path, record: dict[str, Any]) -> None:
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with part.open("w") as handle:
-            json.dump(record, handle, indent=1, sort_keys=True)
-            handle.write("\n")
+            handle.write(as_text(record))
             handle.flush()
             os.fsync(handle.fileno())
     except OSError as error:
         part.unlink(missing_ok=True)
         raise OSError(f"The record {file.name} cannot be written ({error}). Is the disk full?") from error
     part.replace(file)
+
+
+def as_text(record: dict[str, Any]) -> str:
+    """A record as JSON: an entry per line, lists of numbers on one."""
+    text = json.dumps(record, indent=1, sort_keys=True)
+    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: re.sub(r"\s+", " ", found.group()), text) + "\n"
 
 
 def read_records(out: Path, runs: list[Run]) -> list[dict[str, Any]]:

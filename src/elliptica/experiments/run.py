@@ -94,7 +94,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
         },
         "method": method.details,
         "epoch": found.epoch,
-        "curves": {"loss": found.losses, "validation": found.scores},
+        "curves": {"loss": _rounded(found.losses), "validation": _rounded(found.scores)},
         "cost": {
             "evaluations": found.evaluations + method.evaluations,
             "rows_per_sample": rows_per_sample(run.method, run.settings),
@@ -105,6 +105,11 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
         },
         "versions": versions(),
     }
+
+
+def _rounded(values: list[float]) -> list[float]:
+    """Six digits, which is enough to look at."""
+    return [float(f"{value:.6g}") for value in values]
 
 
 def _test_noise(run: Run, name: str) -> Noise | None:
