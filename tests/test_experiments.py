@@ -194,6 +194,20 @@ def test_a_table_of_the_validation_part(toy, tmp_path):
     assert "validation" in render(table, "markdown")
 
 
+def test_a_table_of_costs_counts_up_to_the_chosen_epoch(toy, tmp_path):
+    wanted = runs("toy", toy, methods=["elliptic"], seeds=1)
+    do_all(wanted, Options(tmp_path), silent)
+    record = read_record(record_file(tmp_path, wanted[0]))
+    table = make_table("toy", toy, wanted, [record], "cost")
+    (evaluations,) = table.cells[("elliptic", "toy", "evaluations")].values.values()
+    assert evaluations == pytest.approx((record["epoch"] + 1) * 60 / 1000)
+    two_stages = {**record, "epoch": 0, "cost": {**record["cost"], "evaluations": 280, "epochs": 3}}
+    two_stages["cost"]["first_stage"] = {"evaluations": 100, "seconds": 1.0}
+    table = make_table("toy", toy, wanted, [two_stages], "cost")
+    assert table.cells[("elliptic", "toy", "evaluations")].mean == pytest.approx(0.16)
+    assert "Seconds" in render(table, "markdown")
+
+
 def test_errors_are_one_minus_accuracies():
     x = torch.eye(6)[[0, 1, 2, 3, 4, 5]]
     split = Split(x, torch.tensor([0, 1, 2, 3, 0, 0]), None)

@@ -26,10 +26,11 @@ class Precision(str, Enum):
 
 
 class Part(str, Enum):
-    """Parts of the data that a table can be about."""
+    """What a table can be about: parts of the data, or the cost of its runs."""
 
     test = "test"
     validation = "validation"
+    cost = "cost"
 
 
 class Form(str, Enum):
@@ -140,7 +141,12 @@ def table(
     precision: _PRECISION = None,
     match: _MATCH = None,
     tuned: _TUNED = False,
-    part: Annotated[Part, typer.Option(help="validation is for choices among methods.")] = Part.test,
+    part: Annotated[
+        Part,
+        typer.Option(
+            help="validation is for choices among methods; cost: rows and seconds to the chosen epoch."
+        ),
+    ] = Part.test,
     form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.markdown,
     out: _RECORDS = Path("runs"),
 ) -> None:

@@ -100,6 +100,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
             "rows_per_sample": rows_per_sample(run.method, run.settings),
             "epochs": found.epochs,
             "seconds": found.seconds + method.seconds,
+            "first_stage": {"evaluations": method.evaluations, "seconds": method.seconds},
             "device": options.device,
             "threads": torch.get_num_threads(),
         },

@@ -13,8 +13,8 @@ from elliptica._statistics import student_tail
 from elliptica.experiments.specification import Run, Specification
 
 Format = Literal["markdown", "latex", "csv"]
-#: Which rows of the data a table is about.
-Part = Literal["test", "validation"]
+#: Which rows of the data a table is about, or what its runs cost up to the epoch that was chosen.
+Part = Literal["test", "validation", "cost"]
 Record = dict[str, Any]
 
 #: Level of the paired test that marks the best value.
@@ -66,6 +66,12 @@ RULE = (
 )
 
 
+COST = (
+    "Up to the epoch that was chosen, a first stage included. Evaluations: thousands of rows through the "
+    "network in training. Seconds: wall time of training and validation, which depends on what else the machine did."
+)
+
+
 def make_table(
     name: str,
     specification: Specification,
@@ -80,30 +86,42 @@ def make_table(
     by_key = {(r["run"]["row"], r["run"]["dataset"], r["run"]["seed"], _key(r)): r for r in records}
     datasets = tuple(dict.fromkeys(run.dataset for run in wanted))
     rows = tuple(dict.fromkeys(run.row for run in wanted))
-    factor = 1 if specification.metric == "rmse" else 100
+    columns = ["evaluations", "seconds"] if part == "cost" else list(specification.columns)
     cells: dict[tuple[str, str, str], Cell] = {}
     missing = 0
     for run in wanted:
         record = by_key.get((run.row, run.dataset, run.seed, run.key))
         missing += record is None
-        for column in specification.columns:
+        for column in columns:
             place = (run.row, run.dataset, column)
             papers = specification.datasets[run.dataset].paper if part == "test" else {}
             paper = papers.get(run.row, {}).get(column)
             cell = cells.setdefault(place, Cell({}, None if paper is None else (paper.mean, paper.std)))
-            if record is not None and record["metrics"][part].get(column) is not None:
-                cell.values[run.seed] = factor * record["metrics"][part][column]
-    heads = tuple((dataset, column) for dataset in datasets for column in specification.columns)
-    for head in heads:
+            value = None if record is None else _value(record, part, column, specification)
+            if value is not None:
+                cell.values[run.seed] = value
+    heads = tuple((dataset, column) for dataset in datasets for column in columns)
+    for head in heads if part != "cost" else ():
         _mark_best(cells, rows, head, larger=specification.metric == "accuracy")
     notes = [specification.datasets[d].note for d in datasets if specification.datasets[d].note]
     if part == "validation":
         notes.append("On the validation part, which also chose the epoch: for choices, not for reporting.")
-    notes.append(RULE)
+    notes.append(COST if part == "cost" else RULE)
     if missing:
         notes.append(f"{missing} of {len(wanted)} runs are not recorded yet.")
-    decimals = {d: _decimals(cells, rows, d, specification) for d in datasets}
+    decimals = {d: 1 if part == "cost" else _decimals(cells, rows, d, specification) for d in datasets}
     return Table(name, specification.title, specification.paper, rows, heads, cells, tuple(notes), decimals)
+
+
+def _value(record: Record, part: Part, column: str, specification: Specification) -> float | None:
+    """What stands in a cell, in the units of the table."""
+    if part != "cost":
+        value = record["metrics"][part].get(column)
+        factor = 1 if specification.metric == "rmse" else 100
+        return None if value is None else factor * float(value)
+    cost, share = record["cost"], (record["epoch"] + 1) / record["cost"]["epochs"]
+    first = cost.get("first_stage", {}).get(column, 0)
+    return float(first + share * (cost[column] - first)) / (1000 if column == "evaluations" else 1)
 
 
 def _key(record: Record) -> str:
