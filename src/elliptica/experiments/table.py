@@ -68,7 +68,8 @@ RULE = (
 
 COST = (
     "Up to the epoch that was chosen, a first stage included. Evaluations: thousands of rows through the "
-    "network in training. Seconds: wall time of training and validation, which depends on what else the machine did."
+    "network in training. Seconds: wall time of training and validation, which depends on what else the "
+    "machine did."
 )
 
 
