@@ -13,8 +13,9 @@ from pathlib import Path
 
 from elliptica.experiments.command import Choice
 from elliptica.experiments.records import read_records
+from elliptica.experiments.render import render
 from elliptica.experiments.specification import load_specification
-from elliptica.experiments.table import Part, make_table, render
+from elliptica.experiments.table import Part, make_table
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "tables"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"

@@ -100,7 +100,8 @@ def test_recorder_of_a_model_that_stands_still_finds_the_errors(generator):
     assert torch.equal(recorder.errors, find_errors(model, x, y))
     assert torch.equal(recorder.n_seen, torch.ones(30, dtype=torch.int32))
     recorder.reset()
-    assert not recorder.errors.any()
+    with pytest.raises(ValueError, match="Nothing has been recorded yet"):
+        _ = recorder.errors
 
 
 def test_recorder_notes_predictions_of_the_moment():

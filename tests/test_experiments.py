@@ -16,11 +16,14 @@ from elliptica import EllipticWarning
 from elliptica.cli import app
 from elliptica.data.splits import Dataset, Split
 from elliptica.experiments import problems
+from elliptica.experiments.command import Choice
 from elliptica.experiments.methods import METHODS
 from elliptica.experiments.metrics import measure, score_of
+from elliptica.experiments.pool import do_all
 from elliptica.experiments.problems import ProblemError, load_dataset, make_model
 from elliptica.experiments.records import as_text, claimed, read_record, record_file, write_record
-from elliptica.experiments.run import Options, do_all, finish_run
+from elliptica.experiments.render import render
+from elliptica.experiments.run import Options, finish_run
 from elliptica.experiments.specification import (
     SpecificationError,
     load_specification,
@@ -28,7 +31,7 @@ from elliptica.experiments.specification import (
     preset_names,
     runs,
 )
-from elliptica.experiments.table import _paired_p, make_table, render
+from elliptica.experiments.table import _paired_p, make_table
 from elliptica.models import mlp
 from elliptica.training import TrainingSettings
 from test_methods import make_ready
@@ -280,6 +283,31 @@ def test_sigkill_and_restart_give_the_same_bytes(data_dir, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_for_a_checkpoint", [False, True])
+def test_ctrl_c_stops_several_processes_quietly(data_dir, tmp_path, wait_for_a_checkpoint):
+    """At the start, while processes import, and in the middle of training."""
+    command = [sys.executable, "-m", "elliptica", "run", "table3", "--dataset", "no2", "--jobs", "2"]
+    arguments = [*command, "--methods", "elliptic", "--data-dir", str(data_dir), "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = (
+            list(tmp_path.rglob("*.safetensors")) if wait_for_a_checkpoint else (tmp_path / ".locks").exists()
+        )
+        if found:
+            break
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "Interrupted" in output
+
+
 def test_several_processes_give_the_same_records(toy, tmp_path, data_dir):
     specification = load_specification("table3")
     wanted = runs("table3", specification, datasets=["no2"], methods=["erm", "marginal"], seeds=1)
@@ -301,9 +329,19 @@ def test_table_from_records(toy, tmp_path):
     assert cell.mean == pytest.approx(sum(values) / 2)
     text = render(table, "markdown")
     assert "1.5 ± 0.1" in text
-    assert "paired t test" in text
-    assert render(table, "csv").splitlines()[0].startswith("method,dataset,column,mean")
-    assert r"\begin{tabular}" in render(table, "latex")
+    assert "paired t test" not in text  # with two seeds nothing can be bold
+    head, first, *_ = render(table, "csv").splitlines()
+    assert head.startswith("method,dataset,column,part,mean")
+    assert first.startswith("erm,toy,average,test,")
+    latex = render(table, "latex")
+    assert r"\begin{tabular}" in latex
+    assert r"1.5$_{\pm 0.1}$" in latex
+    assert (
+        "validation" in render(make_table("toy", toy, wanted, records, "validation"), "latex").splitlines()[0]
+    )
+    single = make_table("toy", toy, wanted[:1], records[:1])
+    for form in ("markdown", "latex", "csv"):
+        assert "nan" not in render(single, form)
     partial = render(make_table("toy", toy, wanted, records[:1]), "markdown")
     assert "3 of 4 runs are not recorded yet" in partial
 
@@ -463,8 +501,35 @@ def test_the_command_names_what_is_wrong(tmp_path):
         app,
         ["run", "table3", "--dataset", "no2", "--seeds", "1", "--methods", "erm", *places],
     )
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "NO2.csv" in done.output.replace("\n", "")
+    assert "elliptica data list" in done.output.replace("\n", " ")
+    for arguments, message in [
+        (["run", "3"], "Did you mean 'table3'"),
+        (["run", "table3", "--methods", ""], "No method is named"),
+        (["run", "table3", "--methods", "lisa"], "lisa is in table11"),
+        (["run", "table3", "--device", "nowhere"], "There is no device 'nowhere'"),
+        (["run", "table3", "--out", "/proc/nowhere"], "Choose another folder with --out"),
+        (["table", "table3", "--out", "/nowhere"], "There is no folder"),
+        (["list", "tabel3"], "Did you mean 'table3'"),
+    ]:
+        done = runner.invoke(app, arguments)
+        assert done.exit_code == 2, arguments
+        assert message in " ".join(done.output.split()), done.output
+
+
+def test_hyphens_and_underscores_are_the_same_in_names_of_data():
+    specification = load_specification("table4")
+    (run,) = runs("table4", specification, datasets=["waterbirds_features"], methods=["erm"], seeds=1)
+    assert run.dataset == "waterbirds-features"
+
+
+def test_a_table_says_what_was_changed():
+    assert Choice("table3").remarks() == ()
+    changed = Choice("table3", training={"epochs": 3}, tuned=True, match_evaluations=True).remarks()
+    assert "epochs = 3" in changed[0]
+    assert "tuned" in changed[0]
+    assert "function evaluations" in changed[0]
 
 
 def test_claims_are_exclusive_within_a_process_too(tmp_path):

@@ -6,9 +6,10 @@ from torch import nn
 
 from elliptica.experiments.problems import split_head
 from elliptica.experiments.records import read_record, record_file
+from elliptica.experiments.render import render
 from elliptica.experiments.run import Options, finish_run
 from elliptica.experiments.specification import load_specification, runs
-from elliptica.experiments.table import make_table, render
+from elliptica.experiments.table import make_table
 from group_fixtures import make_camelyon17, make_celeba, make_waterbirds
 
 MAKERS = {"waterbirds": make_waterbirds, "celeba": make_celeba, "camelyon17": make_camelyon17}

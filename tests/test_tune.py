@@ -74,7 +74,8 @@ def test_the_best_trial_on_validation_is_chosen(toy, tmp_path):
     assert tuned.training["lr"] == chosen["values"]["training.lr"] != 1e-6
     assert tuned.seed == erm.seed
     with pytest.raises(
-        SpecificationError, match=r"mixup on groups has not been tuned\. Run elliptica tune toy"
+        SpecificationError,
+        match=r"Not tuned with these options: mixup on groups\. First run elliptica tune toy",
     ):
         apply_choices([mixup], tmp_path)
 
@@ -139,4 +140,4 @@ def test_the_command_asks_for_a_tuning(tmp_path):
     arguments = ["table", "table3", "--dataset", "no2", "--tuned", "--out", str(tmp_path)]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 2
-    assert "has not been tuned" in found.output
+    assert "Not tuned with these options" in found.output

@@ -42,7 +42,7 @@ def find_layer(model: nn.Module, at: str) -> nn.Module:
     near = difflib.get_close_matches(at, list(layers), n=3)
     known = ", ".join(repr(name) for name in (near or list(layers)[:8]))
     raise ValueError(
-        f"at={at!r} is not a layer of the model. {'Did you mean' if near else 'It has'} {known}? "
+        f"at={at!r} is not a layer of the model. {f'Did you mean {known}?' if near else f'It has {known}.'} "
         "`[name for name, _ in model.named_modules()]` lists all."
     )
 

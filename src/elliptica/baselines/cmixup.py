@@ -132,7 +132,14 @@ class TargetKernel:
     ) -> Int[Tensor, " batch"]:
         """Draw a partner for each of the rows ``index`` of the data set; returns rows of the data set."""
         check_generator(generator, self._table.device)
-        return draw_from(self._table[index], 1, generator).squeeze(1)
+        try:
+            rows = self._table[index]
+        except IndexError as error:
+            raise ValueError(
+                f"index must hold row numbers below {len(self._table)}, the size of the data set that the "
+                f"kernel was made of ({error})."
+            ) from error
+        return draw_from(rows, 1, generator).squeeze(1)
 
 
 def _check_targets(y: object) -> None:

@@ -62,6 +62,12 @@ def fish_step(
             f"model must be a torch.nn.Module, but got {type(model).__name__}. The order is "
             "fish_step(model, optimizer, objective, minibatches)."
         )
+    owned = getattr(objective, "model", model)
+    if owned is not model:
+        raise ValueError(
+            "The objective owns another model than the one that fish_step moves. Make it of the same model, "
+            "e.g. ERM(model, loss_fn)."
+        )
     batches = list(minibatches)
     if not batches or not all(isinstance(batch, (tuple, list)) for batch in batches):
         got = ", ".join(sorted({type(batch).__name__ for batch in batches})) or "none"

@@ -91,6 +91,10 @@ class ErrorRecorder:
     @property
     def errors(self) -> Bool[Tensor, " n"]:
         """Samples that were wrong at least once."""
+        if not bool(self.n_seen.any()):
+            raise ValueError(
+                "Nothing has been recorded yet: call update(index, output, y) for each batch first."
+            )
         return self.n_right < self.n_seen
 
     def reset(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,3 +55,15 @@ def options(
     ] = False,
 ) -> None:
     """Options of the program itself."""
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """Warnings of ours as one line for the user; others as Python shows them."""
+    if category.__name__ == "EllipticWarning":
+        typer.echo(f"warning: {message}", err=True)
+    else:
+        _python_shows(message, category, *place, **more)
+
+
+_python_shows = warnings.showwarning

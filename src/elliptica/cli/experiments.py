@@ -65,12 +65,17 @@ _RECORDS = Annotated[Path, typer.Option("--out", help="Folder of the records.", 
 
 
 @app.command("list")
-def list_tables(data_dir: DataDir = None) -> None:
-    """List the tables of the paper, and whether their data are here."""
+def list_tables(
+    table: Annotated[
+        str | None, typer.Argument(help="Only this table, with the settings of its rows.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """List the tables of the paper, their methods, and whether their data are here."""
     require_extra("experiments")
-    from elliptica.experiments.command import run_list
+    from elliptica.experiments.listing import run_list
 
-    raise typer.Exit(run_list(Console(), data_dir))
+    raise typer.Exit(run_list(Console(), table, data_dir))
 
 
 @app.command()
@@ -179,4 +184,8 @@ def _choice(
 
 def _split(names: list[str] | None) -> list[str] | None:
     """Names given one by one, or with commas between them."""
-    return None if not names else [part.strip() for name in names for part in name.split(",") if part.strip()]
+    return (
+        None
+        if names is None
+        else [part.strip() for name in names for part in name.split(",") if part.strip()]
+    )

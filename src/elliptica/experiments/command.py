@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
 
-from elliptica.data.catalogue import list_datasets
+from elliptica.experiments.pool import do_all
+from elliptica.experiments.preflight import check_before
 from elliptica.experiments.records import read_records
-from elliptica.experiments.run import Options, do_all
+from elliptica.experiments.render import Format, render
+from elliptica.experiments.run import Options
 from elliptica.experiments.specification import (
     Run,
     SpecificationError,
     load_specification,
-    preset_names,
     runs,
 )
-from elliptica.experiments.table import Format, Part, make_table, render
+from elliptica.experiments.table import Part, make_table
 from elliptica.experiments.tune import apply_choices, tune_all
 
 
@@ -53,26 +52,14 @@ class Choice:
         )
         return apply_choices(found, out) if self.tuned else found
 
-
-def run_list(console: Console, data_dir: Path | None = None) -> int:
-    """Print the tables that can be run, and whether their data are here."""
-    states = {item.entry.name: item.status for item in list_datasets(data_dir, verify=False)}
-    shown = RichTable("table", "in the paper", "title", "data", "methods", "seeds")
-    for name in preset_names():
-        spec = load_specification(name)
-        data = [
-            f"[green]{n}[/]" if _is_here(states, n, d.load) else f"[dim]{n} (absent)[/]"
-            for n, d in spec.datasets.items()
-        ]
-        shown.add_row(name, spec.paper, spec.title, "\n".join(data), "\n".join(spec.methods), str(spec.seeds))
-    console.print(shown)
-    console.print("elliptica data list says how to get data that are absent.")
-    return 0
-
-
-def _is_here(states: Mapping[str, str], name: str, load: dict[str, Any]) -> bool:
-    entry = "_".join(filter(None, [load.get("name", name), load.get("part")])).replace("-", "_")
-    return states.get(entry) in ("present", "generated")
+    def remarks(self) -> tuple[str, ...]:
+        """What is not as the table says."""
+        changed = [f"{name} = {value}" for name, value in self.training.items()]
+        if self.tuned:
+            changed.append("settings tuned on the validation part")
+        if self.match_evaluations:
+            changed.append("as many function evaluations for every method as for ordinary training")
+        return (f"Other than in the table's specification: {', '.join(changed)}.",) if changed else ()
 
 
 class Display:
@@ -119,18 +106,22 @@ def run_table(choice: Choice, options: Options, console: Console) -> int:
     except SpecificationError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 2
-    display = Display(console, len(wanted))
-    interrupted = False
-    with display.progress:
-        try:
+    failed = False
+    try:
+        wanted, problems = check_before(wanted, options)
+        for problem in problems:
+            console.print(f"error: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
+        if not wanted:
+            return 2
+        display = Display(console, len(wanted))
+        with display.progress:
             found = do_all(wanted, options, display)
-        except KeyboardInterrupt:
-            interrupted, found = True, {}
-    print_table(choice.table, wanted, options.out, "markdown", "test", console)
-    if interrupted:
+        failed = bool(problems) or "failed" in found.values()
+    except KeyboardInterrupt:
         console.print("Interrupted: finished runs are recorded, the others go on from their last epoch.")
         return 130
-    return 1 if "failed" in found.values() else 0
+    print_table(choice, wanted, options.out, "markdown", "test", console)
+    return int(failed)
 
 
 def run_tune(choice: Choice, trials: int | None, options: Options, console: Console) -> int:
@@ -164,11 +155,17 @@ def show_table(choice: Choice, out: Path, form: Format, part: Part, console: Con
     except SpecificationError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 2
-    print_table(choice.table, wanted, out, form, part, console)
+    if not out.is_dir():
+        console.print(f"error: There is no folder {out}. Say where the records are with --out.", style="red")
+        return 2
+    print_table(choice, wanted, out, form, part, console)
     return 0
 
 
-def print_table(name: str, wanted: list[Run], out: Path, form: Format, part: Part, console: Console) -> None:
+def print_table(
+    choice: Choice, wanted: list[Run], out: Path, form: Format, part: Part, console: Console
+) -> None:
     """Print the table of the records in a folder."""
-    table = make_table(name, load_specification(name), wanted, read_records(out, wanted), part)
+    specification, records = load_specification(choice.table), read_records(out, wanted)
+    table = make_table(choice.table, specification, wanted, records, part, choice.remarks())
     console.print(render(table, form), markup=False, highlight=False, soft_wrap=True)

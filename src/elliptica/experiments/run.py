@@ -1,15 +1,9 @@
-"""Doing runs: one by one or in several processes, each finished one recorded and never repeated."""
+"""Doing a run: train, measure, record; what is recorded is never repeated."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import multiprocessing
-import os
-import queue
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,75 +176,3 @@ def finish_run(run: Run, options: Options, listen: Listener) -> str:
         checkpoint_file(options.out, run).unlink(missing_ok=True)
     listen(run.label, "done", record["metrics"]["test"])
     return "done"
-
-
-def do_all(runs: list[Run], options: Options, listen: Listener) -> dict[str, str]:
-    """Do runs, in ``options.jobs`` processes; returns what happened to each, by its label.
-
-    A run that fails is reported and does not stop the others.
-    """
-    if options.jobs == 1:
-        return {run.label: _guarded(run, options, listen) for run in runs}
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        events = manager.Queue()
-        with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=one_thread) as pool:
-            futures: dict[Future[str], Run] = {
-                pool.submit(_in_process, run, options, events): run for run in runs
-            }
-            try:
-                return _watch(futures, events, listen)
-            except KeyboardInterrupt:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(getattr(pool, "_processes", {}).values()):
-                    process.terminate()
-                raise
-
-
-def _watch(futures: dict[Future[str], Run], events: Any, listen: Listener) -> dict[str, str]:
-    waiting = set(futures)
-    found: dict[str, str] = {}
-    while waiting:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                listen(*events.get(timeout=0.2))
-        for future in [f for f in waiting if f.done()]:
-            waiting.discard(future)
-            run = futures[future]
-            error = future.exception()
-            if error is not None:  # the process died: killed, or out of memory
-                listen(run.label, "failed", {"error": f"{type(error).__name__}: {error}"})
-                found[run.label] = "failed"
-            else:
-                found[run.label] = future.result()
-    with contextlib.suppress(queue.Empty):
-        while True:
-            listen(*events.get_nowait())
-    return found
-
-
-def _guarded(run: Run, options: Options, listen: Listener) -> str:
-    try:
-        return finish_run(run, options, listen)
-    except Exception as error:
-        listen(run.label, "failed", {"error": f"{type(error).__name__}: {error}"})
-        return "failed"
-
-
-def _in_process(run: Run, options: Options, events: Any) -> str:
-    last = [0.0]
-
-    def listen(label: str, kind: str, details: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if kind == "epoch" and now - last[0] < 0.2 and details["epoch"] < details["epochs"]:
-            return  # not every epoch of a fast run
-        last[0] = now
-        events.put((label, kind, details))
-
-    return _guarded(run, options, listen)
-
-
-def one_thread() -> None:
-    """Start of a process that shares the machine with others like it."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)

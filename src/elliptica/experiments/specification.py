@@ -150,7 +150,7 @@ def load_specification(name: str) -> Specification:
     """Read a preset by name, e.g. ``"table3"``."""
     names = preset_names()
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
+        near = difflib.get_close_matches(f"table{name}" if name.isdigit() else name.lower(), names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise SpecificationError(f"There is no table {name!r}.{hint} There are {', '.join(names)}.")
     text = (resources.files("elliptica.experiments") / "presets" / f"{name}.toml").read_text()
@@ -179,12 +179,13 @@ def runs(
     training: dict[str, Any] | None = None,
 ) -> list[Run]:
     """All runs of a table, or those asked for; ``training`` overrides settings of all of them."""
+    datasets = _resolved(datasets, list(specification.datasets))
     _check_known("data set", datasets, list(specification.datasets), name)
     _check_known("method", methods, list(specification.methods), name)
     found = []
     for dataset in datasets or list(specification.datasets):
         spec = specification.datasets[dataset]
-        _check_known("method", list(spec.methods), list(specification.methods), f"{name}: {dataset}")
+        _check_known("method", list(spec.methods) or None, list(specification.methods), f"{name}: {dataset}")
         load = {"name": dataset, **spec.load}
         for row in methods or list(specification.methods):
             settings = {**specification.methods[row], **spec.methods.get(row, {})}
@@ -264,9 +265,25 @@ def _runs_of_another_table(
         raise SpecificationError(f'{name}: methods.{row}.from = "{other}": {error}') from error
 
 
+def _resolved(asked: list[str] | None, known: list[str]) -> list[str] | None:
+    """Names as the table writes them: ``-`` and ``_`` are the same."""
+    plain = {name.replace("-", "_"): name for name in known}
+    return None if asked is None else [plain.get(name.replace("-", "_"), name) for name in asked]
+
+
 def _check_known(what: str, asked: list[str] | None, known: list[str], where: str) -> None:
+    if asked is not None and not asked:
+        raise SpecificationError(f"No {what} is named. Leave the option out for all of {where}'s.")
     for name in asked or []:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise SpecificationError(f"{where} has no {what} {name!r}.{hint} It has {', '.join(known)}.")
+        if name in known:
+            continue
+        others = [table for table in preset_names() if name in _names(what, table)]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" {name} is in {', '.join(others)}." if others else ""
+        hint += f" Did you mean {near[0]!r}?" if near else ""
+        raise SpecificationError(f"{where} has no {what} {name!r}.{hint} It has {', '.join(known)}.")
+
+
+def _names(what: str, table: str) -> list[str]:
+    specification = load_specification(table)
+    return list(specification.methods if what == "method" else specification.datasets)

@@ -17,9 +17,10 @@ from pydantic import ValidationError
 
 from elliptica._streams import stream_seed
 from elliptica.experiments.metrics import score_of
+from elliptica.experiments.pool import one_thread
 from elliptica.experiments.problems import RESPLIT
 from elliptica.experiments.records import read_record, record_file, write_record
-from elliptica.experiments.run import Listener, Options, finish_run, one_thread
+from elliptica.experiments.run import Listener, Options, finish_run
 from elliptica.experiments.specification import Range, Run, Specification, SpecificationError
 
 #: Seed of the trials; tables use 0, 1, ...
@@ -129,16 +130,21 @@ def apply_choices(runs: list[Run], out: Path) -> list[Run]:
     Raises:
         SpecificationError: If a row has not been tuned, or what was kept cannot be read.
     """
+    missing = {(run.dataset, run.row) for run in runs if not chosen_file(out, run).exists()}
+    if missing:
+        names = ", ".join(f"{row} on {dataset}" for dataset, row in sorted(missing))
+        rows = ",".join(sorted({row for _, row in missing}))
+        data = ",".join(sorted({dataset for dataset, _ in missing}))
+        raise SpecificationError(
+            f"Not tuned with these options: {names}. First run elliptica tune {runs[0].table} --dataset "
+            f"{data} --methods '{rows}' --out {out} (and the same --epochs, --precision and --match), or "
+            "leave out --tuned."
+        )
     found = []
     for run in runs:
         file = chosen_file(out, run)
         try:
             values = json.loads(file.read_text())["values"]
-        except FileNotFoundError:
-            raise SpecificationError(
-                f"{run.row} on {run.dataset} has not been tuned. Run elliptica tune {run.table} --dataset "
-                f"{run.dataset} --methods '{run.row}' --out {out} first, or leave out --tuned."
-            ) from None
         except (ValueError, KeyError) as error:
             raise SpecificationError(
                 f"{file} cannot be read ({error}). Delete it and tune again: trials that are recorded are "
@@ -182,7 +188,7 @@ def _told(
         result = f"failed: {type(error).__name__}: {error}"
     else:
         values = ", ".join(f"{name} {value:.3g}" for name, value in chosen["values"].items())
-        result = f"{values or 'the setting of the table'} (validation {chosen['score']:.4g})"
+        result = f"{values or 'the setting of the table'} ({chosen['rule']}: {chosen['score']:.4g})"
     listen(label, "tuned", {"result": result})
     return result
 

@@ -62,7 +62,7 @@ def set_aside(file: Path, why: str) -> Path:
     while (kept := file.with_name(f"{file.name}.unusable-{number}")).exists():
         number += 1
     file.rename(kept)
-    warnings.warn(f"{why}. It is kept as {kept.name}; the run starts anew.", EllipticWarning, stacklevel=3)
+    warnings.warn(f"{why}. It is kept as {kept}; the run has to be done anew.", EllipticWarning, stacklevel=3)
     return kept
 
 
