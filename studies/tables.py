@@ -30,10 +30,19 @@ class Shown:
     part: Part = "test"
 
 
+SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
+PLAIN = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
 #: Tables of the page, with the data sets that were run.
 SHOWN = [
     Shown("table3", Choice("table3", ["airfoil", "no2"])),
     Shown("table5", Choice("table5", ["skillcraft", "crime"])),
+    Shown("table6", Choice("table6", ["breastmnist"])),
+    Shown("table6-per-batch", Choice("table6", ["breastmnist-per-batch"], PLAIN)),
+    Shown("table6-small", Choice("table6", SMALL, seeds=3)),
+    Shown("table9", Choice("table9", ["breastmnist"])),
+    Shown("table10", Choice("table10", ["breastmnist"], ["elliptic", "elliptic by distance"])),
+    Shown("weighting-validation", Choice("weighting"), "validation"),
+    Shown("weighting", Choice("weighting")),
 ]
 
 
