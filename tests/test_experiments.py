@@ -80,7 +80,7 @@ def silent(*_):
 
 
 def without_times(record):
-    cost = {k: v for k, v in record["cost"].items() if k != "seconds"}
+    cost = {k: v for k, v in record["cost"].items() if k not in ("seconds", "first_stage")}
     return {**record, "cost": cost}
 
 

@@ -109,6 +109,6 @@ class TrainingSettings:
             return None
         return lambda x, generator: flip_and_crop(x, self.padding, generator)
 
-    def rate(self, epoch: float) -> float:
+    def rate(self, epoch: int | float) -> float:
         """Learning rate in an epoch (0, 1, ...), or at a place within one."""
         return self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
