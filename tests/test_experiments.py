@@ -290,7 +290,12 @@ def test_ctrl_c_stops_several_processes_quietly(data_dir, tmp_path, wait_for_a_c
     command = [sys.executable, "-m", "elliptica", "run", "table3", "--dataset", "no2", "--jobs", "2"]
     arguments = [*command, "--methods", "elliptic", "--data-dir", str(data_dir), "--out", str(tmp_path)]
     process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs may ignore it
     )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
