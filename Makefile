@@ -43,7 +43,6 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/elliptica run table5 --dataset skillcraft,crime --jobs 2 --out results/tables
 	$(BIN)/elliptica run table6 --dataset breastmnist --jobs 2 --out results/tables
 	$(BIN)/elliptica run table6 --dataset breastmnist-per-batch --methods erm,mixup,mixupe,elliptic,marginal --jobs 2 --out results/tables
-	$(BIN)/elliptica run table6 --dataset breastmnist-clean --seeds 5 --methods erm,mixup,elliptic --jobs 2 --out results/tables
 	$(BIN)/elliptica run table6 --dataset retinamnist,pathmnist_subset,pathmnist_subset-other-centre --seeds 3 --jobs 2 --out results/tables
 	$(BIN)/elliptica run table9 --dataset breastmnist --jobs 2 --out results/tables
 	$(BIN)/elliptica run table10 --dataset breastmnist --methods 'elliptic,elliptic by distance' --jobs 2 --out results/tables
