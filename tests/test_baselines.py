@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import laws
+from baseline_cases import replay, same, value_and_gradient
 from elliptica.baselines import ERM, CMixup, Mixup, TargetKernel
 from elliptica.baselines.mixup import draw_share, mixup_batch
 
@@ -25,21 +26,6 @@ def regression(generator, n=12):
 def classification(generator, n=12, classes=4):
     x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
     return x, torch.randint(classes, (n,), generator=generator)
-
-
-def value_and_gradient(loss, model):
-    return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
-
-
-def same(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-def replay(generator):
-    """A generator that will draw what this one would."""
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    return copy
 
 
 # ERM

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import laws
+from baseline_cases import batch, network, replay, same, value_and_gradient
 from elliptica.baselines import lisa
 from elliptica.baselines._groups import find_groups
 from elliptica.baselines.coral import CORAL
@@ -25,29 +26,6 @@ from elliptica.baselines.vrex import VREx
 
 UNEVEN = torch.tensor([3, 0, 7, 0, 3, 0, 0, 7, 3, 0, 7, 3])  # with gaps, and of sizes 5, 4, 3
 CE = nn.CrossEntropyLoss()
-
-
-def network():
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)).double()
-
-
-def batch(generator, n=12, classes=4):
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(classes, (n,), generator=generator)
-
-
-def value_and_gradient(loss, model):
-    return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
-
-
-def same(a, b, rtol=1e-10):
-    torch.testing.assert_close(a, b, rtol=rtol, atol=rtol / 100)
-
-
-def replay(generator):
-    again = torch.Generator()
-    again.set_state(generator.get_state())
-    return again
 
 
 # DomainMix

@@ -9,6 +9,7 @@ from scipy import optimize, special
 from torch import nn
 from torch.nn import functional as F
 
+from baseline_cases import batch, network, same
 from elliptica.baselines import ERM
 from elliptica.baselines.doro import DORO
 from elliptica.baselines.dro import DRO, chi2_penalty_weights, chi2_weights, cvar_weights
@@ -37,19 +38,6 @@ def outcome(kind, losses, sample_weight=None, **settings):
     x = torch.zeros(len(model.losses), 1).double()
     value = kind(model, as_loss, **settings)(x, x[:, 0], sample_weight=sample_weight)
     return value.item(), torch.autograd.grad(value, model.losses)[0].numpy()
-
-
-def network(n_out=4):
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, n_out)).double()
-
-
-def batch(generator, n=12, classes=4):
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(classes, (n,), generator=generator)
-
-
-def same(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 def slopes(loss, model):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import WeightedRandomSampler
 
 import laws
+from baseline_cases import batch, network, same
 from elliptica.baselines.coral import CORAL
 from elliptica.baselines.domainmix import DomainMix
 from elliptica.baselines.erm import ERM
@@ -27,23 +28,10 @@ GROUPINGS = [EVEN, UNEVEN, LONELY, ALONE, torch.zeros(12, dtype=torch.long)]
 CE = nn.CrossEntropyLoss()
 
 
-def network():
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)).double()
-
-
-def batch(generator, n=12):
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(4, (n,), generator=generator)
-
-
 def value_and_gradient(loss, model):
     return loss.detach(), torch.cat(
         [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
     )
-
-
-def same(a, b, rtol=1e-10):
-    torch.testing.assert_close(a, b, rtol=rtol, atol=rtol / 100)
 
 
 def assert_value_and_gradient(call, reference, model, generator):

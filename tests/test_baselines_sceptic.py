@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import elliptica
 import laws
+from baseline_cases import batch, network, replay, same, value_and_gradient
 from elliptica.baselines import ERM, Mixup
 from elliptica.baselines.input_noise import InputNoise
 from elliptica.baselines.manifold_mixup import ManifoldMixup
@@ -26,30 +27,6 @@ from elliptica.baselines.smote import smote_rows
 
 CE = nn.CrossEntropyLoss()
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4]).double())
-
-
-def network(n_in=3, n_out=4):
-    return nn.Sequential(nn.Linear(n_in, 8), nn.Tanh(), nn.Linear(8, n_out)).double()
-
-
-def batch(generator, n=12, classes=4):
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(classes, (n,), generator=generator)
-
-
-def value_and_gradient(loss, model):
-    return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
-
-
-def same(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-
-
-def replay(generator):
-    """A generator that will draw what this one would."""
-    twin = torch.Generator()
-    twin.set_state(generator.get_state())
-    return twin
 
 
 class Recorder(nn.Module):
@@ -495,8 +472,7 @@ def test_nfm_noise_has_its_law(generator):
 @pytest.mark.statistical
 def test_nfm_levels_are_beta_and_shared_by_the_batch(generator):
     objective = NFM(network(), CE, layers=[None])
-    objective._generator = generator
-    levels = [objective._draw_level() for _ in range(4000)]
+    levels = [objective._draw_level(generator) for _ in range(4000)]
     laws.assert_distribution(levels, stats.beta(2, 5).cdf)
     with pytest.raises(AssertionError):
         laws.assert_distribution(levels, stats.beta(5, 2).cdf)

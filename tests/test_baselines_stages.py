@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import laws
+from baseline_cases import batch, network, replay, same, value_and_gradient
 from elliptica.baselines import ERM, Mixup
 from elliptica.baselines.doro import DORO
 from elliptica.baselines.dro import DRO
@@ -18,30 +19,6 @@ from elliptica.baselines.jtt import ErrorRecorder, error_weights, find_errors, u
 from elliptica.baselines.mixup import draw_share
 from elliptica.baselines.tilted import Tilted
 from elliptica.baselines.umix import UMIX, CorrectnessTable, umix_weights
-
-
-def network(n_out=4):
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, n_out)).double()
-
-
-def batch(generator, n=12, classes=4):
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(classes, (n,), generator=generator)
-
-
-def same(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-def value_and_gradient(loss, model):
-    return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
-
-
-def replay(generator):
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    return copy
-
 
 # JTT: errors
 

@@ -14,6 +14,7 @@ LAYERS = [
     {"diffusion", "pairing", "targets", "losses", "batchnorm", "schedule", "weighting"}
     | {"_inputs", "_statistics", "_wrappers", "models", "data"},
     {"_ends", "bridge", "hidden", "partner_table", "dimension"},
+    {"path_settings"},
     {"paths", "evaluate", "reduction"},
     {"_settings", "augment", "baselines"},
     {"objective"},

@@ -4,19 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from baseline_cases import batch, network, replay, same
 from elliptica.baselines import ERM, Mixup, MixupE
 
 VERSIONS = (1, 2, 3, 4)
 MEAN = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
-
-
-def network():
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)).double()
-
-
-def batch(generator, n=12):
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(4, (n,), generator=generator)
 
 
 def make(model, version=3, **settings):
@@ -24,19 +16,9 @@ def make(model, version=3, **settings):
     return MixupE(model, nn.CrossEntropyLoss(), version=version, mean=MEAN, **settings)
 
 
-def replay(generator):
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    return copy
-
-
 def gradient(loss, model):
     slopes = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     return torch.cat([g.flatten() for g in slopes])
-
-
-def same(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 def penalty_by_loop(model, x, y, version, threshold):

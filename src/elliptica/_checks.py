@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> None:
@@ -19,6 +19,17 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> None:
         near = difflib.get_close_matches(str(value), allowed, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but got {value!r}.{hint}")
+
+
+def model(value: object, owner: str) -> None:
+    """``value`` must be a network, and not the loss that is given after it."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, but got {type(value).__name__}. "
+            f"The order is {owner}(model, loss_fn)."
+        )
+    if isinstance(value, nn.modules.loss._Loss):
+        raise TypeError(f"model is a loss ({type(value).__name__}); the order is {owner}(model, loss_fn).")
 
 
 def floating(name: str, value: object) -> None:

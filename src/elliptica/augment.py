@@ -15,7 +15,8 @@ from elliptica._inputs import named_inputs, rebuild_inputs
 from elliptica.bridge import Quadrature
 from elliptica.diffusion import Sigma
 from elliptica.pairing import Among, Pairing
-from elliptica.paths import PathSampler, Sampling
+from elliptica.path_settings import Sampling
+from elliptica.paths import PathSampler
 from elliptica.targets import SimplexMap, TargetSpace
 from elliptica.types import Inputs
 

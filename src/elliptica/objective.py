@@ -22,9 +22,10 @@ from elliptica.evaluate import Evaluator, time_steps
 from elliptica.hidden import find_layer, hidden_features
 from elliptica.losses import PerSampleLoss
 from elliptica.pairing import Among, Pairing
-from elliptica.paths import PathSampler, Sampling
+from elliptica.path_settings import Sampling
+from elliptica.paths import PathSampler
 from elliptica.reduction import path_mean, weighted_mean
-from elliptica.schedule import Schedule
+from elliptica.schedule import Schedule, check_schedule, factor_in
 from elliptica.targets import SimplexMap, TargetSpace, infer_target_space
 from elliptica.types import Drift, Inputs, LossFn, Paths
 from elliptica.weighting import READINGS, WEIGHTINGS, Grid, Reading, Weighting
@@ -135,24 +136,12 @@ class Elliptic(nn.Module):
         validate: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"model must be a torch.nn.Module, but got {type(model).__name__}. "
-                "The order is Elliptic(model, loss_fn)."
-            )
+        _checks.model(model, "Elliptic")
         if chunk_size is not None:
             _checks.count("chunk_size", chunk_size)
         _checks.choice("weighting", weighting, WEIGHTINGS)
         _checks.choice("bn", bn, BATCH_NORM_MODES)
-        if isinstance(model, nn.modules.loss._Loss):
-            raise TypeError(
-                f"model is a loss ({type(model).__name__}); the order is Elliptic(model, loss_fn)."
-            )
-        if schedule is not None and not callable(schedule):
-            raise TypeError(
-                f"schedule must be a function of the epoch, but got {schedule!r}. "
-                "Use e.g. elliptica.switch_off(after=80)."
-            )
+        check_schedule(schedule)
         _checks.nonnegative("xi", xi)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
@@ -338,17 +327,7 @@ class Elliptic(nn.Module):
             warn_of_mode(self.training, self.model.training)
         if not self.training:
             return None
-        if self.schedule is None:
-            return 1.0
-        if self.epoch is None:
-            raise RuntimeError(
-                "This objective has a schedule, but does not know the epoch. Call "
-                "objective.set_epoch(epoch) at the start of each epoch (0, 1, ...)."
-            )
-        strength = self.schedule(self.epoch)
-        if strength is not None:
-            _checks.nonnegative(f"The schedule's factor in epoch {self.epoch}", strength)
-        return strength
+        return factor_in(self.schedule, self.epoch)
 
     def _sampler_for(self, y: Tensor) -> PathSampler:
         """The sampler, once the target space is known."""

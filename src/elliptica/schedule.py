@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from elliptica import _checks
+
 Schedule = Callable[[int], float | None]
 
 
@@ -41,6 +43,30 @@ def ramp(epochs: int, start: float = 0.0, end: float = 1.0) -> Schedule:
             f"ramp needs epochs >= 1 and factors >= 0, but got epochs={epochs}, start={start}, end={end}."
         )
     return functools.partial(_linear, epochs, start, end)
+
+
+def check_schedule(schedule: object) -> None:
+    """A schedule must be a function, or None for full strength throughout."""
+    if schedule is not None and not callable(schedule):
+        raise TypeError(
+            f"schedule must be a function of the epoch, but got {schedule!r}. "
+            "Use e.g. elliptica.switch_off(after=80)."
+        )
+
+
+def factor_in(schedule: Schedule | None, epoch: int | None) -> float | None:
+    """Factor on the noise in an epoch; None when bridges are off."""
+    if schedule is None:
+        return 1.0
+    if epoch is None:
+        raise RuntimeError(
+            "This objective has a schedule, but does not know the epoch. Call "
+            "objective.set_epoch(epoch) at the start of each epoch (0, 1, ...)."
+        )
+    factor = schedule(epoch)
+    if factor is not None:
+        _checks.nonnegative(f"The schedule's factor in epoch {epoch}", factor)
+    return factor
 
 
 # Functions of their own, because an objective with a schedule must be picklable.

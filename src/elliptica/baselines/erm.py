@@ -39,14 +39,7 @@ class ERM(nn.Module):
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, *, num_classes: int | None = None) -> None:
         super().__init__()
-        own = type(self).__name__
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"model must be a torch.nn.Module, but got {type(model).__name__}. "
-                f"The order is {own}(model, loss_fn)."
-            )
-        if isinstance(model, nn.modules.loss._Loss):
-            raise TypeError(f"model is a loss ({type(model).__name__}); the order is {own}(model, loss_fn).")
+        _checks.model(model, type(self).__name__)
         if num_classes is not None:
             _checks.count("num_classes", num_classes)
         self.model = model

@@ -96,11 +96,10 @@ class Mixup(ERM):
             ends = ends_given(end, inputs, y, 1, lambda labels: labels, 0)
             if ends.weight is not None and sample_weight is None:
                 raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
-        output = self._output(x, ends, share)
+        output = self._output(x, ends, share, generator)
         near, far = (self._encode(labels, output) for labels in ends.of(y, ends.y))
-        losses = self._losses(output, near, far, share)
-        weight = None if sample_weight is None else mix(*ends.of(sample_weight, ends.weight), share)
-        return self._mean(losses, mix(near, far, share), weight)
+        weights = None if sample_weight is None else ends.of(sample_weight, ends.weight)
+        return self._average(output, near, far, share, weights)
 
     def extra_repr(self) -> str:
         """The settings."""
@@ -110,15 +109,27 @@ class Mixup(ERM):
         """Row of the batch that each row is mixed with."""
         return draw_permutation(len(y), device=y.device, generator=generator)
 
+    def _average(
+        self, output: Any, near: Tensor, far: Tensor, share: float, weights: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """One number for the batch; a point between two samples has the weight between theirs."""
+        losses = self._losses(output, near, far, share)
+        weight = None if weights is None else mix(*weights, share)
+        return self._mean(losses, mix(near, far, share), weight)
+
+    def _points(self, near: Tensor, far: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+        """What the model, or the layers above, are asked at."""
+        return mix(near, far, share)
+
     def _losses(self, output: Any, near: Tensor, far: Tensor, share: float) -> Tensor:
         """Losses of both targets at the mixed points."""
         return mix(self.loss(output, near), self.loss(output, far), share)
 
-    def _output(self, x: Inputs, ends: Ends, share: float) -> Any:
+    def _output(self, x: Inputs, ends: Ends, share: float, generator: torch.Generator | None) -> Any:
         """The model at the mixed points."""
         pairs = {name: ends.of_input(name, value) for name, value in named_inputs(x).items()}
         if self.at is None:
-            mixed = {name: mix(near, far, share) for name, (near, far) in pairs.items()}
+            mixed = {name: self._points(*pair, share, generator) for name, pair in pairs.items()}
             return call_model(self.model, rebuild_inputs(x, mixed))
         if ends.index is None:  # partners from elsewhere go through the lower layers, too
             x = rebuild_inputs(x, {name: torch.cat(pair) for name, pair in pairs.items()})
@@ -127,7 +138,7 @@ class Mixup(ERM):
         def mixed_layer(hidden: Tensor) -> Tensor:
             _checks.same_rows(f"the output of the layer at={self.at!r}", hidden, rows)
             near, far = hidden.chunk(2) if ends.index is None else (hidden, hidden[ends.index])
-            return mix(near, far, share)
+            return self._points(near, far, share, generator)
 
         with replaced_output(self.model, self.at, mixed_layer):
             return call_model(self.model, x)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from elliptica import _checks
-from elliptica._ends import End, Ends
-from elliptica._inputs import call_model, named_inputs, rebuild_inputs
 from elliptica._random import compute_dtype, draw_gamma, draw_normal, draw_uniform
 from elliptica.baselines.manifold_mixup import ManifoldMixup
 from elliptica.baselines.mixup import mix
-from elliptica.hidden import find_layer, replaced_output
-from elliptica.types import Inputs, LossFn
+from elliptica.types import LossFn
 
 Levels = Literal["random", "fixed"]
 
@@ -30,6 +26,9 @@ class NFM(ManifoldMixup):
     ``a = additive * B`` and ``b = multiplicative * C`` with ``B`` and ``C`` from Beta(2, 5), whose mean is
     2/7, drawn anew for each batch, as in the authors' code. ``levels="fixed"`` sets both to 1, as the
     paper's formulas read. Targets get no noise. Without noise it is `ManifoldMixup`, with the same draws.
+
+    Draws, in this order: those of `ManifoldMixup`; additive level and noise; multiplicative level and noise
+    (of each input, if there are several). What has level 0 is not drawn.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -69,65 +68,30 @@ class NFM(ManifoldMixup):
         self.additive = float(additive)
         self.multiplicative = float(multiplicative)
         self.levels = levels
-        self._generator: torch.Generator | None = None  # during a call only
-
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar; arguments as of `Mixup`.
-
-        Draws, in this order: those of `ManifoldMixup`; additive level and noise; multiplicative level and
-        noise (of each input, if there are several). What has level 0 is not drawn.
-        """
-        self._generator = generator
-        try:
-            return super().forward(x, y, sample_weight=sample_weight, end=end, generator=generator)
-        finally:
-            self._generator = None
 
     def extra_repr(self) -> str:
         """The settings."""
         noise = f"additive={self.additive}, multiplicative={self.multiplicative}, levels={self.levels!r}"
         return f"{super().extra_repr()}, {noise}"
 
-    def _output(self, x: Inputs, ends: Ends, share: float) -> Any:
-        at = self.at
-        if at is None:
-            pairs = {name: ends.of_input(name, value) for name, value in named_inputs(x).items()}
-            noisy = {name: self._noisy(mix(near, far, share)) for name, (near, far) in pairs.items()}
-            return call_model(self.model, rebuild_inputs(x, noisy))
-        with contextlib.ExitStack() as stack:
-
-            def before_layer(*_: object) -> None:
-                # hooks run in the order in which they came: this one after mixup's, which is there by now
-                stack.enter_context(replaced_output(self.model, at, self._noisy))
-
-            stack.enter_context(find_layer(self.model, at).register_forward_pre_hook(before_layer))
-            return super()._output(x, ends, share)
-
-    def _noisy(self, mixed: Tensor) -> Tensor:
-        """The mixed points with both noises."""
-        dtype, device, generator = compute_dtype(mixed.dtype), mixed.device, self._generator
+    def _points(self, near: Tensor, far: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+        """The mixed points with both noises; what has level 0 is not drawn."""
+        mixed = mix(near, far, share)
+        dtype, device = compute_dtype(mixed.dtype), mixed.device
         noisy = mixed.to(dtype)
         noise: Tensor | None = None
         if self.additive > 0:
-            level = self.additive * self._draw_level()
+            level = self.additive * self._draw_level(generator)
             noise = level * draw_normal(mixed.shape, dtype=dtype, device=device, generator=generator)
         if self.multiplicative > 0:
-            level = self.multiplicative * self._draw_level()
+            level = self.multiplicative * self._draw_level(generator)
             u = draw_uniform(mixed.shape, device=device, generator=generator).to(dtype)
             noisy = (1 + level * (2 * u - 1)) * noisy
         return (noisy if noise is None else noisy + noise).to(mixed.dtype)
 
-    def _draw_level(self) -> float:
+    def _draw_level(self, generator: torch.Generator | None) -> float:
         """A draw from Beta(2, 5), as two gamma variables; 1, without a draw, for fixed levels."""
         if self.levels == "fixed":
             return 1.0
-        first, second = (draw_gamma(k, 1, device=_CPU, generator=self._generator).item() for k in (2.0, 5.0))
+        first, second = (draw_gamma(k, 1, device=_CPU, generator=generator).item() for k in (2.0, 5.0))
         return first / (first + second)

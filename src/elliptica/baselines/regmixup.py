@@ -75,7 +75,7 @@ class RegMixup(Mixup):
         """The settings."""
         return f"{super().extra_repr()}, weight={self.weight}"
 
-    def _output(self, x: Inputs, ends: Ends, share: float) -> Tensor:
+    def _output(self, x: Inputs, ends: Ends, share: float, generator: torch.Generator | None) -> Tensor:
         """The model at the mixed points; what it gives at the clean ones is kept."""
         inputs = named_inputs(x)
         both = {

@@ -6,16 +6,18 @@ sample weights, with which the second is trained under `UMIX`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elliptica import _checks
-from elliptica._ends import End, Ends, ends_given
+from elliptica._ends import End
 from elliptica._inputs import check_batch, check_weight, count_rows, named_inputs
 from elliptica._random import check_generator, draw_uniform
 from elliptica.baselines.jtt import ErrorRecorder
-from elliptica.baselines.mixup import Mixup, draw_share, mix
+from elliptica.baselines.mixup import Mixup, mix
 from elliptica.types import Inputs, LossFn
 
 
@@ -165,17 +167,15 @@ class UMIX(Mixup):
         coin = draw_uniform((1,), device=torch.device("cpu"), generator=generator)
         if float(coin) >= self.probability:
             return self.clean_loss(x, y, sample_weight=sample_weight)
-        if sample_weight is None:
-            return super().forward(x, y, end=end, generator=generator)
-        share = draw_share(self.alpha, generator)
-        if end is None:
-            ends = Ends(1, self._partners(y, generator))
-        else:
-            ends = ends_given(end, inputs, y, 1, lambda labels: labels, 0)
-        output = self._output(x, ends, share)
-        near, far = (self._encode(labels, output) for labels in ends.of(y, ends.y))
-        near_weight, far_weight = ends.of(sample_weight, ends.weight)
-        losses = mix(near_weight * self.loss(output, near), far_weight * self.loss(output, far), share)
+        return super().forward(x, y, sample_weight=sample_weight, end=end, generator=generator)
+
+    def _average(
+        self, output: Any, near: Tensor, far: Tensor, share: float, weights: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """Each of the two losses has the weight of its own sample."""
+        if weights is None:
+            return super()._average(output, near, far, share, None)
+        losses = mix(weights[0] * self.loss(output, near), weights[1] * self.loss(output, far), share)
         return self._mean(losses, mix(near, far, share), None)
 
     def extra_repr(self) -> str:
