@@ -88,6 +88,9 @@ def test_every_method_has_as_many_trials_and_its_own_settings_are_searched(toy, 
     assert {len(each["trials"]) for each in kept.values()} == {3}
     assert set(kept["mixup"]["trials"][1]["values"]) == {"training.lr", "settings.alpha"}
     assert set(kept["erm"]["trials"][1]["values"]) == {"training.lr"}
+    shared = {row: [t["values"].get("training.lr") for t in each["trials"]] for row, each in kept.items()}
+    assert shared["erm"] == shared["mixup"]  # what methods share has the same draws
+    assert len(set(shared["erm"])) == 3
 
 
 def test_a_tuning_that_was_killed_goes_on_and_ends_the_same(toy, tmp_path):

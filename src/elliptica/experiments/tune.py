@@ -1,7 +1,9 @@
 """Choosing settings on the validation part: the same budget of trials for every method.
 
 Trials are ordinary runs with a seed of their own, recorded one by one, so that a tuning that is killed goes
-on where it was. The first trial of every method is the table's own setting.
+on where it was. The first trial of every method is the table's own setting; the others are a random search.
+What all methods share (learning rate, weight decay) has the same draws for all of them, in every table: with
+few trials luck would otherwise decide between methods.
 """
 
 from __future__ import annotations
@@ -66,24 +68,25 @@ def tune(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = stream_seed(f"{run.table}/{run.dataset}/{run.row}", TRIAL_SEED, "trials") % 2**32
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    streams = {"training": run.dataset, "settings": f"{run.dataset}/{run.row}"}
+    studies = {
+        kind: optuna.create_study(
+            sampler=optuna.samplers.RandomSampler(seed=stream_seed(stream, TRIAL_SEED, "trials") % 2**32)
+        )
+        for kind, stream in streams.items()
+    }
     trials_at = dataclasses.replace(options, out=options.out / "trials")
     tried: list[dict[str, Any]] = []
     for number in range(n_trials):
         values: dict[Place, float] = {}
-        trial = None
         if number:
-            trial = study.ask()
-            values = {place: _suggest(trial, ".".join(place), each) for place, each in space.items()}
+            asked = {kind: study.ask() for kind, study in studies.items()}
+            values = {place: _suggest(asked[place[0]], place[1], each) for place, each in space.items()}
         attempt = with_values(run, values, TRIAL_SEED)
         score, error = _score(attempt, trials_at, listen)
         tried.append({"values": {".".join(place): v for place, v in values.items()}, "score": score})
         if error:
             tried[-1]["error"] = error
-        if trial is not None:
-            state = optuna.trial.TrialState.COMPLETE if error is None else optuna.trial.TrialState.FAIL
-            study.tell(trial, score, state=state)
     best = max((t for t in tried if t["score"] is not None), key=lambda t: t["score"], default=None)
     if best is None:
         raise RuntimeError(
