@@ -20,8 +20,8 @@ LAYERS = [
     {"objective"},
     {"functional", "formulations"},
     {"landscape", "training"},
-    {"experiments"},
-    {"demo", "inspection"},
+    {"experiments", "estimators", "integrations"},
+    {"demo", "inspection", "compare"},
     {"cli"},
     {"__init__", "__main__"},
 ]
