@@ -8,6 +8,9 @@ INSTALLED := $(VENV)/.installed
 SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not bad_input and not statistical" \
 	--ignore=tests/test_cli.py --ignore=tests/test_demo.py --ignore=tests/test_inspection.py tests
 
+# Waterbirds on frozen features, under a linear head and under one of two layers.
+FEATURES := waterbirds-features,waterbirds-features-mlp
+
 .PHONY: help demo test lint types bench results clean
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -47,6 +50,17 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/elliptica run table9 --dataset breastmnist --jobs 2 --out results/tables
 	$(BIN)/elliptica run table10 --dataset breastmnist --methods 'elliptic,elliptic by distance' --jobs 2 --out results/tables
 	$(BIN)/elliptica run weighting --jobs 2 --out results/tables
+	$(BIN)/elliptica tune table4 --dataset $(FEATURES) --jobs 2 --out results/tables
+	$(BIN)/elliptica run table4 --dataset $(FEATURES) --tuned --jobs 2 --out results/tables
+	$(BIN)/elliptica tune table11 --dataset $(FEATURES) --jobs 2 --out results/tables
+	$(BIN)/elliptica run table11 --dataset $(FEATURES) --tuned --jobs 2 --out results/tables
+	$(BIN)/elliptica run table7 --dataset $(FEATURES) --jobs 2 --out results/tables
+	$(BIN)/elliptica run table8 --dataset features-noise0_0,features-noise0_1,features-noise0_5 --jobs 2 --out results/tables
+	$(BIN)/elliptica run parts --match evaluations --jobs 2 --out results/tables
+	$(BIN)/elliptica run parts-regression --match evaluations --jobs 2 --out results/tables
+	$(BIN)/elliptica run shift --jobs 2 --out results/tables
+	$(BIN)/elliptica run table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal --jobs 2 --out results/tables
+	$(BIN)/elliptica run table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table1 --dataset cifar10-batch1 --seeds 3 --match evaluations --jobs 2 --out results/tables
 	$(BIN)/python studies/tables.py
 

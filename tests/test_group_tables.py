@@ -44,6 +44,8 @@ def test_every_row_runs_on_photographs(table, dataset, tmp_path):
     records = [read_record(record_file(options.out, run)) for run in wanted]
     for record in records:
         assert 0 <= record["metrics"]["test"]["worst"] <= record["metrics"]["test"]["average"] <= 1
+    losses = {tuple(record["curves"]["loss"]) for record in records}
+    assert len(losses) == len(records)  # no row is another one under a big name
     text = render(make_table(table, specification, wanted, records), "markdown")
     assert (
         "77.9 ± 3" in text or "84.1 ± 1.1" in text or "77.4 ± 4.5" in text
