@@ -1,0 +1,249 @@
+"""Lightning: a mixin for your LightningModule, and a callback for modules that are not to be changed.
+
+The mixin computes the objective in ``training_step``, which Lightning runs inside the forward pass of its
+distributed wrappers: the one place where all weightings are exact. The callback can only exchange the batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, MutableMapping, MutableSequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica.augment import BridgeMix
+from elliptica.integrations._steps import StepNoise, missing, refuse_auto_sigma
+from elliptica.objective import Elliptic
+from elliptica.types import Inputs, LossFn
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except Exception as error:  # present but broken is common, and looks the same to the user
+    raise ImportError(missing("lightning", "lightning")) from error
+
+#: Where the measured ``sigma="auto"`` lies in a checkpoint.
+_KEY = "elliptica_auto_sigma"
+
+if TYPE_CHECKING:
+
+    class _Base(LightningModule):  # type: ignore[misc, unused-ignore]  # mypy does not read lightning
+        pass
+else:
+    _Base = object  # a mixin: the user's class brings LightningModule
+
+
+class EllipticLightningMixin(_Base):
+    """Elliptic training for a LightningModule: name it first among the bases, change two lines.
+
+    The objective is no submodule: checkpoints have the keys that they had before, and are loaded by the same
+    class with or without this mixin. Noise depends on the seed, the process, the epoch and the batch alone,
+    so processes draw different noise and a resumed run draws what an uninterrupted one would. The
+    epoch is passed on to a ``schedule``. Outside of training `elliptic_loss` is the ordinary loss.
+
+    Example:
+        >>> import lightning as L
+        >>> class Lit(EllipticLightningMixin, L.LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = nn.Linear(4, 3)
+        ...         self.use_elliptic(self.net, nn.CrossEntropyLoss(), num_classes=3, sigma=0.05)  # new
+        ...
+        ...     def training_step(self, batch, batch_idx):
+        ...         x, y = batch
+        ...         return self.elliptic_loss(x, y)  # was: cross_entropy(self.net(x), y)
+        >>> batch = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> Lit().training_step(batch, 0).shape
+        torch.Size([])
+    """
+
+    _elliptic: tuple[Elliptic, StepNoise, int] | None = None
+
+    def use_elliptic(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        seed: int | None = None,
+        clean_loss_every: int = 0,
+        **settings: Any,
+    ) -> None:
+        """Choose the objective; call it at the end of ``__init__``.
+
+        Args:
+            model: The network, a submodule of this module (or the module itself, if it has a ``forward``).
+            loss_fn: Your ordinary loss.
+            seed: Seed of the noise; None means that of ``seed_everything``, or 0 without it.
+            clean_loss_every: Log ``train_clean_loss``, the ordinary loss of the batch in eval mode, every so
+                many batches; each time costs a forward pass. 0: never.
+            **settings: Those of `elliptica.Elliptic`.
+        """
+        if clean_loss_every < 0:
+            raise ValueError(f"clean_loss_every must be at least 0, but got {clean_loss_every}.")
+        if not isinstance(self, LightningModule):
+            raise TypeError(
+                f"{type(self).__name__} is no LightningModule. Write "
+                "class Lit(EllipticLightningMixin, LightningModule), with lightning.pytorch's "
+                "LightningModule."
+            )
+        objective = Elliptic(model, loss_fn, **settings)
+        if not any(module is model for module in self.modules()):
+            raise ValueError(
+                f"The model given to use_elliptic ({type(model).__name__}) is no submodule of "
+                f"{type(self).__name__}, so Lightning would neither move nor train it. Assign it first: "
+                "self.net = net."
+            )
+        if seed is None:
+            seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        # in a tuple, so that it is not registered: the model would be in every checkpoint twice
+        self._elliptic = objective, StepNoise(seed), clean_loss_every
+
+    @property
+    def objective(self) -> Elliptic:
+        """The objective that `use_elliptic` made."""
+        return self._chosen()[0]
+
+    def elliptic_loss(
+        self, x: Inputs, y: Tensor, *, generator: torch.Generator | None = None, **given: Any
+    ) -> Tensor:
+        """Loss of a batch, a scalar: the objective in training, the ordinary loss otherwise.
+
+        Args:
+            x: Inputs, as for `elliptica.Elliptic`.
+            y: Targets.
+            generator: Source of randomness; None derives it from the seed, the process and the batch.
+            **given: More arguments of the objective: ``sample_weight``, ``partners``, ``end``, ``paths``.
+        """
+        objective, noise, every = self._chosen()
+        objective.training = self.training  # not .train(): parts of the model may be frozen on purpose
+        objective.loss.to(y.device)  # class weights; the model is moved by Lightning
+        if not self.training:
+            return objective(x, y, **given)
+        if _world_size(self) > 1:
+            refuse_auto_sigma(objective.sampler, "each process has another one")
+        objective.set_epoch(self.current_epoch)
+        batch_idx = _batch_index(self)
+        if generator is None:
+            generator = noise.generator(y.device, self.global_rank, self.current_epoch, batch_idx)
+        if every and batch_idx % every == 0:
+            self.log("train_clean_loss", self._clean_loss(objective, x, y, given.get("sample_weight")))
+        return objective(x, y, generator=generator, **given)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what ``sigma="auto"`` measured on the first batch."""
+        super().on_save_checkpoint(checkpoint)
+        if self._elliptic is not None and self.objective.auto_sigma is not None:
+            checkpoint[_KEY] = self.objective.auto_sigma
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore it."""
+        super().on_load_checkpoint(checkpoint)
+        if self._elliptic is not None and checkpoint.get(_KEY) is not None:
+            self.objective.auto_sigma = checkpoint[_KEY].to(self.device)
+
+    def _chosen(self) -> tuple[Elliptic, StepNoise, int]:
+        if self._elliptic is None:
+            raise RuntimeError(
+                "There is no objective yet. Call self.use_elliptic(model, loss_fn, ...) at the end of "
+                "__init__."
+            )
+        return self._elliptic
+
+    @torch.no_grad()
+    def _clean_loss(self, objective: Elliptic, x: Inputs, y: Tensor, weight: Tensor | None) -> Tensor:
+        """In eval mode: neither batch norm nor the random state of dropout may notice."""
+        modes = [(module, module.training) for module in objective.modules()]
+        try:
+            objective.eval()
+            return objective.clean_loss(x, y, sample_weight=weight)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+class BridgeMixCallback(Callback):  # type: ignore[misc, unused-ignore]
+    """Replace each training batch by points on bridges: ``Trainer(callbacks=[BridgeMixCallback(mix)])``.
+
+    Nothing in the module changes, but its loss must take soft targets (`torch.nn.CrossEntropyLoss` does).
+    Lightning gives a callback the batch without taking one back, so the batch must be a list ``[x, y]`` (what
+    the default ``collate_fn`` makes) or a dict; Lightning's copy is changed, not yours. Tuples cannot be
+    changed: use `EllipticLightningMixin`, or ``collate_fn=mix.collate_fn(seed=0)`` in the loader. Importance
+    weighting, schedules and modes of batch norm need the mixin, too.
+
+    Args:
+        mix: The transform. Its ``sampling="path"`` gives more rows than the batch had.
+        x: Key of the inputs in dict batches.
+        y: Key of the targets in dict batches.
+        seed: Seed of the noise; None means that of ``seed_everything``, or 0 without it.
+
+    Example:
+        >>> callback = BridgeMixCallback(BridgeMix(num_classes=3), x="image", y="label", seed=0)
+    """
+
+    def __init__(
+        self, mix: BridgeMix, *, x: Hashable = "x", y: Hashable = "y", seed: int | None = None
+    ) -> None:
+        if not isinstance(mix, BridgeMix):
+            raise TypeError(
+                f"mix must be a BridgeMix, but got {type(mix).__name__}. An objective that owns the model "
+                "goes into the module: EllipticLightningMixin."
+            )
+        self.mix = mix
+        self.keys = (x, y)
+        self.seed = seed
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Put mixed inputs and soft targets into the batch."""
+        x, y = places = self._places(batch)
+        if not isinstance(batch[y], Tensor):
+            raise TypeError(
+                f"The targets in the batch must be a tensor, but are a {type(batch[y]).__name__}. "
+                "BridgeMixCallback takes batches [x, y] and dicts of one loader."
+            )
+        seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
+        step = trainer.global_rank, trainer.current_epoch, batch_idx
+        generator = StepNoise(seed).generator(batch[y].device, *step)
+        for place, mixed in zip(places, self.mix(batch[x], batch[y], generator=generator), strict=True):
+            batch[place] = mixed
+
+    def _places(self, batch: Any) -> tuple[Any, Any]:
+        """Where the inputs and the targets are, in a batch that can be changed."""
+        if isinstance(batch, MutableSequence):
+            if len(batch) != 2:
+                raise ValueError(
+                    f"BridgeMixCallback expects a batch [x, y], but this one has {len(batch)} parts. Use a "
+                    "dict batch with x= and y= naming its keys, or EllipticLightningMixin."
+                )
+            return 0, 1
+        if isinstance(batch, MutableMapping):
+            absent = [key for key in self.keys if key not in batch]
+            if absent:
+                raise ValueError(
+                    f"The batch has no {absent[0]!r}; it has {', '.join(map(repr, batch))}. Name the keys: "
+                    'BridgeMixCallback(mix, x="...", y="...").'
+                )
+            return self.keys
+        raise TypeError(
+            f"BridgeMixCallback got a batch of type {type(batch).__name__}, which cannot be changed in "
+            "place, and Lightning takes no batch back from a callback. Let the loader make lists (the "
+            "default collate_fn does) or dicts, use collate_fn=mix.collate_fn(seed=0), or "
+            "EllipticLightningMixin."
+        )
+
+
+def _batch_index(module: LightningModule) -> int:
+    """Number of the batch in its epoch; without a trainer, calls are counted instead."""
+    try:
+        return module.trainer.fit_loop.epoch_loop.batch_idx
+    except (RuntimeError, AttributeError):
+        return 0
+
+
+def _world_size(module: LightningModule) -> int:
+    try:
+        return module.trainer.world_size
+    except (RuntimeError, AttributeError):
+        return 1

@@ -1,0 +1,294 @@
+"""Hugging Face `Trainer` with the elliptic objective: texts, images, classification and regression.
+
+The objective needs the model before its forward pass, so the hook is ``compute_loss``; a
+``compute_loss_func`` comes too late. The trainer keeps the plain model, so what it saves is loaded without
+this library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from elliptica._wrappers import refuse_wrapped
+from elliptica.diffusion import AUTO_FACTOR
+from elliptica.hidden import find_layer
+from elliptica.integrations._readout import POINT, START, Readout, logits_of
+from elliptica.integrations._steps import StepNoise, missing, refuse_auto_sigma
+from elliptica.objective import Elliptic
+from elliptica.types import LossFn
+from elliptica.weighting import READINGS
+
+try:
+    from transformers import Trainer
+except Exception as error:  # present but broken is common, and looks the same to the user
+    raise ImportError(missing("transformers", "hf")) from error
+
+if TYPE_CHECKING:
+
+    class _Base(Trainer):  # type: ignore[misc, unused-ignore]  # mypy does not read transformers
+        pass
+else:
+    _Base = object  # a mixin: the user's class brings Trainer
+
+_IDS = "input_ids"
+_LOSSES: dict[str, type[nn.Module]] = {
+    "regression": nn.MSELoss,
+    "single_label_classification": nn.CrossEntropyLoss,
+    "multi_label_classification": nn.BCEWithLogitsLoss,
+}
+
+
+class EllipticTrainerMixin(_Base):
+    """Elliptic training for a `Trainer` of your own: ``class Mine(EllipticTrainerMixin, Trainer)``.
+
+    For models with one label, or vector of labels, per row. Texts are bridged in their word embeddings,
+    images and other floating inputs (``model.main_input_name``) as they are; masks and all other inputs come
+    from the nearer end of each bridge. The loss is the model's own by ``config.problem_type``. Evaluation is
+    the trainer's, unchanged, unless you give a loss. Noise depends on ``args.seed``, the process and the step
+    alone, so a resumed run draws what an uninterrupted one would. With gradient accumulation every row of the
+    accumulated batch has the same weight.
+
+    Args:
+        *args: Those of the trainer, as are all others.
+        elliptic: Settings of `elliptica.Elliptic`. ``bridged`` names the inputs to bridge, ``at`` the
+            embedding layer of a text model (default: its ``get_input_embeddings()``), or a layer of an image
+            model. For texts ``sigma`` is ``"auto"`` unless given: a tenth of the deviation of the embedding
+            table, with linear labels.
+        loss_fn: A loss of logits and labels to use instead, in training and evaluation, e.g.
+            ``nn.CrossEntropyLoss(label_smoothing=0.1)``; it takes soft labels, too.
+
+    Example:
+        >>> class EllipticTrainer(EllipticTrainerMixin, Trainer):
+        ...     "EllipticTrainer(model=..., args=..., train_dataset=..., elliptic={'sigma': 0.05})"
+    """
+
+    #: `compute_loss` divides by the rows of the whole accumulated batch.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        *args: Any,
+        elliptic: Mapping[str, Any] | None = None,
+        loss_fn: LossFn | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(*args, **more)
+        self._refuse_arguments()
+        settings = dict(elliptic or {})
+        self._at = settings.pop("at", None)
+        main = getattr(self.model, "main_input_name", None)
+        self._bridged = _names(settings.pop("bridged", None if main is None else (main,)))
+        self._loss_fn = loss_fn
+        layer = self._layer()
+        if layer is not None and self.args.torch_compile:
+            raise ValueError(
+                "torch_compile=True would compile the model without the hook by which texts are bridged. "
+                "Leave it out."
+            )
+        if self._bridges_ids:
+            assert layer is not None
+            settings = _with_text_sigma(settings, layer)
+        self._readout = Readout(self.model, layer)
+        self._elliptic = Elliptic(
+            self._readout,
+            self._ordinary_loss() if loss_fn is None else loss_fn,
+            **{"num_classes": self._num_labels, **settings},
+            bridged=(START,) if self._bridges_ids else self._bridged,
+            at=None if layer is None else POINT,
+        )
+        refuse_auto_sigma(self._elliptic.sampler, "a checkpoint of the plain model has no place for it")
+        self._noise = StepNoise(self.args.seed)
+        self._rows: int | None = None
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The objective in training, the ordinary loss in evaluation; see `transformers.Trainer`."""
+        if not model.training and self._loss_fn is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        x, y = self._split(inputs)
+        if not model.training:
+            assert self._loss_fn is not None
+            outputs = model(**x)
+            loss = self._loss_fn(logits_of(outputs), y).mean()
+            if isinstance(outputs, tuple):
+                outputs = (loss, *outputs)  # where the trainer looks for the logits
+            return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            raise ValueError(
+                "In training the model runs on points of bridges, whose outputs belong to no sample, so "
+                "return_outputs=True is not possible. Call model(**inputs) for the outputs of the batch."
+            )
+        return self._training_loss(model, x, y)
+
+    def get_batch_samples(self, *args: Any, **more: Any) -> Any:
+        """The next batches to accumulate; their rows are counted."""
+        batches, items = super().get_batch_samples(*args, **more)
+        self._rows = sum(len(batch[self._label]) for batch in batches if self._label in batch)
+        return batches, items
+
+    def _training_loss(self, model: nn.Module, x: dict[str, Any], y: Tensor) -> Tensor:
+        reading = READINGS.get(self._elliptic.weighting)
+        second_order = reading is not None and reading.second_order
+        refuse_wrapped(model, second_order, self._elliptic.chunk_size is not None)
+        if self._bridges_ids:
+            if _IDS not in x:
+                raise ValueError(
+                    f"The batch has no {_IDS!r}; it has {', '.join(map(repr, x))}. Name the floating input "
+                    "to "
+                    'bridge, e.g. elliptic={"bridged": ("inputs_embeds",)}.'
+                )
+            x = {START: x[_IDS], **x}
+        self._readout.attach(model, self._layer())
+        self._elliptic.train()  # the trainer has just done that with the model
+        self._elliptic.loss.to(y.device)
+        self._elliptic.set_epoch(int(self.state.epoch or 0))
+        generator = self._noise.generator(y.device, self.args.process_index, self.state.global_step)
+        loss: Tensor = self._elliptic(x, y, generator=generator)
+        return loss * (len(y) / self._rows) if self.is_in_train and self._rows else loss
+
+    @property
+    def _bridges_ids(self) -> bool:
+        return self._bridged == (_IDS,)
+
+    @property
+    def _label(self) -> str:
+        return self.label_names[0] if len(self.label_names) == 1 else "labels"
+
+    @property
+    def _num_labels(self) -> int | None:
+        return getattr(getattr(self.model, "config", None), "num_labels", None)
+
+    def _layer(self) -> nn.Module | None:
+        """The layer in whose output to bridge, of the model as it is now (``model_init`` makes new ones)."""
+        if self._at is not None:
+            layer = find_layer(self.model, self._at)
+        elif self._bridges_ids:
+            layer = self.model.get_input_embeddings()
+        else:
+            return None
+        if self._bridges_ids and not isinstance(layer, nn.Embedding):
+            raise ValueError(
+                f"Token ids are bridged in their embedding layer, but "
+                f"{'get_input_embeddings()' if self._at is None else f'at={self._at!r}'} is a "
+                f"{type(layer).__name__}. Name the nn.Embedding of the token ids: elliptic={{'at': '...'}}."
+            )
+        return layer
+
+    def _ordinary_loss(self) -> nn.Module:
+        """The loss that the model itself uses with labels."""
+        config = getattr(self.model, "config", None)
+        if config is None or self._num_labels is None:
+            raise ValueError(
+                f"{type(self.model).__name__} has no config with num_labels to tell its loss by. Pass "
+                "loss_fn=..., "
+                'and elliptic={"num_classes": ...} for integer labels.'
+            )
+        default = "regression" if self._num_labels == 1 else "single_label_classification"
+        return _LOSSES[config.problem_type or default]()
+
+    def _split(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        """Inputs of the model, and targets in the shape of its logits."""
+        x = {name: value for name, value in inputs.items() if value is not None}
+        if self._label not in x:
+            raise ValueError(
+                f"The batch has no {self._label!r}, without which there is nothing to bridge; it has "
+                f"{', '.join(map(repr, x))}. Name your column {self._label!r}, or name it in "
+                'TrainingArguments(label_names=["..."]): the trainer drops columns that it does not know.'
+            )
+        y: Tensor = x.pop(self._label)
+        if self._loss_fn is None:
+            y = _targets(y, self._elliptic.loss.loss_fn)
+        if self._num_labels == 1 and y.ndim == 1 and y.is_floating_point():
+            y = y.unsqueeze(1)
+        return x, y
+
+    def _refuse_arguments(self) -> None:
+        """Arguments of the trainer that would be ignored, or would contradict the objective."""
+        if not hasattr(Trainer, "loss_is_scaled_for_ga"):
+            raise ImportError(
+                "This release of transformers scales losses for gradient accumulation in its own way. "
+                'Upgrade it: pip install -U "elliptica[hf]"'
+            )
+        if self.compute_loss_func is not None:
+            raise ValueError(
+                "compute_loss_func is called after the forward pass, too late for bridges. Pass the loss "
+                "itself: loss_fn=..., called with logits and labels."
+            )
+        if self.args.label_smoothing_factor != 0:
+            raise ValueError(
+                f"label_smoothing_factor={self.args.label_smoothing_factor} would be ignored. Pass "
+                f"loss_fn=nn.CrossEntropyLoss(label_smoothing={self.args.label_smoothing_factor})."
+            )
+        if self.args.neftune_noise_alpha is not None:
+            raise ValueError(
+                "neftune_noise_alpha adds noise to the embeddings, and so do bridges. Choose one of the two."
+            )
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"One process with {self.args.n_gpu} GPUs copies the model in every step, which bridges do "
+                "not survive. Start one process per GPU: torchrun or accelerate launch."
+            )
+
+
+class EllipticTrainer(EllipticTrainerMixin, Trainer):  # type: ignore[misc, unused-ignore]
+    """`transformers.Trainer` with the elliptic objective; see `EllipticTrainerMixin`.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+        >>> config = BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1)
+        >>> rows = [{"input_ids": [2, 5, 3], "label": 0}, {"input_ids": [2, 6, 3], "label": 1}]
+        >>> args = TrainingArguments(output_dir=".", use_cpu=True, report_to="none")
+        >>> trainer = EllipticTrainer(BertForSequenceClassification(config), args, train_dataset=rows)
+    """
+
+
+def _names(bridged: Any) -> tuple[Any, ...]:
+    if bridged is None:
+        raise ValueError(
+            "The model has no main_input_name to tell what to bridge. Name it: "
+            'elliptic={"bridged": ("pixel_values",)}.'
+        )
+    if isinstance(bridged, str):
+        raise TypeError(f"bridged must be a tuple of names, but got a string. Write ({bridged!r},).")
+    if _IDS in bridged and len(bridged) > 1:
+        raise ValueError(
+            f"bridged={tuple(bridged)!r} mixes token ids, bridged in their embedding, with other inputs. "
+            "Bridge one of them; the others come from the nearer end."
+        )
+    return tuple(bridged)
+
+
+def _with_text_sigma(settings: dict[str, Any], layer: nn.Module) -> dict[str, Any]:
+    """``sigma="auto"`` in units of the embedding table, which has a scale of its own."""
+    sigma = settings.setdefault("sigma", "auto")
+    if not isinstance(sigma, str) or sigma != "auto":
+        return settings
+    weight = next(layer.parameters()).detach()
+    return {"sigma_y": 0.0, **settings, "sigma": AUTO_FACTOR * float(weight.float().std())}
+
+
+def _targets(labels: Tensor, loss: nn.Module) -> Tensor:
+    """Labels as the loss of the problem type takes them."""
+    if not isinstance(loss, nn.CrossEntropyLoss):
+        return labels.float() if not labels.is_floating_point() else labels
+    if labels.is_floating_point():
+        raise ValueError(
+            f"Labels of shape {tuple(labels.shape)} and dtype {labels.dtype} may be several labels per row "
+            "or class "
+            'probabilities. Set model.config.problem_type = "multi_label_classification", or pass '
+            "loss_fn=nn.CrossEntropyLoss() for probabilities."
+        )
+    if labels.numel() != len(labels):
+        raise ValueError(
+            f"The elliptic objective needs one label per row, but labels have shape {tuple(labels.shape)}. "
+            "Labels of single tokens cannot be bridged: two texts have different tokens in the same place."
+        )
+    return labels.reshape(-1)
