@@ -11,7 +11,7 @@ SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not 
 # Waterbirds on frozen features, under a linear head and under one of two layers.
 FEATURES := waterbirds-features,waterbirds-features-mlp
 
-.PHONY: help demo test lint types bench results clean
+.PHONY: help demo test lint types bench docs results clean
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -38,6 +38,9 @@ bench: $(INSTALLED)   ## the cost table of benchmarks/README.md (about ten minut
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks
 
+docs: $(INSTALLED)   ## the documentation site, in site/ (open site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
 	$(BIN)/python studies/loss_landscape.py run
@@ -63,6 +66,7 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/elliptica run table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table1 --dataset cifar10-batch1 --seeds 3 --match evaluations --jobs 2 --out results/tables
 	$(BIN)/python studies/tables.py
+	$(BIN)/python studies/idea_pictures.py
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo site

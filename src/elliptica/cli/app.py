@@ -19,7 +19,11 @@ app = typer.Typer(
 )
 
 #: Packages that an extra brings, by the name under which they are imported.
-EXTRAS = {"report": ("matplotlib", "plotly"), "experiments": ("pydantic", "safetensors")}
+EXTRAS = {
+    "compare": ("polars", "sklearn", "safetensors"),
+    "experiments": ("pydantic", "safetensors"),
+    "report": ("matplotlib", "plotly"),
+}
 
 #: Option of every command that reads data.
 DataDir = Annotated[

@@ -1,0 +1,26 @@
+"""Elliptic training for tables with scikit-learn's interface: estimators, frames, files, over-sampling."""
+
+try:
+    import safetensors as _safetensors  # noqa: F401
+    import sklearn as _sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'elliptica.estimators needs {error.name}, which is not installed: pip install "elliptica[sklearn]"',
+        name=error.name,
+    ) from error
+
+from elliptica.estimators.classifier import EllipticClassifier as EllipticClassifier
+from elliptica.estimators.files import load as load
+from elliptica.estimators.files import save as save
+from elliptica.estimators.oversample import BridgeOverSampler as BridgeOverSampler
+from elliptica.estimators.preprocess import TablePreprocessor as TablePreprocessor
+from elliptica.estimators.regressor import EllipticRegressor as EllipticRegressor
+
+__all__ = [
+    "BridgeOverSampler",
+    "EllipticClassifier",
+    "EllipticRegressor",
+    "TablePreprocessor",
+    "load",
+    "save",
+]

@@ -1,0 +1,269 @@
+"""What the classifier and the regressor share: parameters, scaling, training, prediction."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica._streams import stream_seed
+from elliptica.diffusion import Sigma
+from elliptica.estimators._fit import Rows, private_stream, train_epoch
+from elliptica.estimators._methods import ModuleLike, check_output, make_network, make_objective
+from elliptica.pairing import Pairing
+from elliptica.path_settings import Sampling
+from elliptica.weighting import Weighting
+
+_CHUNK = 8192  # rows that go through the network at once in prediction
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Parameters and training; explained at `EllipticClassifier` and `EllipticRegressor`."""
+
+    hidden: Sequence[int] = (128, 128)
+    module: ModuleLike | None = None
+    method: str = "elliptic"
+    sigma: Sigma = 0.1
+    sigma_y: float | None = None
+    sampling: Sampling = "marginal"
+    n_times: int = 5
+    n_bridges: int = 1
+    horizon: float = 1.0
+    pairing: Pairing = "permutation"
+    weighting: Weighting = "none"
+    xi: float = 1.0
+    alpha: float | None = None
+    standardize: bool = True
+    max_iter: int = 100
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    tol: float = 1e-4
+    warm_start: bool = False
+    random_state: int | np.random.RandomState | None = None
+    device: str | torch.device = "cpu"
+    verbose: bool = False
+
+    #: Values of ``method``.
+    _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup")
+
+    def _train(
+        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, *, epochs: int, goes_on: bool
+    ) -> None:
+        """Train on checked rows, from the beginning or from where the last training ended."""
+        self._check_parameters()
+        device = torch.device(self.device)
+        if weight is not None:
+            kept = weight > 0
+            x, y, weight = x[kept], y[kept], weight[kept]
+        if not goes_on:
+            self._begin(x, y, weight)
+        scaled, target = self._scale(x), self._scale_target(y)
+        held_out: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None
+        chosen = np.arange(len(x))
+        if self.early_stopping:
+            chosen, rest = self._split(y)
+            held_out = scaled[rest], y[rest], None if weight is None else weight[rest]
+        rows = Rows.in_order(scaled[chosen], target[chosen], None if weight is None else weight[chosen])
+        self._run(rows, held_out, epochs, device)
+
+    def _begin(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+        """Statistics of the training rows, and a network with initial weights."""
+        self.x_mean_, self.x_scale_ = location_and_scale(x, weight, self.standardize)
+        self._measure_target(y, weight)
+        self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        device = torch.device(self.device)
+        sample = torch.from_numpy(self._scale(x[:2]))
+        with private_stream(stream_seed(self._seed, "init"), torch.device("cpu")):
+            network = make_network(self.module, self.hidden, x.shape[1], self.n_outputs_)
+            if self.module is not None:
+                check_output(network, sample, self.n_outputs_, self._meaning())
+        self.module_ = network.to(device)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self.loss_curve_: list[float] = []
+        self.validation_scores_: list[float] | None = [] if self.early_stopping else None
+        self.best_validation_score_: float | None = None
+        self.n_iter_ = self.best_iteration_ = 0
+
+    def _run(
+        self,
+        rows: Rows,
+        held_out: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None,
+        epochs: int,
+        device: torch.device,
+    ) -> None:
+        """Epochs, and the choice among them if there is a validation part."""
+        self.module_.to(device)
+        kind = self._loss_kind()
+        loss = {"classes": nn.CrossEntropyLoss, "labels": nn.BCEWithLogitsLoss, "real": nn.MSELoss}[kind]()
+        num_classes = self.n_outputs_ if kind == "classes" else None
+        objective = make_objective(self.get_params(deep=False), self.module_, loss, num_classes, rows.x)
+        optimizer = self._resume_optimizer()
+        best: dict[str, Tensor] | None = None
+        waited = 0
+        if held_out is not None and self.n_iter_ > 0:  # the network as it is may remain the best
+            self.best_validation_score_ = self._validation_score(self._forward(held_out[0]), *held_out[1:])
+            best = copy.deepcopy(self.module_.state_dict())
+            self.validation_scores_ = self.validation_scores_ or []  # early stopping may have been off
+        for _ in range(epochs):
+            mean = train_epoch(
+                objective,
+                optimizer,
+                rows,
+                batch_size=self.batch_size,
+                seed=self._seed,
+                epoch=self.n_iter_,
+                device=device,
+            )
+            self.loss_curve_.append(mean)
+            self.n_iter_ += 1
+            if held_out is None:
+                self.best_iteration_ = self.n_iter_
+                self._tell(mean, None)
+                continue
+            score = self._validation_score(self._forward(held_out[0]), *held_out[1:])
+            assert self.validation_scores_ is not None
+            self.validation_scores_.append(score)
+            self._tell(mean, score)
+            before = self.best_validation_score_
+            waited = 0 if before is None or score > before + self.tol else waited + 1
+            if before is None or score > before:
+                self.best_validation_score_, self.best_iteration_ = score, self.n_iter_
+                best = copy.deepcopy(self.module_.state_dict())
+            if waited >= self.n_iter_no_change:
+                break
+        if best is not None:
+            self.module_.load_state_dict(best)
+        self.module_.eval()
+
+    def _resume_optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser of the last training, with the present settings, or a new one."""
+        settings = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        if self._optimizer is None:
+            self._optimizer = torch.optim.AdamW(self.module_.parameters())
+        for group in self._optimizer.param_groups:
+            group.update(settings)
+        return self._optimizer
+
+    def _tell(self, loss: float, score: float | None) -> None:
+        if self.verbose:
+            shown = "" if score is None else f", validation score {score:.4f}"
+            print(f"Epoch {self.n_iter_}: loss {loss:.4f}{shown}")  # noqa: T201 - asked for by verbose
+
+    def _forward(self, scaled: np.ndarray) -> np.ndarray:
+        """Outputs of the network for scaled rows, in float64.
+
+        Our own network is evaluated in float64, so that a row's output does not depend on the rows that it
+        is asked with. A network of the user's stays as it is.
+        """
+        device = next((p.device for p in self.module_.parameters()), torch.device("cpu"))
+        network = self.module_
+        dtype = torch.float32
+        if self.module is None and device.type != "mps":
+            network, dtype = copy.deepcopy(network).double(), torch.float64
+        network.eval()
+        with torch.no_grad():
+            parts = [
+                network(part.to(device, dtype)).double().cpu()
+                for part in torch.from_numpy(scaled).split(_CHUNK)
+            ]
+        return torch.cat(parts).numpy()
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        """Outputs of the network for the user's rows."""
+        check_is_fitted(self, "module_")
+        return self._forward(self._scale(validate_data(self, X, dtype=[np.float64, np.float32], reset=False)))
+
+    def _scale(self, x: np.ndarray) -> np.ndarray:
+        return ((x - self.x_mean_) / self.x_scale_).astype(np.float32)
+
+    def _scale_target(self, y: np.ndarray) -> np.ndarray:
+        return y
+
+    def _measure_target(self, y: np.ndarray, weight: np.ndarray | None) -> None:
+        """Statistics of the targets, where they are scaled."""
+
+    def _check_weight(self, sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
+        if sample_weight is None:
+            return None
+        weight = _check_sample_weight(sample_weight, x, dtype=np.float64)
+        if (weight < 0).any() or not weight.any():
+            raise ValueError(
+                "sample_weight must be at least zero, and not zero for all rows. Drop rows that are not to "
+                "count, or give them weight 0."
+            )
+        return np.asarray(weight)
+
+    def _check_parameters(self) -> None:
+        _checks.choice("method", self.method, self._methods)
+        _checks.count("max_iter", self.max_iter)
+        _checks.count("batch_size", self.batch_size)
+        _checks.count("n_iter_no_change", self.n_iter_no_change)
+        _checks.positive("learning_rate", self.learning_rate)
+        _checks.nonnegative("weight_decay", self.weight_decay)
+        _checks.nonnegative("tol", self.tol)
+        _checks.number("validation_fraction", self.validation_fraction)
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(
+                f"validation_fraction must be above 0 and below 1, but got {self.validation_fraction}. "
+                "A tenth (0.1) is usual."
+            )
+
+    def _split(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers for training and for validation."""
+        least = 2 if self._loss_kind() == "real" else 1
+        n_held = int(np.ceil(self.validation_fraction * len(y)))
+        if n_held < least or len(y) - n_held < 1:
+            raise ValueError(
+                f"early_stopping holds {n_held} of {len(y)} rows out for validation: too few rows on one "
+                "side. Change validation_fraction, or use early_stopping=False."
+            )
+        stratify = None
+        if self._loss_kind() == "classes":
+            counts = np.bincount(y, minlength=self.n_outputs_)
+            counts = counts[counts > 0]
+            if counts.min() > 1 and len(counts) <= min(n_held, len(y) - n_held):
+                stratify = y
+        seed = stream_seed(self._seed, "split") % 2**32
+        kept, held = train_test_split(
+            np.arange(len(y)), test_size=n_held, stratify=stratify, random_state=seed
+        )
+        return kept, held
+
+    def _loss_kind(self) -> str:
+        """``"classes"``, ``"labels"`` (several at once) or ``"real"``."""
+        raise NotImplementedError
+
+    def _meaning(self) -> str:
+        """What the outputs are, for messages."""
+        raise NotImplementedError
+
+    def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        """Larger is better."""
+        raise NotImplementedError
+
+
+def location_and_scale(
+    values: np.ndarray, weight: np.ndarray | None, standardize: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each column; a column that does not vary has scale 1."""
+    n = values.shape[1]
+    if not standardize:
+        return np.zeros(n), np.ones(n)
+    scaler = StandardScaler().fit(values, sample_weight=weight)
+    return scaler.mean_, scaler.scale_

@@ -1,0 +1,121 @@
+"""The training of an estimator: rows in a fixed order, weights as frequencies, one epoch at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from elliptica._streams import stream, stream_seed
+
+#: An epoch is at most so many times as long as there are rows, however large the sample weights.
+LONGEST_EPOCH = 10
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Training rows as the network sees them.
+
+    Attributes:
+        x: Inputs, scaled, float32.
+        y: Class numbers, or float32 targets.
+        weight: Weight of each row, all above zero, or None for equal ones.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: np.ndarray | None
+
+    @classmethod
+    def in_order(cls, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
+        """Sort rows by content, so that training does not depend on the order in which they came.
+
+        With weights as frequencies (see `draw_epoch`) a row of weight two is then trained on exactly as
+        two copies of it are.
+        """
+        y = y if y.dtype == np.int64 else y.astype(np.float32)
+        content = np.column_stack([x, y.astype(np.float32)]) + np.float32(0)  # no negative zeros
+        keys = np.ascontiguousarray(content).view(np.dtype((np.void, content.itemsize * content.shape[1])))
+        order = np.argsort(keys.ravel(), kind="stable")
+        return cls(
+            torch.from_numpy(x[order]),
+            torch.from_numpy(y[order]),
+            None if weight is None else weight[order],
+        )
+
+
+def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generator) -> Tensor:
+    """Row numbers of one epoch in random order: each once, or as often as its weight says.
+
+    Weights are expected frequencies: the sum of weights is cut into pieces of equal length, and the row is
+    taken in which each piece, shifted by one random number, begins. A whole-number weight thus gives so many
+    copies, and a weight of 1.5 one or two. An epoch is as long as the sum of weights, but not shorter than
+    the number of rows and not longer than ten times that.
+
+    Args:
+        n_rows: Number of rows.
+        weight: Weight of each row, above zero, or None for each row once.
+        generator: Source of randomness. Draws, in this order: the order, the shift if there are weights.
+    """
+    if weight is None:
+        return torch.randperm(n_rows, generator=generator)
+    cumulative = np.cumsum(weight, dtype=np.float64)
+    length = round(min(max(cumulative[-1], n_rows), LONGEST_EPOCH * n_rows))
+    order = torch.randperm(length, generator=generator)
+    shift = float(torch.rand(1, generator=generator, dtype=torch.float64))
+    places = (shift + np.arange(length)) * (cumulative[-1] / length)
+    chosen = np.searchsorted(cumulative, places, side="right").clip(max=n_rows - 1)
+    return torch.from_numpy(chosen)[order]
+
+
+def train_epoch(
+    objective: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    device: torch.device,
+) -> float:
+    """One pass over the rows; returns the mean loss of its steps.
+
+    Streams are derived from the seed and the number of the epoch alone, so that training can stop and go on.
+    Batches are of equal size, up to one row: a last batch of one row would have no partner.
+    """
+    chosen = draw_epoch(len(rows.x), rows.weight, stream(seed, "order", epoch))
+    noise = stream(seed, "noise", epoch)
+    objective.train()
+    losses = []
+    with private_stream(stream_seed(seed, "network", epoch), device):
+        for part in chosen.tensor_split(math.ceil(len(chosen) / batch_size)):
+            loss = objective(rows.x[part].to(device), rows.y[part].to(device), generator=noise)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    objective.eval()
+    mean = float(torch.stack(losses).mean())
+    if not math.isfinite(mean):
+        raise FloatingPointError(
+            f"The training loss became {mean} in epoch {epoch + 1}. Lower learning_rate, or sigma, or keep "
+            "standardize=True."
+        )
+    return mean
+
+
+@contextlib.contextmanager
+def private_stream(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's default stream (initial weights, dropout) for a while, and put it back afterwards."""
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds every accelerator
+        if cuda:  # pragma: no cover - needs a GPU
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

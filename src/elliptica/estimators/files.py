@@ -1,0 +1,245 @@
+"""Trained estimators in one safe file: JSON and safetensors in a zip, no pickle."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from elliptica._version import __version__
+from elliptica.estimators._base import EllipticEstimator
+from elliptica.estimators._fit import private_stream
+from elliptica.estimators._json import decode, decode_labels, encode, encode_labels
+from elliptica.estimators._methods import ModuleLike, check_output, make_network
+from elliptica.estimators.classifier import EllipticClassifier
+from elliptica.estimators.preprocess import TablePreprocessor
+from elliptica.estimators.regressor import EllipticRegressor
+
+FORMAT = "elliptica estimator"
+VERSION = 1
+SETTINGS, WEIGHTS = "model.json", "weights.safetensors"
+
+_ESTIMATORS: dict[str, type[EllipticEstimator]] = {
+    "EllipticClassifier": EllipticClassifier,
+    "EllipticRegressor": EllipticRegressor,
+}
+_STATISTICS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_")
+_COURSE = ("n_iter_", "best_iteration_", "loss_curve_", "validation_scores_", "best_validation_score_")
+
+
+def save(estimator: Any, path: str | Path) -> Path:
+    """Write a trained estimator to one file that is safe to read.
+
+    The file is a zip of ``model.json`` (parameters, labels, columns, course of the training) and
+    ``weights.safetensors`` (network and statistics). It predicts bit for bit as the estimator does, on the
+    same machine. Not in it: the state of the optimiser (training goes on with a new one), the code of a
+    ``module`` of your own (pass it to `load` again), and a ``random_state`` that is not a number.
+
+    Args:
+        estimator: `EllipticClassifier`, `EllipticRegressor`, or a pipeline of `TablePreprocessor` and one of
+            them.
+        path: Where to write, by custom ``something.elliptica``; an existing file is replaced.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import tempfile
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = EllipticClassifier(max_iter=2).fit(X, y)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = save(model, Path(folder) / "iris.elliptica")
+        ...     bool((load(path).predict(X) == model.predict(X)).all())
+        True
+    """
+    preprocessor, model, names = _parts(estimator)
+    check_is_fitted(model, "module_")
+    tensors = {f"module/{name}": value for name, value in model.module_.state_dict().items()}
+    for name in _STATISTICS:
+        if hasattr(model, name):
+            tensors[name] = torch.from_numpy(np.asarray(getattr(model, name), dtype=np.float64))
+    settings = {
+        "format": FORMAT,
+        "version": VERSION,
+        "elliptica": __version__,
+        "steps": names,
+        "preprocessor": None if preprocessor is None else preprocessor.to_dict(),
+        "estimator": _describe(model),
+    }
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
+        file.writestr(SETTINGS, json.dumps(settings, indent=1, ensure_ascii=False))
+        file.writestr(WEIGHTS, safetensors.torch.save({k: v.cpu().contiguous() for k, v in tensors.items()}))
+    part.replace(path)
+    return path
+
+
+def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "cpu") -> Any:
+    """Read what `save` wrote. Nothing in the file is run, so it may come from anybody.
+
+    Args:
+        path: The file.
+        module: For an estimator with a ``module`` of its own: that module, or the function that makes it.
+        device: Where to put the network.
+
+    Returns:
+        The estimator, or the pipeline.
+
+    Raises:
+        ValueError: If the file is not of this format, of a later version, or damaged.
+    """
+    path = Path(path)
+    settings, tensors = _read(path)
+    try:
+        model = _rebuild(settings["estimator"], tensors, module, device)
+        state = settings["preprocessor"]
+        if state is None:
+            return model
+        steps = zip(settings["steps"], (TablePreprocessor.from_dict(state), model), strict=True)
+        return Pipeline(list(steps))
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise ValueError(
+            f"{path} does not hold what a saved estimator holds ({type(error).__name__}: {error}). It was "
+            "damaged or changed; save the estimator again."
+        ) from error
+
+
+def _parts(estimator: Any) -> tuple[TablePreprocessor | None, EllipticEstimator, list[str]]:
+    """The preprocessor, if any, the estimator, and the names of the steps."""
+    steps = estimator.steps if isinstance(estimator, Pipeline) else [("", estimator)]
+    names, parts = [name for name, _ in steps], [part for _, part in steps]
+    if isinstance(parts[-1], EllipticEstimator) and type(parts[-1]).__name__ in _ESTIMATORS:
+        if len(parts) == 1:
+            return None, parts[0], names
+        if len(parts) == 2 and type(parts[0]) is TablePreprocessor:
+            return parts[0], parts[1], names
+    kinds = ", ".join(type(part).__name__ for part in parts)
+    raise TypeError(
+        "save takes EllipticClassifier, EllipticRegressor, or a pipeline of TablePreprocessor and one of "
+        f"them, but got {kinds}. For other pipelines use joblib, whose files must be trusted."
+    )
+
+
+def _describe(model: EllipticEstimator) -> dict[str, Any]:
+    """Everything about an estimator that is not a tensor."""
+    parameters = model.get_params(deep=False)
+    has_module = parameters.pop("module") is not None
+    if not isinstance(parameters["random_state"], (int, np.integer)):
+        parameters["random_state"] = None
+    described = {
+        "class": type(model).__name__,
+        "parameters": {name: encode(name, value) for name, value in parameters.items()},
+        "has_module": has_module,
+        "n_features": int(model.n_features_in_),
+        "n_outputs": int(model.n_outputs_),
+        "feature_names": [str(n) for n in getattr(model, "feature_names_in_", [])] or None,
+        "seed": model._seed,
+        "course": {name: encode(name, getattr(model, name)) for name in _COURSE},
+    }
+    if isinstance(model, EllipticClassifier):
+        described["classes"] = encode_labels(model.classes_)
+        described["is_multilabel"] = model._is_multilabel
+    elif isinstance(model, EllipticRegressor):
+        described["is_flat"] = model._is_flat
+    return described
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Both members of a file, checked."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = {info.filename: info for info in file.infolist()}
+            if set(members) != {SETTINGS, WEIGHTS} or len(file.infolist()) != 2:
+                raise ValueError(
+                    f"{path} is a zip, but not one of a saved estimator: it should hold {SETTINGS} and "
+                    f"{WEIGHTS}, but holds {', '.join(sorted(members)) or 'nothing'}."
+                )
+            # we write without compression; a compressed member could unpack to any size
+            if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
+                raise ValueError(
+                    f"{path} is compressed inside, as elliptica does not write it. Save it again."
+                )
+            texts = {name: file.read(name) for name in members}
+        settings = json.loads(texts[SETTINGS])
+    except (zipfile.BadZipFile, json.JSONDecodeError, UnicodeDecodeError, EOFError, RecursionError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a saved estimator ({error}). It is another kind of file, or damaged."
+        ) from error
+    if not isinstance(settings, dict) or settings.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a saved estimator of elliptica: {SETTINGS} does not say {FORMAT!r}.")
+    if settings.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has version {settings.get('version')!r} of the format, but elliptica {__version__} "
+            f"reads version {VERSION}. It was written by elliptica {settings.get('elliptica')}: install that."
+        )
+    try:
+        return settings, safetensors.torch.load(texts[WEIGHTS])
+    except SafetensorError as error:
+        raise ValueError(f"{path}: {WEIGHTS} is damaged ({error}). Save the estimator again.") from error
+
+
+def _rebuild(
+    state: dict[str, Any], tensors: dict[str, Tensor], module: ModuleLike | None, device: str
+) -> EllipticEstimator:
+    """A trained estimator from its description."""
+    parameters = {name: decode(value) for name, value in state["parameters"].items()}
+    parameters["device"] = device
+    if state["has_module"] and module is None:
+        raise ValueError(
+            "The estimator was trained with a module of its own, whose code is not in the file. Pass it: "
+            "load(path, module=...)."
+        )
+    if module is not None and not state["has_module"]:
+        raise ValueError("The estimator was trained with the default network. Leave module= out.")
+    model = _ESTIMATORS[state["class"]](module=module, **parameters)
+    model.n_features_in_, model.n_outputs_ = state["n_features"], state["n_outputs"]
+    if state["feature_names"] is not None:
+        model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
+    for name in _COURSE:
+        setattr(model, name, decode(state["course"][name]))
+    if isinstance(model, EllipticClassifier):
+        model.classes_, model._is_multilabel = decode_labels(state["classes"]), state["is_multilabel"]
+    elif isinstance(model, EllipticRegressor):
+        model._is_flat = state["is_flat"]
+    for name in _STATISTICS[: 4 if isinstance(model, EllipticRegressor) else 2]:
+        wanted = model.n_features_in_ if name.startswith("x") else model.n_outputs_
+        if tuple(tensors[name].shape) != (wanted,):
+            raise ValueError(
+                f"{name} should have {wanted} values, but has shape {tuple(tensors[name].shape)}."
+            )
+        setattr(model, name, tensors[name].numpy())
+    model._seed, model._optimizer = state["seed"], None
+    model.module_ = _network(model, tensors, module).to(device)
+    return model
+
+
+def _network(
+    model: EllipticEstimator, tensors: dict[str, Tensor], module: ModuleLike | None
+) -> torch.nn.Module:
+    """The network with the weights of the file."""
+    weights = {k.removeprefix("module/"): v for k, v in tensors.items() if k.startswith("module/")}
+    sizes = model.n_features_in_, model.n_outputs_
+    if module is None:
+        with torch.device("meta"):  # sizes only: no memory, and no random numbers
+            network = make_network(None, model.hidden, *sizes)
+        network.load_state_dict(weights, assign=True)
+        return network.eval()
+    with private_stream(0, torch.device("cpu")):  # initial weights are drawn, and replaced
+        network = make_network(module, model.hidden, *sizes)
+        check_output(network, torch.zeros(2, sizes[0]), sizes[1], model._meaning())
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"module= is not the network that was trained: {error}") from error
+    return network.eval()

@@ -1,0 +1,224 @@
+"""More rows where rows are rare: points on bridges between near rows of one class, or of similar target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.neighbors import NearestNeighbors
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import validate_data
+
+from elliptica import _checks
+from elliptica.bridge import marginal_rows
+
+Task = Literal["auto", "classification", "regression"]
+
+
+class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Add rows on Brownian bridges until rare classes, or rare targets, are as frequent as others.
+
+    The bridge of a new row begins at a random row of the class and ends at a random one of its
+    ``k_neighbors`` nearest rows in the class; at a uniform time ``u`` it is Gaussian around the straight
+    line, with deviation ``sigma * sqrt(u (1 - u))`` times the deviation of each column of ``X``.
+    ``sigma=0`` is SMOTE. It has imbalanced-learn's ``fit_resample`` and is a step of its pipelines, which
+    resample in training only; that package is not needed otherwise.
+
+    For regression the range of the target is cut into ``n_bins`` bins of equal width. A bin that has rows,
+    but fewer than the mean of the bins with rows, gets new ones up to that mean, on bridges within the bin,
+    the target bridged with the row. New targets leave the range of the bin's rows by the noise alone.
+
+    Distances are Euclidean in the units of ``X``: scale the columns first. The only row of a class or bin is
+    both ends of its bridges: the new rows are noise around it, copies if ``sigma=0``. Do not use it on
+    validation data, nor on columns in which a value between two values has no meaning.
+
+    Args:
+        sampling_strategy: For classes, as in imbalanced-learn: ``"auto"`` (or ``"not majority"``) brings
+            every class to the size of the largest, ``"minority"`` only the smallest; a number, for two
+            classes, is the wanted ratio of the smaller to the larger; a dict gives wanted sizes. Not used for
+            regression.
+        sigma: Noise, relative to the deviation of each column over all rows.
+        sigma_y: The same for real targets; None means ``sigma``.
+        k_neighbors: Neighbours among which bridges end; fewer if the class has fewer.
+        n_bins: Bins of a real target.
+        task: ``"auto"`` takes whole numbers, strings and booleans for classes, other numbers for real
+            targets.
+        random_state: Seed.
+
+    Attributes:
+        sampling_strategy_: Number of new rows for each class, or for each bin.
+        bins_: Edges of the bins, for regression.
+        n_features_in_: Number of columns.
+
+    Example:
+        >>> X = np.random.default_rng(0).normal(size=(30, 2))
+        >>> y = np.array(["often"] * 25 + ["rare"] * 5)
+        >>> X_more, y_more = BridgeOverSampler(random_state=0).fit_resample(X, y)
+        >>> np.unique(y_more, return_counts=True)[1]
+        array([25, 25])
+        >>> bool((X_more[:30] == X).all())
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        sampling_strategy: str | float | Mapping[Any, int] = "auto",
+        sigma: float = 0.1,
+        sigma_y: float | None = None,
+        k_neighbors: int = 5,
+        n_bins: int = 10,
+        task: Task = "auto",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.sampling_strategy = sampling_strategy
+        self.sigma = sigma
+        self.sigma_y = sigma_y
+        self.k_neighbors = k_neighbors
+        self.n_bins = n_bins
+        self.task = task
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> BridgeOverSampler:
+        """Count the rows that `fit_resample` would add."""
+        self._plan(X, y)
+        return self
+
+    def fit_resample(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """The rows as they were, followed by new ones, class by class or bin by bin.
+
+        Args:
+            X: Table of finite numbers: array or frame of pandas or polars.
+            y: Labels or real targets, one per row.
+
+        Returns:
+            ``X`` and ``y`` with more rows; frames for frames and series for series, with floating columns.
+        """
+        x, target, member, is_real = self._plan(X, y)
+        generator = torch.Generator().manual_seed(
+            int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        )
+        deviation = torch.from_numpy(x.std(axis=0, dtype=np.float64))
+        sigma_y = self.sigma if self.sigma_y is None else self.sigma_y
+        more_x, more_y = [x], [target]
+        for number, n_new in enumerate(self.sampling_strategy_.values()):
+            if n_new == 0:
+                continue
+            own = np.flatnonzero(member == number)
+            start, end = self._ends(x, own, n_new, generator)
+            u = torch.rand(n_new, generator=generator, dtype=torch.float64)
+            more_x.append(_bridged(x, start, end, u, self.sigma * deviation, generator).astype(x.dtype))
+            if is_real:
+                spread = torch.tensor([sigma_y * float(target.std())], dtype=torch.float64)
+                more_y.append(_bridged(target[:, None], start, end, u, spread, generator)[:, 0])
+            else:
+                more_y.append(target[start])
+        return _like(X, np.concatenate(more_x)), _like(y, np.concatenate(more_y))
+
+    def _plan(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+        """Set ``sampling_strategy_``; return rows, targets, class or bin of each, and whether it is real."""
+        _checks.nonnegative("sigma", self.sigma)
+        if self.sigma_y is not None:
+            _checks.nonnegative("sigma_y", self.sigma_y)
+        _checks.count("k_neighbors", self.k_neighbors)
+        _checks.count("n_bins", self.n_bins)
+        _checks.choice("task", self.task, get_args(Task))
+        x, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        is_real = self.task == "regression" or (
+            self.task == "auto" and type_of_target(target) == "continuous"
+        )
+        if is_real:
+            values = np.asarray(target, dtype=np.float64)
+            self.bins_ = np.linspace(values.min(), values.max(), self.n_bins + 1)
+            member = np.searchsorted(self.bins_[1:-1], values, side="right")
+            sizes = np.bincount(member, minlength=self.n_bins)
+            wanted = int(sizes.sum() / np.count_nonzero(sizes))
+            missing = np.where(sizes > 0, np.maximum(wanted - sizes, 0), 0)
+            self.sampling_strategy_ = dict(enumerate(missing.tolist()))
+            return x, values, member, True
+        check_classification_targets(target)
+        classes, member = np.unique(target, return_inverse=True)
+        self.sampling_strategy_ = _missing_rows(
+            self.sampling_strategy, classes.tolist(), np.bincount(member).tolist()
+        )
+        return x, target, member, False
+
+    def _ends(
+        self, x: np.ndarray, own: np.ndarray, n_new: int, generator: torch.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers of both ends of each bridge among the rows ``own``."""
+        first = torch.randint(len(own), (n_new,), generator=generator).numpy()
+        if len(own) == 1:
+            return own[first], own[first]
+        k = min(self.k_neighbors, len(own) - 1)
+        near = NearestNeighbors(n_neighbors=k).fit(x[own]).kneighbors(return_distance=False)
+        which = torch.randint(k, (n_new,), generator=generator).numpy()
+        return own[first], own[near[first, which]]
+
+
+def _bridged(
+    values: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    u: torch.Tensor,
+    std: torch.Tensor,
+    generator: torch.Generator,
+) -> np.ndarray:
+    """Points at the times ``u`` of bridges between rows, in float64."""
+    table = torch.from_numpy(values.astype(np.float64))
+    # no noise is drawn where there is none to add
+    noise = std if bool(std.any()) else 0.0
+    return marginal_rows(table[start], table[end], u, std=noise, generator=generator).numpy()
+
+
+def _missing_rows(strategy: object, classes: list[Any], sizes: list[int]) -> dict[Any, int]:
+    """How many rows each class lacks."""
+    largest, smallest = max(sizes), min(sizes)
+    if isinstance(strategy, Mapping):
+        unknown = [label for label in strategy if label not in classes]
+        if unknown:
+            raise ValueError(f"sampling_strategy names classes {unknown} that y does not have, {classes}.")
+        wanted = {label: strategy.get(label, size) for label, size in zip(classes, sizes, strict=True)}
+    elif isinstance(strategy, str):
+        _checks.choice("sampling_strategy", strategy, ("auto", "not majority", "minority"))
+        is_grown = [strategy != "minority" or i == sizes.index(smallest) for i in range(len(sizes))]
+        wanted = {
+            label: largest if grown else size
+            for label, size, grown in zip(classes, sizes, is_grown, strict=True)
+        }
+    else:
+        _checks.number("sampling_strategy", strategy)
+        ratio = float(strategy)  # type: ignore[arg-type]  # checked
+        if len(classes) != 2 or not 0 < ratio <= 1:
+            raise ValueError(
+                f"sampling_strategy={ratio} is a ratio, above 0 and up to 1, for two classes, but y has "
+                f"{len(classes)}. Give wanted sizes in a dict."
+            )
+        wanted = dict(zip(classes, sizes, strict=True))
+        wanted[classes[sizes.index(smallest)]] = int(ratio * largest)
+    for label, size in zip(classes, sizes, strict=True):
+        if wanted[label] < size:
+            raise ValueError(
+                f"sampling_strategy asks for {wanted[label]} rows of class {label!r}, which has {size}: rows "
+                "are added here, never removed."
+            )
+    return {label: int(wanted[label]) - size for label, size in zip(classes, sizes, strict=True)}
+
+
+def _like(template: Any, values: np.ndarray) -> Any:
+    """A frame or series of the kind of the template, or the array itself."""
+    package = type(template).__module__.partition(".")[0]
+    if package == "pandas":
+        if values.ndim == 2:
+            return type(template)(values, columns=template.columns)
+        dtype = None if values.dtype.kind == "f" else template.dtype
+        return type(template)(values, name=template.name, dtype=dtype)
+    if package == "polars":
+        if values.ndim == 2:
+            return type(template)(values, schema=template.columns)
+        return type(template)(template.name, values)
+    return values

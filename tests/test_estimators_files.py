@@ -1,0 +1,241 @@
+"""Safe files: bit for bit the same predictions, and clear errors for anything else."""
+
+import io
+import json
+import pickle
+import zipfile
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from elliptica import Green
+from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, save
+
+QUICK = {"hidden": (8, 4), "max_iter": 2, "random_state": 0}
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).normal(size=(30, 3)) * [1, 1e3, 1e-3]
+
+
+@pytest.fixture
+def file(tmp_path, x):
+    return save(EllipticRegressor(**QUICK).fit(x, x[:, 0]), tmp_path / "model.elliptica")
+
+
+def members(path):
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def rewrite(path, content, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, data in content.items():
+            file.writestr(name, data)
+    return path
+
+
+def with_settings(path, change):
+    content = members(path)
+    settings = json.loads(content["model.json"])
+    change(settings)
+    return rewrite(path, {**content, "model.json": json.dumps(settings)})
+
+
+LABELS = [
+    np.array([3, 1, 2]),
+    np.array([3, 1, 2], dtype=np.int8),
+    np.array(["b", "a", "ä"]),
+    np.array(["b", "a", "long label"], dtype=object),
+    np.array([True, False, True]),
+    np.array([1.0, 2.0, 3.0]),
+]
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=lambda v: str(v.dtype))
+def test_classifier_round_trip(tmp_path, x, labels):
+    model = EllipticClassifier(**QUICK, early_stopping=True, class_weight="balanced")
+    model.fit(x, np.tile(labels, 10))
+    again = load(save(model, tmp_path / "m.elliptica"))
+    assert again.classes_.dtype == model.classes_.dtype
+    assert again.predict(x).dtype == model.predict(x).dtype
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    assert again.get_params() == model.get_params()
+    for name in ("n_iter_", "loss_curve_", "validation_scores_", "best_iteration_", "best_validation_score_"):
+        assert getattr(again, name) == getattr(model, name)
+    assert list(tmp_path.iterdir()) == [tmp_path / "m.elliptica"]  # one file, and no leftovers
+
+
+@pytest.mark.parametrize("n_targets", [0, 1, 2])
+def test_regressor_and_multilabel_round_trip(tmp_path, x, n_targets):
+    model = EllipticRegressor(**QUICK, sigma=("green", 0.5), method="c-mixup")
+    model.fit(x, x[:, 0] if n_targets == 0 else x[:, :2] * n_targets)
+    again = load(save(model, tmp_path / "m.elliptica"))
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    assert again.sigma == ("green", 0.5)
+    multilabel = EllipticClassifier(**QUICK).fit(x, (x > 0).astype(int))
+    np.testing.assert_array_equal(
+        load(save(multilabel, tmp_path / "l.elliptica")).predict_proba(x), multilabel.predict_proba(x)
+    )
+
+
+def test_pipeline_round_trip(tmp_path, x):
+    frame = pd.DataFrame({"a": x[:, 0], "b": ["u", "v", None] * 10, "c": [None, 1.0, 2.0] * 10})
+    pipeline = make_pipeline(TablePreprocessor(min_frequency=3), EllipticClassifier(**QUICK))
+    pipeline.fit(frame, x[:, 1] > 0)
+    again = load(save(pipeline, tmp_path / "p.elliptica"))
+    assert list(again.named_steps) == ["tablepreprocessor", "ellipticclassifier"]
+    other = frame.assign(b=["never", "seen", "u"] * 10)
+    for data in (frame, other):
+        np.testing.assert_array_equal(again.predict_proba(data), pipeline.predict_proba(data))
+    with pytest.raises(ValueError, match="feature names should match"):
+        again.predict(frame[["a", "b"]])
+
+
+def test_training_goes_on_after_loading(tmp_path, x):
+    model = EllipticRegressor(**QUICK, warm_start=True).fit(x, x[:, 0])
+    again = load(save(model, tmp_path / "m.elliptica"))
+    again.fit(x, x[:, 0])
+    assert again.n_iter_ == 4
+    assert len(again.loss_curve_) == 4
+
+
+def test_own_module_has_to_be_passed(tmp_path, x):
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+    model = EllipticRegressor(module=net, **QUICK).fit(x, x[:, 0])
+    path = save(model, tmp_path / "m.elliptica")
+    with pytest.raises(ValueError, match=r"load\(path, module=\.\.\.\)"):
+        load(path)
+    before = torch.get_rng_state()
+    np.testing.assert_array_equal(load(path, module=net).predict(x), model.predict(x))
+    made = load(path, module=lambda a, b: nn.Sequential(nn.Linear(a, 5), nn.BatchNorm1d(5), nn.Linear(5, b)))
+    np.testing.assert_array_equal(made.predict(x), model.predict(x))
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ValueError, match="not the network that was trained"):
+        load(path, module=nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 1)))
+    with pytest.raises(ValueError, match="Leave module= out"):
+        load(save(EllipticRegressor(**QUICK).fit(x, x[:, 0]), path), module=net)
+
+
+@pytest.mark.bad_input  # numbers of NumPy, as searches pass them, are not what the annotations say
+@pytest.mark.usefixtures("own_checks")
+def test_parameters_keep_their_types(tmp_path, x):
+    model = EllipticClassifier(
+        hidden=[4],
+        sigma=Green(scale=0.5),
+        class_weight={1: 2.0, 0: 1.0},
+        learning_rate=np.float64(0.01),
+        max_iter=np.int64(1),
+        random_state=np.random.RandomState(0),
+    ).fit(x, [0, 1] * 15)
+    again = load(save(model, tmp_path / "m.elliptica"))
+    assert again.sigma == Green(scale=0.5)
+    assert again.class_weight == {1: 2.0, 0: 1.0}
+    assert again.hidden == [4]
+    assert again.learning_rate == 0.01
+    assert again.random_state is None
+    model.set_params(sigma=torch.ones(3))
+    with pytest.raises(TypeError, match=r"The parameter sigma=.*cannot be written"):
+        save(model, tmp_path / "m.elliptica")
+    assert load(tmp_path / "m.elliptica").sigma == Green(scale=0.5)  # the old file is still there
+
+
+def test_pickle_and_joblib(tmp_path, x):
+    model = EllipticClassifier(**QUICK).fit(x, x[:, 0] > 0)
+    joblib.dump(model, tmp_path / "m.joblib")
+    for again in (pickle.loads(pickle.dumps(model)), joblib.load(tmp_path / "m.joblib")):
+        np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+
+
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+def test_what_cannot_be_saved(tmp_path, x):
+    path = tmp_path / "m.elliptica"
+    with pytest.raises(TypeError, match="StandardScaler, EllipticRegressor"):
+        save(make_pipeline(StandardScaler(), EllipticRegressor(**QUICK)).fit(x, x[:, 0]), path)
+    with pytest.raises(TypeError, match="but got StandardScaler"):
+        save(StandardScaler().fit(x), path)
+    with pytest.raises(ValueError, match="not fitted"):
+        save(EllipticRegressor(), path)
+    assert not path.exists()
+
+
+def test_other_files(tmp_path, file):
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "absent.elliptica")
+    text = tmp_path / "text.elliptica"
+    for content in (b"", b"not a zip", pickle.dumps({"a": 1})):
+        text.write_bytes(content)
+        with pytest.raises(ValueError, match="another kind of file, or damaged"):
+            load(text)
+    content = members(file)
+    for wrong in ({}, {"model.json": content["model.json"]}, {**content, "extra.pkl": b""}):
+        with pytest.raises(ValueError, match=r"should hold model\.json and weights\.safetensors"):
+            load(rewrite(tmp_path / "w.elliptica", wrong))
+    with pytest.raises(ValueError, match="is compressed inside"):
+        load(rewrite(tmp_path / "w.elliptica", content, zipfile.ZIP_DEFLATED))
+    with pytest.raises(ValueError, match=r"weights\.safetensors is damaged"):
+        load(rewrite(tmp_path / "w.elliptica", {**content, "weights.safetensors": b"\x00" * 40}))
+    with pytest.raises(ValueError, match="cannot be read as a saved estimator"):
+        load(rewrite(tmp_path / "w.elliptica", {**content, "model.json": b"{"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(format="other"), "does not say 'elliptica estimator'"),
+        (lambda s: s.update(version=2), "has version 2 of the format"),
+        (lambda s: s["estimator"].update({"class": "os.system"}), "does not hold what a saved estimator"),
+        (lambda s: s["estimator"].pop("course"), "does not hold what a saved estimator"),
+        (
+            lambda s: s["estimator"].update(n_features=4),
+            r"x_mean_ should have 4 values, but has shape \(3,\)",
+        ),
+        (lambda s: s["estimator"].update(n_outputs=2), "y_mean_ should have 2 values"),
+        (lambda s: s["estimator"]["parameters"].update(hidden=[10**9, 10**9]), "size mismatch|Missing key"),
+        (lambda s: s["estimator"]["parameters"].update(unknown=1), "unexpected keyword"),
+        (lambda s: s.update(preprocessor={"columns": []}), "does not hold what a saved estimator"),
+    ],
+)
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+def test_changed_settings_are_refused(file, change, message):
+    with pytest.raises(ValueError, match=message):
+        load(with_settings(file, change))
+
+
+def test_changed_weights_are_refused(tmp_path, file):
+    content = members(file)
+    tensors = load_tensors(content["weights.safetensors"])
+    for name in ("module/0.weight", "x_mean_", "y_scale_"):
+        fewer = {key: value for key, value in tensors.items() if key != name}
+        with pytest.raises(ValueError, match=name.removeprefix("module/")):
+            load(rewrite(tmp_path / "w.elliptica", {**content, "weights.safetensors": save_tensors(fewer)}))
+
+
+def test_every_flipped_byte_is_noticed(file):
+    """A damaged file is refused, or, where the damage is in unused bytes of the zip, loads as it was."""
+    original = file.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for place in rng.integers(0, len(original), 60):
+        damaged = bytearray(original)
+        damaged[place] ^= 0xFF
+        file.write_bytes(bytes(damaged))
+        try:
+            load(file)
+        except (ValueError, NotImplementedError):
+            refused += 1
+    assert refused > 50
+    with zipfile.ZipFile(io.BytesIO(original)) as archive:
+        assert archive.testzip() is None
