@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # A second, shorter run in which every annotated tensor shape is checked at run time (typer cannot read
 # checked signatures, and wrong arguments meet the checker before our own messages).
 SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not bad_input and not statistical" \
-	--ignore=tests/test_cli.py --ignore=tests/test_demo.py --ignore=tests/test_inspection.py tests
+	--ignore=tests/test_cli.py --ignore=tests/test_compare_cli.py --ignore=tests/test_demo.py --ignore=tests/test_inspection.py tests
 
 # Waterbirds on frozen features, under a linear head and under one of two layers.
 FEATURES := waterbirds-features,waterbirds-features-mlp
@@ -67,6 +67,7 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/elliptica run table1 --dataset cifar10-batch1 --seeds 3 --match evaluations --jobs 2 --out results/tables
 	$(BIN)/python studies/tables.py
 	$(BIN)/python studies/idea_pictures.py
+	$(BIN)/python studies/compare_tables.py
 
 clean:
 	rm -rf $(VENV) demo site

@@ -1,0 +1,116 @@
+"""`elliptica compare` and `elliptica predict`: tables of your own."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from elliptica.cli.app import app, require_extra
+
+
+class Kind(str, Enum):
+    """Tasks."""
+
+    auto = "auto"
+    classification = "classification"
+    regression = "regression"
+
+
+class Rule(str, Enum):
+    """What decides among the trials of a method."""
+
+    average = "average"
+    worst = "worst"
+
+
+@app.command()
+def compare(
+    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with named columns.")],
+    target: Annotated[str, typer.Option(help="Column to predict.")],
+    group: Annotated[
+        str | None, typer.Option(help="Column of groups: methods are judged in the worst one, too.")
+    ] = None,
+    task: Annotated[Kind, typer.Option(help="auto: numbers are predicted, text is classified.")] = Kind.auto,
+    split_by: Annotated[
+        str | None,
+        typer.Option(help="Column whose equal values stay on one side of a split (patients, sites)."),
+    ] = None,
+    group_as_input: Annotated[
+        bool, typer.Option("--group-as-input", help="Predict from the group, too.")
+    ] = False,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="erm, mixup, c-mixup, elliptic, elliptic-weighted: a,b or repeated.",
+            show_default="all of the task",
+        ),
+    ] = None,
+    trees: Annotated[bool, typer.Option("--trees", help="Compare with gradient boosting, too.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Random splits; more give narrower intervals.")] = 5,
+    trials: Annotated[int, typer.Option(min=1, help="Settings tried per method and repeat.")] = 4,
+    select: Annotated[
+        Rule, typer.Option(help="Choose settings by the average or by the worst class or group.")
+    ] = Rule.average,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows, at most.")] = 100,
+    max_rows: Annotated[int, typer.Option(min=50, help="Longer tables are refused ...")] = 200_000,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="... or reduced to a random sample of that size.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results.", show_default="compare/NAME", file_okay=False),
+    ] = None,
+) -> None:
+    """Is elliptic training better than ordinary training on your table? Measures, answers, leaves a model.
+
+    Interrupted with Ctrl-C, the same command goes on where it was. Example:
+    elliptica compare patients.csv --target outcome --group hospital
+    """
+    require_extra("compare")
+    from elliptica.compare.command import run_compare
+
+    status = run_compare(
+        data,
+        target,
+        out or Path("compare") / data.stem,
+        Console(),
+        group=group,
+        task=task.value,
+        split_by=split_by,
+        group_as_input=group_as_input,
+        methods=[name.strip() for each in methods for name in each.split(",")] if methods else None,
+        trees=trees,
+        repeats=repeats,
+        trials=trials,
+        select=select.value,
+        epochs=epochs,
+        hidden=(128, 128),
+        seed=seed,
+        max_rows=max_rows,
+        sample=sample,
+    )
+    raise typer.Exit(status)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="model.elliptica, as written by elliptica compare.")],
+    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with the same columns of inputs.")],
+    out: Annotated[Path, typer.Option(help="Where predictions go.", dir_okay=False)] = Path(
+        "predictions.csv"
+    ),
+    proba: Annotated[bool, typer.Option("--proba", help="Probabilities of the classes, too.")] = False,
+) -> None:
+    """Predict the rows of another table with a model that a comparison has left.
+
+    Example: elliptica predict compare/patients/model.elliptica new.csv --proba
+    """
+    require_extra("compare")
+    from elliptica.compare.command import run_predict
+
+    raise typer.Exit(run_predict(model, data, out, proba, Console()))

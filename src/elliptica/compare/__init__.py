@@ -1,0 +1,30 @@
+"""Compare ordinary training, mixup and elliptic training on a table of your own; keep the better model."""
+
+try:
+    import polars as _polars  # noqa: F401
+    import sklearn as _sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'elliptica.compare needs {error.name}, which is not installed: pip install "elliptica[compare]"',
+        name=error.name,
+    ) from error
+
+from elliptica.compare._csv import TableError as TableError
+from elliptica.compare.comparison import Comparison as Comparison
+from elliptica.compare.comparison import compare as compare
+from elliptica.compare.intervals import corrected_interval as corrected_interval
+from elliptica.compare.model import fit_model as fit_model
+from elliptica.compare.predict import predict_file as predict_file
+from elliptica.compare.report import markdown as markdown
+from elliptica.compare.verdict import Verdict as Verdict
+
+__all__ = [
+    "Comparison",
+    "TableError",
+    "Verdict",
+    "compare",
+    "corrected_interval",
+    "fit_model",
+    "markdown",
+    "predict_file",
+]

@@ -1,0 +1,148 @@
+"""A look at the text of a CSV file before it is read: separator, header, rows of unequal length."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SEPARATORS = (",", ";", "\t", "|")
+_HEAD = 65_536  # bytes that are looked at for junk and for the separator, up to the end of a line
+_LONGEST_LINE = 10_000_000
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+class TableError(ValueError):
+    """A table, a column or an option that cannot be used; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written.
+
+    Attributes:
+        separator: Between the cells.
+        decimal_comma: Whether 1,5 is a number (only where the separator is no comma).
+        header: Names of the columns, as written.
+    """
+
+    separator: str
+    decimal_comma: bool
+    header: tuple[str, ...]
+
+
+def look_at_csv(file: Path) -> Dialect:
+    """Find out how a CSV file is written from its first lines.
+
+    Args:
+        file: An existing file.
+
+    Raises:
+        TableError: If the file is empty, no text, no table, or has unusable names of columns.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "a.csv"
+        >>> _ = file.write_text(chr(10).join(["age;height", "41;1,75", "29;1,81"]))
+        >>> look_at_csv(file)
+        Dialect(separator=';', decimal_comma=True, header=('age', 'height'))
+    """
+    text = _head(file)
+    lines = text.splitlines()
+    rows = {separator: list(csv.reader(lines, delimiter=separator)) for separator in SEPARATORS}
+    # the separator that splits the header into most cells; commas first among equals
+    separator = max(SEPARATORS, key=lambda each: (_agreement(rows[each]), len(rows[each][0])))
+    header = tuple(name.strip() for name in rows[separator][0])
+    if len(header) < 2:
+        raise TableError(
+            f"{file.name} has one column only: none of the separators comma, semicolon, tab and | splits its "
+            "first line. A table needs at least one column of inputs and one of targets."
+        )
+    _check_header(file, header)
+    cells = [cell.strip() for row in rows[separator][1:] for cell in row]
+    commas = separator != "," and any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells)
+    points = any("." in cell and _NUMBER.fullmatch(cell) for cell in cells)
+    return Dialect(separator, commas and not points, header)
+
+
+def looks_like_numbers(header: tuple[str, ...]) -> bool:
+    """Whether the first line holds numbers only, as in a file without names of columns."""
+    return all(_NUMBER.fullmatch(name) for name in header)
+
+
+def check_rectangular(file: Path, dialect: Dialect, max_rows: int) -> list[int]:
+    """Refuse rows that have more or fewer cells than the header; returns which rows are blank lines.
+
+    Readers fill short rows with missing values without a word, which shifts no column but hides a broken
+    file. At most ``max_rows`` rows are looked at.
+    """
+    width, blank = len(dialect.header), []
+    with file.open(encoding="utf-8-sig", newline="") as handle:
+        reader = csv.reader(handle, delimiter=dialect.separator)
+        rows = itertools.dropwhile(lambda row: not row, _rows(file, reader))  # blank lines above the header
+        for number, row in enumerate(itertools.islice(rows, max_rows + 1)):
+            if not row:
+                blank.append(number - 1)  # the header is no row
+            elif len(row) != width:
+                raise TableError(
+                    f"Line {reader.line_num} of {file.name} has {len(row)} cells, but the header has {width}"
+                    ". Correct the file: a missing value is an empty cell, and cells that contain the "
+                    "separator need quotes."
+                )
+    return blank
+
+
+def _rows(file: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Rows; what the csv module cannot read is no table."""
+    try:
+        yield from reader
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise _no_text(file, str(error)) from error
+
+
+def _head(file: Path) -> str:
+    with file.open("rb") as handle:
+        raw = handle.read(_HEAD) + handle.readline(_LONGEST_LINE)
+    if not raw.strip():
+        raise TableError(f"{file.name} is empty. Expected a CSV file with a line of names and rows below.")
+    if b"\0" in raw:
+        raise _no_text(file, "it contains zero bytes")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _no_text(file, str(error)) from error
+    if any(ord(c) < 32 and c not in "\t\r\n\f" for c in text):
+        raise _no_text(file, "it contains control characters")
+    return text.lstrip("\r\n")
+
+
+def _no_text(file: Path, reason: str) -> TableError:
+    return TableError(
+        f"{file.name} is not a CSV file in UTF-8 ({reason}). Unpack or export it as CSV (UTF-8), or pass a "
+        "file that ends in .parquet."
+    )
+
+
+def _agreement(rows: list[list[str]]) -> float:
+    """Share of rows as long as the header; zero if the header is not split at all."""
+    width, rest = len(rows[0]), [row for row in rows[1:] if row]
+    if width < 2:
+        return 0.0
+    # in quarters: a few broken lines must not lead to another separator
+    return round(4 * sum(len(row) == width for row in rest) / len(rest)) / 4 if rest else 1.0
+
+
+def _check_header(file: Path, header: tuple[str, ...]) -> None:
+    double = sorted(name for name, count in Counter(header).items() if name and count > 1)
+    if double:
+        raise TableError(
+            f"{file.name} has several columns of the name {double[0]!r}. Names must differ: rename all but "
+            "one."
+        )
+    if header.count("") > 1:
+        raise TableError(f"{file.name} has {header.count('')} columns without a name. Name or remove them.")

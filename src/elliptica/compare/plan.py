@@ -1,0 +1,131 @@
+"""What is compared and how: methods, repeats, trials, and the settings that a trial draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from elliptica._streams import stream_seed
+from elliptica.compare._csv import TableError
+
+Select = Literal["average", "worst"]
+
+METHODS = {
+    "classification": ("erm", "mixup", "elliptic", "elliptic-weighted"),
+    "regression": ("erm", "c-mixup", "elliptic"),
+}
+TREES = "trees"
+
+#: The first trial of every method; the others are drawn from these ranges, evenly on a logarithmic scale.
+_SHARED = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-2)}
+_OWN = {
+    "mixup": {"alpha": (1.0, 0.1, 4.0)},
+    "c-mixup": {"alpha": (2.0, 0.2, 4.0), "bandwidth": (1.0, 0.1, 3.0)},
+    "elliptic": {"sigma": (0.1, 0.01, 1.0)},
+    "elliptic-weighted": {"sigma": (0.1, 0.01, 1.0), "xi": (1.0, 0.3, 3.0)},
+    TREES: {
+        "learning_rate": (0.1, 0.02, 0.3),
+        "l2_regularization": (1e-6, 1e-6, 10.0),
+        "max_leaf_nodes": (31, 4, 63),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How methods are compared; the same for all of them.
+
+    Args:
+        methods: Names, ordinary training first.
+        repeats: Number of random splits.
+        trials: Settings that are tried per method and repeat, chosen on the validation rows.
+        select: What decides among trials: ``"average"`` (accuracy or RMSE) or ``"worst"`` (that of the
+            worst class, group or fifth of the targets).
+        epochs: Passes over the training rows at most; trials draw a quarter of them or more.
+        hidden: Widths of the network's hidden layers.
+        seed: Of splits, trials, initial weights and noise.
+
+    Example:
+        >>> Plan(("erm", "elliptic"), repeats=2).n_runs
+        4
+    """
+
+    methods: tuple[str, ...]
+    repeats: int = 5
+    trials: int = 4
+    select: Select = "average"
+    epochs: int = 100
+    hidden: tuple[int, ...] = (128, 128)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "trials", "epochs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise TableError(f"{name} must be a whole number of at least 1, but got {value!r}.")
+        if self.select not in get_args(Select):
+            raise TableError(f'select must be "average" or "worst", but got {self.select!r}.')
+
+    @property
+    def n_runs(self) -> int:
+        """Methods times repeats."""
+        return len(self.methods) * self.repeats
+
+
+def choose_methods(task: str, wanted: Sequence[str] | None, trees: bool) -> tuple[str, ...]:
+    """Names of the methods to compare; ordinary training is always among them, as the first.
+
+    Args:
+        task: ``"classification"`` or ``"regression"``.
+        wanted: Names; None: all of the task.
+        trees: Whether to add scikit-learn's gradient boosting.
+
+    Raises:
+        TableError: If the task has no such method.
+
+    Example:
+        >>> choose_methods("regression", ["elliptic"], trees=True)
+        ('erm', 'elliptic', 'trees')
+    """
+    known = (*METHODS[task], TREES)
+    for name in wanted or ():
+        if name not in known:
+            raise TableError(f"There is no method {name!r} for {task}. There are {', '.join(known)}.")
+    chosen = set(METHODS[task] if wanted is None else wanted) | {"erm"} | ({TREES} if trees else set())
+    return tuple(name for name in known if name in chosen)
+
+
+def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
+    """Settings of a trial: the usual ones for the first, then random ones.
+
+    What methods share (learning rate, weight decay, epochs) has the same draws for all of them, so that luck
+    does not decide; the draws are the same in every repeat, so that trials can be averaged over repeats.
+
+    Example:
+        >>> plan = Plan(("erm", "elliptic"))
+        >>> shared = draw_settings("erm", 3, plan)
+        >>> draw_settings("elliptic", 3, plan).items() >= shared.items()
+        True
+    """
+    ranges: dict[str, tuple[float, float, float]] = {}
+    if method != TREES:
+        ranges = {**_SHARED, "max_iter": (plan.epochs, max(1.0, plan.epochs / 4), plan.epochs)}
+    own = _OWN.get(method, {})
+    values = _draw(ranges, trial, stream_seed("shared trials", plan.seed, trial))
+    values |= _draw(own, trial, stream_seed("own trials", method, plan.seed, trial))
+    return {name: round(v) if name in ("max_iter", "max_leaf_nodes") else v for name, v in values.items()}
+
+
+def _draw(ranges: dict[str, tuple[float, float, float]], trial: int, seed: int) -> dict[str, Any]:
+    draws = np.random.default_rng(seed)
+    shares = {name: float(draws.random()) for name in ranges}
+    if trial == 0:
+        return {name: usual for name, (usual, _, _) in ranges.items()}
+    return {
+        name: float(f"{math.exp(math.log(low) + shares[name] * math.log(high / low)):.3g}")
+        for name, (_, low, high) in ranges.items()
+    }

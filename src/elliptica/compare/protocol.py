@@ -1,0 +1,155 @@
+"""One run of the protocol: try settings on training and validation rows, test the chosen ones once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from elliptica._streams import stream_seed
+from elliptica.compare.methods import make_estimator
+from elliptica.compare.metrics import classification_scores, metrics_of, regression_scores, target_bounds
+from elliptica.compare.plan import TREES, Plan, draw_settings
+from elliptica.compare.problem import Problem
+from elliptica.compare.splits import Split, split_rows
+from elliptica.estimators import TablePreprocessor
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that were tried; ``validation`` is empty and ``error`` says why if training failed."""
+
+    settings: dict[str, Any]
+    validation: dict[str, float]
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A method in one repeat.
+
+    Attributes:
+        repeat: Number of the repeat, from 0.
+        method: Name of the method.
+        rows: Number of rows of each part.
+        trials: What was tried, in order.
+        chosen: Number of the trial that the validation rows chose.
+        test: Scores on the test rows, which only the chosen trial saw.
+        parts: Test score of each class, group or fifth.
+        seconds: Time of training, all trials together.
+        evaluations: Rows that went through the network in training, all trials together; None for trees.
+    """
+
+    repeat: int
+    method: str
+    rows: dict[str, int]
+    trials: tuple[Trial, ...]
+    chosen: int
+    test: dict[str, float]
+    parts: dict[str, float]
+    seconds: float
+    evaluations: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Record:
+        """The way back."""
+        return cls(**{**content, "trials": tuple(Trial(**trial) for trial in content["trials"])})
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The rows of one repeat as numbers; the preprocessing has seen training rows only."""
+
+    split: Split
+    x: dict[str, np.ndarray]
+    bounds: np.ndarray
+
+
+def prepare(problem: Problem, repeat: int, plan: Plan) -> Prepared:
+    """Split the rows and turn them into numbers, for all methods alike."""
+    split = split_rows(problem, repeat, plan.seed)
+    preprocess = TablePreprocessor().fit(problem.features[split.train])
+    x = {
+        part: np.asarray(preprocess.transform(problem.features[rows]))
+        for part, rows in split._asdict().items()
+    }
+    bounds = target_bounds(problem, split.train) if problem.task == "regression" else np.empty(0)
+    return Prepared(split, x, bounds)
+
+
+def run_method(problem: Problem, prepared: Prepared, method: str, repeat: int, plan: Plan) -> Record:
+    """Try settings, choose on the validation rows, test once.
+
+    Raises:
+        RuntimeError: If training fails with all settings.
+    """
+    train = prepared.split.train
+    seed = stream_seed("training", plan.seed, repeat) % 2**32  # no method has its own
+    trials: list[Trial] = []
+    best: tuple[tuple[float, ...], int, Any] | None = None
+    evaluations = 0
+    for number in range(plan.trials):
+        settings = draw_settings(method, number, plan)
+        model = make_estimator(method, problem.task, settings, plan, len(train), seed)
+        begin = time.perf_counter()
+        try:
+            model.fit(prepared.x["train"], problem.target[train])
+        except FloatingPointError as error:
+            trials.append(Trial(settings, {}, time.perf_counter() - begin, str(error)))
+            continue
+        seconds = time.perf_counter() - begin
+        scores = _scores(problem, prepared, model, "validation")
+        scores.pop("parts")
+        trials.append(Trial(settings, scores, seconds))
+        evaluations += 0 if method == TREES else model.n_iter_ * len(train)
+        rank = ranking(scores, problem, plan)
+        if best is None or rank > best[0]:
+            best = rank, number, model
+    if best is None:
+        raise RuntimeError(
+            f"Training by {method} failed with all {plan.trials} settings. The first said: {trials[0].error}"
+        )
+    test = _scores(problem, prepared, best[2], "test")
+    parts = test.pop("parts")
+    rows = {part: len(rows) for part, rows in prepared.split._asdict().items()}
+    seconds = sum(trial.seconds for trial in trials)
+    used = None if method == TREES else evaluations
+    return Record(repeat, method, rows, tuple(trials), best[1], test, parts, seconds, used)
+
+
+def ranking(scores: Mapping[str, float], problem: Problem, plan: Plan) -> tuple[float, ...]:
+    """The rule of choice, larger is better: the metric of ``select``, then others where it is equal."""
+    average, worst, *rest = metrics_of(problem.task, problem.groups is not None)
+    order = [average] if plan.select == "average" else [worst, average]
+    order += [metric for metric in rest if metric.name == "log_loss"]
+    return tuple(scores[m.name] if m.higher_is_better else -scores[m.name] for m in order)
+
+
+def final_trial(records: Sequence[Record], method: str, problem: Problem, plan: Plan) -> int:
+    """Number of the trial that was best on the validation rows on average over repeats."""
+    ranks: dict[int, list[tuple[float, ...]]] = {}
+    for record in records:
+        if record.method == method:
+            for number, trial in enumerate(record.trials):
+                if trial.validation:
+                    ranks.setdefault(number, []).append(ranking(trial.validation, problem, plan))
+    most = max(len(found) for found in ranks.values())  # a trial that failed somewhere is no candidate
+    means = {n: tuple(np.mean(found, axis=0)) for n, found in ranks.items() if len(found) == most}
+    return max(means, key=lambda number: means[number])
+
+
+def _scores(problem: Problem, prepared: Prepared, model: Any, part: str) -> dict[str, Any]:
+    rows = getattr(prepared.split, part)
+    groups = None if problem.groups is None else problem.groups[rows]
+    target = problem.target[rows]
+    if problem.task == "classification":
+        return classification_scores(target, model.predict_proba(prepared.x[part]), problem.classes, groups)
+    return regression_scores(target, model.predict(prepared.x[part]), prepared.bounds, groups)

@@ -1,0 +1,201 @@
+"""The report of a comparison as Markdown and as a small self-contained page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elliptica.compare.comparison import Comparison
+from elliptica.compare.metrics import Metric
+from elliptica.compare.plan import TREES
+from elliptica.compare.protocol import final_trial
+from elliptica.compare.verdict import NAMES, REFERENCE
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem;border-bottom:1px solid #ddd;"
+    "text-align:right}td:first-child,th:first-child{text-align:left}.verdict{font-size:1.1rem;"
+    "border-left:4px solid #36c;padding:.2rem 1rem;background:#f4f7ff}"
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with paragraphs, a table (header first) and a list; any of them may be missing."""
+
+    heading: str
+    paragraphs: Sequence[str] = ()
+    table: Sequence[Sequence[str]] = ()
+    points: Sequence[str] = ()
+
+
+def result_rows(comparison: Comparison, *, short: bool = False) -> list[list[str]]:
+    """Test scores as text, header first: mean and deviation over repeats; ``short``: for narrow screens."""
+    metrics = [m for m in comparison.metrics if not (short and m.name == "balanced_accuracy")]
+    costs = {"seconds": 1} if short else {"seconds": 1, "evaluations": 0}
+    titles = {"seconds": "seconds", "evaluations": "rows trained on"}
+    rows = [["method", *(m.label for m in metrics), *(titles[key] for key in costs)]]
+    for row in comparison.table().iter_rows(named=True):
+        cells = [_cell(m, row[m.name], row[f"{m.name}_deviation"]) for m in metrics]
+        cells += ["-" if row[key] is None else f"{row[key]:,.{digits}f}" for key, digits in costs.items()]
+        rows.append([row["method" if short else "name"], *cells])
+    return rows
+
+
+def sections(comparison: Comparison) -> list[Section]:
+    """Everything the report says."""
+    return [
+        Section("Verdict", [comparison.verdict.text, *_unfinished(comparison)]),
+        Section("Test scores", [_caption(comparison)], result_rows(comparison)),
+        *_differences(comparison),
+        Section("Model", [model_words(comparison)]),
+        Section("How it was done", points=_protocol(comparison)),
+        Section("About the table", [_about(comparison)], points=comparison.problem.notices),
+    ]
+
+
+def markdown(comparison: Comparison) -> str:
+    """The report as Markdown; names from the table cannot break out of the text."""
+    lines = [f"# Comparison on {_plain(comparison.name)}", ""]
+    for section in sections(comparison):
+        lines += [f"## {section.heading}", ""]
+        for paragraph in section.paragraphs:
+            lines += [_plain(paragraph), ""]
+        if section.table:
+            header, *rows = section.table
+            lines += [_line(header), "|---|" + "--:|" * (len(header) - 1), *map(_line, rows), ""]
+        if section.points:
+            lines += [*(f"- {_plain(point)}" for point in section.points), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def page(comparison: Comparison) -> str:
+    """The report as one HTML file without anything from elsewhere."""
+    title = html.escape(f"Comparison on {comparison.name}")
+    parts = [
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+        f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
+    ]
+    for section in sections(comparison):
+        kind = ' class="verdict"' if section.heading == "Verdict" else ""
+        parts.append(f"<h2>{html.escape(section.heading)}</h2>")
+        parts += [f"<p{kind}>{html.escape(paragraph)}</p>" for paragraph in section.paragraphs]
+        if section.table:
+            header, *rows = section.table
+            parts += ["<table>", _row(header, "th"), *(_row(row, "td") for row in rows), "</table>"]
+        if section.points:
+            parts.append("<ul>" + "".join(f"<li>{html.escape(p)}</li>" for p in section.points) + "</ul>")
+    return "\n".join([*parts, "</body></html>"]) + "\n"
+
+
+def model_words(comparison: Comparison) -> str:
+    """What model.elliptica holds."""
+    if not comparison.repeats:
+        return "No model is saved before a repeat is finished."
+    method, plan = comparison.model_method, comparison.plan
+    number = final_trial(comparison.records, method, comparison.problem, plan)
+    trial = next(r for r in comparison.records if r.method == method).trials[number]
+    values = ", ".join(f"{name} {value:g}" for name, value in trial.settings.items())
+    text = (
+        f"model.elliptica is the network of {NAMES[method]}, trained on all rows with the settings that were "
+        f"best on the validation rows on average over repeats ({values}). The scores above are not its own: "
+        "they are of models trained on about 60 % of the rows."
+    )
+    if comparison.best == TREES:
+        text += (
+            " Boosted trees are not saved in this format; train scikit-learn's HistGradientBoosting instead "
+            "if you follow the verdict."
+        )
+    return text
+
+
+def _unfinished(comparison: Comparison) -> list[str]:
+    if comparison.complete:
+        return []
+    return [
+        f"Not finished: {len(comparison.records)} of {comparison.plan.n_runs} runs are done, and "
+        f"{len(comparison.repeats)} of {comparison.plan.repeats} repeats are complete. The same command goes "
+        "on."
+    ]
+
+
+def _caption(comparison: Comparison) -> str:
+    return (
+        f"Mean ± deviation over {len(comparison.repeats)} repeats; seconds and rows are those of training in "
+        "one repeat, all trials together."
+    )
+
+
+def _differences(comparison: Comparison) -> list[Section]:
+    found = comparison.verdict.differences
+    if not found:
+        return []
+    rows = [["method", "metric", "difference", "interval", "result"]]
+    for each in found:
+        show, interval = each.metric.show, each.interval
+        ends = " to ".join(show(v, sign=True, unit=False) for v in (interval.low, interval.high))
+        rows.append(
+            [NAMES[each.method], each.metric.label, show(interval.mean, sign=True), ends, each.result]
+        )
+    text = (
+        f"Each method minus {NAMES[REFERENCE]} on the same splits. Corrected resampled t intervals (Nadeau "
+        f"and Bengio, 2003) with confidence {comparison.verdict.confidence:.4g} each, so that all of them "
+        "hold together with 95 %."
+    )
+    return [Section("Differences from ordinary training", [text], rows)]
+
+
+def _protocol(comparison: Comparison) -> list[str]:
+    plan, problem = comparison.plan, comparison.problem
+    average, worst, *_ = comparison.metrics
+    rule = average.label if plan.select == "average" else worst.label
+    within = "classes" if problem.task == "classification" else "fifths of the target"
+    balanced = "" if problem.groups is None else " within groups"
+    blocks = "" if problem.blocks is None else " Rows with the same split-by value stay together."
+    return [
+        f"{plan.repeats} random splits into 60 % training, 20 % validation and 20 % test rows, balanced by "
+        f"{within}{balanced}.{blocks}",
+        "Missing numbers are filled with medians and marked, texts become indicators, all learnt on training "
+        "rows only and the same for all methods.",
+        f"Networks have hidden layers of {' and '.join(map(str, plan.hidden))} units; methods differ in the "
+        f"objective alone. {plan.trials} settings per method and repeat, with the same draws of learning "
+        f"rate, weight decay and epochs (at most {plan.epochs}) for all methods.",
+        f"Settings are chosen by {rule} on the validation rows (--select {plan.select}); the test rows are "
+        "used once per method and repeat.",
+        f"Seed {plan.seed}.",
+    ]
+
+
+def _about(comparison: Comparison) -> str:
+    problem = comparison.problem
+    text = (
+        f"{len(problem.target):,} rows, {problem.features.width} inputs, target {problem.target_name!r} "
+        f"({problem.task}"
+    )
+    text += f", {len(problem.classes)} classes)" if problem.classes else ")"
+    if problem.group_name is not None:
+        text += f", groups by {problem.group_name!r}"
+    return text + "."
+
+
+def _cell(metric: Metric, mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "-"
+    rough = "" if deviation is None else f"{100 * deviation:.1f}" if metric.percent else f"{deviation:.2g}"
+    spread = f" ± {rough}" if rough else ""
+    return metric.show(mean, unit=False) + spread + (" %" if metric.percent else "")
+
+
+def _plain(text: Any) -> str:
+    """Text of the user's in Markdown: no HTML, no tables, no line breaks."""
+    return html.escape(" ".join(str(text).split()), quote=False).replace("|", "\\|")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_plain, cells))} |"
+
+
+def _row(cells: Sequence[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"

@@ -1,0 +1,123 @@
+"""Finished runs in one JSON file, rewritten after each run, so that an interrupted comparison goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from elliptica._version import __version__
+from elliptica.compare._csv import TableError
+from elliptica.compare.plan import Plan
+from elliptica.compare.problem import Problem
+from elliptica.compare.protocol import Record
+
+FILE = "results.json"
+
+
+class Store:
+    """The runs of a comparison, in memory and (with a folder) on disk.
+
+    Args:
+        folder: Where `FILE` is; None: nowhere.
+        problem: What is learnt.
+        plan: How.
+        name: Of the table.
+        command: Where the call came from.
+
+    Raises:
+        TableError: If the folder holds another comparison: other data, columns, settings or version.
+    """
+
+    def __init__(self, folder: Path | None, problem: Problem, plan: Plan, name: str, command: str) -> None:
+        self.folder = folder
+        self.file = None if folder is None else folder / FILE
+        self.plan = plan
+        self._records: dict[tuple[int, str], Record] = {}
+        self._head = {
+            "about": _about(problem, plan, name),
+            "command": command,
+            "notices": list(problem.notices),
+            "versions": versions(),
+        }
+        if self.file is not None and self.file.exists():
+            self._read(self.file)
+
+    def has(self, repeat: int, method: str) -> bool:
+        """Whether a run is finished."""
+        return (repeat, method) in self._records
+
+    def add(self, record: Record) -> None:
+        """Keep a finished run."""
+        self._records[record.repeat, record.method] = record
+        self.write()
+
+    def records(self) -> tuple[Record, ...]:
+        """Finished runs of the plan, repeat by repeat."""
+        keys = ((repeat, method) for repeat in range(self.plan.repeats) for method in self.plan.methods)
+        return tuple(self._records[key] for key in keys if key in self._records)
+
+    def write(self, extra: dict[str, Any] | None = None) -> None:
+        """Write the file through a temporary one, so that a kill leaves nothing half-written."""
+        if self.file is None:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        records = [self._records[key].to_json() for key in sorted(self._records, key=lambda key: key[0])]
+        plan = {"methods": list(self.plan.methods), "repeats": self.plan.repeats}
+        content = {**self._head, **plan, "finished": len(self.records()), "runs": self.plan.n_runs}
+        part = self.file.with_name(f"{FILE}.{os.getpid()}.part")
+        with part.open("w", encoding="utf-8") as handle:
+            json.dump({**content, **(extra or {}), "records": records}, handle, indent=1)
+            handle.flush()
+            os.fsync(handle.fileno())
+        part.replace(self.file)
+
+    def _read(self, file: Path) -> None:
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            about, records = content["about"], [Record.from_json(each) for each in content["records"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError(
+                f"{file} cannot be read ({type(error).__name__}: {error}). Move it away, or choose another "
+                "--out."
+            ) from error
+        ours = json.loads(json.dumps(self._head["about"]))
+        different = [key for key in ours if ours[key] != about.get(key)]
+        if different:
+            key = different[0]
+            raise TableError(
+                f"{file.parent} holds another comparison: {key} was {about.get(key)!r} and is now "
+                f"{ours[key]!r}. Choose another --out, or remove the folder."
+            )
+        self._records = {(record.repeat, record.method): record for record in records}
+
+
+def _about(problem: Problem, plan: Plan, name: str) -> dict[str, Any]:
+    """What must be equal for runs to belong together; methods and repeats may be added."""
+    settings = asdict(plan)
+    del settings["methods"], settings["repeats"]
+    return {
+        "table": name,
+        "target": problem.target_name,
+        "task": problem.task,
+        "group": problem.group_name,
+        "rows": len(problem.target),
+        "inputs": problem.features.columns,
+        "contents": problem.digest(),
+        "elliptica": __version__,
+        **settings,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on."""
+    import numpy
+    import polars
+    import sklearn
+    import torch
+
+    modules = {"torch": torch, "numpy": numpy, "polars": polars, "scikit-learn": sklearn}
+    return {"python": platform.python_version()} | {name: str(m.__version__) for name, m in modules.items()}

@@ -1,0 +1,233 @@
+"""Reading a table: CSV, Parquet or a frame, with its columns as numbers or text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from elliptica._streams import stream_seed
+from elliptica.compare._csv import Dialect, TableError, check_rectangular, look_at_csv, looks_like_numbers
+
+MAX_ROWS = 200_000
+#: Cells of a CSV file that mean "not known", beside empty ones.
+MISSING = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was read.
+
+    Attributes:
+        frame: The rows.
+        name: Of the file, for messages.
+        notices: What was decided in reading, in words.
+        headless: Whether the names of the columns are numbers, as in a file without a header.
+        decimal_comma: Whether 1,5 is a number, for cells that are left as text.
+    """
+
+    frame: pl.DataFrame
+    name: str
+    notices: tuple[str, ...] = ()
+    headless: bool = False
+    decimal_comma: bool = False
+
+
+def read_table(
+    source: str | Path | Any,
+    *,
+    max_rows: int | None = MAX_ROWS,
+    sample: bool = False,
+    seed: int = 0,
+    as_text: bool = False,
+) -> Table:
+    """Read a table from a file or take it from a frame.
+
+    Rows are counted before they are read, so that a file that is too long is refused without being loaded.
+
+    Args:
+        source: Path of a ``.parquet`` or ``.pq`` file, of a CSV file (any other name), or a polars or
+            pandas frame.
+        max_rows: Longer tables are refused; None: no limit.
+        sample: Use a random sample of ``max_rows`` rows of a longer table instead.
+        seed: Of that sample.
+        as_text: Leave the cells of a CSV file as text.
+
+    Raises:
+        TableError: If there is no usable table.
+
+    Example:
+        >>> table = read_table(pl.DataFrame({"age": [41, 29], "sick": ["no", "yes"]}))
+        >>> table.frame.shape
+        (2, 2)
+    """
+    if not isinstance(source, str | Path):
+        return _from_frame(source, max_rows, sample, seed)
+    file = Path(source)
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise TableError(f"The file {file} {what}. Expected a CSV or Parquet file.")
+    if file.suffix.lower() in (".parquet", ".pq"):
+        return _read_parquet(file, max_rows, sample, seed)
+    return _read_csv(file, max_rows, sample, seed, as_text)
+
+
+def _read_csv(file: Path, max_rows: int | None, sample: bool, seed: int, as_text: bool) -> Table:
+    dialect = look_at_csv(file)
+    # all cells as text: types are ours to decide, and an odd value far down is no error of the reader
+    lazy = pl.scan_csv(file, separator=dialect.separator, infer_schema=False)
+    try:
+        n_rows = lazy.select(pl.len()).collect().item()
+        notices = _check_length(file.name, n_rows, max_rows, sample)
+        blank = check_rectangular(file, dialect, n_rows if max_rows is None else max_rows)
+        frame = _collect(lazy, n_rows, max_rows, seed)
+    except pl.exceptions.PolarsError as error:
+        raise TableError(
+            f"{file.name} cannot be read as CSV: {str(error).splitlines()[0]}. Open it and look for broken "
+            "quotes, rows of unequal length, or text that is not UTF-8."
+        ) from error
+    frame = frame.rename(dict(zip(frame.columns, dialect.header, strict=True)))
+    text = pl.all().str.strip_chars()
+    frame = frame.select(pl.when(text.is_in(["", *MISSING])).then(None).otherwise(text).name.keep())
+    if n_rows == len(
+        frame
+    ):  # of a sample the numbers of the lines are not known, but it needs targets anyway
+        frame = frame.filter(~pl.int_range(pl.len()).is_in(blank))
+    _check_not_empty(file.name, frame)
+    if dialect.separator != ",":
+        notices.append(f"Cells are separated by {dialect.separator!r}.")
+    if not as_text:
+        frame = frame.with_columns(_typed(column, dialect, notices) for column in frame.iter_columns())
+    headless = looks_like_numbers(dialect.header)
+    return Table(frame, file.name, tuple(notices), headless, dialect.decimal_comma)
+
+
+def _typed(column: pl.Series, dialect: Dialect, notices: list[str]) -> pl.Series:
+    """Whole numbers or numbers where all cells are, else text; nearly all numbers is worth a notice."""
+    whole = column.cast(pl.Int64, strict=False)
+    if whole.null_count() == column.null_count():
+        return whole
+    numbers = as_numbers(column, decimal_comma=dialect.decimal_comma)
+    odd = numbers.null_count() - column.null_count()
+    if not odd:
+        return numbers
+    known = len(column) - column.null_count()
+    if odd <= 0.05 * known:
+        example = column.filter(numbers.is_null() & column.is_not_null())[0]
+        notices.append(
+            f"Column {column.name!r} is read as text: {odd} of {known} values are no numbers, e.g. "
+            f"{example!r}. Correct them (an empty cell is a missing value) if numbers are meant."
+        )
+    return column
+
+
+def as_numbers(column: pl.Series, *, decimal_comma: bool = False) -> pl.Series:
+    """Text as numbers; what is none becomes missing."""
+    if decimal_comma:
+        column = column.str.replace(",", ".", literal=True)
+    return column.cast(pl.Float64, strict=False)
+
+
+def _read_parquet(file: Path, max_rows: int | None, sample: bool, seed: int) -> Table:
+    lazy = pl.scan_parquet(file)
+    try:
+        n_rows = lazy.select(pl.len()).collect().item()
+        notices = _check_length(file.name, n_rows, max_rows, sample)
+        frame = _collect(lazy, n_rows, max_rows, seed)
+    except pl.exceptions.PolarsError as error:
+        raise TableError(
+            f"{file.name} cannot be read as Parquet: {str(error).splitlines()[0]}. Was it written completely?"
+        ) from error
+    _check_not_empty(file.name, frame)
+    return Table(frame, file.name, tuple(notices))
+
+
+def _from_frame(source: Any, max_rows: int | None, sample: bool, seed: int) -> Table:
+    if isinstance(source, pl.LazyFrame):
+        source = source.collect()
+    if not isinstance(source, pl.DataFrame):
+        source = _from_pandas(source)
+    notices = _check_length("The frame", len(source), max_rows, sample)
+    frame = _collect(source.lazy(), len(source), max_rows, seed)
+    _check_not_empty("The frame", frame)
+    return Table(frame, "frame", tuple(notices))
+
+
+def _from_pandas(source: Any) -> pl.DataFrame:
+    """Column by column, since polars' own conversion needs pyarrow."""
+    if not hasattr(source, "columns") or not hasattr(source, "to_numpy"):
+        raise TableError(
+            f"Expected a path, or a polars or pandas frame, but got {type(source).__name__}. Make a frame "
+            "with named columns of it."
+        )
+    names = [str(name) for name in source.columns]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise TableError(
+            f"The frame has several columns of the name {double[0]!r}. Names must differ: rename all but one."
+        )
+    return pl.DataFrame([_series(name, source.iloc[:, i]) for i, name in enumerate(names)])
+
+
+def _series(name: str, column: Any) -> pl.Series:
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iufb":
+        return pl.Series(name, column.to_numpy(), nan_to_null=True)
+    values = column.astype(object).where(column.notna(), None).tolist()
+    try:
+        return pl.Series(name, values)
+    except (TypeError, pl.exceptions.PolarsError):  # mixed types
+        return pl.Series(name, [None if value is None else str(value) for value in values], dtype=pl.String)
+
+
+def _check_length(name: str, n_rows: int, max_rows: int | None, sample: bool) -> list[str]:
+    if max_rows is None or n_rows <= max_rows:
+        return []
+    if not sample:
+        raise TableError(
+            f"{name} has {n_rows:,} rows; at most {max_rows:,} are read, because every method is trained "
+            "many times. Pass --sample (sample=True) for a random sample of that size, or raise --max-rows "
+            "(max_rows=)."
+        )
+    return [f"A random sample of {max_rows:,} of {n_rows:,} rows is used."]
+
+
+def _collect(lazy: pl.LazyFrame, n_rows: int, max_rows: int | None, seed: int) -> pl.DataFrame:
+    if max_rows is None or n_rows <= max_rows:
+        return lazy.collect()
+    rows = np.random.default_rng(stream_seed("sample", seed)).choice(n_rows, max_rows, replace=False)
+    index = "row index of elliptica"  # a name that no table has
+    kept = lazy.with_row_index(index).filter(pl.col(index).is_in(np.sort(rows).astype(np.uint32).tolist()))
+    return kept.drop(index).collect(engine="streaming")
+
+
+def _check_not_empty(name: str, frame: pl.DataFrame) -> None:
+    if not len(frame):
+        raise TableError(f"{name} has names of columns but no rows.")
+
+
+def check_column(table: Table, name: str, what: str) -> None:
+    """Refuse a name that is none of the columns, with the nearest ones.
+
+    Raises:
+        TableError: If there is no such column.
+    """
+    import difflib
+
+    names = table.frame.columns
+    if name in names:
+        return
+    lower: Mapping[str, str] = {each.lower().strip(): each for each in names}
+    near = [lower[each] for each in difflib.get_close_matches(name.lower().strip(), lower, n=3, cutoff=0.6)]
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There are {_listed(names)}."
+    if table.headless:
+        hint = "Its first line holds numbers only: add a line with the names of the columns."
+    raise TableError(f"{table.name} has no column {name!r} for the {what}. {hint}")
+
+
+def _listed(names: list[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
