@@ -1,9 +1,12 @@
-"""The tables of the results page are what the committed records give."""
+"""The tables of the results pages are what the committed records give."""
+
+import pytest
 
 import tables
 
 
-def test_tables_follow_from_the_records():
-    text = (tables.HERE / "README.md").read_text()
-    assert tables.page(text) == text
+@pytest.mark.parametrize("name", tables.SHOWN)
+def test_tables_follow_from_the_records(name):
+    text = (tables.HERE / name).read_text()
+    assert tables.page(name) == text
     assert "not recorded yet" not in text

@@ -89,7 +89,7 @@ def page_of(source):
 @pytest.mark.slow
 def test_every_page_is_there_and_in_the_navigation(site):
     sources = [*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
-    sources += (ROOT / "results").glob("*/README.md")
+    sources += (ROOT / "results").glob("*/*.md")
     start = {link.split("#")[0] for link in read(site / "index.html").links}
     for source in sources:
         place = page_of(source)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elliptica.evaluate import path_losses as path_losses
     from elliptica.functional import elliptic_loss as elliptic_loss
     from elliptica.functional import sample_paths as sample_paths
+    from elliptica.inspection.diagnose import diagnose as diagnose
     from elliptica.landscape import check_maximum_principle as check_maximum_principle
     from elliptica.landscape import estimate_landscape as estimate_landscape
     from elliptica.objective import Elliptic as Elliptic
@@ -41,6 +42,7 @@ _HOME = {
     "Screened": "diffusion",
     "auto_sigma": "diffusion",
     "check_maximum_principle": "landscape",
+    "diagnose": "inspection.diagnose",
     "elliptic_loss": "functional",
     "estimate_landscape": "landscape",
     "intrinsic_dimension": "dimension",

@@ -33,10 +33,8 @@ def run_landscape(
     if wanted is None:
         return 2
     try:
-        if weights is not None and model is None:
-            raise SourceError("--weights needs --model: the code that the weights belong to.")
         samples = load_samples(data, options.seed)
-        network = _network(model, weights, samples, method, steps, options.seed, console)
+        network = obtain_network(model, weights, samples, method, steps, options.seed, console)
         inspector = Inspector(network, samples, options)
     except (SourceError, ValueError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
@@ -75,7 +73,7 @@ def _wanted(reports: list[str], console: Console) -> tuple[str, ...] | None:
     return tuple(reports) or tuple(QUESTIONS)
 
 
-def _network(
+def obtain_network(
     model: str | None,
     weights: Path | None,
     samples: Samples,
@@ -84,6 +82,9 @@ def _network(
     seed: int,
     console: Console,
 ) -> nn.Module:
+    """The user's model, or a small network trained here and now."""
+    if weights is not None and model is None:
+        raise SourceError("--weights needs --model: the code that the weights belong to.")
     if model is not None:
         return load_model(model, weights)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())

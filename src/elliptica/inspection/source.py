@@ -34,6 +34,7 @@ class Samples:
         test_x: Other points; None if there are none.
         test_y: Their targets.
         group: Group of each test point, or None.
+        train_group: Group of each training point, or None.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Samples:
     test_x: Tensor | None = None
     test_y: Tensor | None = None
     group: list[str] | None = None
+    train_group: list[str] | None = None
 
     @property
     def is_classification(self) -> bool:
@@ -61,7 +63,7 @@ def load_samples(source: str, seed: int = 0) -> Samples:
     """Read a built-in data set, or an ``.npz`` file with arrays ``x``, ``y`` and, if wanted, test points.
 
     Arrays of the file: ``x`` (rows, *feature) and ``y`` (rows,) or (rows, targets), whole numbers for
-    classes; optional ``x_test``, ``y_test`` and ``group_test``.
+    classes; optional ``group``, ``x_test``, ``y_test`` and ``group_test``.
     """
     if source == "two-moons":
         moons = two_moons(0, 1200, generator=torch.Generator().manual_seed(seed))
@@ -104,7 +106,10 @@ def load_samples(source: str, seed: int = 0) -> Samples:
         _targets("y", arrays["y"], len(arrays["x"])),
         _inputs("x_test", arrays["x_test"]) if "x_test" in arrays else None,
         _targets("y_test", arrays["y_test"], len(arrays["x_test"])) if "x_test" in arrays else None,
-        _groups(arrays["group_test"], len(arrays["x_test"])) if "group_test" in arrays else None,
+        _groups("group_test", arrays["group_test"], len(arrays["x_test"]))
+        if "group_test" in arrays
+        else None,
+        _groups("group", arrays["group"], len(arrays["x"])) if "group" in arrays else None,
     )
 
 
@@ -120,9 +125,11 @@ def _digits(seed: int) -> Samples:
     return Samples("digits", x[train], y[train], x[test], y[test])
 
 
-def _groups(array: Any, rows: int) -> list[str]:
+def _groups(name: str, array: Any, rows: int) -> list[str]:
     if array.shape != (rows,):
-        raise SourceError(f"group_test must have one entry for each of the {rows} rows of x_test.")
+        raise SourceError(
+            f"{name} must have one entry for each of the {rows} rows of {name.replace('group', 'x')}."
+        )
     return [str(value) for value in array.tolist()]
 
 

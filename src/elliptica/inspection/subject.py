@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from elliptica import _checks
+from elliptica.inspection.bridges import RegionName, draw_bridges, region
 from elliptica.inspection.source import Samples, SourceError
-from elliptica.landscape.data_domain import DataDomain
-from elliptica.landscape.domains import Ball, Box, Domain, Polytope, inside
+from elliptica.landscape.domains import Ball, Box, Domain, inside
 from elliptica.landscape.loss import LossField, evaluation_mode, excess_cross_entropy
-from elliptica.landscape.reports import bridge_probes
-
-DomainName = Literal["auto", "ball", "box", "reflecting_box", "hull"]
-
-#: Features up to which every walk is let meet the data; steps double with each further one.
-_REFLECTING = 3
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class Options:
         seed: Of everything that is drawn.
     """
 
-    domain: DomainName = "auto"
+    domain: RegionName = "auto"
     fraction: float = 0.3
     n_probes: int = 500
     sigma: float = 0.05
@@ -46,7 +40,7 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _checks.choice("domain", self.domain, get_args(DomainName))
+        _checks.choice("domain", self.domain, get_args(RegionName))
         _checks.count("n_probes", self.n_probes, 10)
         _checks.count("n_walks", self.n_walks, 16)
         _checks.nonnegative("sigma", self.sigma)
@@ -63,7 +57,9 @@ class Subject:
         self.field = LossField(model, loss, num_classes=classes)
         self.flat = samples.x.flatten(1)
         self.at_data = self.field(samples.x, samples.y)
-        self.domain, self.domain_name = self._domain()
+        self.domain, self.domain_name = region(
+            self.flat, options.domain, options.fraction, self._everything()
+        )
         self.probes = self._bridges(classes)
         self.test_x, self.test_y = self._test_points()
         # in a ball around a datum nothing is estimated: a walk ends where it starts
@@ -144,39 +140,23 @@ class Subject:
             )
         return output.shape[1]
 
-    def _domain(self) -> tuple[DataDomain, str]:
-        name: str = self.options.domain
-        if name == "auto":
-            name = "reflecting_box" if self.flat.shape[1] <= _REFLECTING else "ball"
-        everything = self.flat
-        if self.samples.test_x is not None:
-            everything = torch.cat([self.flat, self.samples.test_x.flatten(1)])
-        outer: Domain
-        if name == "ball":
-            outer = Ball.around(everything)
-        elif name == "hull":
-            outer = Polytope.hull(everything)
-        else:
-            outer = Box.around(everything, wall="reflect" if name == "reflecting_box" else "absorb")
-        return DataDomain(self.flat, fraction=self.options.fraction, outer=outer), name.replace("_", " ")
+    def _everything(self) -> Tensor:
+        """Training and test points, which the region must hold."""
+        if self.samples.test_x is None:
+            return self.flat
+        return torch.cat([self.flat, self.samples.test_x.flatten(1)])
 
     def _bridges(self, classes: int | None) -> tuple[Tensor, Tensor]:
-        """One point, at any time, on each of many bridges; no datum starts two unless there are too few."""
-        generator = self.generator()
-        n, wanted = len(self.samples.x), self.options.n_probes
-        rounds = [torch.randperm(n, generator=generator) for _ in range(-(-wanted // n))]
-        rows = torch.cat(rounds)[:wanted]
-        return bridge_probes(
-            self.samples.x[rows],
-            self.samples.y[rows],
+        bridges = draw_bridges(
+            self.samples.x,
+            self.samples.y,
+            self.options.n_probes,
             target_space="simplex" if self.samples.is_classification else "real",
             num_classes=classes,
-            sampling="marginal",
-            quadrature="uniform",
             sigma=self.options.sigma * self.samples.x.std(0),
-            sigma_y=0.0,
-            generator=generator,
+            generator=self.generator(),
         )
+        return bridges.x, bridges.y
 
     def _test_points(self) -> tuple[Tensor, Tensor]:
         """Test points, or else points between the data (with the target of the nearest datum)."""
