@@ -91,6 +91,10 @@ def test_every_method_has_as_many_trials_and_its_own_settings_are_searched(toy, 
     shared = {row: [t["values"].get("training.lr") for t in each["trials"]] for row, each in kept.items()}
     assert shared["erm"] == shared["mixup"]  # what methods share has the same draws
     assert len(set(shared["erm"])) == 3
+    assert len(apply_choices(wanted, tmp_path)) == len(wanted)
+    tune(wanted[0], search_space(toy, "erm"), 2, Options(tmp_path), silent)
+    with pytest.raises(SpecificationError, match=r"different numbers of trials \(erm 2, mixup 3\)"):
+        apply_choices(wanted, tmp_path)
 
 
 def test_a_tuning_that_was_killed_goes_on_and_ends_the_same(toy, tmp_path):

@@ -131,7 +131,8 @@ def apply_choices(runs: list[Run], out: Path) -> list[Run]:
     """Runs with the settings that were chosen for their rows.
 
     Raises:
-        SpecificationError: If a row has not been tuned, or what was kept cannot be read.
+        SpecificationError: If a row has not been tuned, what was kept cannot be read, or rows had different
+            numbers of trials.
     """
     missing = {(run.dataset, run.row) for run in runs if not chosen_file(out, run).exists()}
     if missing:
@@ -144,17 +145,27 @@ def apply_choices(runs: list[Run], out: Path) -> list[Run]:
             "leave out --tuned."
         )
     found = []
+    budgets: dict[str, dict[int, str]] = {}
     for run in runs:
         file = chosen_file(out, run)
         try:
-            values = json.loads(file.read_text())["values"]
-        except (ValueError, KeyError) as error:
+            content = json.loads(file.read_text())
+            values = content["values"]
+            budgets.setdefault(run.dataset, {})[len(content["trials"])] = run.row
+        except (ValueError, KeyError, TypeError) as error:
             raise SpecificationError(
                 f"{file} cannot be read ({error}). Delete it and tune again: trials that are recorded are "
                 "not repeated."
             ) from error
         places = {(name.split(".", 1)[0], name.split(".", 1)[1]): value for name, value in values.items()}
         found.append(with_values(run, places, run.seed))
+    for dataset, rows in budgets.items():
+        if len(rows) > 1:
+            told = ", ".join(f"{row} {n}" for n, row in sorted(rows.items()))
+            raise SpecificationError(
+                f"Rows on {dataset} had different numbers of trials ({told}), which is no fair table. Tune "
+                "them again with the same --trials: trials that are recorded are not repeated."
+            )
     return found
 
 
