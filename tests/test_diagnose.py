@@ -145,14 +145,14 @@ def test_a_spike_between_two_clusters_is_flagged_and_named(generator):
     assert good["profile"].severity == "fine"
     assert bad["between"].severity == "warning"
     assert next(iter(bad["between"].breakdown)) == "between 0 and 1"
-    assert "Worst between class 0 and 1" in bad["between"].sentence
+    assert "Most surely between class 0 and 1" in bad["between"].sentence
     first, *others = bad["between"].breakdown.values()
     assert all(q.upper < first.lower for q in others)
     assert bad["profile"].severity == "warning"  # 20 nats over two ninths of the bridges
     assert "something to act on (between, profile" in bad["advice"].sentence
     groups = ["b" if label == 1 else "a" for label in y.tolist()]
     named = diagnose(Function(spiked), nn.CrossEntropyLoss(), x, y, groups=groups, n=400, sigma=0.01)
-    assert "Worst between group a and b" in named["between"].sentence
+    assert "Most surely between group a and b" in named["between"].sentence
 
 
 def test_a_worst_class_is_named():
@@ -167,6 +167,21 @@ def test_a_worst_class_is_named():
     assert "Look at the rows of class 1" in found.advice
     loss = F.cross_entropy(torch.tensor([[3.0, 0.0, 0.0]]), torch.tensor([1]))
     assert found.numbers["worst class"].value == pytest.approx(float(loss))
+
+
+def test_the_worst_class_has_the_largest_mean_also_where_it_is_not_sure():
+    x, y = corners(303)
+    y = torch.where(torch.arange(303) < 12, 0, torch.where(y == 0, 1, y))
+    strength = torch.where(
+        y == 0, torch.tensor([9.0, 9, 9, -4]).repeat(76)[:303], 3.0
+    )  # one row of four is wrong
+    table = {tuple(r.tolist()): s * F.one_hot(c, 3).float() for r, s, c in zip(x, strength, y, strict=True)}
+    model = Function(lambda rows: torch.stack([table.get(tuple(r.tolist()), torch.zeros(3)) for r in rows]))
+    found = judge_data(case_of(model, nn.CrossEntropyLoss(), x, y, generator=torch.Generator()))
+    means = {name: part.value for name, part in found.breakdown.items()}
+    assert max(means, key=means.get) == "class 0" != next(iter(means))  # the surest comes first
+    assert "the worst class is 0 with" in found.sentence
+    assert found.numbers["worst class"].value == means["class 0"]
 
 
 def wave(amplitude, frequency):

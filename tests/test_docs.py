@@ -163,4 +163,6 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_nothing_is_left_to_fill_in(page):
-    assert not re.search(r"COST_TABLE|RESULTS_TABLE|\bpending\b|TBD|\bWORDS\b|\bTEXT\b|\bTODO\b|FIXME", page.read_text())
+    assert not re.search(
+        r"COST_TABLE|RESULTS_TABLE|\bpending\b|TBD|\bWORDS\b|\bTEXT\b|\bTODO\b|FIXME", page.read_text()
+    )

@@ -53,7 +53,13 @@ def run_diagnose(
         samples = load_samples(data, seed)
         network = obtain_network(model, weights, samples, method, steps, seed, messages)
         loss_fn, y = loss_and_targets(samples, loss)
-        if model is not None and weights is None:
+        if model is None:
+            messages.print(
+                f"No --model: what follows is about a small network that was trained here ({method}, {steps} "
+                "steps).",
+                highlight=False,
+            )
+        elif weights is None:
             messages.print(
                 f"Weights are those that {model} comes with (no --weights given).", highlight=False
             )

@@ -42,11 +42,12 @@ def judge_data(case: Case) -> Finding:
             )
     parts = _by_part(case)
     if parts:
-        name, part = next(iter(parts.items()))
+        highest, part = max(parts.items(), key=lambda item: item[1].value)
         numbers[f"worst {case.part}"] = part
-        sentence += f"; the worst {case.part} is {name} with {part}"
-        if mean.value > 0 and part.lower > NEGLIGIBLE * case.yardstick:
-            grade = THRESHOLDS["worst part"].grade(part.lower / mean.value)
+        sentence += f"; the worst {case.part} is {highest} with {part}"
+        name, surest = next(iter(parts.items()))
+        if mean.value > 0 and surest.lower > NEGLIGIBLE * case.yardstick:
+            grade = THRESHOLDS["worst part"].grade(surest.lower / mean.value)
             if grade != "fine" and severity == "fine":
                 advice = (
                     f"Look at the rows of {case.part} {name}: too few of them, wrong labels, or harder? "
@@ -83,7 +84,7 @@ def judge_between(case: Case) -> Finding:
     if found and next(iter(found.values())).value > 0:
         name, pair = next(iter(found.items()))
         numbers["worst pair"] = pair
-        sentence += f" Worst between {case.part} {name}: {pair}."
+        sentence += f" Most surely between {case.part} {name}: {pair}."
     elif case.parts is not None and not found:
         sentence += f" Too few points per pair of {case.part} to compare pairs; raise n."
     small = overall.worst_excess <= NEGLIGIBLE * case.yardstick

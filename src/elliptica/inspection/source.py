@@ -77,14 +77,7 @@ def load_samples(source: str, seed: int = 0) -> Samples:
             f"There is no file {source}. Pass an .npz file with arrays x and y, or one of "
             f"{', '.join(BUILT_IN)}."
         )
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise SourceError(
-            f"{path.name} cannot be read as an .npz file of plain arrays ({error}). Write it with "
-            "numpy.savez(file, x=..., y=...), without objects."
-        ) from error
+    arrays = _arrays(path)
     if "group_test" in arrays and "x_test" not in arrays:
         raise SourceError(f"{path.name} holds group_test but no x_test.")
     missing = [key for key in ("x", "y") if key not in arrays]
@@ -111,6 +104,21 @@ def load_samples(source: str, seed: int = 0) -> Samples:
         else None,
         _groups("group", arrays["group"], len(arrays["x"])) if "group" in arrays else None,
     )
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an ``.npz`` file."""
+    if not zipfile.is_zipfile(path):
+        raise SourceError(f"{path.name} is not an .npz file. Write one with numpy.savez(file, x=..., y=...).")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise SourceError(
+            f"{path.name} cannot be read as an .npz file of plain arrays ({error}). Write it with "
+            "numpy.savez(file, x=..., y=...), without objects."
+        ) from error
+    return arrays
 
 
 def _digits(seed: int) -> Samples:
