@@ -62,8 +62,6 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/elliptica run parts --match evaluations --jobs 2 --out results/tables
 	$(BIN)/elliptica run parts-regression --match evaluations --jobs 2 --out results/tables
 	$(BIN)/elliptica run shift --jobs 2 --out results/tables
-	$(BIN)/elliptica run table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal --jobs 2 --out results/tables
-	$(BIN)/elliptica run table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table1 --dataset cifar10-batch1 --seeds 3 --match evaluations --jobs 2 --out results/tables
 	$(BIN)/python studies/tables.py
 	$(BIN)/python studies/idea_pictures.py

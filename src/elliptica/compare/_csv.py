@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import re
 from collections import Counter
@@ -53,12 +54,17 @@ def look_at_csv(file: Path) -> Dialect:
         Dialect(separator=';', decimal_comma=True, header=('age', 'height'))
     """
     text = _head(file)
-    lines = text.splitlines()
-    rows = {separator: list(csv.reader(lines, delimiter=separator)) for separator in SEPARATORS}
+    rows = {separator: found for separator in SEPARATORS if (found := _split(text, separator))}
+    if not rows:
+        raise _too_long(file)
     # the separator that splits the header into most cells; commas first among equals
-    separator = max(SEPARATORS, key=lambda each: (_agreement(rows[each]), len(rows[each][0])))
+    separator = max(rows, key=lambda each: (_agreement(rows[each]), len(rows[each][0])))
     header = tuple(name.strip() for name in rows[separator][0])
     if len(header) < 2:
+        if len(rows) < len(
+            SEPARATORS
+        ):  # the right one may be among those that gave cells of excessive length
+            raise _too_long(file)
         raise TableError(
             f"{file.name} has one column only: none of the separators comma, semicolon, tab and | splits its "
             "first line. A table needs at least one column of inputs and one of targets."
@@ -102,7 +108,17 @@ def _rows(file: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
     try:
         yield from reader
     except (csv.Error, UnicodeDecodeError) as error:
+        if "field limit" in str(error):
+            raise _too_long(file) from error
         raise _no_text(file, str(error)) from error
+
+
+def _split(text: str, separator: str) -> list[list[str]]:
+    """Rows by one separator; none if it leaves cells that are longer than the csv module takes."""
+    try:
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+    except csv.Error:
+        return []
 
 
 def _head(file: Path) -> str:
@@ -118,7 +134,19 @@ def _head(file: Path) -> str:
         raise _no_text(file, str(error)) from error
     if any(ord(c) < 32 and c not in "\t\r\n\f" for c in text):
         raise _no_text(file, "it contains control characters")
+    if "\r" in text and "\n" not in text:
+        raise TableError(
+            f"The lines of {file.name} end in carriage returns only, as on old Macs. Save it with the line "
+            "ends of Unix or Windows (LF or CRLF)."
+        )
     return text.lstrip("\r\n")
+
+
+def _too_long(file: Path) -> TableError:
+    return TableError(
+        f"{file.name} has a cell of more than {csv.field_size_limit():,} characters. Look for a quote that is "
+        "not closed; if the cell is meant, remove its column, or pass a file that ends in .parquet."
+    )
 
 
 def _no_text(file: Path, reason: str) -> TableError:

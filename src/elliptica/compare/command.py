@@ -54,6 +54,9 @@ def run_predict(model: Path, source: Path, out: Path, proba: bool, console: Cons
     except TableError as error:
         _say(console, f"[red]error:[/red] {escape(str(error))}")
         return 2
+    except KeyboardInterrupt:
+        _say(console, escape(f"Interrupted: {out} was not written, or not completely."))
+        return 130
     for notice in notices:
         _say(console, f"- {escape(notice)}")
     _say(console, escape(f"{len(found):,} predictions in {out}"))

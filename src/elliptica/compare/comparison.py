@@ -15,6 +15,7 @@ from elliptica.compare.metrics import Metric, metrics_of
 from elliptica.compare.plan import TREES, Plan, Select, choose_methods
 from elliptica.compare.problem import Problem, Task, make_problem
 from elliptica.compare.protocol import Prepared, Record, prepare, run_method
+from elliptica.compare.splits import split_rows
 from elliptica.compare.store import Store
 from elliptica.compare.table import MAX_ROWS, read_table
 from elliptica.compare.verdict import NAMES, REFERENCE, Scores, Verdict, judge
@@ -136,6 +137,8 @@ class Session:
         )
         chosen = choose_methods(problem.task, methods, trees)
         plan = Plan(chosen, repeats, trials, select, epochs, tuple(hidden), seed)
+        for repeat in range(plan.repeats):
+            split_rows(problem, repeat, plan.seed)  # refuses what no training can use, before any is done
         folder = None if out is None else Path(out)
         return cls(problem, plan, Store(folder, problem, plan, table.name, command), table.name)
 

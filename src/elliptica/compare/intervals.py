@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
+from elliptica._statistics import student_quantile
 from elliptica.compare.metrics import Metric
 
 
@@ -47,14 +49,18 @@ def corrected_interval(differences: Sequence[float], test_share: float, confiden
         >>> f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
         '2.00 (-1.29 to 5.29)'
     """
-    from scipy import stats  # type: ignore[import-untyped]
-
     n, mean = len(differences), float(np.mean(differences))
     if n < 2:
         return Interval(mean, -np.inf, np.inf, n)
     variance = float(np.var(differences, ddof=1)) * (1 / n + test_share)
-    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * variance**0.5
+    half = _quantile((1 + confidence) / 2, n - 1) * variance**0.5
     return Interval(mean, mean - half, mean + half, n)
+
+
+@lru_cache(maxsize=256)
+def _quantile(probability: float, degrees: int) -> float:
+    """The same few are asked for again and again, and each is a bisection."""
+    return student_quantile(probability, degrees)
 
 
 @dataclass(frozen=True)

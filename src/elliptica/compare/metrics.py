@@ -72,7 +72,7 @@ def classification_scores(
     by_class = _means(right, target)
     column = np.searchsorted(names, target)
     chosen = np.clip(probabilities[np.arange(len(target)), column], 1e-15, 1.0)
-    parts = by_class if groups is None else _means(right, groups)
+    parts = by_class if groups is None else _judged(right, groups)
     kind = "class" if groups is None else "group"
     return {
         "accuracy": float(right.mean()),
@@ -102,11 +102,11 @@ def regression_scores(
     """
     squares = (predicted - target) ** 2
     if groups is None:
-        groups = np.asarray([f"band {1 + i}" for i in np.searchsorted(bounds, target)])
-        kind = "fifth"
+        bands = np.asarray([f"band {1 + i}" for i in np.searchsorted(bounds, target)])
+        kind, means = "fifth", _means(squares, bands)
     else:
-        kind = "group"
-    parts = {name: value**0.5 for name, value in _means(squares, groups).items()}
+        kind, means = "group", _judged(squares, groups)
+    parts = {name: value**0.5 for name, value in means.items()}
     return {
         "rmse": float(squares.mean() ** 0.5),
         f"worst_{kind}_rmse": max(parts.values()),
@@ -120,6 +120,11 @@ def target_bounds(problem: Problem, train: np.ndarray) -> np.ndarray:
 
 
 def _means(values: np.ndarray, parts: np.ndarray) -> dict[str, float]:
-    """Mean of each part that has rows; the part without a name is not judged."""
-    names = [name for name in np.unique(parts).tolist() if name != ""]
-    return {str(name): float(values[parts == name].mean()) for name in names}
+    """Mean of each part that has rows."""
+    return {str(name): float(values[parts == name].mean()) for name in np.unique(parts).tolist()}
+
+
+def _judged(values: np.ndarray, groups: np.ndarray) -> dict[str, float]:
+    """Mean of each group; groups without a name are too small to be judged."""
+    named = groups != ""
+    return _means(values[named], groups[named])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sklearn.pipeline import Pipeline
 
 from elliptica.compare._csv import TableError
 from elliptica.compare.problem import as_feature, is_usable
+from elliptica.compare.store import check_writable
 from elliptica.compare.table import Table, as_numbers, check_column, read_table
 from elliptica.estimators import EllipticClassifier, load
 
@@ -29,13 +31,15 @@ def predict_file(
         The predictions, and notices about the table.
 
     Raises:
-        TableError: If the model cannot be read, or the table does not fit it.
+        TableError: If the model cannot be read, the table does not fit it, or ``out`` cannot be written.
     """
     if out is not None and isinstance(source, str | Path) and out.resolve() == Path(source).resolve():
         raise TableError(f"Predictions would overwrite the table itself. Choose another --out than {out}.")
     pipeline = _load(model)
     if proba and not isinstance(pipeline[-1], EllipticClassifier):
         raise TableError("This model predicts numbers, which have no probabilities. Leave --proba out.")
+    if out is not None:
+        _check_out(out)
     table = read_table(source, max_rows=None, as_text=True)
     inputs, notices = _inputs(table, pipeline[0].to_dict()["columns"])
     columns = {"prediction": pipeline.predict(inputs)}
@@ -44,9 +48,18 @@ def predict_file(
         columns |= {f"probability of {c}": chances[:, i] for i, c in enumerate(pipeline.classes_.tolist())}
     found = pl.DataFrame(columns)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         found.write_csv(out)
     return found, (*table.notices, *notices)
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a file that cannot be written before the work is done."""
+    if out.is_dir():
+        raise TableError(f"{out} is a folder. Pass the name of a CSV file to --out.")
+    if not out.exists():
+        check_writable(out.parent)
+    elif not os.access(out, os.W_OK):
+        raise TableError(f"The file {out} must not be written to. Choose another --out, or make it writable.")
 
 
 def _load(file: Path) -> Pipeline:

@@ -235,7 +235,8 @@ def _comment(column: pl.Series, notices: list[str]) -> None:
 
 
 def _groups(column: pl.Series, notices: list[str]) -> np.ndarray:
-    text = column.cast(pl.String).fill_null("(missing)")
+    # no group of the table may have the empty name, which stands for groups that are not judged
+    text = column.cast(pl.String).fill_null("(missing)").replace("", "(empty)")
     counts = dict(text.value_counts().iter_rows())
     if len(counts) > MAX_GROUPS:
         raise TableError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,8 +190,8 @@ def _cell(metric: Metric, mean: float | None, deviation: float | None) -> str:
 
 
 def _plain(text: Any) -> str:
-    """Text of the user's in Markdown: no HTML, no tables, no line breaks."""
-    return html.escape(" ".join(str(text).split()), quote=False).replace("|", "\\|")
+    """Text of the user's in Markdown: no HTML, links, pictures, tables, emphasis or line breaks."""
+    return re.sub(r"([\\`*_\[\]!|#~])", r"\\\1", html.escape(" ".join(str(text).split()), quote=False))
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ def split_rows(problem: Problem, repeat: int, seed: int) -> Split:
         seed: Of the whole comparison.
 
     Raises:
-        TableError: If blocks leave a class without training rows.
+        TableError: If blocks leave a class without training rows, or a part without rows of judged groups.
 
     Example:
         >>> import polars as pl
@@ -50,6 +51,7 @@ def split_rows(problem: Problem, repeat: int, seed: int) -> Split:
     rest, test = _divide(problem, strata, rows, TEST_SHARE, state)
     train, validation = _divide(problem, strata, rest, VALIDATION_SHARE / (1 - TEST_SHARE), state + 1)
     _check_classes(problem, train, repeat)
+    _check_groups(problem, {"validation": validation, "test": test}, repeat)
     return Split(np.sort(train), np.sort(validation), np.sort(test))
 
 
@@ -59,14 +61,22 @@ def _divide(
     """Cut a share off some rows."""
     if problem.blocks is None:
         splitter = StratifiedShuffleSplit(1, test_size=share, random_state=state % 2**32)
-        parts = splitter.split(rows, _common(strata[rows]))
+        parts = splitter.split(rows, _common(strata[rows], math.ceil(share * len(rows))))
     elif problem.task == "classification":
         folds = StratifiedGroupKFold(round(1 / share), shuffle=True, random_state=state % 2**32)
         parts = folds.split(rows, problem.target[rows], problem.blocks[rows])
     else:
         shuffle = GroupShuffleSplit(1, test_size=share, random_state=state % 2**32)
         parts = shuffle.split(rows, groups=problem.blocks[rows])
-    kept, cut = next(iter(parts))
+    every = [part for part in parts if all(map(len, part))]  # few blocks leave folds empty
+    if not every:
+        raise TableError(
+            "The blocks of the split-by column are too few or too unequal to be divided into training, "
+            "validation and test rows. Split by a column with more values."
+        )
+    # folds are filled greedily, large blocks first, and only ties depend on the state: the first fold would
+    # test the same blocks in every repeat, so one of the folds is drawn
+    kept, cut = every[np.random.default_rng(state).integers(len(every))]
     return rows[kept], rows[cut]
 
 
@@ -84,10 +94,18 @@ def _strata(problem: Problem) -> np.ndarray:
     return np.where(counts[cells] >= MIN_CLASS_ROWS, cells, base)
 
 
-def _common(strata: np.ndarray) -> np.ndarray:
-    """Strata with at least two rows; single ones join the commonest (the splitter refuses them)."""
+def _common(strata: np.ndarray, n_cut: int) -> np.ndarray:
+    """Strata as the splitter accepts them: of at least two rows each, and no more than either part has rows.
+
+    Single rows join the commonest stratum; the two smallest strata are merged while there are too many.
+    """
     values, inverse, counts = np.unique(strata, return_inverse=True, return_counts=True)
-    return np.where(counts[inverse] >= 2, strata, values[counts.argmax()])
+    found = np.where(counts[inverse] >= 2, strata, values[counts.argmax()])
+    while len(np.unique(found)) > min(n_cut, len(found) - n_cut):
+        values, counts = np.unique(found, return_counts=True)
+        smallest, second = values[np.argsort(counts, kind="stable")[:2]]
+        found = np.where(found == smallest, second, found)
+    return found
 
 
 def _check_classes(problem: Problem, train: np.ndarray, repeat: int) -> None:
@@ -97,4 +115,17 @@ def _check_classes(problem: Problem, train: np.ndarray, repeat: int) -> None:
             raise TableError(
                 f"In repeat {repeat + 1} no training row has the class {sorted(missing)[0]!r}: its rows lie "
                 "in too few blocks of the split-by column. Join classes, or split by another column."
+            )
+
+
+def _check_groups(problem: Problem, parts: dict[str, np.ndarray], repeat: int) -> None:
+    """A part with unjudged groups only has no worst group."""
+    if problem.groups is None:
+        return
+    for name, rows in parts.items():
+        if not (problem.groups[rows] != "").any():
+            raise TableError(
+                f"In repeat {repeat + 1} all {name} rows are of groups that are too small to be judged: blocks "
+                "of the split-by column hold whole groups. Join small groups, or split by another column than "
+                f"{problem.group_name!r}."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ class Store:
         command: Where the call came from.
 
     Raises:
-        TableError: If the folder holds another comparison: other data, columns, settings or version.
+        TableError: If nothing can be written to the folder, or if it holds another comparison: other data,
+            columns, settings or version.
     """
 
     def __init__(self, folder: Path | None, problem: Problem, plan: Plan, name: str, command: str) -> None:
@@ -43,6 +45,8 @@ class Store:
             "notices": list(problem.notices),
             "versions": versions(),
         }
+        if folder is not None:
+            check_writable(folder)  # now, not after the first training
         if self.file is not None and self.file.exists():
             self._read(self.file)
 
@@ -79,7 +83,7 @@ class Store:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             about, records = content["about"], [Record.from_json(each) for each in content["records"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise TableError(
                 f"{file} cannot be read ({type(error).__name__}: {error}). Move it away, or choose another "
                 "--out."
@@ -93,6 +97,23 @@ class Store:
                 f"{ours[key]!r}. Choose another --out, or remove the folder."
             )
         self._records = {(record.repeat, record.method): record for record in records}
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder if need be, and try to write a file there.
+
+    Raises:
+        TableError: If that is not possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise TableError(
+            f"Nothing can be written to the folder {folder} ({error.strerror or error}). Choose another "
+            "--out, or make the folder writable."
+        ) from error
 
 
 def _about(problem: Problem, plan: Plan, name: str) -> dict[str, Any]:

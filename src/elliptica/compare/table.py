@@ -83,6 +83,11 @@ def _read_csv(file: Path, max_rows: int | None, sample: bool, seed: int, as_text
     try:
         n_rows = lazy.select(pl.len()).collect().item()
         notices = _check_length(file.name, n_rows, max_rows, sample)
+        if (n := len(lazy.collect_schema())) != len(dialect.header):
+            raise TableError(
+                f"The first line of {file.name} is read as {n} or as {len(dialect.header)} names of columns, "
+                "depending on which line ends and quotes count. Save it with plain line ends (LF or CRLF)."
+            )
         blank = check_rectangular(file, dialect, n_rows if max_rows is None else max_rows)
         frame = _collect(lazy, n_rows, max_rows, seed)
     except pl.exceptions.PolarsError as error:
@@ -109,12 +114,17 @@ def _read_csv(file: Path, max_rows: int | None, sample: bool, seed: int, as_text
 def _typed(column: pl.Series, dialect: Dialect, notices: list[str]) -> pl.Series:
     """Whole numbers or numbers where all cells are, else text; nearly all numbers is worth a notice."""
     whole = column.cast(pl.Int64, strict=False)
-    if whole.null_count() == column.null_count():
-        return whole
     numbers = as_numbers(column, decimal_comma=dialect.decimal_comma)
     odd = numbers.null_count() - column.null_count()
     if not odd:
-        return numbers
+        padded = column.filter(column.str.contains(r"^[-+]?0\d"))
+        if len(padded):
+            notices.append(
+                f"Column {column.name!r} is read as numbers, so that leading zeros are lost, e.g. of "
+                f"{padded[0]!r}. If these are codes, put a letter before each of them, or pass a Parquet file "
+                "in which they are text."
+            )
+        return whole if whole.null_count() == column.null_count() else numbers
     known = len(column) - column.null_count()
     if odd <= 0.05 * known:
         example = column.filter(numbers.is_null() & column.is_not_null())[0]

@@ -144,17 +144,22 @@ def _worse(pairs: Sequence[Sequence[Difference]]) -> list[str]:
 def _reach(
     pairs: Sequence[Sequence[Difference]], winners: Sequence[Sequence[Difference]], n_repeats: int
 ) -> list[str]:
-    """What could have gone unseen; only worth saying when nothing was found."""
+    """What the open intervals leave possible; only worth saying when nothing was found."""
     if winners:
         return []
-    parts = []
+    parts, wide = [], False
     for i in range(2):
-        half = max(pair[i].interval.half_width for pair in pairs)
-        metric = pairs[0][i].metric
-        size = f"{metric.show(half, unit=False)} points" if metric.percent else metric.show(half)
+        open_ = [pair[i] for pair in pairs if pair[i].result == "open"]
+        if not open_:
+            continue
+        far = max(abs(end) for d in open_ for end in (d.interval.low, d.interval.high))
+        metric = open_[0].metric
+        size = f"{metric.show(far, unit=False)} points" if metric.percent else metric.show(far)
         parts.append(f"{size} of {metric.label}")
-    wide = any(_is_wide(difference) for pair in pairs for difference in pair)
-    text = f"Differences of up to {' and '.join(parts)} could have gone unseen with {n_repeats} repeats."
+        wide = wide or any(map(_is_wide, open_))
+    if not parts:
+        return []
+    text = f"Differences of up to {' and '.join(parts)} are not excluded with {n_repeats} repeats."
     return [text + (" These intervals are wide: more --repeats would narrow them." if wide else "")]
 
 

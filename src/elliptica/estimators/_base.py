@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from elliptica import _checks
 from elliptica._streams import stream_seed
 from elliptica.diffusion import Sigma
-from elliptica.estimators._fit import Rows, private_stream, train_epoch
+from elliptica.estimators._fit import Rows, content_order, private_stream, train_epoch
 from elliptica.estimators._methods import ModuleLike, check_output, make_network, make_objective
 from elliptica.pairing import Pairing
 from elliptica.path_settings import Sampling
@@ -72,21 +72,25 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             kept = weight > 0
             x, y, weight = x[kept], y[kept], weight[kept]
         if not goes_on:
-            self._begin(x, y, weight)
-        scaled, target = self._scale(x), self._scale_target(y)
-        held_out: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None
-        chosen = np.arange(len(x))
+            self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        # the order in which rows came decides neither which are held out, nor the rounding of the means
+        order = content_order(*(part.astype(np.float64) for part in (x, y, weight) if part is not None))
+        rest: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None
         if self.early_stopping:
-            chosen, rest = self._split(y)
-            held_out = scaled[rest], y[rest], None if weight is None else weight[rest]
-        rows = Rows.in_order(scaled[chosen], target[chosen], None if weight is None else weight[chosen])
+            chosen, held = self._split(y[order])
+            rest = _take(order[held], x, y, weight)
+            order = order[chosen]
+        x, y, weight = _take(order, x, y, weight)
+        if not goes_on:
+            self._begin(x, y, weight)
+        rows = Rows.in_order(self._scale(x), self._scale_target(y), weight)
+        held_out = None if rest is None else (self._scale(rest[0]), *rest[1:])
         self._run(rows, held_out, epochs, device)
 
     def _begin(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         """Statistics of the training rows, and a network with initial weights."""
         self.x_mean_, self.x_scale_ = location_and_scale(x, weight, self.standardize)
         self._measure_target(y, weight)
-        self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         device = torch.device(self.device)
         sample = torch.from_numpy(self._scale(x[:2]))
         with private_stream(stream_seed(self._seed, "init"), torch.device("cpu")):
@@ -256,6 +260,12 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Larger is better."""
         raise NotImplementedError
+
+
+def _take(
+    rows: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    return x[rows], y[rows], None if weight is None else weight[rows]
 
 
 def location_and_scale(

@@ -39,14 +39,24 @@ class Rows:
         two copies of it are.
         """
         y = y if y.dtype == np.int64 else y.astype(np.float32)
-        content = np.column_stack([x, y.astype(np.float32)]) + np.float32(0)  # no negative zeros
-        keys = np.ascontiguousarray(content).view(np.dtype((np.void, content.itemsize * content.shape[1])))
-        order = np.argsort(keys.ravel(), kind="stable")
+        order = content_order(x, y.astype(np.float32))
         return cls(
             torch.from_numpy(x[order]),
             torch.from_numpy(y[order]),
             None if weight is None else weight[order],
         )
+
+
+def content_order(*columns: np.ndarray) -> np.ndarray:
+    """Row numbers that sort rows by the bytes of their numbers: a fixed order, not that of the numbers.
+
+    Args:
+        *columns: Tables or columns of as many rows, of one floating type.
+    """
+    content = np.column_stack(columns)
+    content += 0  # no negative zeros
+    keys = np.ascontiguousarray(content).view(np.dtype((np.void, content.itemsize * content.shape[1])))
+    return np.argsort(keys.ravel(), kind="stable")
 
 
 def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generator) -> Tensor:

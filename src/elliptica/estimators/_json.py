@@ -9,6 +9,9 @@ import torch
 
 from elliptica.diffusion import Green, Screened
 
+#: Strings of class labels that are read may take so much room, far above what labels need.
+_MOST_CHARACTERS = 2**26
+
 _LAWS = {"green": Green, "screened": Screened}
 
 
@@ -40,6 +43,8 @@ def decode(value: Any) -> Any:
         return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
+    if len(value) != 1:
+        raise TypeError(f"a value with the marks {', '.join(map(repr, value))} instead of one mark")
     ((kind, content),) = value.items()
     if kind == "tuple":
         return tuple(decode(item) for item in content)
@@ -61,8 +66,17 @@ def encode_labels(labels: np.ndarray) -> dict[str, Any]:
 
 
 def decode_labels(state: dict[str, Any]) -> np.ndarray:
-    """The inverse of `encode_labels`."""
-    dtype = np.dtype(state["dtype"])
-    if dtype.kind not in "biufUO":
-        raise ValueError(f"labels of dtype {dtype}")
-    return np.array(state["values"], dtype=dtype)
+    """The inverse of `encode_labels`; strings get the length of the longest, whatever the dtype says."""
+    name, values = state["dtype"], state["values"]
+    kind = np.dtype(name).kind if isinstance(name, str) else "?"
+    if kind not in "biufUO":
+        raise TypeError(f"labels of dtype {name!r}")
+    odd = [value for value in values if not isinstance(value, (bool, int, float, str))]
+    if not isinstance(values, list) or odd:
+        raise TypeError("labels that are not a list of strings, numbers or booleans")
+    if kind == "U":
+        longest = max((len(str(value)) for value in values), default=0)
+        if longest * len(values) > _MOST_CHARACTERS:  # each label takes the room of the longest
+            raise ValueError(f"{len(values)} labels of up to {longest} characters")
+        return np.array(values, dtype=str)
+    return np.array(values, dtype=np.dtype(name))

@@ -29,8 +29,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
 
     Rows of zero weight are left out altogether: they are not learnt, not bridged to, and not in the
     statistics. Weights are frequencies: a row of weight 2 is trained on exactly as two copies of it
-    are, partners included (an epoch is at most ten times as long as without weights). The order of the rows
-    does not matter, and torch's own random stream is not touched.
+    are, partners included (an epoch is at most ten times as long as without weights), unless rows are held
+    out for ``early_stopping``: of two copies one may be held out, a row of weight 2 is on one side. The order
+    of the rows does not matter, and torch's own random stream is not touched.
 
     Args:
         hidden: Units of the hidden layers of the default network (leaky ReLU); ``()`` is linear.
@@ -56,7 +57,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         learning_rate: Of AdamW.
         weight_decay: Of AdamW.
         early_stopping: Hold a part of the rows out, stop when its score no longer grows, and keep the best
-            network. Otherwise ``max_iter`` epochs are run.
+            network; statistics are those of the other rows. Otherwise ``max_iter`` epochs are run.
         validation_fraction: Share of that part (stratified where possible).
         n_iter_no_change: Epochs without a better score before it stops.
         tol: How much better counts.

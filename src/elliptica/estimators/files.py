@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ _ESTIMATORS: dict[str, type[EllipticEstimator]] = {
     "EllipticRegressor": EllipticRegressor,
 }
 _STATISTICS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_")
+_LONGEST_REASON = 300  # characters of an internal error that a message quotes
 _COURSE = ("n_iter_", "best_iteration_", "loss_curve_", "validation_scores_", "best_validation_score_")
 
 
@@ -42,7 +45,8 @@ def save(estimator: Any, path: str | Path) -> Path:
     The file is a zip of ``model.json`` (parameters, labels, columns, course of the training) and
     ``weights.safetensors`` (network and statistics). It predicts bit for bit as the estimator does, on the
     same machine. Not in it: the state of the optimiser (training goes on with a new one), the code of a
-    ``module`` of your own (pass it to `load` again), and a ``random_state`` that is not a number.
+    ``module`` of your own (pass it to `load` again), a ``random_state`` that is not a number, and rare
+    categories, of which only the number is kept. Frequent categories and class labels are in it as text.
 
     Args:
         estimator: `EllipticClassifier`, `EllipticRegressor`, or a pipeline of `TablePreprocessor` and one of
@@ -101,18 +105,45 @@ def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "c
     """
     path = Path(path)
     settings, tensors = _read(path)
-    try:
-        model = _rebuild(settings["estimator"], tensors, module, device)
-        state = settings["preprocessor"]
-        if state is None:
-            return model
-        steps = zip(settings["steps"], (TablePreprocessor.from_dict(state), model), strict=True)
-        return Pipeline(list(steps))
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+    with _damage_explained(path):
+        has_module = bool(settings["estimator"]["has_module"])
+    if has_module and module is None:
         raise ValueError(
-            f"{path} does not hold what a saved estimator holds ({type(error).__name__}: {error}). It was "
-            "damaged or changed; save the estimator again."
+            "The estimator was trained with a module of its own, whose code is not in the file. Pass it: "
+            "load(path, module=...)."
+        )
+    if module is not None and not has_module:
+        raise ValueError("The estimator was trained with the default network. Leave module= out.")
+    weights = {k.removeprefix("module/"): v for k, v in tensors.items() if k.startswith("module/")}
+    with _damage_explained(path):
+        model = _rebuild(settings["estimator"], tensors, module, device)
+        if module is None:
+            model.module_ = _default_network(model, weights).to(device)
+        whole: Any = model
+        if (state := settings["preprocessor"]) is not None:
+            steps = zip(settings["steps"], (TablePreprocessor.from_dict(state), model), strict=True)
+            whole = Pipeline(list(steps))
+    if module is not None:  # errors of the caller's module are not damage of the file
+        model.module_ = _own_network(model, weights, module).to(device)
+    return whole
+
+
+@contextlib.contextmanager
+def _damage_explained(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while the content of a file is put together becomes one clear error."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise ValueError(
+            f"{path} does not hold what a saved estimator holds ({_reason(error)}). It was damaged or "
+            "changed; save the estimator again."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Kind and text of an error, cut short: a hostile file could make it of any length."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
 
 
 def _parts(estimator: Any) -> tuple[TablePreprocessor | None, EllipticEstimator, list[str]]:
@@ -163,7 +194,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             if set(members) != {SETTINGS, WEIGHTS} or len(file.infolist()) != 2:
                 raise ValueError(
                     f"{path} is a zip, but not one of a saved estimator: it should hold {SETTINGS} and "
-                    f"{WEIGHTS}, but holds {', '.join(sorted(members)) or 'nothing'}."
+                    f"{WEIGHTS}, but holds {', '.join(sorted(members)) or 'nothing':.{_LONGEST_REASON}}."
                 )
             # we write without compression; a compressed member could unpack to any size
             if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
@@ -172,16 +203,23 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 )
             texts = {name: file.read(name) for name in members}
         settings = json.loads(texts[SETTINGS])
-    except (zipfile.BadZipFile, json.JSONDecodeError, UnicodeDecodeError, EOFError, RecursionError) as error:
+    except (
+        zipfile.BadZipFile,
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        EOFError,
+        RuntimeError,  # encrypted members, unknown features of zip (NotImplementedError), deep nesting
+    ) as error:
         raise ValueError(
-            f"{path} cannot be read as a saved estimator ({error}). It is another kind of file, or damaged."
+            f"{path} cannot be read as a saved estimator ({_reason(error)}). It is another kind of file, or "
+            "damaged."
         ) from error
     if not isinstance(settings, dict) or settings.get("format") != FORMAT:
         raise ValueError(f"{path} is not a saved estimator of elliptica: {SETTINGS} does not say {FORMAT!r}.")
     if settings.get("version") != VERSION:
         raise ValueError(
-            f"{path} has version {settings.get('version')!r} of the format, but elliptica {__version__} "
-            f"reads version {VERSION}. It was written by elliptica {settings.get('elliptica')}: install that."
+            f"{path} has version {settings.get('version')!r:.20} of the format, but elliptica {__version__} "
+            f"reads version {VERSION}. It was written by elliptica {settings.get('elliptica')!s:.20}: install that."
         )
     try:
         return settings, safetensors.torch.load(texts[WEIGHTS])
@@ -192,16 +230,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _rebuild(
     state: dict[str, Any], tensors: dict[str, Tensor], module: ModuleLike | None, device: str
 ) -> EllipticEstimator:
-    """A trained estimator from its description."""
+    """A trained estimator from its description, all but the network."""
     parameters = {name: decode(value) for name, value in state["parameters"].items()}
     parameters["device"] = device
-    if state["has_module"] and module is None:
-        raise ValueError(
-            "The estimator was trained with a module of its own, whose code is not in the file. Pass it: "
-            "load(path, module=...)."
-        )
-    if module is not None and not state["has_module"]:
-        raise ValueError("The estimator was trained with the default network. Leave module= out.")
     model = _ESTIMATORS[state["class"]](module=module, **parameters)
     model.n_features_in_, model.n_outputs_ = state["n_features"], state["n_outputs"]
     if state["feature_names"] is not None:
@@ -210,6 +241,8 @@ def _rebuild(
         setattr(model, name, decode(state["course"][name]))
     if isinstance(model, EllipticClassifier):
         model.classes_, model._is_multilabel = decode_labels(state["classes"]), state["is_multilabel"]
+        if len(model.classes_) != model.n_outputs_:
+            raise ValueError(f"{len(model.classes_)} classes for {model.n_outputs_} outputs of the network")
     elif isinstance(model, EllipticRegressor):
         model._is_flat = state["is_flat"]
     for name in _STATISTICS[: 4 if isinstance(model, EllipticRegressor) else 2]:
@@ -220,26 +253,28 @@ def _rebuild(
             )
         setattr(model, name, tensors[name].numpy())
     model._seed, model._optimizer = state["seed"], None
-    model.module_ = _network(model, tensors, module).to(device)
     return model
 
 
-def _network(
-    model: EllipticEstimator, tensors: dict[str, Tensor], module: ModuleLike | None
-) -> torch.nn.Module:
-    """The network with the weights of the file."""
-    weights = {k.removeprefix("module/"): v for k, v in tensors.items() if k.startswith("module/")}
+def _default_network(model: EllipticEstimator, weights: dict[str, Tensor]) -> torch.nn.Module:
+    """Our own network with the weights of the file."""
+    n_layers = len(model.hidden) + 1
+    if len(weights) != 2 * n_layers:  # before any layer is made: the file may ask for any number
+        raise ValueError(f"{len(weights)} weights and biases for {n_layers} layers")
+    with torch.device("meta"):  # sizes only: no memory, and no random numbers
+        network = make_network(None, model.hidden, model.n_features_in_, model.n_outputs_)
+    network.load_state_dict(weights, assign=True)
+    return network.eval()
+
+
+def _own_network(model: EllipticEstimator, weights: dict[str, Tensor], module: ModuleLike) -> torch.nn.Module:
+    """The caller's network with the weights of the file."""
     sizes = model.n_features_in_, model.n_outputs_
-    if module is None:
-        with torch.device("meta"):  # sizes only: no memory, and no random numbers
-            network = make_network(None, model.hidden, *sizes)
-        network.load_state_dict(weights, assign=True)
-        return network.eval()
     with private_stream(0, torch.device("cpu")):  # initial weights are drawn, and replaced
         network = make_network(module, model.hidden, *sizes)
         check_output(network, torch.zeros(2, sizes[0]), sizes[1], model._meaning())
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
-        raise ValueError(f"module= is not the network that was trained: {error}") from error
+        raise ValueError(f"module= is not the network that was trained: {_reason(error)}") from error
     return network.eval()

@@ -212,6 +212,8 @@ def _missing_rows(strategy: object, classes: list[Any], sizes: list[int]) -> dic
 def _like(template: Any, values: np.ndarray) -> Any:
     """A frame or series of the kind of the template, or the array itself."""
     package = type(template).__module__.partition(".")[0]
+    if values.ndim == 1 and hasattr(template, "columns"):  # a frame of one column
+        values = values[:, None]
     if package == "pandas":
         if values.ndim == 2:
             return type(template)(values, columns=template.columns)

@@ -60,6 +60,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             for kind, array in columns
             if kind == "category"
         ]
+        rare = [encoder.infrequent_categories_[0] for encoder in self._encoders]
+        self._n_rare = [0 if values is None else len(values) for values in rare]
         return self
 
     def transform(self, X: Any) -> np.ndarray:
@@ -104,7 +106,9 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
         Keys: ``min_frequency``, ``max_categories``, ``named`` (whether columns had names) and ``columns``, in
         which each has a ``name`` and a ``kind``; numbers have a ``median`` (0 for a column without any value)
-        and ``had_gaps``, categories have ``frequent`` and ``rare`` ones.
+        and ``had_gaps``, categories have the ``frequent`` ones and ``n_rare``, the number of rare ones.
+        ``rare`` is empty: a value that few rows have may be the name of a person, and is not needed, because
+        rare and unknown values share a column.
         """
         check_is_fitted(self, "kinds_")
         named = hasattr(self, "feature_names_in_")
@@ -120,8 +124,9 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             else:
                 encoder = self._encoders[n_texts]
                 rare = encoder.infrequent_categories_[0]
-                column["rare"] = [] if rare is None else list(rare)
-                column["frequent"] = [c for c in encoder.categories_[0] if c not in set(column["rare"])]
+                hidden = set() if rare is None else set(rare)
+                column["frequent"] = [c for c in encoder.categories_[0] if c not in hidden]
+                column["n_rare"], column["rare"] = self._n_rare[n_texts], []
                 n_texts += 1
             columns.append(column)
         return {
@@ -153,12 +158,17 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             medians = [column["median"] for column in numbers]
             gaps = [np.nan if column["had_gaps"] else column["median"] for column in numbers]
             made._imputer = _new_imputer().fit(np.array([medians, gaps], dtype=np.float64))
-        made._encoders = []
+        made._encoders, made._n_rare = [], []
         for column in columns:
             if column["kind"] == "category":
-                rows = column["frequent"] * 2 + column["rare"]
-                encoder = _new_encoder(2, len(rows) + 1)
-                made._encoders.append(encoder.fit(np.array(rows, dtype=object)[:, None]))
+                frequent = column["frequent"]
+                n_rare = int(column.get("n_rare", len(column["rare"])))  # earlier files list the values
+                # one value that is not frequent stands for the rare ones; its name is never seen
+                stand_in = [max(["", *frequent]) + "+"] if n_rare > 0 else []
+                encoder = _new_encoder(2, len(frequent) + 2)
+                rows = np.array(frequent * 2 + stand_in, dtype=object)
+                made._encoders.append(encoder.fit(rows[:, None]))
+                made._n_rare.append(n_rare)
         return made
 
     def _check(self, X: Any, reset: bool) -> Any:

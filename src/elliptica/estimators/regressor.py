@@ -49,7 +49,7 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         learning_rate: Of AdamW.
         weight_decay: Of AdamW.
         early_stopping: Hold a part of the rows out, stop when its score no longer grows, and keep the best
-            network. Otherwise ``max_iter`` epochs are run.
+            network; statistics are those of the other rows. Otherwise ``max_iter`` epochs are run.
         validation_fraction: Share of that part.
         n_iter_no_change: Epochs without a better score before it stops.
         tol: How much better counts.

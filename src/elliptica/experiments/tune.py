@@ -159,9 +159,9 @@ def apply_choices(runs: list[Run], out: Path) -> list[Run]:
             ) from error
         places = {(name.split(".", 1)[0], name.split(".", 1)[1]): value for name, value in values.items()}
         found.append(with_values(run, places, run.seed))
-    for dataset, rows in budgets.items():
-        if len(rows) > 1:
-            told = ", ".join(f"{row} {n}" for n, row in sorted(rows.items()))
+    for dataset, numbers in budgets.items():
+        if len(numbers) > 1:
+            told = ", ".join(f"{row} {n}" for n, row in sorted(numbers.items()))
             raise SpecificationError(
                 f"Rows on {dataset} had different numbers of trials ({told}), which is no fair table. Tune "
                 "them again with the same --trials: trials that are recorded are not repeated."
