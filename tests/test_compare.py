@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import polars as pl
@@ -74,6 +75,16 @@ def test_correction_widens():
 def test_one_repeat_has_no_limits():
     interval = corrected_interval([0.3], 0.25)
     assert (interval.low, interval.high) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.975, 0.99, 0.9999])
+def test_quantiles_are_those_of_scipy(confidence):
+    for n in (2, 3, 5, 10, 40, 1000):
+        values = np.random.default_rng(n).normal(size=n)
+        scale = (values.var(ddof=1) * (1 / n + 0.25)) ** 0.5
+        expected = stats.t.ppf((1 + confidence) / 2, n - 1) * scale
+        found = corrected_interval(values.tolist(), 0.25, confidence).half_width
+        assert found == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.statistical
@@ -189,6 +200,32 @@ def test_wide_intervals_are_called_so():
     assert "are wide" not in judged(elliptic=plus(0.0001, 0.0001)).text
 
 
+def test_the_far_end_of_open_intervals_is_not_excluded():
+    """An open interval around +3 points reaches further than its half-width."""
+    base = scores([0.8] * 5, [0.6] * 5)
+    new = scores([0.80, 0.86, 0.80, 0.88, 0.81], [0.6, 0.61, 0.6, 0.59, 0.6])
+    verdict = judge({"erm": base, "elliptic": new}, (ACCURACY, WORST), 0.25)
+    average, worst = (difference.interval for difference in verdict.differences)
+    assert average.low < 0 < average.mean
+    far = [100 * max(-interval.low, interval.high) for interval in (average, worst)]
+    assert far[0] > 100 * average.half_width + 2
+    assert (
+        f"Differences of up to {far[0]:.1f} points of accuracy and {far[1]:.1f} points of worst-class "
+        "accuracy are not excluded with 5 repeats."
+    ) in verdict.text
+
+
+def test_decided_intervals_say_nothing_about_what_is_not_excluded():
+    """A clear loss on a metric is no open question on it; without any open one there is no such sentence."""
+    assert "not excluded" not in judged(elliptic=plus(-0.05, -0.05)).text
+    half = judged(elliptic=plus(-0.05, 0.0)).text
+    assert "points of worst-class accuracy are not excluded" in half
+    assert "points of accuracy" not in half
+    other = judged(elliptic=plus(-0.3, 0.0), mixup=plus(0.0, 0.0))
+    reach = 100 * other.differences[2].interval.half_width
+    assert f"up to {reach:.1f} points of accuracy and" in other.text
+
+
 def test_more_comparisons_widen_the_intervals():
     one = judged(elliptic=plus(0.0, 0.0))
     two = judged(elliptic=plus(0.0, 0.0), mixup=plus(0.0, 0.0))
@@ -255,6 +292,20 @@ def test_classification_metrics_are_those_of_scikit_learn():
 def test_a_certain_mistake_has_a_finite_log_loss():
     scored = classification_scores(np.array([0]), np.array([[0.0, 1.0]]), [0, 1], None)
     assert math.isfinite(scored["log_loss"])
+
+
+def test_a_class_without_a_name_is_judged():
+    """The empty text is a label like any other; among groups it stands for those too small to judge."""
+    target = np.array(["", "", "b", "b"])
+    p = np.array([[0.2, 0.8], [0.1, 0.9], [0.3, 0.7], [0.2, 0.8]])
+    found = classification_scores(target, p, ["", "b"], None)
+    assert found["parts"] == {"": 0.0, "b": 1.0}
+    assert found["worst_class_accuracy"] == 0.0
+    assert found["balanced_accuracy"] == 0.5
+    grouped = classification_scores(target, p, ["", "b"], np.array(["", "u", "u", "v"]))
+    assert grouped["parts"] == {"u": 0.5, "v": 1.0}
+    numbers = regression_scores(np.zeros(3), np.array([1.0, 2.0, 9.0]), np.empty(0), np.array(["u", "v", ""]))
+    assert numbers["parts"] == {"u": 1.0, "v": 2.0}
 
 
 def test_regression_metrics():
@@ -473,6 +524,56 @@ def test_reports_say_what_was_found_and_escape_names(found):
     assert "http" not in html
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in lines[:6]}) == 1
+
+
+def test_markdown_from_the_table_stays_text(found):
+    import dataclasses
+
+    notices = (
+        "Column '![x](http://a.example/p.png)' is not used.",
+        "Column '[click](javascript:alert(1))' is not used.",
+        r"Column '\[click](x) `code` **bold** _it_ # ~~no~~' is not used.",
+    )
+    problem = dataclasses.replace(found.problem, notices=notices)
+    text = markdown(Comparison(problem, found.plan, found.records, "[a](b)"))
+    assert r"\!\[x\](http://a.example/p.png)" in text
+    assert r"\[click\](javascript:alert(1))" in text
+    assert r"\\\[click\](x) \`code\` \*\*bold\*\* \_it\_ \# \~\~no\~\~" in text
+    assert text.startswith("# Comparison on \\[a\\](b)\n")
+    # no bracket is left that is not preceded by an odd number of backslashes
+    assert not re.search(r"(?<!\\)(\\\\)*[\[\]]", text)
+
+
+@pytest.mark.bad_input
+def test_what_no_training_can_use_is_found_before_any_training(monkeypatch, tmp_path):
+    monkeypatch.setattr(protocol_module, "run_method", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("elliptica.compare.comparison.run_method", lambda *_: pytest.fail("trained"))
+    draws = np.random.default_rng(0)
+    site = np.repeat([f"s{i}" for i in range(8)], [40, 40, 8, 8, 8, 8, 8, 8])
+    frame = pl.DataFrame({"x": draws.normal(size=128), "site": site, "y": draws.normal(size=128)})
+    out = tmp_path / "out"
+    with pytest.raises(
+        TableError, match=r"In repeat \d+ all (test|validation) rows are of groups that are too"
+    ):
+        compare(frame, "y", group="site", split_by="site", repeats=5, out=out)
+    rare = frame.with_columns(pl.Series("y", ["a"] * 120 + ["b"] * 8))
+    with pytest.raises(TableError, match="no training row has the class 'b'"):
+        compare(rare, "y", split_by="site", repeats=20, out=out)
+    assert not out.exists()
+
+
+@pytest.mark.bad_input
+def test_a_folder_that_cannot_be_written_is_found_before_any_training(flowers, monkeypatch, tmp_path):
+    monkeypatch.setattr("elliptica.compare.comparison.run_method", lambda *_: pytest.fail("trained"))
+    file = tmp_path / "file"
+    file.write_text("x")
+    for out in (file, file / "below"):
+        with pytest.raises(TableError, match=r"Nothing can be written to the folder .* Choose another --out"):
+            compare(flowers, "kind", out=out, **QUICK)
+    (tmp_path / "odd" / "results.json").mkdir(parents=True)
+    with pytest.raises(TableError, match=r"cannot be read .* choose another --out"):
+        compare(flowers, "kind", out=tmp_path / "odd", **QUICK)
+    assert file.read_text() == "x"
 
 
 def test_tables_of_the_study(tmp_path):

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from elliptica.cli import app
 from elliptica.cli import compare as commands
+from elliptica.compare import TableError, predict_file
 from elliptica.estimators import EllipticClassifier, load, save
 
 QUICK = ["--repeats", "2", "--trials", "1", "--epochs", "2", "--methods", "elliptic"]
@@ -157,6 +158,40 @@ def test_predict_refuses_what_does_not_fit(done, data, tmp_path):
     code, output = run("predict", model, file, "--out", file)
     assert code == 2
     assert "would overwrite the table itself" in output
+
+
+def test_predict_finds_a_bad_out_before_it_reads_the_table(done, monkeypatch, tmp_path):
+    folder, _, _ = done
+    monkeypatch.setattr("elliptica.compare.predict.read_table", lambda *_, **__: pytest.fail("read"))
+    (tmp_path / "file").write_text("x")
+    model, table = folder / "out" / "model.elliptica", folder / "flowers.csv"
+    code, output = run("predict", model, table, "--out", tmp_path / "file" / "p.csv")
+    assert code == 2, output
+    assert "Nothing can be written to the folder" in output
+    with pytest.raises(TableError, match=r"is a folder\. Pass the name of a CSV file"):
+        predict_file(model, table, tmp_path)
+
+
+def test_predict_can_be_interrupted(done, monkeypatch, tmp_path):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    folder, _, _ = done
+    monkeypatch.setattr("elliptica.compare.predict.read_table", interrupt)
+    out = tmp_path / "p.csv"
+    code, output = run("predict", folder / "out" / "model.elliptica", folder / "flowers.csv", "--out", out)
+    assert code == 130
+    assert "Interrupted" in output
+    assert not out.exists()
+
+
+def test_compare_answers_a_bad_out_in_one_line(data, tmp_path):
+    data.write_csv(tmp_path / "flowers.csv")
+    out = tmp_path / "flowers.csv" / "out"
+    code, output = run("compare", tmp_path / "flowers.csv", "--target", "kind", "--out", out, *QUICK)
+    assert code == 2
+    assert "error: Nothing can be written to the folder" in output
+    assert "Choose another --out" in output
 
 
 def test_regression_from_end_to_end(data, tmp_path):

@@ -137,6 +137,45 @@ def test_files_that_are_no_tables(tmp_path, content, message):
 
 
 @bad_input
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a,b\n" + "x" * 200_000 + ",2\n",
+        "a,b\n" + "1,2\n" * 50_000 + "x" * 200_000 + ",2\n",  # beyond what is looked at first
+        "a,b\n" + "x;" * 100_000 + ",2\n",  # another separator would split it
+    ],
+    ids=["first", "far down", "other separator"],
+)
+def test_a_cell_that_is_too_long(tmp_path, content):
+    with pytest.raises(TableError, match=r"cell of more than 131,072 characters.*\.parquet"):
+        read_table(write(tmp_path, content))
+
+
+def test_a_long_line_of_short_cells_is_no_long_cell(tmp_path):
+    """Only a wrong separator takes the line for one cell."""
+    header = ",".join(f"a long name of a column {i}" for i in range(9000))
+    file = write(tmp_path, f"{header}\n{','.join(['1'] * 9000)}\n")
+    assert len(header) > 131_072
+    assert len(look_at_csv(file).header) == 9000
+
+
+@bad_input
+def test_line_ends_of_old_macs(tmp_path):
+    with pytest.raises(TableError, match=r"carriage returns only.*LF or CRLF"):
+        read_table(write(tmp_path, b"a,b\r1,2\r3,4\r"))
+    with pytest.raises(TableError, match=r"data\.csv.*LF or CRLF"):
+        read_table(write(tmp_path, b"a,b\r1,2\r3,4\n5,6\n"))
+
+
+def test_leading_zeros_are_pointed_out(tmp_path):
+    table = read_table(write(tmp_path, "zip,zero,share,y\n01234,0,0.5,1\n10501,-0,0,2\n"))
+    (notice,) = table.notices
+    assert "Column 'zip' is read as numbers" in notice
+    assert "'01234'" in notice
+    assert table.frame["zip"].to_list() == [1234, 10501]
+
+
+@bad_input
 def test_junk_far_down_is_found(tmp_path):
     """Beyond the part of the file that is looked at first."""
     good = "a,b\n" + "1,2\n" * 50_000
@@ -410,6 +449,62 @@ def test_blocks_stay_together(values):
         assert sum(map(len, blocks)) == len(set.union(*blocks)) == 20
         assert np.array_equal(np.sort(np.concatenate(split)), np.arange(200))
         assert all(20 <= len(part) <= 60 for part in split[1:])
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_blocks_of_unequal_size_take_turns_in_the_test(kind):
+    """Folds are filled greedily, so that the first one alone would hold the largest block in every repeat."""
+    sizes = [200, 100, 80, 60, 40, 40, 30, 30, 20, 20, 10, 10]
+    site = np.repeat(np.arange(len(sizes)), sizes)
+    draws = np.random.default_rng(0)
+    target = draws.integers(0, 2, len(site)) if kind == "classification" else draws.normal(size=len(site))
+    problem = Problem(pl.DataFrame({"x": site}), target, kind, "y", blocks=site)
+    splits = [split_rows(problem, repeat, 0) for repeat in range(10)]
+    assert len({tuple(split.test) for split in splits}) > 3
+    assert len({tuple(split.validation) for split in splits}) > 3
+    shares = np.mean([[block in site[split.test] for block in range(len(sizes))] for split in splits], axis=0)
+    assert shares.max() < 0.9
+    assert (shares > 0).sum() > len(sizes) // 2
+
+
+def test_few_blocks_leave_no_part_empty():
+    draws = np.random.default_rng(1)
+    for sizes in ([12] * 5, [300, 20, 20, 20, 20], [60, 55, 50, 45, 40]):
+        site = np.repeat(np.arange(5), sizes)
+        problem = Problem(
+            pl.DataFrame({"x": site}), draws.integers(0, 2, len(site)), "classification", "y", blocks=site
+        )
+        for repeat in range(10):
+            assert all(len(part) for part in split_rows(problem, repeat, 0))
+
+
+def test_more_cells_than_test_rows():
+    """Fifteen strata of 60 rows leave no row of each for the test; small ones are merged."""
+    groups = np.array((["A"] * 5 + ["B"] * 5 + ["C"] * 2) * 5)
+    target = np.repeat(np.arange(5.0), 12) + np.random.default_rng(0).normal(size=60) * 0.01
+    frame = pl.DataFrame({"x": np.arange(60) % 7, "y": target, "g": groups})
+    problem = problem_of(frame, group="g")
+    for repeat in range(5):
+        split = split_rows(problem, repeat, 0)
+        assert [len(part) for part in split] == [36, 12, 12]
+        assert np.array_equal(np.sort(np.concatenate(split)), np.arange(60))
+    labels = np.repeat([f"c{i}" for i in range(10)], 7)
+    cells = rows(70, x=np.arange(70) % 9, y=labels, g=(["A"] * 5 + ["B"] * 2) * 10)
+    assert [len(part) for part in split_rows(problem_of(cells, group="g"), 0, 0)] == [42, 14, 14]
+
+
+@bad_input
+def test_a_part_without_judged_groups():
+    site = np.repeat([f"s{i}" for i in range(8)], [40, 40, 8, 8, 8, 8, 8, 8])
+    frame = rows(128, y=[i + 0.5 for i in range(128)], site=site)
+    problem = problem_of(frame, group="site", split_by="site")
+    with pytest.raises(TableError, match=r"In repeat \d+ all (test|validation) rows .* Join small groups"):
+        [split_rows(problem, repeat, 0) for repeat in range(20)]
+
+
+def test_a_group_with_an_empty_name_is_a_group():
+    problem = problem_of(rows(g=["", "u", "v"] * 20), group="g")
+    assert set(problem.groups) == {"(empty)", "u", "v"}
 
 
 @bad_input

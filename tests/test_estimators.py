@@ -217,23 +217,57 @@ def test_early_stopping_keeps_the_best(blobs, line, make):
     assert model.best_validation_score_ == max(scores)
     # the same rows are held out again, and the network as kept has the best score on them
     codes = np.unique(y, return_inverse=True)[1] if make is EllipticClassifier else y
+    order = np.array(sorted(range(len(x)), key=lambda i: x[i].tobytes()))
     kept, held = train_test_split(
-        np.arange(len(x)),
+        order,
         test_size=int(np.ceil(0.3 * len(x))),
-        stratify=codes if make is EllipticClassifier else None,
+        stratify=codes[order] if make is EllipticClassifier else None,
         random_state=stream_seed(model._seed, "split") % 2**32,
     )
     assert model.score(x[held], y[held]) == pytest.approx(max(scores))
-    # held-out rows are not trained on: without statistics in common, training is that on the others
-    part = make(**QUICK, standardize=False).fit(x[kept], y[kept])
-    whole = make(**QUICK, standardize=False, early_stopping=True, validation_fraction=0.3).fit(x, y)
+    # held-out rows are neither trained on nor in the statistics: training is that on the others
+    part = make(**QUICK).fit(x[kept], y[kept])
+    whole = make(**QUICK, early_stopping=True, validation_fraction=0.3).fit(x, y)
     assert whole.loss_curve_ == part.loss_curve_
     assert part.validation_scores_ is None
+    for name in ["x_mean_", "x_scale_"] + (["y_mean_", "y_scale_"] if make is EllipticRegressor else []):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(part, name))
+    np.testing.assert_allclose(whole.x_mean_, x[kept].mean(0))
     # going on with steps that only do harm leaves the network as it was
     before = parameters(model)
     model.set_params(warm_start=True, learning_rate=10.0, max_iter=2).fit(x, y)
     assert torch.equal(parameters(model), before)
     assert model.best_validation_score_ == max(scores)
+
+
+@pytest.mark.parametrize("make", [EllipticClassifier, EllipticRegressor])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_the_order_of_rows_does_not_matter(blobs, line, make, weighted, early_stopping):
+    x, y = blobs if make is EllipticClassifier else line
+    x, y = np.concatenate([x, x[:9], x[:9]]), np.concatenate([y, y[:9], y[:9]])  # rows with equal content
+    rng = np.random.default_rng(0)
+    weight = rng.uniform(0, 3, len(x)).round(1) if weighted else None
+    order = rng.permutation(len(x))
+    model = make(**QUICK, early_stopping=early_stopping, validation_fraction=0.3)
+    first = clone(model).fit(x, y, weight)
+    again = clone(model).fit(x[order], y[order], weight[order] if weighted else None)
+    assert is_same(first, again)
+    assert first.validation_scores_ == again.validation_scores_
+    np.testing.assert_array_equal(first.x_mean_, again.x_mean_)
+    np.testing.assert_array_equal(first.predict(x), again.predict(x))
+
+
+def test_going_on_holds_the_same_rows_out(blobs):
+    x, y = blobs
+    settings = {"early_stopping": True, "validation_fraction": 0.3, "n_iter_no_change": 99}
+    model = EllipticClassifier(**QUICK, **settings, warm_start=True).fit(x, y)
+    mean, best = model.x_mean_.copy(), model.best_validation_score_
+    order = np.random.default_rng(0).permutation(len(x))
+    model.fit(x[order], y[order])
+    np.testing.assert_array_equal(model.x_mean_, mean)
+    assert model.n_iter_ == 6
+    assert model.best_validation_score_ >= best
 
 
 def test_class_weight_helps_the_rare_class():

@@ -226,3 +226,24 @@ def test_bad_parameters(classes, options, message):
 def test_continuous_targets_are_no_classes():
     with pytest.raises(ValueError, match="Unknown label type"):
         BridgeOverSampler(task="classification").fit_resample(np.eye(3), [0.1, 0.2, 0.3])
+
+
+@pytest.mark.filterwarnings("ignore:A column-vector y was passed")
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
+@pytest.mark.parametrize("kind", ["strings", "numbers", "real"])
+def test_targets_in_a_frame_of_one_column(frame, kind):
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    y = {
+        "strings": np.array(["often"] * 25 + ["rare"] * 5),
+        "numbers": np.array([0] * 25 + [1] * 5),
+        "real": np.concatenate([np.linspace(0, 0.1, 25), np.linspace(0.5, 1, 5)]),
+    }[kind]
+    table = frame({"target": y.tolist()})
+    more_x, more_y = BridgeOverSampler(random_state=0).fit_resample(x, table)
+    expected_x, expected_y = BridgeOverSampler(random_state=0).fit_resample(x, y)
+    assert isinstance(more_y, frame)
+    assert list(more_y.columns) == ["target"]
+    assert more_y["target"].to_list() == expected_y.tolist()
+    np.testing.assert_array_equal(more_x, expected_x)
+    if frame is pl.DataFrame:
+        assert more_y.schema == table.schema

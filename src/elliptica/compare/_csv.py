@@ -61,9 +61,7 @@ def look_at_csv(file: Path) -> Dialect:
     separator = max(rows, key=lambda each: (_agreement(rows[each]), len(rows[each][0])))
     header = tuple(name.strip() for name in rows[separator][0])
     if len(header) < 2:
-        if len(rows) < len(
-            SEPARATORS
-        ):  # the right one may be among those that gave cells of excessive length
+        if len(rows) < len(SEPARATORS):  # the right one may be among those that gave too long cells
             raise _too_long(file)
         raise TableError(
             f"{file.name} has one column only: none of the separators comma, semicolon, tab and | splits its "
@@ -144,8 +142,8 @@ def _head(file: Path) -> str:
 
 def _too_long(file: Path) -> TableError:
     return TableError(
-        f"{file.name} has a cell of more than {csv.field_size_limit():,} characters. Look for a quote that is "
-        "not closed; if the cell is meant, remove its column, or pass a file that ends in .parquet."
+        f"{file.name} has a cell of more than {csv.field_size_limit():,} characters. Look for a quote that "
+        "is not closed; if the cell is meant, remove its column, or pass a file that ends in .parquet."
     )
 
 

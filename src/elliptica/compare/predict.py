@@ -112,11 +112,11 @@ def _column(table: Table, wanted: dict[str, Any], notices: list[str]) -> pl.Seri
             )
         return numbers
     text = as_feature(column.cast(pl.String))
-    unknown = text.filter(~text.is_in([*wanted["frequent"], *wanted["rare"]]))
+    unknown = text.filter(~text.is_in(wanted["frequent"]))
     if len(unknown):
+        why = "were rare in training, or not seen in it" if wanted["n_rare"] else "were not seen in training"
         notices.append(
-            f"Column {name!r}: {len(unknown)} values were not seen in training, e.g. {unknown[0]!r}; they "
-            "count as rare ones."
+            f"Column {name!r}: {len(unknown)} values {why}, e.g. {unknown[0]!r}; they count as rare ones."
         )
     return text
 

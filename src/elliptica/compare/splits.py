@@ -125,7 +125,7 @@ def _check_groups(problem: Problem, parts: dict[str, np.ndarray], repeat: int) -
     for name, rows in parts.items():
         if not (problem.groups[rows] != "").any():
             raise TableError(
-                f"In repeat {repeat + 1} all {name} rows are of groups that are too small to be judged: blocks "
-                "of the split-by column hold whole groups. Join small groups, or split by another column than "
-                f"{problem.group_name!r}."
+                f"In repeat {repeat + 1} all {name} rows are of groups that are too small to be judged: "
+                "rows of the same split-by value stay together. Join small groups of "
+                f"{problem.group_name!r}, or split by another column."
             )

@@ -121,8 +121,8 @@ def _typed(column: pl.Series, dialect: Dialect, notices: list[str]) -> pl.Series
         if len(padded):
             notices.append(
                 f"Column {column.name!r} is read as numbers, so that leading zeros are lost, e.g. of "
-                f"{padded[0]!r}. If these are codes, put a letter before each of them, or pass a Parquet file "
-                "in which they are text."
+                f"{padded[0]!r}. If these are codes, put a letter before each of them, or pass a Parquet "
+                "file in which they are text."
             )
         return whole if whole.null_count() == column.null_count() else numbers
     known = len(column) - column.null_count()

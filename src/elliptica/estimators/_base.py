@@ -79,7 +79,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if self.early_stopping:
             chosen, held = self._split(y[order])
             rest = _take(order[held], x, y, weight)
-            order = order[chosen]
+            order = order[np.sort(chosen)]
         x, y, weight = _take(order, x, y, weight)
         if not goes_on:
             self._begin(x, y, weight)

@@ -219,7 +219,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if settings.get("version") != VERSION:
         raise ValueError(
             f"{path} has version {settings.get('version')!r:.20} of the format, but elliptica {__version__} "
-            f"reads version {VERSION}. It was written by elliptica {settings.get('elliptica')!s:.20}: install that."
+            f"reads version {VERSION}. It was written by elliptica {settings.get('elliptica')!s:.20}: "
+            "install that."
         )
     try:
         return settings, safetensors.torch.load(texts[WEIGHTS])

@@ -107,8 +107,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         Keys: ``min_frequency``, ``max_categories``, ``named`` (whether columns had names) and ``columns``, in
         which each has a ``name`` and a ``kind``; numbers have a ``median`` (0 for a column without any value)
         and ``had_gaps``, categories have the ``frequent`` ones and ``n_rare``, the number of rare ones.
-        ``rare`` is empty: a value that few rows have may be the name of a person, and is not needed, because
-        rare and unknown values share a column.
+        Rare values themselves are left out: one that few rows have may be the name of a person, and is not
+        needed, because rare and unknown values share a column.
         """
         check_is_fitted(self, "kinds_")
         named = hasattr(self, "feature_names_in_")
@@ -126,7 +126,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
                 rare = encoder.infrequent_categories_[0]
                 hidden = set() if rare is None else set(rare)
                 column["frequent"] = [c for c in encoder.categories_[0] if c not in hidden]
-                column["n_rare"], column["rare"] = self._n_rare[n_texts], []
+                column["n_rare"] = self._n_rare[n_texts]
                 n_texts += 1
             columns.append(column)
         return {
@@ -162,7 +162,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         for column in columns:
             if column["kind"] == "category":
                 frequent = column["frequent"]
-                n_rare = int(column.get("n_rare", len(column["rare"])))  # earlier files list the values
+                n_rare = int(column["n_rare"])
                 # one value that is not frequent stands for the rare ones; its name is never seen
                 stand_in = [max(["", *frequent]) + "+"] if n_rare > 0 else []
                 encoder = _new_encoder(2, len(frequent) + 2)
