@@ -356,7 +356,7 @@ def test_the_pde_is_only_asked_where_walks_meet_the_data(generator):
         nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 1.0, 0.3]), weight=torch.tensor([1.0, 2.0, 3.0])),
         nn.MSELoss(),
     ],
-    ids=str,
+    ids=["ce", "ce weighted", "ce partial", "ce function", "bce", "bce weighted", "mse"],
 )
 def test_least_loss_is_what_optimisation_reaches(loss_fn, generator):
     target = torch.rand(4, 3, generator=generator).double()
