@@ -34,7 +34,6 @@ class Shown:
 SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
 PLAIN = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
 LINEAR, TWO_LAYERS = ["waterbirds-features"], ["waterbirds-features-mlp"]
-NOISE = ["features-noise0_0", "features-noise0_1", "features-noise0_5"]
 
 
 def tuned(table: str, dataset: list[str]) -> Choice:
@@ -68,11 +67,8 @@ SHOWN = {
         Shown("table11-mlp", tuned("table11", TWO_LAYERS)),
         Shown("table4-cost", tuned("table4", LINEAR), "cost"),
         Shown("table11-cost", tuned("table11", LINEAR), "cost"),
-        Shown("table7", Choice("table7", LINEAR + TWO_LAYERS)),
-        Shown("table8", Choice("table8", NOISE)),
-        Shown("parts", matched("parts", ["waterbirds-features"])),
+        Shown("table7", Choice("table7", LINEAR)),
         Shown("parts-breast", matched("parts", ["breastmnist"])),
-        Shown("parts-regression", matched("parts-regression")),
         Shown("shift", Choice("shift")),
         Shown("shift-cost", Choice("shift"), "cost"),
     ],
