@@ -34,7 +34,10 @@ def compare(
     group: Annotated[
         str | None, typer.Option(help="Column of groups: methods are judged in the worst one, too.")
     ] = None,
-    task: Annotated[Kind, typer.Option(help="auto: numbers are predicted, text is classified.")] = Kind.auto,
+    task: Annotated[
+        Kind,
+        typer.Option(help="auto: text, and whole numbers with few values, are classes; else a regression."),
+    ] = Kind.auto,
     split_by: Annotated[
         str | None,
         typer.Option(help="Column whose equal values stay on one side of a split (patients, sites)."),
@@ -50,7 +53,9 @@ def compare(
         ),
     ] = None,
     trees: Annotated[bool, typer.Option("--trees", help="Compare with gradient boosting, too.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Random splits; more give narrower intervals.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Random splits; 3 or more for a verdict, more for narrower intervals.")
+    ] = 5,
     trials: Annotated[int, typer.Option(min=1, help="Settings tried per method and repeat.")] = 4,
     select: Annotated[
         Rule, typer.Option(help="Choose settings by the average or by the worst class or group.")
