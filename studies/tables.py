@@ -33,6 +33,7 @@ class Shown:
 
 SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
 PLAIN = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
+NOISE = ["features-noise0_0", "features-noise0_1", "features-noise0_5"]
 LINEAR, TWO_LAYERS = ["waterbirds-features"], ["waterbirds-features-mlp"]
 
 
@@ -68,6 +69,7 @@ SHOWN = {
         Shown("table4-cost", tuned("table4", LINEAR), "cost"),
         Shown("table11-cost", tuned("table11", LINEAR), "cost"),
         Shown("table7", Choice("table7", LINEAR + TWO_LAYERS)),
+        Shown("table8", Choice("table8", NOISE)),
         Shown("parts-breast", matched("parts", ["breastmnist"])),
         Shown("parts-regression", matched("parts-regression")),
         Shown("shift", Choice("shift")),
