@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from elliptica.cli.app import app
-from elliptica.cli.landscape import Training
+from elliptica.cli.landscape import Model, Steps, Train, Training, Weights
 
 
 class Format(str, Enum):
@@ -38,17 +38,10 @@ def diagnose(
             help="An .npz file with arrays x and y (and group, if you have it), or two-moons, or digits."
         ),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Your model as package.module:name (a module, or a function that makes one)."),
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Its state dict, as written by torch.save.", dir_okay=False)
-    ] = None,
-    train: Annotated[
-        Training, typer.Option(help="Without --model: train a small network by this method.")
-    ] = Training.erm,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of that training.")] = 2000,
+    model: Model = None,
+    weights: Weights = None,
+    train: Train = Training.erm,
+    steps: Steps = 2000,
     loss: Annotated[
         Loss,
         typer.Option(help="Loss of your model; auto: cross-entropy for whole numbers in y, else mse."),

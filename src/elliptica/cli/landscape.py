@@ -30,6 +30,18 @@ class Region(str, Enum):
     hull = "hull"
 
 
+#: Options of every command that looks at a model.
+Model = Annotated[
+    str | None,
+    typer.Option(help="Your model as package.module:name (a module, or a function that makes one)."),
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="Its state dict, as written by torch.save.", dir_okay=False)
+]
+Train = Annotated[Training, typer.Option(help="Without --model: train a small network by this method.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps of that training.")]
+
+
 @app.command()
 def landscape(
     data: Annotated[
@@ -39,17 +51,10 @@ def landscape(
             "two-moons, or digits."
         ),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Your model as package.module:name (a module, or a function that makes one)."),
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Its state dict, as written by torch.save.", dir_okay=False)
-    ] = None,
-    train: Annotated[
-        Training, typer.Option(help="Without --model: train a small network by this method.")
-    ] = Training.elliptic,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of that training.")] = 2000,
+    model: Model = None,
+    weights: Weights = None,
+    train: Train = Training.elliptic,
+    steps: Steps = 2000,
     report: Annotated[
         list[str] | None,
         typer.Option(
