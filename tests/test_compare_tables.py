@@ -360,6 +360,12 @@ def test_rows_without_target_are_dropped():
     ("values", "options", "message"),
     [
         (["1.5", "2", "many"] * 20, {"task": "regression"}, "holds text, e.g. '1.5'"),
+        (
+            [*map(str, range(59)), "unknown"],
+            {},
+            "1 of 60 values of the target 'y' are no numbers, e.g. 'unkn",
+        ),
+        ([*map(str, range(54)), *"abcdef"], {}, "Class '0' of 'y' has 1 rows"),  # a tenth: no stray cells
         (["a"] * 60, {}, "one class only, 'a'"),
         ([2.5] * 60, {"task": "regression"}, "same value in all rows"),
         (["a", "b"] * 28 + ["rare"] * 4, {}, "Class 'rare' of 'y' has 4 rows, but 5 are needed"),

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from elliptica.compare._csv import TableError
-from elliptica.compare.table import Table, check_column
+from elliptica.compare.table import Table, as_numbers, check_column
 
 Task = Literal["auto", "classification", "regression"]
 
@@ -21,6 +21,8 @@ MIN_CLASS_ROWS = 5
 MIN_GROUP_ROWS = 10
 MAX_GROUPS = 50
 _FEW_VALUES = 20
+#: Below this share, text among numbers is taken for a mistake.
+_STRAY_SHARE = 0.1
 _MANY_CATEGORIES = 50
 
 
@@ -135,6 +137,8 @@ def _target(
 ) -> tuple[Literal["classification", "regression"], np.ndarray]:
     numeric = column.dtype.is_numeric()
     n_values = column.n_unique()
+    if task != "classification" and column.dtype == pl.String and n_values > _FEW_VALUES:
+        _refuse_stray_text(column)
     if task == "auto":
         whole = numeric and bool((column.cast(pl.Float64) % 1 == 0).all())
         few = whole and n_values <= (2 if column.dtype.is_float() else _FEW_VALUES)
@@ -156,6 +160,16 @@ def _target(
     labels = _labels(column)
     _check_classes(labels, column)
     return "classification", labels
+
+
+def _refuse_stray_text(column: pl.Series) -> None:
+    """A cell or two of text make a column of numbers text; as classes it would make no sense."""
+    strays = column.filter(as_numbers(column).is_null())
+    if 0 < len(strays) < _STRAY_SHARE * len(column):
+        raise TableError(
+            f"{len(strays)} of {len(column)} values of the target {column.name!r} are no numbers, e.g. "
+            f"{strays[0]!r}. Correct or empty them for a regression, or pass --task classification."
+        )
 
 
 def _labels(column: pl.Series) -> np.ndarray:
