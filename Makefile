@@ -17,7 +17,7 @@ help:            ## this list
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,experiments,report,landscape,sklearn,compare,lightning,hf]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,experiments,report,landscape,sklearn,compare,lightning,hf,index,ray]"
 	touch $@
 
 demo: $(INSTALLED)   ## train ERM, mixup and elliptic on two moons; write the pictures to demo/

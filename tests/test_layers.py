@@ -19,9 +19,10 @@ LAYERS = [
     {"_settings", "augment", "baselines"},
     {"objective"},
     {"functional", "formulations"},
+    {"partners", "distributed"},
     {"landscape", "training"},
-    {"experiments", "estimators", "integrations"},
-    {"demo", "inspection", "compare"},
+    {"experiments", "estimators", "integrations", "cost"},
+    {"demo", "inspection", "compare", "report"},
     {"cli"},
     {"__init__", "__main__"},
 ]
@@ -60,7 +61,7 @@ def test_importing_the_core_loads_no_extra():
     code = (
         "import sys, elliptica; names = [getattr(elliptica, n) for n in elliptica.__all__];"
         "extras = {'typer', 'rich', 'matplotlib', 'plotly', 'sklearn', 'scipy', 'pydantic'}"
-        "| {'polars', 'lightning', 'transformers', 'accelerate'};"
+        "| {'polars', 'lightning', 'transformers', 'accelerate', 'faiss', 'ray', 'optuna'};"
         "print(sorted(extras & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
