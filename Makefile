@@ -45,17 +45,21 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/green_bridge.py run
-	$(BIN)/elliptica run table3 --jobs 2 --out results/tables
+	$(BIN)/elliptica run table3 --dataset airfoil,no2 --jobs 2 --out results/tables
 	$(BIN)/elliptica run table5 --dataset skillcraft,crime --jobs 2 --out results/tables
+	$(BIN)/elliptica run table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal --jobs 2 --out results/tables
+	$(BIN)/elliptica run table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table6 --dataset breastmnist --jobs 2 --out results/tables
 	$(BIN)/elliptica run table6 --dataset breastmnist-per-batch --methods erm,mixup,mixupe,elliptic,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table6 --dataset retinamnist,pathmnist_subset,pathmnist_subset-other-centre --seeds 3 --jobs 2 --out results/tables
 	$(BIN)/elliptica run table9 --dataset breastmnist --jobs 2 --out results/tables
 	$(BIN)/elliptica run table10 --dataset breastmnist --methods 'elliptic,elliptic by distance' --jobs 2 --out results/tables
 	$(BIN)/elliptica run weighting --jobs 2 --out results/tables
-	$(BIN)/elliptica tune table4 --dataset $(FEATURES) --jobs 2 --out results/tables
+	$(BIN)/elliptica tune table4 --dataset waterbirds-features --jobs 2 --out results/tables
+	$(BIN)/elliptica tune table4 --dataset waterbirds-features-mlp --trials 6 --jobs 2 --out results/tables
 	$(BIN)/elliptica run table4 --dataset $(FEATURES) --tuned --jobs 2 --out results/tables
-	$(BIN)/elliptica tune table11 --dataset $(FEATURES) --jobs 2 --out results/tables
+	$(BIN)/elliptica tune table11 --dataset waterbirds-features --jobs 2 --out results/tables
+	$(BIN)/elliptica tune table11 --dataset waterbirds-features-mlp --trials 6 --jobs 2 --out results/tables
 	$(BIN)/elliptica run table11 --dataset $(FEATURES) --tuned --jobs 2 --out results/tables
 	$(BIN)/elliptica run table7 --dataset $(FEATURES) --jobs 2 --out results/tables
 	$(BIN)/elliptica run table8 --dataset features-noise0_0,features-noise0_1,features-noise0_5 --jobs 2 --out results/tables

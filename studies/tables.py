@@ -33,6 +33,7 @@ class Shown:
 
 SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
 PLAIN = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
+THREE = ["erm", "c-mixup", "marginal"]
 NOISE = ["features-noise0_0", "features-noise0_1", "features-noise0_5"]
 LINEAR, TWO_LAYERS = ["waterbirds-features"], ["waterbirds-features-mlp"]
 
@@ -53,6 +54,8 @@ SHOWN = {
         Shown("table1", matched("table1", ["cifar10-batch1"], seeds=3)),
         Shown("table3", Choice("table3", ["airfoil", "no2"])),
         Shown("table5", Choice("table5", ["skillcraft", "crime"])),
+        Shown("table3-all", Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5)),
+        Shown("table5-train", Choice("table5", ["skillcraft-train", "crime-train"], THREE, seeds=5)),
         Shown("table6", Choice("table6", ["breastmnist"])),
         Shown("table6-per-batch", Choice("table6", ["breastmnist-per-batch"], PLAIN)),
         Shown("table6-small", Choice("table6", SMALL, seeds=3)),
