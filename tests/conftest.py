@@ -8,6 +8,9 @@ import jaxtyping
 import pytest
 import torch
 
+from browser import chromium as chromium
+from browser import visit as visit
+
 torch.set_num_threads(1)
 
 
