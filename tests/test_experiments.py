@@ -17,9 +17,9 @@ from elliptica.cli import app
 from elliptica.data.splits import Dataset, Split
 from elliptica.experiments import problems
 from elliptica.experiments.command import Choice
+from elliptica.experiments.engines import do_all
 from elliptica.experiments.methods import METHODS
 from elliptica.experiments.metrics import measure, score_of
-from elliptica.experiments.pool import do_all
 from elliptica.experiments.problems import ProblemError, load_dataset, make_model
 from elliptica.experiments.records import as_text, claimed, read_record, record_file, write_record
 from elliptica.experiments.render import render

@@ -59,7 +59,7 @@ _MATCH = Annotated[
     ),
 ]
 _TUNED = Annotated[bool, typer.Option("--tuned", help="With the settings that elliptica tune has chosen.")]
-_JOBS = Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")]
+_JOBS = Annotated[int | None, typer.Option(min=1, help="Processes, each with one thread.", show_default="1")]
 _DEVICE = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
 _RECORDS = Annotated[Path, typer.Option("--out", help="Folder of the records.", file_okay=False)]
 
@@ -88,7 +88,7 @@ def run(
     precision: _PRECISION = None,
     match: _MATCH = None,
     tuned: _TUNED = False,
-    jobs: _JOBS = 1,
+    jobs: _JOBS = None,
     data_dir: DataDir = None,
     device: _DEVICE = "cpu",
     out: _RECORDS = Path("runs"),
@@ -118,7 +118,7 @@ def tune(
     epochs: _EPOCHS = None,
     precision: _PRECISION = None,
     match: _MATCH = None,
-    jobs: _JOBS = 1,
+    jobs: _JOBS = None,
     data_dir: DataDir = None,
     device: _DEVICE = "cpu",
     out: _RECORDS = Path("runs"),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from elliptica.experiments.pool import do_all
-from elliptica.experiments.preflight import check_before
+from elliptica.experiments.engines import EngineError, open_engine, run_jobs
 from elliptica.experiments.records import read_records
 from elliptica.experiments.render import Format, render
 from elliptica.experiments.run import Options
@@ -21,7 +21,7 @@ from elliptica.experiments.specification import (
     runs,
 )
 from elliptica.experiments.table import Part, make_table
-from elliptica.experiments.tune import apply_choices, tune_all
+from elliptica.experiments.tune import apply_choices, tune_jobs
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,21 @@ class Display:
             state = f"loss {details['loss']:.4g}, validation {details['score']:.4g}"
             done, total = details["epoch"], details["epochs"]
             self.progress.update(self.tasks[label], completed=done, total=total, state=state)
-        elif kind in ("done", "skipped", "failed"):
-            self.progress.advance(self.all)
+        elif kind in ("done", "skipped", "failed", "lost", "again"):
             if label in self.tasks:
                 self.progress.remove_task(self.tasks.pop(label))
-            if kind == "failed":
-                self.console.print(f"[red]failed[/red] {label}: {details['error']}", highlight=False)
-            elif kind == "done":
+            if kind != "again":
+                self.progress.advance(self.all)
+            if kind == "done":
                 shown = ", ".join(
                     f"{name} {value:.4g}" for name, value in details.items() if name in ("average", "worst")
                 )
                 self.console.print(f"{label}: {shown}", highlight=False)
+            elif kind != "skipped":
+                style = "yellow" if kind == "again" else "red"
+                self.console.print(
+                    f"[{style}]{kind}[/{style}] {label}: {escape(details['error'])}", highlight=False
+                )
 
 
 def run_table(choice: Choice, options: Options, console: Console) -> int:
@@ -106,22 +110,28 @@ def run_table(choice: Choice, options: Options, console: Console) -> int:
     except SpecificationError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         return 2
-    failed = False
     try:
-        wanted, problems = check_before(wanted, options)
-        for problem in problems:
-            console.print(f"error: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
-        if not wanted:
-            return 2
-        display = Display(console, len(wanted))
-        with display.progress:
-            found = do_all(wanted, options, display)
-        failed = bool(problems) or "failed" in found.values()
+        with open_engine(options) as engine:
+            wanted, problems = engine.check(wanted, options)
+            _print_errors(problems, console)
+            if not wanted:
+                return 2
+            display = Display(console, len(wanted))
+            with display.progress:
+                found = engine.do(run_jobs(wanted, options), display)
+    except EngineError as error:
+        _print_errors([str(error)], console)
+        return 2
     except KeyboardInterrupt:
         console.print("Interrupted: finished runs are recorded, the others go on from their last epoch.")
         return 130
     print_table(choice, wanted, options.out, "markdown", "test", console)
-    return int(failed)
+    return int(bool(problems) or not set(found.values()) <= {"done", "skipped"})
+
+
+def _print_errors(problems: list[str], console: Console) -> None:
+    for problem in problems:
+        console.print(f"error: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 def run_tune(choice: Choice, trials: int | None, options: Options, console: Console) -> int:
@@ -134,18 +144,26 @@ def run_tune(choice: Choice, trials: int | None, options: Options, console: Cons
         return 2
 
     def listen(label: str, kind: str, details: dict[str, Any]) -> None:
-        if kind == "tuned":
-            console.print(f"{label}: {details['result']}", highlight=False, markup=False, soft_wrap=True)
+        if kind in ("tuned", "again", "lost", "failed"):
+            told = details["result"] if kind == "tuned" else f"{kind}: {details['error']}"
+            console.print(f"{label}: {told}", highlight=False, markup=False, soft_wrap=True)
 
     try:
-        found = tune_all(wanted, specification, trials or specification.trials, options, listen)
-    except SpecificationError as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        jobs = tune_jobs(wanted, specification, trials or specification.trials, options)
+        with open_engine(options) as engine:
+            doable, problems = engine.check(wanted, options)
+            _print_errors(problems, console)
+            if not doable:
+                return 2
+            left = {f"{run.dataset} {run.row}" for run in doable}
+            found = engine.do({label: job for label, job in jobs.items() if label in left}, listen)
+    except (SpecificationError, EngineError) as error:
+        _print_errors([str(error)], console)
         return 2
     except KeyboardInterrupt:
         console.print("Interrupted: trials that are finished are recorded.")
         return 130
-    return int(any(result.startswith("failed") for result in found.values()))
+    return int(bool(problems) or any(result.startswith(("failed", "lost")) for result in found.values()))
 
 
 def show_table(choice: Choice, out: Path, form: Format, part: Part, console: Console) -> int:

@@ -31,6 +31,8 @@ from elliptica.training.settings import TrainingSettings
 
 #: Told about events: the run's label, a kind ("start", "epoch", "done", "skipped", "failed"), and details.
 Listener = Callable[[str, str, dict[str, Any]], object]
+#: How a run is done, in this process (`do_here`) or elsewhere: it returns the record.
+Do = Callable[["Run", "Options", Listener], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +43,13 @@ class Options:
         out: Folder of the records.
         data_dir: Where data are; None searches the usual places.
         device: Where to train.
-        jobs: Processes, each with one thread if there are several.
+        jobs: Runs at once, in processes with one thread each if there are several; None is one.
     """
 
     out: Path
     data_dir: Path | None = None
     device: str = "cpu"
-    jobs: int = 1
+    jobs: int | None = None
 
 
 def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> dict[str, Any]:
@@ -154,7 +156,19 @@ def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
-def finish_run(run: Run, options: Options, listen: Listener) -> str:
+def do_here(run: Run, options: Options, listen: Listener) -> dict[str, Any]:
+    """Do a run in this process and tell of its start and its epochs; returns the record."""
+    listen(run.label, "start", {"epochs": run.training.get("epochs")})
+    return do_run(
+        run,
+        options,
+        lambda epoch, epochs, loss, score: listen(
+            run.label, "epoch", {"epoch": epoch, "epochs": epochs, "loss": loss, "score": score}
+        ),
+    )
+
+
+def finish_run(run: Run, options: Options, listen: Listener, do: Do = do_here) -> str:
     """Do a run unless it is recorded or another process does it; returns what happened."""
     file = record_file(options.out, run)
     if read_record(file) is not None:
@@ -164,14 +178,7 @@ def finish_run(run: Run, options: Options, listen: Listener) -> str:
         if not mine or read_record(file) is not None:
             listen(run.label, "skipped", {})
             return "skipped"
-        listen(run.label, "start", {"epochs": run.training.get("epochs")})
-        record = do_run(
-            run,
-            options,
-            lambda epoch, epochs, loss, score: listen(
-                run.label, "epoch", {"epoch": epoch, "epochs": epochs, "loss": loss, "score": score}
-            ),
-        )
+        record = do(run, options, listen)
         write_record(file, record)
         checkpoint_file(options.out, run).unlink(missing_ok=True)
     listen(run.label, "done", record["metrics"]["test"])

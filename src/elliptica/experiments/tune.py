@@ -9,20 +9,19 @@ few trials luck would otherwise decide between methods.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from elliptica._streams import stream_seed
+from elliptica.experiments.engines import Job, open_engine
 from elliptica.experiments.metrics import score_of
-from elliptica.experiments.pool import one_thread
 from elliptica.experiments.problems import RESPLIT
 from elliptica.experiments.records import read_record, record_file, write_record
-from elliptica.experiments.run import Listener, Options, finish_run
+from elliptica.experiments.run import Do, Listener, Options, do_here, finish_run
 from elliptica.experiments.specification import Range, Run, Specification, SpecificationError
 
 #: Seed of the trials; tables use 0, 1, ...
@@ -49,7 +48,12 @@ def chosen_file(out: Path, run: Run) -> Path:
 
 
 def tune(
-    run: Run, space: dict[Place, Range], n_trials: int, options: Options, listen: Listener
+    run: Run,
+    space: dict[Place, Range],
+    n_trials: int,
+    options: Options,
+    listen: Listener,
+    do: Do = do_here,
 ) -> dict[str, Any]:
     """Choose settings for one row of one data set; returns and keeps the choice.
 
@@ -59,6 +63,7 @@ def tune(
         n_trials: Number of trials, the table's own setting among them.
         options: Where to run and to record.
         listen: Told about events.
+        do: How a trial is done.
     """
     if run.load["name"] in RESPLIT:
         raise RuntimeError(
@@ -83,7 +88,7 @@ def tune(
             asked = {kind: study.ask() for kind, study in studies.items()}
             values = {place: _suggest(asked[place[0]], place[1], each) for place, each in space.items()}
         attempt = with_values(run, values, TRIAL_SEED)
-        score, error = _score(attempt, trials_at, listen)
+        score, error = _score(attempt, trials_at, listen, do)
         tried.append({"values": {".".join(place): v for place, v in values.items()}, "score": score})
         if error:
             tried[-1]["error"] = error
@@ -104,10 +109,10 @@ def _suggest(trial: Any, name: str, each: Range) -> float:
     return value
 
 
-def _score(run: Run, options: Options, listen: Listener) -> tuple[float | None, str | None]:
+def _score(run: Run, options: Options, listen: Listener, do: Do) -> tuple[float | None, str | None]:
     """Validation score of a trial; a training that diverges is a failed trial, not the end of the tuning."""
     try:
-        finish_run(run, options, listen)
+        finish_run(run, options, listen, do)
     except (FloatingPointError, ValueError) as error:
         return None, f"{type(error).__name__}: {error}"
     record = read_record(record_file(options.out, run))
@@ -173,31 +178,27 @@ def tune_all(
     runs: list[Run], specification: Specification, n_trials: int, options: Options, listen: Listener
 ) -> dict[str, str]:
     """Tune every row and data set of some runs; returns what happened to each."""
-    rows = list({(run.dataset, run.row): run for run in runs}.values())
-    spaces = [search_space(specification, run.row) for run in rows]
-    labels = [f"{run.dataset} {run.row}" for run in rows]
-    if options.jobs == 1:
-        jobs = zip(labels, rows, spaces, strict=True)
-        return {label: _told(label, run, space, n_trials, options, listen) for label, run, space in jobs}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, mp_context=context, initializer=one_thread) as pool:
-        futures = {
-            pool.submit(_told, label, run, space, n_trials, options, _silent): label
-            for label, run, space in zip(labels, rows, spaces, strict=True)
-        }
-        found = {}
-        for future in as_completed(futures):
-            label = futures[future]
-            found[label] = future.result() if future.exception() is None else f"failed: {future.exception()}"
-            listen(label, "tuned", {"result": found[label]})
-    return found
+    with open_engine(options) as engine:
+        return engine.do(tune_jobs(runs, specification, n_trials, options), listen)
 
 
-def _told(
-    label: str, run: Run, space: dict[Place, Range], n_trials: int, options: Options, listen: Listener
+def tune_jobs(
+    runs: list[Run], specification: Specification, n_trials: int, options: Options
+) -> dict[str, Job]:
+    """One job for every row and data set."""
+    rows = {f"{run.dataset} {run.row}": run for run in runs}
+    spaces = {label: search_space(specification, run.row) for label, run in rows.items()}
+    return {
+        label: functools.partial(_tune_row, label, run, spaces[label], n_trials, options)
+        for label, run in rows.items()
+    }
+
+
+def _tune_row(
+    label: str, run: Run, space: dict[Place, Range], n_trials: int, options: Options, listen: Listener, do: Do
 ) -> str:
     try:
-        chosen = tune(run, space, n_trials, options, listen)
+        chosen = tune(run, space, n_trials, options, listen, do)
     except Exception as error:
         result = f"failed: {type(error).__name__}: {error}"
     else:
@@ -205,7 +206,3 @@ def _told(
         result = f"{values or 'the setting of the table'} ({chosen['rule']}: {chosen['score']:.4g})"
     listen(label, "tuned", {"result": result})
     return result
-
-
-def _silent(*_: object) -> None:
-    return None

@@ -1,0 +1,39 @@
+"""Ways to do many jobs: one after the other, in several processes, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+from elliptica.experiments.engines.interface import Engine as Engine
+from elliptica.experiments.engines.interface import EngineError as EngineError
+from elliptica.experiments.engines.interface import Job as Job
+from elliptica.experiments.engines.processes import Processes
+from elliptica.experiments.engines.sequential import Sequential
+from elliptica.experiments.run import Listener, Options, finish_run
+from elliptica.experiments.specification import Run
+
+
+@contextlib.contextmanager
+def open_engine(options: Options) -> Iterator[Engine]:
+    """The engine that options ask for.
+
+    Raises:
+        EngineError: If it cannot be used; the message says what to do.
+    """
+    yield Sequential() if options.jobs in (None, 1) else Processes(options.jobs)
+
+
+def run_jobs(runs: list[Run], options: Options) -> dict[str, Job]:
+    """Runs as jobs, by their labels."""
+    return {run.label: functools.partial(finish_run, run, options) for run in runs}
+
+
+def do_all(runs: list[Run], options: Options, listen: Listener) -> dict[str, str]:
+    """Do runs with the engine that options ask for; returns what happened to each, by its label.
+
+    A run that fails is reported and does not stop the others.
+    """
+    with open_engine(options) as engine:
+        return engine.do(run_jobs(runs, options), listen)
