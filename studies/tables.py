@@ -73,6 +73,7 @@ SHOWN = {
         Shown("table11-cost", tuned("table11", LINEAR), "cost"),
         Shown("table7", Choice("table7", LINEAR + TWO_LAYERS)),
         Shown("table8", Choice("table8", NOISE)),
+        Shown("parts", matched("parts", LINEAR)),
         Shown("parts-breast", matched("parts", ["breastmnist"])),
         Shown("parts-regression", matched("parts-regression")),
         Shown("shift", Choice("shift")),
