@@ -31,12 +31,13 @@ DataDir = Annotated[
 ]
 
 
-def require_extra(extra: str) -> None:
+def require_extra(extra: str, *more: str) -> None:
     """Try the packages of an extra; stop with one line on how to install them if one is missing.
 
-    Called before anything slow is imported, so that the answer comes at once.
+    Called before anything slow is imported, so that the answer comes at once. ``more`` are packages of the
+    extra that only this command needs.
     """
-    for package in EXTRAS[extra]:
+    for package in (*EXTRAS[extra], *more):
         try:
             importlib.import_module(package)
         except ModuleNotFoundError as error:

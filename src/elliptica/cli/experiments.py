@@ -25,6 +25,13 @@ class Precision(str, Enum):
     bfloat16 = "bfloat16"
 
 
+class Select(str, Enum):
+    """By what epochs and settings are chosen."""
+
+    average = "average"
+    worst = "worst"
+
+
 class Part(str, Enum):
     """What a table can be about: parts of the data, or the cost of its runs."""
 
@@ -41,27 +48,39 @@ class Form(str, Enum):
     csv = "csv"
 
 
-_TABLE = Annotated[str, typer.Argument(help="Name of the table, see elliptica list.")]
-_DATASET = Annotated[
+TableName = Annotated[str, typer.Argument(help="Name of the table, see elliptica list.")]
+DatasetOption = Annotated[
     list[str] | None, typer.Option("--dataset", help="Only these data sets: a,b or repeated.")
 ]
-_METHODS = Annotated[list[str] | None, typer.Option("--methods", help="Only these rows: a,b or repeated.")]
+MethodsOption = Annotated[
+    list[str] | None, typer.Option("--methods", help="Only these rows: a,b or repeated.")
+]
 _SEEDS = Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="the table's")]
-_EPOCHS = Annotated[
+EpochsOption = Annotated[
     int | None, typer.Option(min=1, help="Epochs of every method.", show_default="the table's")
 ]
-_PRECISION = Annotated[Precision | None, typer.Option(help="Of the forward pass.", show_default="float32")]
-_MATCH = Annotated[
+PrecisionOption = Annotated[
+    Precision | None, typer.Option(help="Of the forward pass.", show_default="float32")
+]
+MatchOption = Annotated[
     Match | None,
     typer.Option(
         "--match",
         help="evaluations: every method sends as many rows through its network as ordinary training does.",
     ),
 ]
+SelectOption = Annotated[
+    Select | None,
+    typer.Option(
+        help="Choose epochs (and settings) by this on the validation part.", show_default="the table's"
+    ),
+]
 _TUNED = Annotated[bool, typer.Option("--tuned", help="With the settings that elliptica tune has chosen.")]
-_JOBS = Annotated[int | None, typer.Option(min=1, help="Processes, each with one thread.", show_default="1")]
-_DEVICE = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
-_RECORDS = Annotated[Path, typer.Option("--out", help="Folder of the records.", file_okay=False)]
+JobsOption = Annotated[
+    int | None, typer.Option(min=1, help="Processes, each with one thread.", show_default="1")
+]
+DeviceOption = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
+RecordsOption = Annotated[Path, typer.Option("--out", help="Folder of the records.", file_okay=False)]
 
 
 @app.command("list")
@@ -80,18 +99,19 @@ def list_tables(
 
 @app.command()
 def run(
-    table: _TABLE,
-    dataset: _DATASET = None,
-    methods: _METHODS = None,
+    table: TableName,
+    dataset: DatasetOption = None,
+    methods: MethodsOption = None,
     seeds: _SEEDS = None,
-    epochs: _EPOCHS = None,
-    precision: _PRECISION = None,
-    match: _MATCH = None,
+    epochs: EpochsOption = None,
+    precision: PrecisionOption = None,
+    match: MatchOption = None,
+    select: SelectOption = None,
     tuned: _TUNED = False,
-    jobs: _JOBS = None,
+    jobs: JobsOption = None,
     data_dir: DataDir = None,
-    device: _DEVICE = "cpu",
-    out: _RECORDS = Path("runs"),
+    device: DeviceOption = "cpu",
+    out: RecordsOption = Path("runs"),
 ) -> None:
     """Run a table of the paper: train what is not recorded yet, then print the table.
 
@@ -102,49 +122,21 @@ def run(
     from elliptica.experiments.command import run_table
     from elliptica.experiments.run import Options
 
-    wanted = _choice(table, dataset, methods, seeds, epochs, precision, match, tuned)
+    wanted = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
     options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs)
     raise typer.Exit(run_table(wanted, options, Console()))
 
 
 @app.command()
-def tune(
-    table: _TABLE,
-    dataset: _DATASET = None,
-    methods: _METHODS = None,
-    trials: Annotated[
-        int | None, typer.Option(min=1, help="Of each row.", show_default="the table's")
-    ] = None,
-    epochs: _EPOCHS = None,
-    precision: _PRECISION = None,
-    match: _MATCH = None,
-    jobs: _JOBS = None,
-    data_dir: DataDir = None,
-    device: _DEVICE = "cpu",
-    out: _RECORDS = Path("runs"),
-) -> None:
-    """Choose learning rates and the like on the validation part, with as many trials for every method.
-
-    Then run the table with --tuned. Example: elliptica tune table4 --dataset waterbirds-features
-    """
-    require_extra("experiments")
-    from elliptica.experiments.command import run_tune
-    from elliptica.experiments.run import Options
-
-    wanted = _choice(table, dataset, methods, 1, epochs, precision, match, False)
-    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs)
-    raise typer.Exit(run_tune(wanted, trials, options, Console()))
-
-
-@app.command()
 def table(
-    table: _TABLE,
-    dataset: _DATASET = None,
-    methods: _METHODS = None,
+    table: TableName,
+    dataset: DatasetOption = None,
+    methods: MethodsOption = None,
     seeds: _SEEDS = None,
-    epochs: _EPOCHS = None,
-    precision: _PRECISION = None,
-    match: _MATCH = None,
+    epochs: EpochsOption = None,
+    precision: PrecisionOption = None,
+    match: MatchOption = None,
+    select: SelectOption = None,
     tuned: _TUNED = False,
     part: Annotated[
         Part,
@@ -153,17 +145,17 @@ def table(
         ),
     ] = Part.test,
     form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.markdown,
-    out: _RECORDS = Path("runs"),
+    out: RecordsOption = Path("runs"),
 ) -> None:
     """Print a table from its records: mean, deviation, the paper's values beside ours."""
     require_extra("experiments")
     from elliptica.experiments.command import show_table
 
-    wanted = _choice(table, dataset, methods, seeds, epochs, precision, match, tuned)
+    wanted = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
     raise typer.Exit(show_table(wanted, out, form.value, part.value, Console()))
 
 
-def _choice(
+def make_choice(
     table: str,
     dataset: list[str] | None,
     methods: list[str] | None,
@@ -172,6 +164,7 @@ def _choice(
     precision: Precision | None,
     match: Match | None,
     tuned: bool,
+    select: Select | None = None,
 ) -> Any:
     """The options that say which runs are meant."""
     from elliptica.experiments.command import Choice
@@ -179,7 +172,8 @@ def _choice(
     training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     if precision is not None and precision is not Precision.float32:
         training["precision"] = precision.value
-    return Choice(table, _split(dataset), _split(methods), seeds, match is not None, training, tuned)
+    column = None if select is None else select.value
+    return Choice(table, _split(dataset), _split(methods), seeds, match is not None, training, tuned, column)
 
 
 def _split(names: list[str] | None) -> list[str] | None:

@@ -28,7 +28,8 @@ from elliptica.experiments.tune import apply_choices, tune_jobs
 class Choice:
     """Which runs of a table are meant; None is all of them.
 
-    ``training`` overrides settings of the table, such as epochs; ``tuned`` takes what `elliptica tune` chose.
+    ``training`` overrides settings of the table, such as epochs; ``tuned`` takes what `elliptica tune` chose;
+    ``select`` is the column that chooses epochs and settings, if not the table's.
     """
 
     table: str
@@ -38,6 +39,7 @@ class Choice:
     match_evaluations: bool = False
     training: dict[str, Any] = field(default_factory=dict)
     tuned: bool = False
+    select: str | None = None
 
     def runs(self, out: Path) -> list[Run]:
         """The runs; raises `SpecificationError` if something does not exist."""
@@ -50,11 +52,15 @@ class Choice:
             match_evaluations=self.match_evaluations,
             training=self.training,
         )
+        if self.select is not None:
+            found = [run.model_copy(update={"select": self.select}) for run in found]
         return apply_choices(found, out) if self.tuned else found
 
     def remarks(self) -> tuple[str, ...]:
         """What is not as the table says."""
         changed = [f"{name} = {value}" for name, value in self.training.items()]
+        if self.select is not None:
+            changed.append(f"epoch chosen by {self.select}")
         if self.tuned:
             changed.append("settings tuned on the validation part")
         if self.match_evaluations:

@@ -21,6 +21,9 @@ try:
 except ModuleNotFoundError:  # pragma: no cover - Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
+#: Whether a process can know that another one lives.
+HAS_LOCKS: bool = fcntl is not None
+
 _NEEDED = {"run", "metrics", "cost", "versions"}
 
 

@@ -52,8 +52,18 @@ class Options:
     jobs: int | None = None
 
 
-def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Train and measure one run, from its checkpoint if there is one; returns the record."""
+def do_run(
+    run: Run,
+    options: Options,
+    progress: Progress = lambda *_: None,
+    *,
+    checkpoint: Path | None = None,
+    with_test: bool = True,
+) -> dict[str, Any]:
+    """Train and measure one run, from its checkpoint if there is one; returns the record.
+
+    A search has checkpoints of its own, and leaves the test part alone.
+    """
     data = load_dataset(run.load, run.seed, options.data_dir)
     settings = TrainingSettings(**_tuples(run.training))
     budget = ordinary_evaluations(data.train.n_rows, settings) if run.match_evaluations else None
@@ -65,7 +75,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
         return measure(net, part, run.metric, device, shares, **options)
 
     method = prepare(run.method, run.settings, _problem(run, data, model, settings, name, device))
-    checkpoint = checkpoint_file(options.out, run)
+    checkpoint = checkpoint or checkpoint_file(options.out, run)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     found = fit(
         model,
@@ -85,7 +95,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     return {
         "run": run.model_dump(mode="json"),
         "metrics": {
-            "test": measured(model, data.test, noise=_test_noise(run, name)),
+            **({"test": measured(model, data.test, noise=_test_noise(run, name))} if with_test else {}),
             "validation": measured(model, data.validation),
         },
         "method": method.details,

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from elliptica.experiments.ranges import Range as Range
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
@@ -40,12 +42,11 @@ class PaperValue(_Strict):
     std: float | None = None
 
 
-class Range(_Strict):
-    """What a setting may be in a search; ``log`` searches its logarithm."""
+class SearchSpec(_Strict):
+    """A named search space: ranges of training settings, and of settings of the method."""
 
-    low: float
-    high: float
-    log: bool = False
+    training: dict[str, Range] = Field(default_factory=dict)
+    settings: dict[str, Range] = Field(default_factory=dict)
 
 
 class DatasetSpec(_Strict):
@@ -88,6 +89,7 @@ class Specification(_Strict):
         seeds: Repetitions.
         trials: Trials of `elliptica tune` for each row.
         search: What it varies in the training of every row; a row's ``search`` adds settings of its method.
+        searches: Spaces of `elliptica tune --search`, by name.
         methods: Settings by name of the row; ``method`` in them names the method if the row's name does
             not, ``epochs`` gives it a schedule of its own, ``training`` other training settings, ``skip``
             leaves it out. ``from`` names a table that has the same row: its runs are then these.
@@ -102,6 +104,7 @@ class Specification(_Strict):
     seeds: int = Field(ge=1)
     trials: int = Field(default=10, ge=1)
     search: dict[str, Range] = Field(default_factory=dict)
+    searches: dict[str, SearchSpec] = Field(default_factory=dict)
     methods: dict[str, dict[str, Any]]
     datasets: dict[str, DatasetSpec]
 

@@ -65,11 +65,7 @@ def tune(
         listen: Told about events.
         do: How a trial is done.
     """
-    if run.load["name"] in RESPLIT:
-        raise RuntimeError(
-            f"The parts of {run.load['name']} are drawn anew for each seed, so a choice for all seeds would "
-            "have seen test rows. Choose settings within each seed, or use data with fixed parts."
-        )
+    refuse_resplit(run)
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -83,10 +79,10 @@ def tune(
     trials_at = dataclasses.replace(options, out=options.out / "trials")
     tried: list[dict[str, Any]] = []
     for number in range(n_trials):
-        values: dict[Place, float] = {}
+        values: dict[Place, Any] = {}
         if number:
             asked = {kind: study.ask() for kind, study in studies.items()}
-            values = {place: _suggest(asked[place[0]], place[1], each) for place, each in space.items()}
+            values = {place: each.suggest(asked[place[0]], place[1]) for place, each in space.items()}
         attempt = with_values(run, values, TRIAL_SEED)
         score, error = _score(attempt, trials_at, listen, do)
         tried.append({"values": {".".join(place): v for place, v in values.items()}, "score": score})
@@ -98,15 +94,10 @@ def tune(
             f"All {n_trials} trials of {run.row} failed. The first said: {tried[0]['error']} "
             "Correct the table's settings or narrow its search."
         )
-    ranges = {".".join(place): each.model_dump() for place, each in space.items()}
+    ranges = {".".join(place): each.as_dict() for place, each in space.items()}
     chosen = {**best, "search": ranges, "rule": f"best {run.select} on the validation part", "trials": tried}
     write_record(chosen_file(options.out, run), chosen)
     return chosen
-
-
-def _suggest(trial: Any, name: str, each: Range) -> float:
-    value: float = trial.suggest_float(name, each.low, each.high, log=each.log)
-    return value
 
 
 def _score(run: Run, options: Options, listen: Listener, do: Do) -> tuple[float | None, str | None]:
@@ -123,7 +114,16 @@ def _score(run: Run, options: Options, listen: Listener, do: Do) -> tuple[float 
     return score_of(record["metrics"]["validation"], run.metric, run.select), None
 
 
-def with_values(run: Run, values: dict[Place, float], seed: int) -> Run:
+def refuse_resplit(run: Run) -> None:
+    """A choice for all seeds must not see rows that are test rows of some."""
+    if run.load["name"] in RESPLIT:
+        raise RuntimeError(
+            f"The parts of {run.load['name']} are drawn anew for each seed, so a choice for all seeds would "
+            "have seen test rows. Choose settings within each seed, or use data with fixed parts."
+        )
+
+
+def with_values(run: Run, values: dict[Place, Any], seed: int) -> Run:
     """The run with other values of some settings."""
     changed: dict[str, Any] = {"seed": seed}
     for kind in ("training", "settings"):
@@ -146,17 +146,18 @@ def apply_choices(runs: list[Run], out: Path) -> list[Run]:
         data = ",".join(sorted({dataset for dataset, _ in missing}))
         raise SpecificationError(
             f"Not tuned with these options: {names}. First run elliptica tune {runs[0].table} --dataset "
-            f"{data} --methods '{rows}' --out {out} (and the same --epochs, --precision and --match), or "
-            "leave out --tuned."
+            f"{data} --methods '{rows}' --out {out} (and the same --epochs, --precision, --match and "
+            "--select), or leave out --tuned."
         )
     found = []
-    budgets: dict[str, dict[int, str]] = {}
+    budgets: dict[str, dict[tuple[int, str], str]] = {}
     for run in runs:
         file = chosen_file(out, run)
         try:
             content = json.loads(file.read_text())
             values = content["values"]
-            budgets.setdefault(run.dataset, {})[len(content["trials"])] = run.row
+            how = content.get("sampler", "shared draws")
+            budgets.setdefault(run.dataset, {})[len(content["trials"]), how] = run.row
         except (ValueError, KeyError, TypeError) as error:
             raise SpecificationError(
                 f"{file} cannot be read ({error}). Delete it and tune again: trials that are recorded are "
@@ -165,11 +166,16 @@ def apply_choices(runs: list[Run], out: Path) -> list[Run]:
         places = {(name.split(".", 1)[0], name.split(".", 1)[1]): value for name, value in values.items()}
         found.append(with_values(run, places, run.seed))
     for dataset, numbers in budgets.items():
+        kinds = {how for _, how in numbers}
         if len(numbers) > 1:
-            told = ", ".join(f"{row} {n}" for n, row in sorted(numbers.items()))
+            told = ", ".join(
+                f"{row} {n}{f' by {how}' if len(kinds) > 1 else ''}"
+                for (n, how), row in sorted(numbers.items())
+            )
             raise SpecificationError(
-                f"Rows on {dataset} had different numbers of trials ({told}), which is no fair table. Tune "
-                "them again with the same --trials: trials that are recorded are not repeated."
+                f"Rows on {dataset} had different {'searches' if len(kinds) > 1 else 'numbers of trials'} "
+                f"({told}), which is no fair table. Tune them again with the same "
+                f"{'options' if len(kinds) > 1 else '--trials'}: trials that are recorded are not repeated."
             )
     return found
 
@@ -202,7 +208,12 @@ def _tune_row(
     except Exception as error:
         result = f"failed: {type(error).__name__}: {error}"
     else:
-        values = ", ".join(f"{name} {value:.3g}" for name, value in chosen["values"].items())
+        values = ", ".join(f"{name} {shown(value)}" for name, value in chosen["values"].items())
         result = f"{values or 'the setting of the table'} ({chosen['rule']}: {chosen['score']:.4g})"
     listen(label, "tuned", {"result": result})
     return result
+
+
+def shown(value: object) -> str:
+    """A value of a setting, for people."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
