@@ -22,7 +22,9 @@ LAYERS = [
     {"partners", "distributed"},
     {"landscape", "training"},
     {"experiments", "estimators", "integrations", "cost"},
-    {"demo", "inspection", "compare", "report"},
+    {"demo", "inspection", "compare", "report", "watch"},
+    {"figures"},
+    {"gallery"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -132,8 +132,8 @@ def test_label_noise_in_every_batch_does_not_hide_an_objective(groups, method, t
     run = run_of(method, settings=settings, load={"name": "groups", "shuffled_per_batch": 0.5})
     whole = do_run(run, Options(tmp_path / "whole"))
 
-    def kill(epoch, *_):
-        if epoch == 2:
+    def kill(end):
+        if end.epoch == 2:
             raise Killed
 
     with pytest.raises(Killed):
@@ -172,8 +172,8 @@ def test_a_killed_run_remembers_what_its_objective_knew(groups, method, settings
     run = run_of(method, settings=settings)
     whole = do_run(run, Options(tmp_path / "whole"))
 
-    def kill(epoch, *_):
-        if epoch == 2:
+    def kill(end):
+        if end.epoch == 2:
             raise Killed
 
     with pytest.raises(Killed):
@@ -193,8 +193,8 @@ def test_group_dro_forgets_without_its_state(groups, monkeypatch, tmp_path):
     whole = do_run(run, Options(tmp_path / "whole"))
     monkeypatch.setattr(Owned, "load_state_tensors", lambda self, tensors: None)
 
-    def kill(epoch, *_):
-        if epoch == 2:
+    def kill(end):
+        if end.epoch == 2:
             raise Killed
 
     with pytest.raises(Killed):

@@ -67,8 +67,8 @@ class Killed(BaseException):
 def test_a_killed_run_ends_as_if_it_had_not_been(settings, kill_after, tmp_path):
     whole_model, whole = train(settings)
 
-    def kill(epoch, *_):
-        if epoch == kill_after:
+    def kill(end):
+        if end.epoch == kill_after:
             raise Killed
 
     file = tmp_path / "run.safetensors"

@@ -80,6 +80,12 @@ JobsOption = Annotated[
     int | None, typer.Option(min=1, help="Processes, each with one thread.", show_default="1")
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
+BoardOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard", help="Folder for TensorBoard event files.", file_okay=False, show_default="none"
+    ),
+]
 RecordsOption = Annotated[Path, typer.Option("--out", help="Folder of the records.", file_okay=False)]
 
 
@@ -111,19 +117,23 @@ def run(
     jobs: JobsOption = None,
     data_dir: DataDir = None,
     device: DeviceOption = "cpu",
+    tensorboard: BoardOption = None,
     out: RecordsOption = Path("runs"),
 ) -> None:
     """Run a table of the paper: train what is not recorded yet, then print the table.
 
-    Killed runs continue after their last finished epoch; finished ones are never repeated. Example:
+    Killed runs continue after their last finished epoch; finished ones are never repeated. In another
+    terminal, elliptica watch shows how they go. Example:
     elliptica run table3 --dataset no2 --seeds 3
     """
     require_extra("experiments")
+    if tensorboard is not None:
+        require_extra("report", "tensorboard")
     from elliptica.experiments.command import run_table
     from elliptica.experiments.run import Options
 
     wanted = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
-    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs)
+    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, tensorboard=tensorboard)
     raise typer.Exit(run_table(wanted, options, Console()))
 
 

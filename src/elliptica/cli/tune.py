@@ -11,6 +11,7 @@ from rich.console import Console
 
 from elliptica.cli.app import DataDir, app, require_extra
 from elliptica.cli.experiments import (
+    BoardOption,
     DatasetOption,
     DeviceOption,
     EpochsOption,
@@ -71,6 +72,7 @@ def tune(
     jobs: JobsOption = None,
     data_dir: DataDir = None,
     device: DeviceOption = "cpu",
+    tensorboard: BoardOption = None,
     out: RecordsOption = Path("runs"),
 ) -> None:
     """Choose settings on the validation part; then run the table with --tuned.
@@ -87,10 +89,14 @@ def tune(
     if search is None and alone:
         raise typer.BadParameter(f"{', '.join(alone)} belongs to a search: say --search auto, too.")
     require_extra("experiments", "optuna")
+    if tensorboard is not None:
+        if search is not None:
+            raise typer.BadParameter("--tensorboard is for trials without --search.")
+        require_extra("report", "tensorboard")
     from elliptica.experiments.run import Options
 
     wanted = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)
-    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs)
+    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, tensorboard=tensorboard)
     if search is None:
         from elliptica.experiments.command import run_tune
 

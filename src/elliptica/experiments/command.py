@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from elliptica.experiments.engines import EngineError, open_engine, run_jobs
+from elliptica.experiments.progress import planned
 from elliptica.experiments.records import read_records
 from elliptica.experiments.render import Format, render
 from elliptica.experiments.run import Options
@@ -123,7 +124,7 @@ def run_table(choice: Choice, options: Options, console: Console) -> int:
             if not wanted:
                 return 2
             display = Display(console, len(wanted))
-            with display.progress:
+            with display.progress, planned(options.out, wanted):
                 found = engine.do(run_jobs(wanted, options), display)
     except EngineError as error:
         _print_errors([str(error)], console)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from elliptica.experiments.methods import make_loss, prepare, rows_per_sample
 from elliptica.experiments.methods.problem import Problem
 from elliptica.experiments.metrics import Noise, gaussian_noise, group_shares, measure, score_of
 from elliptica.experiments.problems import label_noise, load_dataset, make_model
+from elliptica.experiments.progress import ProgressFile
 from elliptica.experiments.records import (
     checkpoint_file,
     claimed,
@@ -26,8 +28,10 @@ from elliptica.experiments.records import (
 )
 from elliptica.experiments.specification import Run
 from elliptica.training.batch import Objective
-from elliptica.training.loop import FitResult, Progress, fit
+from elliptica.training.loop import FitResult, fit
+from elliptica.training.progress import EpochEnd, Progress
 from elliptica.training.settings import TrainingSettings
+from elliptica.training.tensorboard import TensorBoard
 
 #: Told about events: the run's label, a kind ("start", "epoch", "done", "skipped", "failed"), and details.
 Listener = Callable[[str, str, dict[str, Any]], object]
@@ -44,12 +48,14 @@ class Options:
         data_dir: Where data are; None searches the usual places.
         device: Where to train.
         jobs: Runs at once, in processes with one thread each if there are several; None is one.
+        tensorboard: Folder for event files, one folder per run in it; None writes none.
     """
 
     out: Path
     data_dir: Path | None = None
     device: str = "cpu"
     jobs: int | None = None
+    tensorboard: Path | None = None
 
 
 def do_run(
@@ -169,13 +175,63 @@ def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
 def do_here(run: Run, options: Options, listen: Listener) -> dict[str, Any]:
     """Do a run in this process and tell of its start and its epochs; returns the record."""
     listen(run.label, "start", {"epochs": run.training.get("epochs")})
-    return do_run(
-        run,
-        options,
-        lambda epoch, epochs, loss, score: listen(
-            run.label, "epoch", {"epoch": epoch, "epochs": epochs, "loss": loss, "score": score}
-        ),
-    )
+    with _told(run, options) as hooks:
+
+        def progress(end: EpochEnd) -> None:
+            for hook in hooks:
+                hook(end)
+            details = {"epoch": end.epoch, "epochs": end.epochs, "loss": end.loss, "score": end.score}
+            listen(run.label, "epoch", details)
+
+        record = do_run(run, options, progress)
+        for hook in hooks:
+            if isinstance(hook, TensorBoard):
+                hook.finish(_finals(record))
+    return record
+
+
+@contextmanager
+def _told(run: Run, options: Options) -> Iterator[list[Progress]]:
+    """Who is told of each epoch: the file that `elliptica watch` reads, and TensorBoard if asked for."""
+    file = record_file(options.out, run)
+    state = ProgressFile(options.out, run, f"{file.stem}-{file.parent.name}")
+    hooks: list[Progress] = [state]
+    try:
+        if options.tensorboard is not None:
+            place = options.tensorboard / file.relative_to(options.out).with_suffix("")
+            hooks.append(TensorBoard(place, settings=_settings(run)))
+        yield hooks
+    except Exception as error:
+        state.end("failed", f"{type(error).__name__}: {error}")
+        raise
+    except BaseException:  # Ctrl-C: the run goes on when it is asked for again
+        state.end("interrupted")
+        raise
+    else:
+        state.remove()
+    finally:
+        for hook in hooks:
+            if isinstance(hook, TensorBoard):
+                hook.close()
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Settings of a run by one name each."""
+    names = {name: getattr(run, name) for name in ("table", "dataset", "row", "method", "seed", "select")}
+    groups = {"training": run.training, "method": run.settings, "model": run.model}
+    return names | {
+        f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()
+    }
+
+
+def _finals(record: dict[str, Any]) -> dict[str, float]:
+    """The single numbers among the metrics of a record."""
+    return {
+        f"{part}_{name}": value
+        for part, metrics in record["metrics"].items()
+        for name, value in metrics.items()
+        if isinstance(value, float)
+    }
 
 
 def finish_run(run: Run, options: Options, listen: Listener, do: Do = do_here) -> str:

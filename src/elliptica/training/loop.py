@@ -17,13 +17,12 @@ from elliptica._streams import stream, stream_seed
 from elliptica.data.splits import Dataset, Split
 from elliptica.training.batch import Batch, Objective, Relabel, Steps, batches
 from elliptica.training.checkpoint import model_tensors
+from elliptica.training.progress import EpochEnd, Progress
 from elliptica.training.resume import State, Trained
 from elliptica.training.settings import TrainingSettings
 
 #: A score of a model on a part of the data; larger is better.
 Score = Callable[[nn.Module, Split], float]
-#: Told after each epoch: epoch, number of epochs, training loss, score.
-Progress = Callable[[int, int, float, float], object]
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def fit(
             epoch if need be, when so many have, and the schedule of rates is stretched to them.
         checkpoint: File to write after each epoch and to start from if it exists.
         device: Where to train.
-        progress: Told after each epoch.
+        progress: Told after each epoch, such as `elliptica.training.TensorBoard`.
     """
     device = torch.device(device)
     model.to(device)
@@ -132,7 +131,18 @@ def fit(
             state.seconds += time.perf_counter() - begin
             if checkpoint is not None:
                 trained.save(checkpoint, state, best)
-            progress(state.epoch, _expected(state, settings, budget), state.losses[-1], value)
+            progress(
+                EpochEnd(
+                    state.epoch,
+                    _expected(state, settings, budget),
+                    state.losses[-1],
+                    value,
+                    state.best_score,
+                    float(optimizer.param_groups[0]["lr"]),
+                    state.seconds,
+                    state.evaluations,
+                )
+            )
     model.load_state_dict(best)
     model.eval()
     return FitResult(

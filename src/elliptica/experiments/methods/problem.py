@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from elliptica.data.splits import Dataset
 from elliptica.training.batch import Batch, Objective
-from elliptica.training.loop import FitResult, Progress
+from elliptica.training.loop import FitResult
+from elliptica.training.progress import Progress
 from elliptica.training.settings import TrainingSettings
 
 Settings = dict[str, Any]

@@ -25,6 +25,7 @@ from elliptica.baselines import (
 from elliptica.data.splits import Split
 from elliptica.experiments.methods.problem import Factory, Owned, Prepared, Problem, Settings
 from elliptica.training.batch import Batch
+from elliptica.training.progress import EpochEnd
 from elliptica.training.settings import TrainingSettings
 from elliptica.types import EllipticWarning
 
@@ -82,8 +83,8 @@ def jtt(settings: Settings, problem: Problem) -> Prepared:
     model, recorder = problem.make_model(), ErrorRecorder(train.n_rows)
     objective = _Recorded(model, problem.loss_fn, recorder)
 
-    def only_the_last_epoch(epoch: int, epochs: int, _loss: float, _score: float) -> None:
-        if epoch < epochs:
+    def only_the_last_epoch(end: EpochEnd) -> None:
+        if end.epoch < end.epochs:
             recorder.reset()
 
     found = problem.first_stage(model, objective, _first(problem, first), only_the_last_epoch)

@@ -20,6 +20,7 @@ from elliptica.experiments.records import HAS_LOCKS, claimed
 from elliptica.experiments.run import Options, do_run
 from elliptica.experiments.search.study import KILLED, SURPLUS, Search, counted, open_study
 from elliptica.experiments.tune import TRIAL_SEED, with_values
+from elliptica.training.progress import EpochEnd
 
 #: Told about a trial: its number, "start", "epoch" or "end", and details.
 Told = Callable[[int, str, dict[str, Any]], object]
@@ -81,10 +82,11 @@ def _attempt(search: Search, options: Options, study: Any, trial: Any, folder: P
     values = {place: each.suggest(trial, ".".join(place)) for place, each in search.space.items()}
     run = with_values(search.run, values, TRIAL_SEED)
 
-    def progress(epoch: int, epochs: int, loss: float, score: float) -> None:
-        trial.report(score, epoch)
-        listen(trial.number, "epoch", {"epoch": epoch, "epochs": epochs, "loss": loss, "score": score})
-        if epoch < epochs and trial.should_prune():
+    def progress(end: EpochEnd) -> None:
+        trial.report(end.score, end.epoch)
+        details = {"epoch": end.epoch, "epochs": end.epochs, "loss": end.loss, "score": end.score}
+        listen(trial.number, "epoch", details)
+        if end.epoch < end.epochs and trial.should_prune():
             raise optuna.TrialPruned
 
     try:

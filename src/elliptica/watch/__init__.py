@@ -1,0 +1,1 @@
+"""`elliptica watch`: how the runs of a folder stand, from its files alone."""
