@@ -239,7 +239,7 @@ def test_bad_trials_are_pruned_and_leave_nothing_behind(toy, tmp_path, monkeypat
         checkpoint.parent.mkdir(parents=True)
         for epoch, score in enumerate(scores[number], 1):
             checkpoint.write_bytes(b"")
-            progress(epoch, 4, 0.0, score)
+            progress(EpochEnd(epoch, 4, 0.0, score, score, 0.1, 1.0, 1))
         last = scores[number][-1]
         metrics = {"validation": {"worst": last}}
         return {"metrics": metrics, "cost": {"seconds": 1.0}, "epoch": 3}
@@ -299,6 +299,7 @@ from pathlib import Path
 from elliptica.experiments import problems
 from elliptica.experiments.run import Options
 from elliptica.experiments.search.worker import work
+from elliptica.training import EpochEnd
 from elliptica.experiments.specification import parse_specification
 from test_search import TOY, load_hard, make
 
