@@ -40,6 +40,7 @@ from elliptica.experiments.specification import (
 )
 from elliptica.experiments.tune import apply_choices, chosen_file, search_space, tune, with_values
 from elliptica.objective import Elliptic
+from elliptica.training import EpochEnd
 from test_methods import load_groups
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -299,7 +300,6 @@ from pathlib import Path
 from elliptica.experiments import problems
 from elliptica.experiments.run import Options
 from elliptica.experiments.search.worker import work
-from elliptica.training import EpochEnd
 from elliptica.experiments.specification import parse_specification
 from test_search import TOY, load_hard, make
 
