@@ -17,7 +17,14 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from elliptica import Green
-from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, save
+from elliptica.estimators import (
+    EllipticClassifier,
+    EllipticRegressor,
+    TablePreprocessor,
+    load,
+    read_notes,
+    save,
+)
 
 QUICK = {"hidden": (8, 4), "max_iter": 2, "random_state": 0}
 
@@ -170,6 +177,23 @@ def test_what_cannot_be_saved(tmp_path, x):
     with pytest.raises(ValueError, match="not fitted"):
         save(EllipticRegressor(), path)
     assert not path.exists()
+
+
+def test_notes(tmp_path, x, file):
+    """They come back as they were, change no prediction, and may be missing, as in older files."""
+    assert read_notes(file) == {}
+    notes = {"ids": ["patient"], "deep": {"a": [1, None, "ä"]}}
+    model = load(file)
+    again = save(model, tmp_path / "noted.elliptica", notes=notes)
+    assert read_notes(again) == notes
+    assert np.array_equal(load(again).predict(x), model.predict(x))
+    assert read_notes(with_settings(file, lambda settings: settings.pop("notes"))) == {}
+    with_settings(file, lambda settings: settings.update(notes=[1]))
+    with pytest.raises(ValueError, match="notes are no dictionary"):
+        read_notes(file)
+    with pytest.raises(TypeError, match="JSON"):
+        save(model, tmp_path / "c.elliptica", notes={"a": x})
+    assert not list(tmp_path.glob("c.*"))
 
 
 def test_other_files(tmp_path, file):

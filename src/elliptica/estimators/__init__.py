@@ -11,6 +11,7 @@ except ModuleNotFoundError as error:
 
 from elliptica.estimators.classifier import EllipticClassifier as EllipticClassifier
 from elliptica.estimators.files import load as load
+from elliptica.estimators.files import read_notes as read_notes
 from elliptica.estimators.files import save as save
 from elliptica.estimators.oversample import BridgeOverSampler as BridgeOverSampler
 from elliptica.estimators.preprocess import TablePreprocessor as TablePreprocessor
@@ -22,5 +23,6 @@ __all__ = [
     "EllipticRegressor",
     "TablePreprocessor",
     "load",
+    "read_notes",
     "save",
 ]

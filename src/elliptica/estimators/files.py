@@ -39,7 +39,7 @@ _LONGEST_REASON = 300  # characters of an internal error that a message quotes
 _COURSE = ("n_iter_", "best_iteration_", "loss_curve_", "validation_scores_", "best_validation_score_")
 
 
-def save(estimator: Any, path: str | Path) -> Path:
+def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:
     """Write a trained estimator to one file that is safe to read.
 
     The file is a zip of ``model.json`` (parameters, labels, columns, course of the training) and
@@ -52,6 +52,7 @@ def save(estimator: Any, path: str | Path) -> Path:
         estimator: `EllipticClassifier`, `EllipticRegressor`, or a pipeline of `TablePreprocessor` and one of
             them.
         path: Where to write, by custom ``something.elliptica``; an existing file is replaced.
+        notes: Anything of yours that JSON can hold, for `read_notes`; `load` does not look at it.
 
     Returns:
         The path.
@@ -79,11 +80,13 @@ def save(estimator: Any, path: str | Path) -> Path:
         "steps": names,
         "preprocessor": None if preprocessor is None else preprocessor.to_dict(),
         "estimator": _describe(model),
+        "notes": notes or {},
     }
+    text = json.dumps(settings, indent=1, ensure_ascii=False)
     path = Path(path)
     part = path.with_name(path.name + ".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
-        file.writestr(SETTINGS, json.dumps(settings, indent=1, ensure_ascii=False))
+        file.writestr(SETTINGS, text)
         file.writestr(WEIGHTS, safetensors.torch.save({k: v.cpu().contiguous() for k, v in tensors.items()}))
     part.replace(path)
     return path
@@ -126,6 +129,29 @@ def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "c
     if module is not None:  # errors of the caller's module are not damage of the file
         model.module_ = _own_network(model, weights, module).to(device)
     return whole
+
+
+def read_notes(path: str | Path) -> dict[str, Any]:
+    """The notes that `save` was given; empty if there were none.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If the file is not of this format, of a later version, or damaged.
+
+    Example:
+        >>> import tempfile
+        >>> model = EllipticRegressor(max_iter=1).fit([[0.0], [1.0]], [0.0, 1.0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = save(model, Path(folder) / "a.elliptica", notes={"units": "metres"})
+        ...     read_notes(path)
+        {'units': 'metres'}
+    """
+    notes = _read(Path(path))[0].get("notes", {})
+    if not isinstance(notes, dict):
+        raise ValueError(f"{path} does not hold what a saved estimator holds: its notes are no dictionary.")
+    return notes
 
 
 @contextlib.contextmanager
