@@ -67,7 +67,7 @@ def test_compare_writes_everything(done):
     assert code == 0, output
     assert "Task: classification, because 'kind' holds text" in output
     assert "No verdict: 2 finished repeats are too few" in output
-    assert re.search(r"elliptic . \d", output)  # a row of the table
+    assert re.search(r"elliptic training . \d", output)  # a row of the table
     out = folder / "out"
     assert {file.name for file in out.iterdir()} == {
         "report.md",
@@ -88,7 +88,7 @@ def test_the_same_command_does_nothing_twice(done):
     before = json.loads((folder / "out" / "results.json").read_text())["records"]
     code, output = run("compare", folder / "flowers.csv", "--target", "kind", "--out", folder / "out", *QUICK)
     assert code == 0
-    assert "4 runs are done" in output
+    assert "4 runs done already" in output
     assert json.loads((folder / "out" / "results.json").read_text())["records"] == before
 
 
@@ -107,7 +107,9 @@ def test_predictions(done, data, tmp_path):
     assert "80 predictions in" in output
     assert "Columns that the model does not use: 'kind'." in output
     found = pl.read_csv(out)
-    assert found.columns == ["prediction", "probability of iris", "probability of rose"]
+    assert found.columns == ["row", "prediction", "probability of iris", "probability of rose"]
+    assert found["row"].to_list() == list(range(1, 81))
+    found = found.drop("row")
     expected = load(model).predict_proba(data.drop("kind"))
     np.testing.assert_allclose(found.select(found.columns[1:]).to_numpy(), expected, atol=1e-12)
     chosen = np.asarray(["iris", "rose"])[expected.argmax(1)]
@@ -115,7 +117,7 @@ def test_predictions(done, data, tmp_path):
     # columns in another order, from Parquet, give the same
     data.select("price", "colour", "size").write_parquet(tmp_path / "new.parquet")
     assert run("predict", model, tmp_path / "new.parquet", "--proba", "--out", tmp_path / "b.csv")[0] == 0
-    assert pl.read_csv(tmp_path / "b.csv").equals(found)
+    assert pl.read_csv(tmp_path / "b.csv").drop("row").equals(found)
 
 
 def test_predictions_stay_with_their_rows(done, tmp_path):
@@ -143,10 +145,13 @@ def test_predict_refuses_what_does_not_fit(done, data, tmp_path):
 
     assert "no column 'size' for the model. Did you mean 'Size'?" in answer(data.rename({"size": "Size"}))
     assert "lacks 2 of the 3 inputs of the model: 'size', 'price'" in answer(data.drop("size", "price"))
-    odd = data.with_columns(pl.Series("price", ["1", "2", "3 euro", *["4"] * 77]))
-    assert (
-        "'price' held numbers when the model was trained, but 1 values are none, e.g. '3 euro' in row 3"
-        in (answer(odd))
+    odd = data.with_columns(pl.Series("price", ["1", "2", *["3 euro"] * 8, *["4"] * 70]))
+    assert "'price' held numbers when the model was trained, but now 8 of 80 values are none" in answer(odd)
+    assert "no column 'nam' for the id. There are" in answer(data, "--id", "nam")
+    mine = data.with_columns(pl.Series("prediction", range(80)))
+    assert "a column 'prediction' of their own" in answer(mine, "--id", "prediction")
+    assert "has 80 rows; at most 79 are read, because all of them are held in memory" in (
+        answer(data, "--max-rows", "79")
     )
     (tmp_path / "junk.elliptica").write_bytes(b"junk")
     assert "junk.elliptica cannot be read as a model" in answer(data, model=tmp_path / "junk.elliptica")

@@ -72,11 +72,46 @@ def test_types_and_missing_values(tmp_path):
     assert table.frame["m"].null_count() == 3
 
 
-def test_nearly_numbers_are_pointed_out(tmp_path):
-    lines = "\n".join(f"{i},{i}" for i in range(99))
-    table = read_table(write(tmp_path, f"a,b\n{lines}\n12kg,1\n"))
-    assert table.frame["a"].dtype == pl.String
-    assert "1 of 100 values are no numbers, e.g. '12kg'" in table.notices[0]
+def test_a_few_cells_of_text_leave_a_column_of_numbers_one(tmp_path):
+    """Else every number would be a category of its own, or the column be taken for an identifier."""
+    lines = "\n".join(f"{i * i},{'ab'[i % 2]}" for i in range(99))
+    problem = problem_of(write(tmp_path, f"a,y\n{lines}\n12kg,b\n"))
+    assert problem.features["a"].to_list() == [*(float(i * i) for i in range(99)), None]
+    assert problem.text_as_missing == ("a",)
+    warning = "Warning: column 'a': 1 of 100 values is no number, e.g. '12kg'. Taken as missing."
+    assert warning in problem.notices
+    assert not any("identifier" in notice for notice in problem.notices)
+
+
+def test_text_is_found_among_decimal_commas(tmp_path):
+    lines = "\n".join(f"{i},5;{'ab'[i % 2]}" for i in range(99))
+    problem = problem_of(write(tmp_path, f"a;y\n{lines}\nn.b.;b\n"))
+    assert problem.features["a"].to_list() == [*(i + 0.5 for i in range(99)), None]
+    with pytest.raises(TableError, match=r"1 of 100 values is no number, e\.g\. 'n\.b\.'"):
+        problem_of(write(tmp_path, f"y;a\n{lines}\nn.b.;b\n"), "y")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "words"),
+    [
+        # a gap tells one text as well as a category does
+        ([*[str(i % 3) for i in range(190)], *["unknown"] * 10], pl.Float64, "10 of 200 values are no num"),
+        # few numbers beside several texts: codes, of which none may be lost
+        ([*[str(i % 3) for i in range(190)], *["A", "B"] * 5], pl.String, None),
+        # a fifth is no slip: text it stays, but not silently
+        ([*[str(i) for i in range(160)], *["<5", ">9"] * 20], pl.String, "40 of 200 values are no numbers"),
+        ([f"t{i % 9}" for i in range(200)], pl.String, None),
+        # missing cells are no text
+        ([*[str(i) for i in range(150)], *[None] * 49, "x"], pl.Float64, "1 of 151 values is no number"),
+    ],
+    ids=["one text", "codes", "too many", "categories", "gaps"],
+)
+def test_what_text_among_numbers_means(values, kind, words):
+    problem = problem_of(rows(200, c=pl.Series(values, dtype=pl.String)))
+    assert problem.features["c"].dtype == kind
+    assert (problem.text_as_missing == ("c",)) == (kind == pl.Float64)
+    found = [notice for notice in problem.notices if notice.startswith("Warning: column 'c'")]
+    assert ([words in notice for notice in found] == [True]) if words else not found
 
 
 def test_parquet(tmp_path):
@@ -125,7 +160,11 @@ def test_pandas_frames_of_all_kinds():
         ("some text\nthat is no table\n", "one column only"),
         (b"\x89PNG\r\n\x1a\n\0\0\0", "not a CSV file"),
         (b"\x01\x02\x03 a,b\n", "not a CSV file"),
-        ("a,b\n1,\u00e9\n".encode("latin-1"), "not a CSV file in UTF-8"),
+        ("a,b\n1,\u00e9\n".encode("latin-1"), r"not in UTF-8: see line 2\..*iconv -f WINDOWS-1252"),
+        ("a,b\n1,2\n".encode("utf-16"), r"is in UTF-16.*iconv -f UTF-16"),
+        (b"PK\x03\x04\x14\0", "Excel workbook"),
+        (b"\x1f\x8b\x08\0", "compressed by gzip"),
+        (b"PAR1\x15\0", "ends in .parquet"),
         ("a,b\n1,2,3\n1,2\n", "Line 2 of data.csv has 3 cells, but the header has 2"),
         ("a,b,c\n1,2,3\n\n1,2\n4,5,6\n7,8,9\n", "Line 4 of data.csv has 2 cells, but the header has 3"),
     ],
@@ -179,7 +218,7 @@ def test_leading_zeros_are_pointed_out(tmp_path):
 def test_junk_far_down_is_found(tmp_path):
     """Beyond the part of the file that is looked at first."""
     good = "a,b\n" + "1,2\n" * 50_000
-    with pytest.raises(TableError, match=r"data\.csv"):
+    with pytest.raises(TableError, match=r"data\.csv is not in UTF-8: see line 50002"):
         read_table(write(tmp_path, good.encode() + b"1,\xff\xfe\n"))
 
 
@@ -278,6 +317,14 @@ def test_wrong_names_are_answered_with_near_ones():
         problem_of(frame, split_by="site")
     with pytest.raises(TableError, match="cannot be the group"):
         problem_of(frame, group="y")
+    with pytest.raises(TableError, match=r"no column 'incom' for the id\. Did you mean 'Income'"):
+        problem_of(frame, ids=["incom"])
+    with pytest.raises(TableError, match="cannot be the group, the split-by or an id"):
+        problem_of(frame, ids=["y"])
+    with pytest.raises(TableError, match="needs a --group"):
+        problem_of(frame, group_as_input=True)
+    with pytest.raises(TableError, match="cannot be an id and an input"):
+        problem_of(rows(g=["u", "v"] * 30), group="g", group_as_input=True, ids=["g"])
     with pytest.raises(TableError, match="task must be one of"):
         problem_of(frame, task="ranking")
 
@@ -363,7 +410,7 @@ def test_rows_without_target_are_dropped():
         (
             [*map(str, range(59)), "unknown"],
             {},
-            "1 of 60 values of the target 'y' are no numbers, e.g. 'unkn",
+            "In the target column 'y': 1 of 60 values is no number, e.g. 'unkn",
         ),
         ([*map(str, range(54)), *"abcdef"], {}, "Class '0' of 'y' has 1 rows"),  # a tenth: no stray cells
         (["a"] * 60, {}, "one class only, 'a'"),

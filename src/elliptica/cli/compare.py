@@ -27,6 +27,11 @@ class Rule(str, Enum):
     worst = "worst"
 
 
+def _names(values: list[str]) -> list[str]:
+    """Names that are repeated, separated by commas, or both."""
+    return [name.strip() for each in values for name in each.split(",") if name.strip()]
+
+
 @app.command()
 def compare(
     data: Annotated[Path, typer.Argument(help="CSV or Parquet file with named columns.")],
@@ -42,17 +47,24 @@ def compare(
         str | None,
         typer.Option(help="Column whose equal values stay on one side of a split (patients, sites)."),
     ] = None,
+    id: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column that names the rows: no input, carried to predictions. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     group_as_input: Annotated[
         bool, typer.Option("--group-as-input", help="Predict from the group, too.")
     ] = False,
     methods: Annotated[
         list[str] | None,
         typer.Option(
-            help="erm, mixup, c-mixup, elliptic, elliptic-weighted: a,b or repeated.",
+            help="erm (ordinary training), mixup, c-mixup, elliptic, elliptic-weighted: a,b or repeated.",
             show_default="all of the task",
         ),
     ] = None,
-    trees: Annotated[bool, typer.Option("--trees", help="Compare with gradient boosting, too.")] = False,
+    trees: Annotated[bool, typer.Option("--trees", help="Compare with boosted trees, too.")] = False,
     repeats: Annotated[
         int, typer.Option(min=1, help="Random splits; 3 or more for a verdict, more for narrower intervals.")
     ] = 5,
@@ -88,7 +100,7 @@ def compare(
         task=task.value,
         split_by=split_by,
         group_as_input=group_as_input,
-        methods=[name.strip() for each in methods for name in each.split(",")] if methods else None,
+        methods=None if methods is None else _names(methods),
         trees=trees,
         repeats=repeats,
         trials=trials,
@@ -98,6 +110,7 @@ def compare(
         seed=seed,
         max_rows=max_rows,
         sample=sample,
+        ids=id or (),
     )
     raise typer.Exit(status)
 
@@ -110,12 +123,22 @@ def predict(
         "predictions.csv"
     ),
     proba: Annotated[bool, typer.Option("--proba", help="Probabilities of the classes, too.")] = False,
+    id: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column to carry to the predictions. May be repeated.",
+            show_default="the --id of the comparison",
+        ),
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Longer tables are refused.")] = 2_000_000,
 ) -> None:
     """Predict the rows of another table with a model that a comparison has left.
 
-    Example: elliptica predict compare/patients/model.elliptica new.csv --proba
+    Predictions have the number of their row. Example:
+    elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
     require_extra("compare")
     from elliptica.compare.command import run_predict
 
-    raise typer.Exit(run_predict(model, data, out, proba, Console()))
+    status = run_predict(model, data, out, Console(), proba=proba, ids=id or (), max_rows=max_rows)
+    raise typer.Exit(status)

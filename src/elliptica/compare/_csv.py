@@ -17,6 +17,16 @@ _LONGEST_LINE = 10_000_000
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
+#: First bytes of files that are often passed by mistake.
+_KNOWN = {
+    b"PK\x03\x04": "a zip file or an Excel workbook. Unpack it, or save the sheet as CSV UTF-8.",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook. Save the sheet as CSV UTF-8.",
+    b"\x1f\x8b": "compressed by gzip. Unpack it first: gunzip.",
+    b"PAR1": "a Parquet file. Give it a name that ends in .parquet.",
+    b"\xff\xfe": "in UTF-16. Save it as CSV UTF-8, or convert it: iconv -f UTF-16 -t UTF-8.",
+    b"\xfe\xff": "in UTF-16. Save it as CSV UTF-8, or convert it: iconv -f UTF-16 -t UTF-8.",
+}
+
 
 class TableError(ValueError):
     """A table, a column or an option that cannot be used; the message says what to do."""
@@ -106,6 +116,8 @@ def _rows(file: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
     try:
         yield from reader
     except (csv.Error, UnicodeDecodeError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise _not_utf8(file) from error
         if "field limit" in str(error):
             raise _too_long(file) from error
         raise _no_text(file, str(error)) from error
@@ -124,12 +136,15 @@ def _head(file: Path) -> str:
         raw = handle.read(_HEAD) + handle.readline(_LONGEST_LINE)
     if not raw.strip():
         raise TableError(f"{file.name} is empty. Expected a CSV file with a line of names and rows below.")
+    for start, what in _KNOWN.items():
+        if raw.startswith(start):
+            raise TableError(f"{file.name} is {what}")
     if b"\0" in raw:
         raise _no_text(file, "it contains zero bytes")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _no_text(file, str(error)) from error
+        raise _not_utf8(file) from error
     if any(ord(c) < 32 and c not in "\t\r\n\f" for c in text):
         raise _no_text(file, "it contains control characters")
     if "\r" in text and "\n" not in text:
@@ -145,6 +160,25 @@ def _too_long(file: Path) -> TableError:
         f"{file.name} has a cell of more than {csv.field_size_limit():,} characters. Look for a quote that "
         "is not closed; if the cell is meant, remove its column, or pass a file that ends in .parquet."
     )
+
+
+def _not_utf8(file: Path) -> TableError:
+    """Which line it is, and the two ways out that work nearly always."""
+    with file.open("rb") as handle:
+        number = next(n for n, line in enumerate(handle, 1) if _is_broken(line))
+    return TableError(
+        f"{file.name} is not in UTF-8: see line {number}. Probably it was saved in the encoding of Windows. "
+        "Save it again as CSV UTF-8 (Excel offers that), or convert it: "
+        f"iconv -f WINDOWS-1252 -t UTF-8 {file.name} > utf8-{file.name}"
+    )
+
+
+def _is_broken(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _no_text(file: Path, reason: str) -> TableError:

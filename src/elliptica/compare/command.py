@@ -13,12 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as Grid
 
 from elliptica.compare._csv import TableError
+from elliptica.compare.cautions import cautions
 from elliptica.compare.comparison import Comparison, Session
 from elliptica.compare.model import fit_model
 from elliptica.compare.predict import predict_file
 from elliptica.compare.report import markdown, model_words, page, result_rows
-
-MODEL = "model.elliptica"
+from elliptica.compare.store import MODEL
+from elliptica.compare.verdict import MIN_REPEATS
 
 
 def run_compare(source: Path, target: str, out: Path, console: Console, **options: Any) -> int:
@@ -47,10 +48,10 @@ def run_compare(source: Path, target: str, out: Path, console: Console, **option
     return 0
 
 
-def run_predict(model: Path, source: Path, out: Path, proba: bool, console: Console) -> int:
+def run_predict(model: Path, source: Path, out: Path, console: Console, **options: Any) -> int:
     """Predict, write; returns the exit status."""
     try:
-        found, notices = predict_file(model, source, out, proba=proba)
+        found, notices = predict_file(model, source, out, **options)
     except TableError as error:
         _say(console, f"[red]error:[/red] {escape(str(error))}")
         return 2
@@ -58,7 +59,7 @@ def run_predict(model: Path, source: Path, out: Path, proba: bool, console: Cons
         _say(console, escape(f"Interrupted: {out} was not written, or not completely."))
         return 130
     for notice in notices:
-        _say(console, f"- {escape(notice)}")
+        _list(console, notice)
     _say(console, escape(f"{len(found):,} predictions in {out}"))
     return 0
 
@@ -91,14 +92,25 @@ def _interrupted(session: Session | None, out: Path, console: Console) -> int:
 
 def _introduce(session: Session, console: Console) -> None:
     problem, plan = session.problem, session.plan
+    if plan.repeats < MIN_REPEATS:
+        _list(
+            console,
+            f"{plan.repeats} repeat{'s give' if plan.repeats > 1 else ' gives'} scores but no verdict, which "
+            f"needs {MIN_REPEATS} or more. The same command with more --repeats goes on from there.",
+        )
     for notice in problem.notices:
-        _say(console, f"- {escape(notice)}")
+        _list(console, notice)
     done = len(session.store.records())
     _say(
         console,
-        f"{len(problem.target):,} rows, {problem.features.width} inputs; {len(plan.methods)} methods x "
-        f"{plan.repeats} repeats x {plan.trials} trials" + (f"; {done} runs are done" if done else ""),
+        f"{len(problem.target):,} rows, {_count(problem.features.width, 'input')}; "
+        f"{_count(len(plan.methods), 'method')} x {_count(plan.repeats, 'repeat')} x "
+        f"{_count(plan.trials, 'trial')}" + (f"; {_count(done, 'run')} done already" if done else ""),
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _conclude(found: Comparison, console: Console) -> None:
@@ -110,6 +122,8 @@ def _conclude(found: Comparison, console: Console) -> None:
         grid.add_row(*map(escape, row))
     console.print(grid)
     _say(console, f"[bold]{escape(found.verdict.text)}[/bold]")
+    for caution in cautions(found):
+        _list(console, f"Note: {caution}")
 
 
 def _progress(console: Console) -> Progress:
@@ -118,4 +132,15 @@ def _progress(console: Console) -> Progress:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+    """Whole words on a screen, whole lines in a file."""
+    console.print(text, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def _list(console: Console, text: str) -> None:
+    """A point of a list, indented below its dash."""
+    if not console.is_terminal:
+        _say(console, f"- {escape(text)}")
+        return
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    grid.add_row("-", escape(text))
+    console.print(grid, highlight=False)

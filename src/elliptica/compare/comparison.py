@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from elliptica.compare.metrics import Metric, metrics_of
-from elliptica.compare.plan import TREES, Plan, Select, choose_methods
+from elliptica.compare.plan import TREES, Plan, Select, check_methods, choose_methods
 from elliptica.compare.problem import Problem, Task, make_problem
 from elliptica.compare.protocol import Prepared, Record, prepare, run_method
 from elliptica.compare.splits import split_rows
@@ -128,15 +128,23 @@ class Session:
         max_rows: int,
         sample: bool,
         out: str | Path | None,
+        ids: Sequence[str] = (),
         command: str = "",
     ) -> Session:
         """Read the table and what is finished already; arguments as in `compare`."""
+        plan = Plan((REFERENCE,), repeats, trials, select, epochs, tuple(hidden), seed)
+        check_methods(methods)  # options that are wrong for every table, before a long one is read
         table = read_table(source, max_rows=max_rows, sample=sample, seed=seed)
         problem = make_problem(
-            table, target, task=task, group=group, split_by=split_by, group_as_input=group_as_input
+            table,
+            target,
+            task=task,
+            group=group,
+            split_by=split_by,
+            group_as_input=group_as_input,
+            ids=ids,
         )
-        chosen = choose_methods(problem.task, methods, trees)
-        plan = Plan(chosen, repeats, trials, select, epochs, tuple(hidden), seed)
+        plan = replace(plan, methods=choose_methods(problem.task, methods, trees))
         for repeat in range(plan.repeats):
             split_rows(problem, repeat, plan.seed)  # refuses what no training can use, before any is done
         folder = None if out is None else Path(out)
@@ -178,6 +186,7 @@ def compare(
     seed: int = 0,
     max_rows: int = MAX_ROWS,
     sample: bool = False,
+    ids: Sequence[str] = (),
     out: str | Path | None = None,
     listen: Listener | None = None,
 ) -> Comparison:
@@ -203,6 +212,7 @@ def compare(
         seed: Of everything that is drawn.
         max_rows: Longer tables are refused,
         sample: or reduced to a random sample of that size.
+        ids: Columns that name the rows: no inputs, but carried to the predictions of the model.
         out: Folder in which finished runs are kept, so that the same call goes on where it was.
         listen: Told before each run.
 
@@ -234,6 +244,7 @@ def compare(
         seed=seed,
         max_rows=max_rows,
         sample=sample,
+        ids=ids,
         out=out,
     )
     session.run(listen or (lambda *_: None))

@@ -93,10 +93,16 @@ class Difference:
             return "open"
         return "better" if self.gain > 0 else "worse"
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the interval; shares cannot differ by more than 1, whatever few repeats allow."""
+        ends = self.interval.low, self.interval.high
+        return (max(-1.0, ends[0]), min(1.0, ends[1])) if self.metric.percent else ends
+
     def words(self) -> str:
         """Both means, and the difference with its interval."""
         show = self.metric.show
-        low, high = (show(v, sign=True, unit=False) for v in (self.interval.low, self.interval.high))
+        low, high = (show(end, sign=True, unit=False) for end in self.ends)
         return (
             f"{self.metric.label} {show(self.value)} against {show(self.reference)} (difference "
             f"{show(self.interval.mean, sign=True)}, interval {low} to {high})"

@@ -30,7 +30,8 @@ def make_estimator(
     """
     if method == TREES:
         trees = HistGradientBoostingClassifier if task == "classification" else HistGradientBoostingRegressor
-        return trees(**settings, random_state=seed)
+        # it would hold rows out of large tables; networks train on all of them, so trees do, too
+        return trees(**settings, early_stopping=False, random_state=seed)
     network = EllipticClassifier if task == "classification" else EllipticRegressor
     weighting: dict[str, Any] = {"weighting": "gradient_softmax"} if method == "elliptic-weighted" else {}
     return network(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from sklearn.pipeline import Pipeline
 
@@ -10,8 +11,18 @@ from elliptica._streams import stream_seed
 from elliptica.compare.comparison import Comparison
 from elliptica.compare.methods import make_estimator
 from elliptica.compare.plan import draw_settings
+from elliptica.compare.problem import Problem
 from elliptica.compare.protocol import final_trial
 from elliptica.estimators import TablePreprocessor, save
+
+
+def notes_of(problem: Problem) -> dict[str, Any]:
+    """What predictions for another table must know beside the model itself."""
+    return {
+        "target": problem.target_name,
+        "ids": list(problem.ids),
+        "text_as_missing": list(problem.text_as_missing),
+    }
 
 
 def fit_model(comparison: Comparison, file: Path | None = None) -> Pipeline:
@@ -34,5 +45,5 @@ def fit_model(comparison: Comparison, file: Path | None = None) -> Pipeline:
     model = Pipeline([("table", TablePreprocessor()), ("network", network)])
     model.fit(problem.features, problem.target)
     if file is not None:
-        save(model, file)
+        save(model, file, notes=notes_of(problem))
     return model

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -31,8 +32,12 @@ _OWN = {
         "learning_rate": (0.1, 0.02, 0.3),
         "l2_regularization": (1e-6, 1e-6, 10.0),
         "max_leaf_nodes": (31, 4, 63),
+        "max_iter": (100, 50, 500),
     },
 }
+_WHOLE = ("max_iter", "max_leaf_nodes")
+#: A value in this share of a range (on its scale) lies at the border.
+_BORDER = 0.1
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,10 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise TableError(f"{name} must be a whole number of at least 1, but got {value!r}.")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise TableError(f"seed must be a whole number of at least 0, but got {self.seed!r}.")
+        if not self.hidden or not all(isinstance(width, int) and width > 0 for width in self.hidden):
+            raise TableError(f"hidden must be widths of layers, e.g. (128, 128), but got {self.hidden!r}.")
         if self.select not in get_args(Select):
             raise TableError(f'select must be "average" or "worst", but got {self.select!r}.')
 
@@ -74,6 +83,22 @@ class Plan:
     def n_runs(self) -> int:
         """Methods times repeats."""
         return len(self.methods) * self.repeats
+
+
+def check_methods(wanted: Sequence[str] | None) -> None:
+    """Refuse names that are methods of no task, before any table is read.
+
+    Raises:
+        TableError: If there is such a name, or none at all.
+    """
+    known = list(dict.fromkeys((*METHODS["classification"], *METHODS["regression"], TREES)))
+    if wanted is not None and not wanted:
+        raise TableError(f"No method is named. There are {', '.join(known)}; leave --methods out for all.")
+    for name in wanted or ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+            raise TableError(f"There is no method {name!r}. {hint}")
 
 
 def choose_methods(task: str, wanted: Sequence[str] | None, trees: bool) -> tuple[str, ...]:
@@ -111,13 +136,38 @@ def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
         >>> draw_settings("elliptic", 3, plan).items() >= shared.items()
         True
     """
-    ranges: dict[str, tuple[float, float, float]] = {}
-    if method != TREES:
-        ranges = {**_SHARED, "max_iter": (plan.epochs, max(1.0, plan.epochs / 4), plan.epochs)}
-    own = _OWN.get(method, {})
-    values = _draw(ranges, trial, stream_seed("shared trials", plan.seed, trial))
-    values |= _draw(own, trial, stream_seed("own trials", method, plan.seed, trial))
-    return {name: round(v) if name in ("max_iter", "max_leaf_nodes") else v for name, v in values.items()}
+    values = _draw(_shared(method, plan), trial, stream_seed("shared trials", plan.seed, trial))
+    values |= _draw(_OWN.get(method, {}), trial, stream_seed("own trials", method, plan.seed, trial))
+    return {name: round(v) if name in _WHOLE else v for name, v in values.items()}
+
+
+def at_border(method: str, settings: Mapping[str, float], plan: Plan) -> dict[str, tuple[float, float]]:
+    """Settings in the outermost tenth of their range, with that range.
+
+    An end that is the usual value, such as the most epochs, is no border: nothing was searched beyond it on
+    purpose.
+
+    Example:
+        >>> plan = Plan(("erm", "elliptic"))
+        >>> at_border("elliptic", {"sigma": 0.9, "learning_rate": 0.001, "max_iter": 100}, plan)
+        {'sigma': (0.01, 1.0)}
+    """
+    ranges = {**_shared(method, plan), **_OWN.get(method, {})}
+    found = {}
+    for name, value in settings.items():
+        usual, low, high = ranges[name]
+        if low < high:
+            place = math.log(value / low) / math.log(high / low)
+            if (place < _BORDER and usual > low) or (place > 1 - _BORDER and usual < high):
+                found[name] = (low, high)
+    return found
+
+
+def _shared(method: str, plan: Plan) -> dict[str, tuple[float, float, float]]:
+    """Ranges that all networks have in common."""
+    if method == TREES:
+        return {}
+    return {**_SHARED, "max_iter": (plan.epochs, max(1.0, plan.epochs / 4), plan.epochs)}
 
 
 def _draw(ranges: dict[str, tuple[float, float, float]], trial: int, seed: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,26 @@ import polars as pl
 from sklearn.pipeline import Pipeline
 
 from elliptica.compare._csv import TableError
-from elliptica.compare.problem import as_feature, is_usable
+from elliptica.compare.columns import STRAY_SHARE, as_feature, find_strays, is_usable
 from elliptica.compare.store import check_writable
-from elliptica.compare.table import Table, as_numbers, check_column, read_table
-from elliptica.estimators import EllipticClassifier, load
+from elliptica.compare.table import Table, check_column, read_table
+from elliptica.estimators import EllipticClassifier, load, read_notes
+
+MAX_ROWS = 2_000_000
+_TOO_LONG = "because all of them are held in memory. Split the table, or raise --max-rows (max_rows=)."
+#: So many cells of text without a number among them are no chance.
+_MANY = 10
+_WHENCE = "which elliptica compare writes."
 
 
 def predict_file(
-    model: Path, source: Any, out: Path | None = None, *, proba: bool = False
+    model: Path,
+    source: Any,
+    out: Path | None = None,
+    *,
+    proba: bool = False,
+    ids: Sequence[str] = (),
+    max_rows: int = MAX_ROWS,
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Predict every row of a table, in its order.
 
@@ -26,30 +39,51 @@ def predict_file(
         source: CSV or Parquet file, or a frame, with the columns of the inputs; others are ignored.
         out: CSV file for the predictions; None: not written.
         proba: Also the probability of each class.
+        ids: Columns to carry to the predictions, beside those that the comparison was told of.
+        max_rows: Longer tables are refused: all rows are in memory at once.
 
     Returns:
-        The predictions, and notices about the table.
+        The predictions, each with the number of its row and its ids, and notices about the table.
 
     Raises:
         TableError: If the model cannot be read, the table does not fit it, or ``out`` cannot be written.
     """
     if out is not None and isinstance(source, str | Path) and out.resolve() == Path(source).resolve():
         raise TableError(f"Predictions would overwrite the table itself. Choose another --out than {out}.")
-    pipeline = _load(model)
+    pipeline, notes = _load(model)
     if proba and not isinstance(pipeline[-1], EllipticClassifier):
         raise TableError("This model predicts numbers, which have no probabilities. Leave --proba out.")
     if out is not None:
         _check_out(out)
-    table = read_table(source, max_rows=None, as_text=True)
-    inputs, notices = _inputs(table, pipeline[0].to_dict()["columns"])
-    columns = {"prediction": pipeline.predict(inputs)}
+    table = read_table(source, max_rows=max_rows, as_text=True, too_long=_TOO_LONG)
+    columns = {"row": pl.Series(range(1, len(table.frame) + 1), dtype=pl.Int64), **_ids(table, ids, notes)}
+    inputs, notices = _inputs(table, pipeline[0].to_dict()["columns"], notes, set(columns))
+    found = {"prediction": pl.Series(pipeline.predict(inputs))}
     if proba:
         chances = pipeline.predict_proba(inputs)
-        columns |= {f"probability of {c}": chances[:, i] for i, c in enumerate(pipeline.classes_.tolist())}
-    found = pl.DataFrame(columns)
+        found |= {
+            f"probability of {c}": pl.Series(chances[:, i]) for i, c in enumerate(pipeline.classes_.tolist())
+        }
+    if double := [name for name in columns if name in found]:
+        raise TableError(f"Predictions have a column {double[0]!r} of their own. Rename the id column.")
+    result = pl.DataFrame({**columns, **found})
     if out is not None:
-        found.write_csv(out)
-    return found, (*table.notices, *notices)
+        result.write_csv(out)
+    return result, (*table.notices, *notices)
+
+
+def _ids(table: Table, wanted: Sequence[str], notes: Mapping[str, Any]) -> dict[str, pl.Series]:
+    """Columns that are asked for, and those of the comparison that the table has."""
+    for name in wanted:
+        check_column(table, name, "id")
+    known = [name for name in _names(notes, "ids") if name in table.frame.columns]
+    return {name: table.frame[name] for name in dict.fromkeys((*known, *wanted))}
+
+
+def _names(notes: Mapping[str, Any], key: str) -> list[str]:
+    """Names of columns in the notes of a model, which may come from anywhere."""
+    found = notes.get(key, [])
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def _check_out(out: Path) -> None:
@@ -62,22 +96,28 @@ def _check_out(out: Path) -> None:
         raise TableError(f"The file {out} must not be written to. Choose another --out, or make it writable.")
 
 
-def _load(file: Path) -> Pipeline:
+def _load(file: Path) -> tuple[Pipeline, dict[str, Any]]:
     if not file.is_file():
-        raise TableError(f"The model {file} does not exist. elliptica compare writes model.elliptica.")
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise TableError(f"The model {file} {what}. Expected a file such as model.elliptica, {_WHENCE}")
     try:
-        model = load(file)
+        model, notes = load(file), read_notes(file)
     except (ValueError, OSError) as error:
-        raise TableError(f"{file.name} cannot be read as a model: {error}") from error
+        raise TableError(
+            f"{file.name} cannot be read as a model: {error} Expected a file such as model.elliptica, "
+            + _WHENCE
+        ) from error
     if not isinstance(model, Pipeline):
         raise TableError(
             f"{file.name} holds a network without its preprocessing, so that it is not known how to read a "
             "table for it. Use it from Python: elliptica.estimators.load."
         )
-    return model
+    return model, notes
 
 
-def _inputs(table: Table, wanted: list[dict[str, Any]]) -> tuple[pl.DataFrame, list[str]]:
+def _inputs(
+    table: Table, wanted: list[dict[str, Any]], notes: Mapping[str, Any], carried: set[str]
+) -> tuple[pl.DataFrame, list[str]]:
     """The columns of the model, in its order and types."""
     names = [column["name"] for column in wanted]
     missing = [name for name in names if name not in table.frame.columns]
@@ -89,13 +129,14 @@ def _inputs(table: Table, wanted: list[dict[str, Any]]) -> tuple[pl.DataFrame, l
     for name in missing:
         check_column(table, name, "model")
     notices = []
-    if extra := [name for name in table.frame.columns if name not in names]:
+    if extra := [name for name in table.frame.columns if name not in names and name not in carried]:
         notices.append(f"Columns that the model does not use: {', '.join(map(repr, extra))}.")
-    columns = [_column(table, column, notices) for column in wanted]
+    mended = _names(notes, "text_as_missing")
+    columns = [_column(table, column, column["name"] in mended, notices) for column in wanted]
     return pl.DataFrame(columns), notices
 
 
-def _column(table: Table, wanted: dict[str, Any], notices: list[str]) -> pl.Series:
+def _column(table: Table, wanted: dict[str, Any], text_as_missing: bool, notices: list[str]) -> pl.Series:
     name = wanted["name"]
     column = table.frame[name]
     if not is_usable(column) and column.null_count() < len(column):
@@ -103,7 +144,7 @@ def _column(table: Table, wanted: dict[str, Any], notices: list[str]) -> pl.Seri
             f"Column {name!r} is of type {column.dtype}, but the model learnt {wanted['kind']}s."
         )
     if wanted["kind"] == "number":
-        numbers = _numbers(table, column)
+        numbers = _numbers(table, column, text_as_missing, notices)
         gaps = numbers.null_count()
         if gaps and not wanted["had_gaps"]:
             notices.append(
@@ -121,16 +162,18 @@ def _column(table: Table, wanted: dict[str, Any], notices: list[str]) -> pl.Seri
     return text
 
 
-def _numbers(table: Table, column: pl.Series) -> pl.Series:
+def _numbers(table: Table, column: pl.Series, text_as_missing: bool, notices: list[str]) -> pl.Series:
+    """As in training: text is missing where it was there, or where it is rare enough to be a slip."""
     if column.dtype.is_numeric():
         return as_feature(column)
-    text = column.cast(pl.String)
-    numbers = as_feature(as_numbers(text, decimal_comma=table.decimal_comma))
-    odd = (as_numbers(text, decimal_comma=table.decimal_comma).is_null() & text.is_not_null()).arg_true()
-    if len(odd):
-        raise TableError(
-            f"Column {column.name!r} held numbers when the model was trained, but {len(odd)} values are "
-            f"none, e.g. {text[int(odd[0])]!r} in row {int(odd[0]) + 1}. Correct them; an empty cell is a "
-            "missing value."
-        )
-    return numbers
+    found = find_strays(column.cast(pl.String), decimal_comma=table.decimal_comma)
+    if len(found.odd):
+        other = len(found.odd) == found.n_known >= _MANY  # another column, or another way to write numbers
+        if other or (not text_as_missing and found.share >= STRAY_SHARE):
+            raise TableError(
+                f"Column {column.name!r} held numbers when the model was trained, but now {len(found.odd)} "
+                f"of {found.n_known} values are none, e.g. {found.odd[0]!r}. Correct them; an empty cell is "
+                "a missing value."
+            )
+        notices.append(f"Warning: {found.words(column.name)}. Taken as missing.")
+    return as_feature(found.numbers)

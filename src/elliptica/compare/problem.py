@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -10,7 +11,8 @@ import numpy as np
 import polars as pl
 
 from elliptica.compare._csv import TableError
-from elliptica.compare.table import Table, as_numbers, check_column
+from elliptica.compare.columns import FEW_VALUES, STRAY_SHARE, find_strays, make_inputs
+from elliptica.compare.table import Table, check_column
 
 Task = Literal["auto", "classification", "regression"]
 
@@ -20,10 +22,6 @@ MIN_CLASS_ROWS = 5
 #: Groups with fewer rows are not judged: their figures would be noise.
 MIN_GROUP_ROWS = 10
 MAX_GROUPS = 50
-_FEW_VALUES = 20
-#: Below this share, text among numbers is taken for a mistake.
-_STRAY_SHARE = 0.1
-_MANY_CATEGORIES = 50
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,8 @@ class Problem:
         group_name: Name of that column.
         blocks: Number of the block of rows that must stay together. None: rows are independent.
         notices: What was decided, in words.
+        ids: Columns that name the rows: no inputs, but carried to predictions.
+        text_as_missing: Inputs of numbers in which cells of text are taken as missing.
     """
 
     features: pl.DataFrame
@@ -49,6 +49,8 @@ class Problem:
     group_name: str | None = None
     blocks: np.ndarray | None = None
     notices: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    text_as_missing: tuple[str, ...] = ()
 
     @property
     def classes(self) -> list[Any]:
@@ -71,6 +73,7 @@ def make_problem(
     group: str | None = None,
     split_by: str | None = None,
     group_as_input: bool = False,
+    ids: Sequence[str] = (),
 ) -> Problem:
     """Decide on the task and on the columns that are used.
 
@@ -82,6 +85,7 @@ def make_problem(
         group: Column of groups in which methods are judged; training does not use it.
         split_by: Column whose equal values stay on the same side of every split (a patient, a site).
         group_as_input: Use the column of groups as an input, too.
+        ids: Columns that name the rows; they are no inputs.
 
     Raises:
         TableError: If there is nothing to learn, or the options do not fit the table.
@@ -93,19 +97,18 @@ def make_problem(
     """
     if task not in get_args(Task):
         raise TableError(f"task must be one of {', '.join(get_args(Task))}, but got {task!r}.")
-    special = {"target": target, "group": group, "split-by": split_by}
-    for what, name in special.items():
-        if name is not None:
-            check_column(table, name, what)
-    if target in (group, split_by):
-        raise TableError(f"{target!r} is the target, so it cannot be the group or the split-by column, too.")
+    _check_roles(table, target, group, split_by, group_as_input, ids)
     notices = list(table.notices)
     frame = _with_target(table.frame, target, notices)
-    kind, labels = _target(frame[target], task, notices)
-    outside = {target, split_by} | (set() if group_as_input else {group})
-    features = _features(frame.select(name for name in frame.columns if name not in outside), notices)
+    kind, labels = _target(frame[target], task, notices, table.decimal_comma)
+    outside = {target, split_by, *ids} | (set() if group_as_input else {group})
+    inputs = make_inputs(
+        frame.select(name for name in frame.columns if name not in outside),
+        notices,
+        decimal_comma=table.decimal_comma,
+    )
     return Problem(
-        features,
+        inputs.features,
         labels,
         kind,
         target,
@@ -113,7 +116,32 @@ def make_problem(
         group,
         None if split_by is None else _blocks(frame[split_by]),
         tuple(notices),
+        tuple(ids),
+        inputs.text_as_missing,
     )
+
+
+def _check_roles(
+    table: Table,
+    target: str,
+    group: str | None,
+    split_by: str | None,
+    group_as_input: bool,
+    ids: Sequence[str],
+) -> None:
+    """Columns exist, and none has two parts that exclude each other."""
+    special = [("target", target), ("group", group), ("split-by", split_by), *(("id", name) for name in ids)]
+    for what, name in special:
+        if name is not None:
+            check_column(table, name, what)
+    if target in (group, split_by, *ids):
+        raise TableError(
+            f"{target!r} is the target, so it cannot be the group, the split-by or an id column, too."
+        )
+    if group_as_input and group is None:
+        raise TableError("--group-as-input needs a --group.")
+    if group_as_input and group in ids:
+        raise TableError(f"{group!r} cannot be an id and an input. Leave --group-as-input or its --id out.")
 
 
 def _with_target(frame: pl.DataFrame, target: str, notices: list[str]) -> pl.DataFrame:
@@ -133,15 +161,15 @@ def _with_target(frame: pl.DataFrame, target: str, notices: list[str]) -> pl.Dat
 
 
 def _target(
-    column: pl.Series, task: Task, notices: list[str]
+    column: pl.Series, task: Task, notices: list[str], decimal_comma: bool
 ) -> tuple[Literal["classification", "regression"], np.ndarray]:
     numeric = column.dtype.is_numeric()
     n_values = column.n_unique()
-    if task != "classification" and column.dtype == pl.String and n_values > _FEW_VALUES:
-        _refuse_stray_text(column)
+    if task != "classification" and column.dtype == pl.String and n_values > FEW_VALUES:
+        _refuse_stray_text(column, decimal_comma)
     if task == "auto":
         whole = numeric and bool((column.cast(pl.Float64) % 1 == 0).all())
-        few = whole and n_values <= (2 if column.dtype.is_float() else _FEW_VALUES)
+        few = whole and n_values <= (2 if column.dtype.is_float() else FEW_VALUES)
         task = "classification" if not numeric or few else "regression"
         kind = "text" if not numeric else "whole numbers" if whole else "numbers"
         notices.append(
@@ -162,13 +190,13 @@ def _target(
     return "classification", labels
 
 
-def _refuse_stray_text(column: pl.Series) -> None:
+def _refuse_stray_text(column: pl.Series, decimal_comma: bool) -> None:
     """A cell or two of text make a column of numbers text; as classes it would make no sense."""
-    strays = column.filter(as_numbers(column).is_null())
-    if 0 < len(strays) < _STRAY_SHARE * len(column):
+    found = find_strays(column, decimal_comma=decimal_comma)
+    if 0 < found.share < STRAY_SHARE:
         raise TableError(
-            f"{len(strays)} of {len(column)} values of the target {column.name!r} are no numbers, e.g. "
-            f"{strays[0]!r}. Correct or empty them for a regression, or pass --task classification."
+            f"In the target {found.words(column.name)}. Correct or empty them for a regression (rows "
+            "without a target are dropped), or pass --task classification."
         )
 
 
@@ -192,59 +220,6 @@ def _check_classes(labels: np.ndarray, column: pl.Series) -> None:
             f"Class {values[counts.argmin()].item()!r} of {column.name!r} has {counts.min()} rows, but "
             f"{MIN_CLASS_ROWS} are needed so that training, validation and test have some ({len(rare)} of "
             f"{len(values)} classes are too small). Join classes, or remove these rows.{hint}"
-        )
-
-
-def _features(frame: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
-    kept = []
-    for column in frame.iter_columns():
-        reason = _useless(column)
-        if reason:
-            notices.append(f"Column {column.name!r} is not used: {reason}.")
-        else:
-            kept.append(as_feature(column))
-            _comment(column, notices)
-    if not kept:
-        raise TableError("No column is left to predict from. " + " ".join(notices[-5:]))
-    return pl.DataFrame(kept)
-
-
-def is_usable(column: pl.Series) -> bool:
-    """Whether a column can be an input: numbers, text, categories, true/false."""
-    return column.dtype.is_numeric() or column.dtype in (pl.String, pl.Categorical, pl.Enum, pl.Boolean)
-
-
-def as_feature(column: pl.Series) -> pl.Series:
-    """Numbers as Float64 with infinities and NaN as missing, all else as text with gaps as a text."""
-    if not column.dtype.is_numeric():
-        return column.cast(pl.String).fill_null("(missing)")
-    numbers = column.cast(pl.Float64)
-    return numbers.set(~numbers.is_finite(), None)
-
-
-def _useless(column: pl.Series) -> str | None:
-    if column.null_count() == len(column):
-        return "all its values are missing"
-    if not is_usable(column):
-        return f"it is of type {column.dtype}; make numbers or categories of it"
-    known = column.drop_nulls()
-    n_values = known.n_unique()
-    if n_values == 1 and len(known) == len(column):
-        return f"it is {known[0]!r} in all rows"
-    if column.dtype == pl.String and n_values >= 0.95 * len(known):
-        return "nearly every row has a text of its own, as in an identifier"
-    if column.dtype.is_integer() and len(known) == len(column) and (known.diff().drop_nulls() == 1).all():
-        return "it numbers the rows"
-    return None
-
-
-def _comment(column: pl.Series, notices: list[str]) -> None:
-    if column.dtype.is_float() and (infinite := int(column.is_infinite().sum())):
-        notices.append(f"Column {column.name!r}: {infinite} infinite values are taken as missing.")
-    if not column.dtype.is_numeric() and (n := column.drop_nulls().n_unique()) > _MANY_CATEGORIES:
-        notices.append(
-            f"Column {column.name!r} has {n} different texts, each of which becomes an input (or shares one "
-            "with other rare texts). Free text is not understood: remove the column if it is such."
         )
 
 

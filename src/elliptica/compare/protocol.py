@@ -20,12 +20,22 @@ from elliptica.estimators import TablePreprocessor
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that were tried; ``validation`` is empty and ``error`` says why if training failed."""
+    """Settings that were tried.
+
+    Attributes:
+        settings: By name.
+        validation: Scores on the validation rows; empty if training failed,
+        seconds: Time of training.
+        error: and why it did.
+        last_drop: How much of the first epoch's loss the last tenth of the epochs still took off; None for
+            trees, and where there were too few epochs to say.
+    """
 
     settings: dict[str, Any]
     validation: dict[str, float]
     seconds: float
     error: str = ""
+    last_drop: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,8 @@ def run_method(problem: Problem, prepared: Prepared, method: str, repeat: int, p
         seconds = time.perf_counter() - begin
         scores = _scores(problem, prepared, model, "validation")
         scores.pop("parts")
-        trials.append(Trial(settings, scores, seconds))
+        drop = None if method == TREES else last_drop(model.loss_curve_)
+        trials.append(Trial(settings, scores, seconds, last_drop=drop))
         evaluations += 0 if method == TREES else model.n_iter_ * len(train)
         rank = ranking(scores, problem, plan)
         if best is None or rank > best[0]:
@@ -123,6 +134,19 @@ def run_method(problem: Problem, prepared: Prepared, method: str, repeat: int, p
     seconds = sum(trial.seconds for trial in trials)
     used = None if method == TREES else evaluations
     return Record(repeat, method, rows, tuple(trials), best[1], test, parts, seconds, used)
+
+
+def last_drop(losses: Sequence[float]) -> float | None:
+    """How much of the first epoch's loss the last tenth of the epochs took off, against the tenth before.
+
+    Example:
+        >>> last_drop([1.0, 0.5, 0.25])
+        0.25
+    """
+    n = max(1, len(losses) // 10)
+    if len(losses) < 3 or not losses[0]:
+        return None
+    return float((np.mean(losses[-2 * n : -n]) - np.mean(losses[-n:])) / abs(losses[0]))
 
 
 def ranking(scores: Mapping[str, float], problem: Problem, plan: Plan) -> tuple[float, ...]:

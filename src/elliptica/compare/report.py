@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elliptica.compare.cautions import cautions
 from elliptica.compare.comparison import Comparison
 from elliptica.compare.metrics import Metric
 from elliptica.compare.plan import TREES
@@ -22,6 +23,14 @@ _STYLE = (
 )
 
 
+_TREES = (
+    "Boosted trees (scikit-learn's HistGradientBoosting) get the same splits, the same preprocessed inputs, "
+    "the same number of trials and the same rule of choice. Not the same: their settings are their own "
+    "(learning rate, l2, leaves, 50 to 500 iterations), and so is their time; gaps are filled and categories "
+    "made indicators for them, too, though they could use both as they are."
+)
+
+
 @dataclass(frozen=True)
 class Section:
     """A heading with paragraphs, a table (header first) and a list; any of them may be missing."""
@@ -33,15 +42,15 @@ class Section:
 
 
 def result_rows(comparison: Comparison, *, short: bool = False) -> list[list[str]]:
-    """Test scores as text, header first: mean and deviation over repeats; ``short``: for narrow screens."""
-    metrics = [m for m in comparison.metrics if not (short and m.name == "balanced_accuracy")]
+    """Test scores as text, header first: mean and deviation over repeats; ``short``: what decides only."""
+    metrics = comparison.metrics[:2] if short else comparison.metrics
     costs = {"seconds": 1} if short else {"seconds": 1, "evaluations": 0}
     titles = {"seconds": "seconds", "evaluations": "rows trained on"}
     rows = [["method", *(m.label for m in metrics), *(titles[key] for key in costs)]]
     for row in comparison.table().iter_rows(named=True):
         cells = [_cell(m, row[m.name], row[f"{m.name}_deviation"]) for m in metrics]
         cells += ["-" if row[key] is None else f"{row[key]:,.{digits}f}" for key, digits in costs.items()]
-        rows.append([row["method" if short else "name"], *cells])
+        rows.append([row["name"], *cells])
     return rows
 
 
@@ -49,6 +58,7 @@ def sections(comparison: Comparison) -> list[Section]:
     """Everything the report says."""
     return [
         Section("Verdict", [comparison.verdict.text, *_unfinished(comparison)]),
+        *_cautions(comparison),
         Section("Test scores", [_caption(comparison)], result_rows(comparison)),
         *_differences(comparison),
         Section("Model", [model_words(comparison)]),
@@ -112,6 +122,11 @@ def model_words(comparison: Comparison) -> str:
     return text
 
 
+def _cautions(comparison: Comparison) -> list[Section]:
+    found = cautions(comparison)
+    return [Section("Notes", ["What limits this answer:"], points=found)] if found else []
+
+
 def _unfinished(comparison: Comparison) -> list[str]:
     if comparison.complete:
         return []
@@ -136,7 +151,7 @@ def _differences(comparison: Comparison) -> list[Section]:
     rows = [["method", "metric", "difference", "interval", "result"]]
     for each in found:
         show, interval = each.metric.show, each.interval
-        ends = " to ".join(show(v, sign=True, unit=False) for v in (interval.low, interval.high))
+        ends = " to ".join(show(end, sign=True, unit=False) for end in each.ends)
         rows.append(
             [NAMES[each.method], each.metric.label, show(interval.mean, sign=True), ends, each.result]
         )
@@ -155,6 +170,7 @@ def _protocol(comparison: Comparison) -> list[str]:
     within = "classes" if problem.task == "classification" else "fifths of the target"
     balanced = "" if problem.groups is None else " within groups"
     blocks = "" if problem.blocks is None else " Rows with the same split-by value stay together."
+    trees = [] if TREES not in plan.methods else [_TREES]
     return [
         f"{plan.repeats} random splits into 60 % training, 20 % validation and 20 % test rows, balanced by "
         f"{within}{balanced}.{blocks}",
@@ -163,8 +179,10 @@ def _protocol(comparison: Comparison) -> list[str]:
         f"Networks have hidden layers of {' and '.join(map(str, plan.hidden))} units; methods differ in the "
         f"objective alone. {plan.trials} settings per method and repeat, with the same draws of learning "
         f"rate, weight decay and epochs (at most {plan.epochs}) for all methods.",
+        *trees,
         f"Settings are chosen by {rule} on the validation rows (--select {plan.select}); the test rows are "
         "used once per method and repeat.",
+        "Names for --methods: " + ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods) + ".",
         f"Seed {plan.seed}.",
     ]
 

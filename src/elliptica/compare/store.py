@@ -17,6 +17,9 @@ from elliptica.compare.problem import Problem
 from elliptica.compare.protocol import Record
 
 FILE = "results.json"
+MODEL = "model.elliptica"
+#: What is written beside it.
+WRITTEN = ("report.md", "report.html", MODEL)
 
 
 class Store:
@@ -47,8 +50,19 @@ class Store:
         }
         if folder is not None:
             check_writable(folder)  # now, not after the first training
+            self._check_own(folder)
         if self.file is not None and self.file.exists():
             self._read(self.file)
+
+    @staticmethod
+    def _check_own(folder: Path) -> None:
+        """Refuse to overwrite files that no comparison has left there."""
+        foreign = [name for name in WRITTEN if (folder / name).exists()]
+        if foreign and not (folder / FILE).exists():
+            raise TableError(
+                f"{folder} holds {' and '.join(foreign)}, but no {FILE} of a comparison: they would be "
+                "overwritten. Choose another --out, or move them away."
+            )
 
     def has(self, repeat: int, method: str) -> bool:
         """Whether a run is finished."""
@@ -92,9 +106,12 @@ class Store:
         different = [key for key in ours if ours[key] != about.get(key)]
         if different:
             key = different[0]
+            change = f"{key} was {about.get(key)!r} and is now {ours[key]!r}"
+            if key == "contents":  # a fingerprint says nothing to a reader
+                change = "rows or cells of the table have changed"
             raise TableError(
-                f"{file.parent} holds another comparison: {key} was {about.get(key)!r} and is now "
-                f"{ours[key]!r}. Choose another --out, or remove the folder."
+                f"{file.parent} holds another comparison: {change}. Choose another --out, or remove the "
+                "folder."
             )
         self._records = {(record.repeat, record.method): record for record in records}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -14,6 +14,21 @@ from elliptica._streams import stream_seed
 from elliptica.compare._csv import Dialect, TableError, check_rectangular, look_at_csv, looks_like_numbers
 
 MAX_ROWS = 200_000
+TOO_LONG = (
+    "because every method is trained many times. Pass --sample (sample=True) for a random sample of that "
+    "size, or raise --max-rows (max_rows=)."
+)
+
+
+class _Limit(NamedTuple):
+    """How many rows are read, and what happens to longer tables."""
+
+    max_rows: int | None
+    sample: bool
+    seed: int
+    too_long: str
+
+
 #: Cells of a CSV file that mean "not known", beside empty ones.
 MISSING = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "?")
 
@@ -44,6 +59,7 @@ def read_table(
     sample: bool = False,
     seed: int = 0,
     as_text: bool = False,
+    too_long: str = TOO_LONG,
 ) -> Table:
     """Read a table from a file or take it from a frame.
 
@@ -56,6 +72,7 @@ def read_table(
         sample: Use a random sample of ``max_rows`` rows of a longer table instead.
         seed: Of that sample.
         as_text: Leave the cells of a CSV file as text.
+        too_long: Why longer tables are refused, and what to do.
 
     Raises:
         TableError: If there is no usable table.
@@ -65,31 +82,32 @@ def read_table(
         >>> table.frame.shape
         (2, 2)
     """
+    limit = _Limit(max_rows, sample, seed, too_long)
     if not isinstance(source, str | Path):
-        return _from_frame(source, max_rows, sample, seed)
+        return _from_frame(source, limit)
     file = Path(source)
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
-        raise TableError(f"The file {file} {what}. Expected a CSV or Parquet file.")
+        raise TableError(f"{file} {what}. Expected the name of a CSV or Parquet file.")
     if file.suffix.lower() in (".parquet", ".pq"):
-        return _read_parquet(file, max_rows, sample, seed)
-    return _read_csv(file, max_rows, sample, seed, as_text)
+        return _read_parquet(file, limit)
+    return _read_csv(file, limit, as_text)
 
 
-def _read_csv(file: Path, max_rows: int | None, sample: bool, seed: int, as_text: bool) -> Table:
+def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
     dialect = look_at_csv(file)
     # all cells as text: types are ours to decide, and an odd value far down is no error of the reader
     lazy = pl.scan_csv(file, separator=dialect.separator, infer_schema=False)
     try:
         n_rows = lazy.select(pl.len()).collect().item()
-        notices = _check_length(file.name, n_rows, max_rows, sample)
+        notices = _check_length(file.name, n_rows, limit)
         if (n := len(lazy.collect_schema())) != len(dialect.header):
             raise TableError(
                 f"The first line of {file.name} is read as {n} or as {len(dialect.header)} names of columns, "
                 "depending on which line ends and quotes count. Save it with plain line ends (LF or CRLF)."
             )
-        blank = check_rectangular(file, dialect, n_rows if max_rows is None else max_rows)
-        frame = _collect(lazy, n_rows, max_rows, seed)
+        blank = check_rectangular(file, dialect, n_rows if limit.max_rows is None else limit.max_rows)
+        frame = _collect(lazy, n_rows, limit)
     except pl.exceptions.PolarsError as error:
         raise TableError(
             f"{file.name} cannot be read as CSV: {str(error).splitlines()[0]}. Open it and look for broken "
@@ -112,11 +130,10 @@ def _read_csv(file: Path, max_rows: int | None, sample: bool, seed: int, as_text
 
 
 def _typed(column: pl.Series, dialect: Dialect, notices: list[str]) -> pl.Series:
-    """Whole numbers or numbers where all cells are, else text; nearly all numbers is worth a notice."""
+    """Whole numbers or numbers where all cells are, else text; what a few odd cells mean is decided later."""
     whole = column.cast(pl.Int64, strict=False)
     numbers = as_numbers(column, decimal_comma=dialect.decimal_comma)
-    odd = numbers.null_count() - column.null_count()
-    if not odd:
+    if numbers.null_count() == column.null_count():
         padded = column.filter(column.str.contains(r"^[-+]?0\d"))
         if len(padded):
             notices.append(
@@ -125,13 +142,6 @@ def _typed(column: pl.Series, dialect: Dialect, notices: list[str]) -> pl.Series
                 "file in which they are text."
             )
         return whole if whole.null_count() == column.null_count() else numbers
-    known = len(column) - column.null_count()
-    if odd <= 0.05 * known:
-        example = column.filter(numbers.is_null() & column.is_not_null())[0]
-        notices.append(
-            f"Column {column.name!r} is read as text: {odd} of {known} values are no numbers, e.g. "
-            f"{example!r}. Correct them (an empty cell is a missing value) if numbers are meant."
-        )
     return column
 
 
@@ -142,12 +152,12 @@ def as_numbers(column: pl.Series, *, decimal_comma: bool = False) -> pl.Series:
     return column.cast(pl.Float64, strict=False)
 
 
-def _read_parquet(file: Path, max_rows: int | None, sample: bool, seed: int) -> Table:
+def _read_parquet(file: Path, limit: _Limit) -> Table:
     lazy = pl.scan_parquet(file)
     try:
         n_rows = lazy.select(pl.len()).collect().item()
-        notices = _check_length(file.name, n_rows, max_rows, sample)
-        frame = _collect(lazy, n_rows, max_rows, seed)
+        notices = _check_length(file.name, n_rows, limit)
+        frame = _collect(lazy, n_rows, limit)
     except pl.exceptions.PolarsError as error:
         raise TableError(
             f"{file.name} cannot be read as Parquet: {str(error).splitlines()[0]}. Was it written completely?"
@@ -156,13 +166,13 @@ def _read_parquet(file: Path, max_rows: int | None, sample: bool, seed: int) -> 
     return Table(frame, file.name, tuple(notices))
 
 
-def _from_frame(source: Any, max_rows: int | None, sample: bool, seed: int) -> Table:
+def _from_frame(source: Any, limit: _Limit) -> Table:
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
     if not isinstance(source, pl.DataFrame):
         source = _from_pandas(source)
-    notices = _check_length("The frame", len(source), max_rows, sample)
-    frame = _collect(source.lazy(), len(source), max_rows, seed)
+    notices = _check_length("The frame", len(source), limit)
+    frame = _collect(source.lazy(), len(source), limit)
     _check_not_empty("The frame", frame)
     return Table(frame, "frame", tuple(notices))
 
@@ -193,22 +203,20 @@ def _series(name: str, column: Any) -> pl.Series:
         return pl.Series(name, [None if value is None else str(value) for value in values], dtype=pl.String)
 
 
-def _check_length(name: str, n_rows: int, max_rows: int | None, sample: bool) -> list[str]:
+def _check_length(name: str, n_rows: int, limit: _Limit) -> list[str]:
+    max_rows = limit.max_rows
     if max_rows is None or n_rows <= max_rows:
         return []
-    if not sample:
-        raise TableError(
-            f"{name} has {n_rows:,} rows; at most {max_rows:,} are read, because every method is trained "
-            "many times. Pass --sample (sample=True) for a random sample of that size, or raise --max-rows "
-            "(max_rows=)."
-        )
+    if not limit.sample:
+        raise TableError(f"{name} has {n_rows:,} rows; at most {max_rows:,} are read, {limit.too_long}")
     return [f"A random sample of {max_rows:,} of {n_rows:,} rows is used."]
 
 
-def _collect(lazy: pl.LazyFrame, n_rows: int, max_rows: int | None, seed: int) -> pl.DataFrame:
+def _collect(lazy: pl.LazyFrame, n_rows: int, limit: _Limit) -> pl.DataFrame:
+    max_rows = limit.max_rows
     if max_rows is None or n_rows <= max_rows:
         return lazy.collect()
-    rows = np.random.default_rng(stream_seed("sample", seed)).choice(n_rows, max_rows, replace=False)
+    rows = np.random.default_rng(stream_seed("sample", limit.seed)).choice(n_rows, max_rows, replace=False)
     index = "row index of elliptica"  # a name that no table has
     kept = lazy.with_row_index(index).filter(pl.col(index).is_in(np.sort(rows).astype(np.uint32).tolist()))
     return kept.drop(index).collect(engine="streaming")

@@ -15,13 +15,13 @@ MIN_REPEATS = 3
 CONFIDENCE = 0.95
 REFERENCE = "erm"
 
-#: Methods in words.
+#: Methods in words, on the screen and in reports alike.
 NAMES = {
     "erm": "ordinary training",
     "mixup": "mixup",
     "c-mixup": "C-Mixup",
     "elliptic": "elliptic training",
-    "elliptic-weighted": "elliptic training with weighting",
+    "elliptic-weighted": "weighted elliptic training",
     "trees": "boosted trees",
 }
 
@@ -152,7 +152,7 @@ def _reach(
         open_ = [pair[i] for pair in pairs if pair[i].result == "open"]
         if not open_:
             continue
-        far = max(abs(end) for d in open_ for end in (d.interval.low, d.interval.high))
+        far = max(abs(end) for d in open_ for end in d.ends)
         metric = open_[0].metric
         size = f"{metric.show(far, unit=False)} points" if metric.percent else metric.show(far)
         parts.append(f"{size} of {metric.label}")
