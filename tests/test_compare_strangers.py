@@ -15,8 +15,10 @@ from elliptica.compare import Comparison, TableError, compare, markdown, predict
 from elliptica.compare.cautions import cautions
 from elliptica.compare.command import _conclude, _list, _say
 from elliptica.compare.methods import make_estimator
+from elliptica.compare.metrics import Metric, show_number
 from elliptica.compare.plan import TREES, Plan, at_border, draw_settings
 from elliptica.compare.protocol import last_drop
+from elliptica.compare.report import _cell
 from elliptica.compare.verdict import NAMES
 from elliptica.estimators import load, read_notes, save
 
@@ -380,6 +382,19 @@ def test_trees_get_what_networks_get(found):
 
 
 # the screen
+
+
+def test_numbers_of_every_size():
+    """House prices are no powers of ten, and 61 beside 61.13 is 61.00."""
+    shown = [show_number(v, 4, "#") for v in (0.01234567, 9.5, 61.0, 1234.4, 54321.7, 5e8)]
+    assert shown == ["0.01235", "9.500", "61.00", "1234", "54,322", "500,000,000"]
+    assert show_number(-54321.7, 4, "+") == "-54,322"
+    assert show_number(2e12, 4) == "2e+12"
+    rmse, accuracy = Metric("rmse", "RMSE", False, False), Metric("accuracy", "accuracy", True, True)
+    assert _cell(rmse, 61234.5, 1234.5) == "61,234 ± 1,234"
+    assert _cell(rmse, 61.0, 7.0) == "61.00 ± 7.0"
+    assert _cell(accuracy, 0.5, None) == "50.0 %"
+    assert _cell(accuracy, None, None) == "-"
 
 
 def test_eighty_columns():

@@ -47,10 +47,11 @@ def require_extra(extra: str, *more: str) -> None:
             raise typer.Exit(1) from None
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"elliptica {__version__}")
         raise typer.Exit
+    return wanted  # it becomes the option's value
 
 
 @app.callback()

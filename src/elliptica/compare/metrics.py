@@ -10,6 +10,18 @@ import numpy as np
 from elliptica.compare.problem import Problem
 
 
+def show_number(value: float, digits: int, form: str = "") -> str:
+    """A number with so many digits, or more: 61234 is not written as 6.123e+04.
+
+    Example:
+        >>> show_number(61234.5, 4), show_number(0.123456, 2), show_number(61.0, 4, "#")
+        ('61,234', '0.12', '61.00')
+    """
+    if 10**digits <= abs(value) < 1e9:
+        return f"{value:{form.replace('#', '')},.0f}"
+    return f"{value:{form}.{digits}g}".rstrip(".")
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric and how to speak about it.
@@ -30,7 +42,7 @@ class Metric:
         """A value of this metric, or a difference of two (``sign=True``), as text."""
         form = "+" if sign else ""
         if not self.percent:
-            return f"{value:{form}.4g}"
+            return show_number(value, 4, form)
         return f"{100 * value:{form}.1f}" + ((" points" if sign else " %") if unit else "")
 
 

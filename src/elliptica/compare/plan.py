@@ -31,8 +31,8 @@ _OWN = {
     TREES: {
         "learning_rate": (0.1, 0.02, 0.3),
         "l2_regularization": (1e-6, 1e-6, 10.0),
-        "max_leaf_nodes": (31, 4, 63),
-        "max_iter": (100, 50, 500),
+        "max_leaf_nodes": (31.0, 4.0, 63.0),
+        "max_iter": (100.0, 50.0, 500.0),
     },
 }
 _WHOLE = ("max_iter", "max_leaf_nodes")
@@ -141,7 +141,7 @@ def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
     return {name: round(v) if name in _WHOLE else v for name, v in values.items()}
 
 
-def at_border(method: str, settings: Mapping[str, float], plan: Plan) -> dict[str, tuple[float, float]]:
+def at_border(method: str, settings: Mapping[str, Any], plan: Plan) -> dict[str, tuple[float, float]]:
     """Settings in the outermost tenth of their range, with that range.
 
     An end that is the usual value, such as the most epochs, is no border: nothing was searched beyond it on
@@ -167,7 +167,8 @@ def _shared(method: str, plan: Plan) -> dict[str, tuple[float, float, float]]:
     """Ranges that all networks have in common."""
     if method == TREES:
         return {}
-    return {**_SHARED, "max_iter": (plan.epochs, max(1.0, plan.epochs / 4), plan.epochs)}
+    most = float(plan.epochs)
+    return {**_SHARED, "max_iter": (most, max(1.0, most / 4), most)}
 
 
 def _draw(ranges: dict[str, tuple[float, float, float]], trial: int, seed: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from elliptica.compare.cautions import cautions
 from elliptica.compare.comparison import Comparison
-from elliptica.compare.metrics import Metric
+from elliptica.compare.metrics import Metric, show_number
 from elliptica.compare.plan import TREES
 from elliptica.compare.protocol import final_trial
 from elliptica.compare.verdict import NAMES, REFERENCE
@@ -202,9 +202,12 @@ def _about(comparison: Comparison) -> str:
 def _cell(metric: Metric, mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "-"
-    rough = "" if deviation is None else f"{100 * deviation:.1f}" if metric.percent else f"{deviation:.2g}"
-    spread = f" ± {rough}" if rough else ""
-    return metric.show(mean, unit=False) + spread + (" %" if metric.percent else "")
+    spread = "" if deviation is None else f" ± {_number(metric, deviation, 2)}"
+    return _number(metric, mean, 4) + spread + (" %" if metric.percent else "")
+
+
+def _number(metric: Metric, value: float, digits: int) -> str:
+    return f"{100 * value:.1f}" if metric.percent else show_number(value, digits, "#")
 
 
 def _plain(text: Any) -> str:
