@@ -71,12 +71,14 @@ class Visit:
 
     Attributes:
         page: Playwright's page.
-        problems: Errors and warnings of the console, and uncaught exceptions, so far.
+        problems: Errors of the console, and uncaught exceptions, so far.
+        warnings: Warnings of the console; browsers without a graphics card have some of their own.
         requests: Addresses that were asked for, other than the file itself and what is inline.
     """
 
     page: Any
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def overflow(self) -> list[str]:
@@ -133,10 +135,8 @@ def visit(chromium):
         seen = Visit(context.new_page())
         own = source.resolve().as_uri() if isinstance(source, Path) else "about:blank"
         seen.page.on("pageerror", lambda error: seen.problems.append(f"uncaught: {error}"))
-        seen.page.on(
-            "console",
-            lambda said: seen.problems.append(said.text) if said.type in ("error", "warning") else None,
-        )
+        kept = {"error": seen.problems, "warning": seen.warnings}
+        seen.page.on("console", lambda said: kept.get(said.type, []).append(said.text))
         seen.page.on(
             "request",
             lambda sent: (

@@ -19,7 +19,8 @@ def test_errors_and_requests_are_seen(visit, tmp_path):
     file = tmp_path / "page.html"
     file.write_text(
         PAGE.format(
-            "<script>console.error('a complaint'); setTimeout(() => { throw Error('a fault') })</script>"
+            "<script>console.error('a complaint'); console.warn('a hint');"
+            "setTimeout(() => { throw Error('a fault') })</script>"
             "<img alt='' src='http://127.0.0.1:9/picture.png'>"
         )
     )
@@ -27,6 +28,7 @@ def test_errors_and_requests_are_seen(visit, tmp_path):
     seen.page.wait_for_timeout(100)
     assert any("a complaint" in problem for problem in seen.problems)
     assert any("a fault" in problem for problem in seen.problems)
+    assert seen.warnings == ["a hint"]
     assert seen.requests == ["http://127.0.0.1:9/picture.png"]
 
 

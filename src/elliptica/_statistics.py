@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -83,6 +87,56 @@ def student_quantile(probability: float, degrees: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if student_tail(middle, degrees) < probability else (low, middle)
     return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over repeats and an interval for it."""
+
+    mean: float
+    low: float
+    high: float
+    n_repeats: int
+
+    @property
+    def half_width(self) -> float:
+        """How far the interval reaches to either side."""
+        return (self.high - self.low) / 2
+
+
+def corrected_interval(differences: Sequence[float], test_share: float, confidence: float = 0.95) -> Interval:
+    """Interval for a mean difference over repeated splits of the same rows (Nadeau and Bengio, 2003).
+
+    Repeats share training rows, so their spread understates the uncertainty. The corrected resampled
+    t-test replaces the variance ``s^2 / J`` of the mean of J repeats by ``s^2 (1 / J + n_test / n_train)``,
+    with J - 1 degrees of freedom.
+
+    Args:
+        differences: One per repeat.
+        test_share: ``n_test / n_train``, where training rows are all that the learner saw (validation
+            rows among them).
+        confidence: Of the two-sided interval.
+
+    Returns:
+        The interval; without limits for a single repeat.
+
+    Example:
+        >>> found = corrected_interval([1.0, 2.0, 3.0], test_share=0.25)
+        >>> f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
+        '2.00 (-1.29 to 5.29)'
+    """
+    n, mean = len(differences), float(np.mean(differences))
+    if n < 2:
+        return Interval(mean, -np.inf, np.inf, n)
+    variance = float(np.var(differences, ddof=1)) * (1 / n + test_share)
+    half = _quantile((1 + confidence) / 2, n - 1) * variance**0.5
+    return Interval(mean, mean - half, mean + half, n)
+
+
+@lru_cache(maxsize=256)
+def _quantile(probability: float, degrees: int) -> float:
+    """The same few are asked for again and again, and each is a bisection."""
+    return student_quantile(probability, degrees)
 
 
 def holm(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:

@@ -22,7 +22,7 @@ app = typer.Typer(
 EXTRAS = {
     "compare": ("polars", "sklearn", "safetensors"),
     "experiments": ("pydantic", "safetensors"),
-    "report": ("matplotlib", "plotly"),
+    "report": ("jinja2", "matplotlib", "plotly"),
 }
 
 #: Option of every command that reads data.

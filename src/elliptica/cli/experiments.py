@@ -118,6 +118,9 @@ def run(
     data_dir: DataDir = None,
     device: DeviceOption = "cpu",
     tensorboard: BoardOption = None,
+    keep_models: Annotated[
+        bool, typer.Option("--keep-models", help="Keep the selected weights, for the landscape of a report.")
+    ] = False,
     out: RecordsOption = Path("runs"),
 ) -> None:
     """Run a table of the paper: train what is not recorded yet, then print the table.
@@ -133,7 +136,14 @@ def run(
     from elliptica.experiments.run import Options
 
     wanted = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
-    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, tensorboard=tensorboard)
+    options = Options(
+        out=out,
+        data_dir=data_dir,
+        device=device,
+        jobs=jobs,
+        tensorboard=tensorboard,
+        keep_models=keep_models,
+    )
     raise typer.Exit(run_table(wanted, options, Console()))
 
 

@@ -50,14 +50,14 @@ def predict_file(
     """
     if out is not None and isinstance(source, str | Path) and out.resolve() == Path(source).resolve():
         raise TableError(f"Predictions would overwrite the table itself. Choose another --out than {out}.")
-    pipeline, notes = _load(model)
+    pipeline, notes = load_pipeline(model)
     if proba and not isinstance(pipeline[-1], EllipticClassifier):
         raise TableError("This model predicts numbers, which have no probabilities. Leave --proba out.")
     if out is not None:
         _check_out(out)
     table = read_table(source, max_rows=max_rows, as_text=True, too_long=_TOO_LONG)
     columns = {"row": pl.Series(range(1, len(table.frame) + 1), dtype=pl.Int64), **_ids(table, ids, notes)}
-    inputs, notices = _inputs(table, pipeline[0].to_dict()["columns"], notes, set(columns))
+    inputs, notices = read_inputs(table, pipeline[0].to_dict()["columns"], notes, set(columns))
     found = {"prediction": pl.Series(pipeline.predict(inputs))}
     if proba:
         chances = pipeline.predict_proba(inputs)
@@ -96,7 +96,8 @@ def _check_out(out: Path) -> None:
         raise TableError(f"The file {out} must not be written to. Choose another --out, or make it writable.")
 
 
-def _load(file: Path) -> tuple[Pipeline, dict[str, Any]]:
+def load_pipeline(file: Path) -> tuple[Pipeline, dict[str, Any]]:
+    """Preprocessing and network of a saved model, and its notes."""
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
         raise TableError(f"The model {file} {what}. Expected a file such as model.elliptica, {_WHENCE}")
@@ -115,7 +116,7 @@ def _load(file: Path) -> tuple[Pipeline, dict[str, Any]]:
     return model, notes
 
 
-def _inputs(
+def read_inputs(
     table: Table, wanted: list[dict[str, Any]], notes: Mapping[str, Any], carried: set[str]
 ) -> tuple[pl.DataFrame, list[str]]:
     """The columns of the model, in its order and types."""

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from elliptica.experiments.engines import EngineError, open_engine, run_jobs
 from elliptica.experiments.progress import planned
-from elliptica.experiments.records import read_records
+from elliptica.experiments.records import model_file, read_records
 from elliptica.experiments.render import Format, render
 from elliptica.experiments.run import Options
 from elliptica.experiments.specification import (
@@ -133,7 +133,21 @@ def run_table(choice: Choice, options: Options, console: Console) -> int:
         console.print("Interrupted: finished runs are recorded, the others go on from their last epoch.")
         return 130
     print_table(choice, wanted, options.out, "markdown", "test", console)
+    _print_next(wanted, options, console)
     return int(bool(problems) or not set(found.values()) <= {"done", "skipped"})
+
+
+def _print_next(wanted: list[Run], options: Options, console: Console) -> None:
+    """How to look at it, and which models were asked for too late."""
+    kept = [model_file(options.out, run).exists() for run in wanted]
+    if options.keep_models and not all(kept):
+        console.print(
+            f"{kept.count(False)} of {len(kept)} runs have no model: they were recorded without "
+            "--keep-models. To keep it, move their records away and run again.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"One page with charts: elliptica report {options.out}", highlight=False, soft_wrap=True)
 
 
 def _print_errors(problems: list[str], console: Console) -> None:

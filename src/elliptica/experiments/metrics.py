@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elliptica.data.splits import Split
+from elliptica.data.splits import Dataset, Split
 
 #: Rows per forward pass, and values: large images come in smaller parts.
 _CHUNK, _VALUES = 2000, 2**25
@@ -98,6 +98,8 @@ def score_classes(p: Tensor, y: Tensor) -> Metrics:
     - ``calibration``: expected calibration error of the favoured class, 15 bins of equal width.
     - ``uncertainty``: mean entropy of the probabilities, for the rows of each class, as a share of the
       entropy of ignorance. (The paper's appendix does not say which score its figure shows.)
+    - ``reliability``: for each of these bins, the number of rows, the sum of their confidences, and how many
+      were right; bins of several seeds can be added.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -107,18 +109,42 @@ def score_classes(p: Tensor, y: Tensor) -> Metrics:
         auroc = sum(float(roc_auc_score(y == c, p[:, c])) for c in present) / len(present)
     entropy = -torch.special.xlogy(p, p).sum(1) / math.log(p.shape[1])
     confidence, guess = p.max(1)
+    rows, sure, hits = _binned(confidence, guess == y)
     return {
         "auroc": auroc,
-        "calibration": _calibration_error(confidence, guess == y),
+        "calibration": float((sure - hits).abs().sum()) / len(confidence),
         "uncertainty": _by(entropy, y, _mean),
+        "reliability": {
+            "rows": rows.long().tolist(),
+            "confidence": [float(f"{value:.6g}") for value in sure.tolist()],
+            "right": hits.long().tolist(),
+        },
     }
 
 
-def _calibration_error(confidence: Tensor, right: Tensor) -> float:
-    """Mean over bins, by their rows, of how far confidence and accuracy are apart."""
+def _binned(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, summed confidence and right answers in each of 15 bins of equal width."""
     bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
-    gap = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, confidence - right.double())
-    return float(gap.abs().sum()) / len(confidence)
+    rows, sure, hits = (
+        torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, each.double())
+        for each in (torch.ones_like(confidence), confidence, right)
+    )
+    return rows, sure, hits
+
+
+def count_rows(data: Dataset) -> dict[str, Any]:
+    """Rows of each part of a data set: all of them, and by class and group where there are any."""
+    found: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        split: Split = getattr(data, name)
+        found[name] = {"rows": split.n_rows}
+        labels = {"class": split.y if data.task == "classification" else None, "group": split.group}
+        for kind, numbers in labels.items():
+            if numbers is not None:
+                values, counts = numbers.unique(return_counts=True)
+                pairs = zip(values.tolist(), counts.tolist(), strict=True)
+                found[name][kind] = {str(value): count for value, count in pairs}
+    return found
 
 
 def _add_weighted(found: Metrics, by_group: dict[str, float], shares: dict[str, float] | None) -> None:

@@ -38,6 +38,11 @@ def checkpoint_file(out: Path, run: Run) -> Path:
     return record_file(out, run).with_suffix(".safetensors")
 
 
+def model_file(out: Path, run: Run) -> Path:
+    """Where its selected weights are, if they are kept."""
+    return record_file(out, run).with_suffix(".model.safetensors")
+
+
 def read_record(file: Path) -> dict[str, Any] | None:
     """A finished record; one that cannot be read is set aside with a warning."""
     if not file.exists():

@@ -42,7 +42,7 @@ def _markdown(table: Table) -> str:
     for row in table.rows:
         texts = []
         for head, is_paper in heads:
-            mean, std, is_best = _numbers(table, row, head, is_paper)
+            mean, std, is_best = cell_texts(table, row, head, is_paper)
             text = f"{mean} ± {std}" if std else mean
             texts.append(f"**{text}**" if is_best else text)
         lines.append(f"| {row} | " + " | ".join(texts) + f" | {_seeds(table, row)} |")
@@ -62,14 +62,14 @@ def _latex(table: Table) -> str:
     for row in table.rows:
         texts = []
         for head, is_paper in heads:
-            mean, std, is_best = _numbers(table, row, head, is_paper)
+            mean, std, is_best = cell_texts(table, row, head, is_paper)
             mean = rf"\textbf{{{mean}}}" if is_best else mean.replace("-", "--") if mean == "-" else mean
             texts.append(rf"{mean}$_{{\pm {std}}}$" if std else mean)
         lines.append(f"{_escape(row)} & " + " & ".join(texts) + rf" & {_seeds(table, row)} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def _numbers(table: Table, row: str, head: tuple[str, str], is_paper: bool) -> tuple[str, str, bool]:
+def cell_texts(table: Table, row: str, head: tuple[str, str], is_paper: bool) -> tuple[str, str, bool]:
     """Mean and deviation as text, and whether they are bold; empty where there is nothing."""
     cell = table.cells.get((row, *head))
     if cell is None:

@@ -15,12 +15,13 @@ from elliptica._streams import stream
 from elliptica.data.splits import Dataset, Split
 from elliptica.experiments.methods import make_loss, prepare, rows_per_sample
 from elliptica.experiments.methods.problem import Problem
-from elliptica.experiments.metrics import Noise, gaussian_noise, group_shares, measure, score_of
+from elliptica.experiments.metrics import Noise, count_rows, gaussian_noise, group_shares, measure, score_of
 from elliptica.experiments.problems import label_noise, load_dataset, make_model
 from elliptica.experiments.progress import ProgressFile
 from elliptica.experiments.records import (
     checkpoint_file,
     claimed,
+    model_file,
     read_record,
     record_file,
     versions,
@@ -28,6 +29,7 @@ from elliptica.experiments.records import (
 )
 from elliptica.experiments.specification import Run
 from elliptica.training.batch import Objective
+from elliptica.training.checkpoint import model_tensors, save_checkpoint
 from elliptica.training.loop import FitResult, fit
 from elliptica.training.progress import EpochEnd, Progress
 from elliptica.training.settings import TrainingSettings
@@ -49,6 +51,7 @@ class Options:
         device: Where to train.
         jobs: Runs at once, in processes with one thread each if there are several; None is one.
         tensorboard: Folder for event files, one folder per run in it; None writes none.
+        keep_models: Write the selected weights beside each new record.
     """
 
     out: Path
@@ -56,6 +59,7 @@ class Options:
     device: str = "cpu"
     jobs: int | None = None
     tensorboard: Path | None = None
+    keep_models: bool = False
 
 
 def do_run(
@@ -98,12 +102,15 @@ def do_run(
         device=device,
         progress=progress,
     )
+    if options.keep_models and with_test:
+        save_checkpoint(model_file(options.out, run), {"model": model_tensors(model)}, {"epoch": found.epoch})
     return {
         "run": run.model_dump(mode="json"),
         "metrics": {
             **({"test": measured(model, data.test, noise=_test_noise(run, name))} if with_test else {}),
             "validation": measured(model, data.validation),
         },
+        "rows": count_rows(data),
         "method": method.details,
         "epoch": found.epoch,
         "curves": {"loss": _rounded(found.losses), "validation": _rounded(found.scores)},

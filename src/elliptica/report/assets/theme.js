@@ -1,0 +1,35 @@
+// Light, dark or as the system has it; charts are told when it changes.
+"use strict";
+const theme = (() => {
+  const names = { system: "System", light: "Light", dark: "Dark" };
+  const listeners = [];
+  let chosen = "system", onPaper = false;
+  const button = document.getElementById("theme");
+  const root = document.documentElement;
+
+  function apply() {
+    const now = onPaper ? "light" : chosen;  // paper is white whatever the screen was
+    if (now === "system") delete root.dataset.theme;
+    else root.dataset.theme = now;
+    button.querySelector("[data-theme-name]").textContent = names[chosen];
+    button.setAttribute("aria-label", `Colours: ${chosen === "system" ? "as the system" : names[chosen]}. Change`);
+    for (const listen of listeners) listen();
+  }
+
+  button.addEventListener("click", () => {
+    const order = Object.keys(names);
+    chosen = order[(order.indexOf(chosen) + 1) % order.length];
+    apply();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", apply);
+  apply();
+
+  return {
+    onChange: (listen) => listeners.push(listen),
+    forPaper(isPaper) {
+      onPaper = isPaper;
+      apply();
+    },
+    colour: (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim(),
+  };
+})();

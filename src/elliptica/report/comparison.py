@@ -1,0 +1,295 @@
+"""A page about a folder of `elliptica compare`: its verdict, every repeat, and the model that it chose."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from elliptica.report.content import (
+    DASH,
+    TIMES,
+    BySeed,
+    Difference,
+    Grid,
+    Measure,
+    Parts,
+    Report,
+    ReportError,
+    Study,
+    Verdict,
+)
+from elliptica.report.judge import cost_ratio
+from elliptica.report.source import RESULTS, Request
+
+MODEL = "model.elliptica"
+
+
+def comparison_report(folder: Path, request: Request) -> Report:
+    """Read ``results.json``; a comparison that is not finished is shown as far as it is."""
+    try:
+        from elliptica.compare.metrics import metrics_of
+        from elliptica.compare.protocol import Record
+    except ModuleNotFoundError as error:
+        raise ReportError(f'A comparison needs {error.name}: pip install "elliptica[compare]"') from error
+    content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    unusable: list[tuple[str, str]] = []
+    records: list[Record] = []
+    for number, each in enumerate(content["records"]):
+        try:
+            record = Record.from_json(each)
+            _check(record)
+            records.append(record)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            unusable.append((f"{RESULTS}, record {number}", f"cannot be used ({error})"[:200]))
+    about = content["about"]
+    try:
+        metrics = metrics_of(str(about["task"]), about.get("group") is not None)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ReportError(f"{folder / RESULTS} does not say what was compared ({error!r}).") from error
+    if not records:
+        raise ReportError(
+            f"{folder / RESULTS} holds no finished run yet. Run the comparison to the end first."
+        )
+    study = _study(content, about, metrics, records)
+    if request.landscape:
+        study = _with_landscape(study, folder, content, request)
+    return Report(
+        title=request.title or f"Comparison on {about.get('table', folder.name)}",
+        kind=f"{len(records)} runs of elliptica compare",
+        headline=study.verdict.headline,
+        studies=[study],
+        unusable=unusable,
+        notes=[str(notice) for notice in content.get("notices", [])],
+    )
+
+
+def _check(record: Any) -> None:
+    numbers = [*record.test.values(), *record.parts.values(), record.seconds]
+    if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+        raise ValueError("scores are not finite numbers")
+    int(record.repeat), record.rows["test"], record.trials[record.chosen]
+
+
+def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[Any]) -> Study:
+    from elliptica.compare.verdict import NAMES, REFERENCE, judge
+
+    order = [str(m) for m in content.get("methods", [])] or list(dict.fromkeys(r.method for r in records))
+    by_key = {(r.method, r.repeat): r for r in records}
+    repeats = sorted({r.repeat for r in records})
+    whole = [r for r in repeats if all((m, r) in by_key for m in order)]
+    methods = [m for m in order if any((m, r) in by_key for r in repeats)]
+    scores = {m: {x.name: [by_key[m, r].test[x.name] for r in whole] for x in metrics} for m in order}
+    shares = [by_key[REFERENCE, r].rows for r in whole if (REFERENCE, r) in by_key]
+    share = statistics.fmean(s["test"] / (s["train"] + s["validation"]) for s in shares) if shares else 0.0
+    found = judge(scores, metrics, share, about.get("select", "average"))
+    name = {m: NAMES.get(m, m) for m in methods}
+    shown = whole or repeats
+    measures = [_measure(m, [by_key[k].test[m.name] for k in by_key]) for m in metrics]
+    factor = {m.name: 100 if m.percent else 1 for m in metrics}
+    values: dict[str, dict[str, dict[int, float]]] = {
+        x.name: {
+            name[m]: {r: factor[x.name] * by_key[m, r].test[x.name] for r in shown if (m, r) in by_key}
+            for m in methods
+        }
+        for x in metrics
+    }
+    cost = {
+        "evaluations": {
+            name[m]: {
+                r: by_key[m, r].evaluations / 1000
+                for r in shown
+                if (m, r) in by_key and by_key[m, r].evaluations is not None
+            }
+            for m in methods
+        },
+        "seconds": {name[m]: {r: by_key[m, r].seconds for r in shown if (m, r) in by_key} for m in methods},
+    }
+    missing = {
+        "curves": "Not recorded: a comparison keeps no curves.",
+        "reliability": "Not recorded: a comparison keeps no probabilities.",
+    }
+    n_runs = len(order) * int(content.get("repeats", len(repeats)))
+    if len(records) < n_runs:
+        missing["seeds"] = (
+            f"Not finished: {len(records)} of {n_runs} runs are there, {len(whole)} repeats are complete, "
+            "and only those are compared. The same command goes on."
+        )
+    return Study(
+        name="comparison",
+        title=f"Predicting {about.get('target', 'the target')}",
+        subtitle=_subtitle(about),
+        measures=measures,
+        methods=[name[m] for m in methods],
+        reference=name.get(REFERENCE, name[methods[0]]),
+        values=values,
+        verdict=_verdict(found, {m.name: m for m in measures}, values, name, cost),
+        table=_grid(measures, values, cost, [name[m] for m in methods]),
+        parts=[_parts(records, name, metrics, about)],
+        cost=cost,
+        settings={name[m]: _chosen([by_key[m, r] for r in shown if (m, r) in by_key]) for m in methods},
+        commands=[str(content["command"])] if content.get("command") else [],
+        versions={
+            "elliptica": str(about.get("elliptica", DASH)),
+            **{str(k): str(v) for k, v in content.get("versions", {}).items()},
+            "contents of the table": str(about.get("contents", DASH))[:16],
+        },
+        missing=missing,
+        notes=[
+            "Mean ± deviation over repeats; seconds and rows are those of one repeat, all trials together."
+        ],
+    )
+
+
+def _subtitle(about: Mapping[str, Any]) -> str:
+    text = f"{about.get('rows', 0):,} rows, {len(about.get('inputs', []))} inputs, {about.get('task')}"
+    return text + (f", groups by {about['group']}" if about.get("group") else "")
+
+
+def _measure(metric: Any, values: Sequence[float]) -> Measure:
+    if metric.percent:
+        return Measure(metric.name, metric.label, metric.higher_is_better, True)
+    size = max((abs(v) for v in values), default=1.0) or 1.0
+    return Measure(
+        metric.name, metric.label, metric.higher_is_better, decimals=max(0, 3 - math.floor(math.log10(size)))
+    )
+
+
+def _verdict(
+    found: Any,
+    measures: Mapping[str, Measure],
+    values: Mapping[str, BySeed],
+    name: Mapping[str, str],
+    cost: Any,
+) -> Verdict:
+    """That of `elliptica compare`, its first sentence as the headline."""
+    first, *rest = re.split(r"(?<=[.)])\s+(?=[A-Z(])", found.text)
+    differences = []
+    for d in found.differences:
+        factor = 100 if d.metric.percent else 1
+        mean, low, high = (factor * v for v in (d.interval.mean, d.interval.low, d.interval.high))
+        n = d.interval.n_repeats
+        differences.append(Difference(name[d.method], d.metric.name, mean, low, high, n, d.result))
+    if not differences:
+        return Verdict(first, rest)
+    best = name[found.best]
+    mine = [d for d in differences if d.method == best]
+    shown = next((d for d in mine if d.result == "better"), None)
+    main = next(iter(measures.values()))
+    level = statistics.fmean(values[main.name][best].values())
+    reference = name["erm"]
+    ratio = cost_ratio(cost["evaluations"], best, reference)
+    seconds = cost_ratio(cost["seconds"], best, reference)
+    how = ("How much better", DASH, "no difference is shown")
+    if shown is not None:
+        m = measures[shown.measure]
+        low, high = (m.show(v, sign=True, unit=False) for v in (shown.low, shown.high))
+        how = ("How much better", m.show(shown.mean, sign=True), f"{m.label}, interval {low} to {high}")
+    better = len({d.method for d in differences if d.result == "better"})
+    sure = "shown better" if shown else "nothing better is shown"
+    extra = f"; seconds {seconds:.2g} {TIMES}" if seconds else ""
+    facts = [
+        ("Which method", best, f"{main.label} {main.show(level)}"),
+        how,
+        ("How sure", sure, f"{better} of {len(name) - 1} better somewhere"),
+        ("At what cost", DASH if ratio is None else f"{ratio:.2g} {TIMES}", f"rows of {reference}{extra}"),
+    ]
+    return Verdict(first, rest, facts, differences, best)
+
+
+def _grid(
+    measures: Sequence[Measure], values: Mapping[str, BySeed], cost: Any, methods: Sequence[str]
+) -> Grid:
+    rows = []
+    for method in methods:
+        line: list[tuple[str, float | str, bool]] = [(method, method, False)]
+        for measure in measures:
+            numbers = list(values[measure.name][method].values())
+            line.append(_cell(numbers, measure.decimals))
+        for unit in ("evaluations", "seconds"):
+            numbers = list(cost[unit][method].values())
+            mean = statistics.fmean(numbers) if numbers else math.nan
+            line.append((f"{mean:,.1f}" if numbers else DASH, mean, False))
+        n = len(values[measures[0].name][method])
+        rows.append([*line, (str(n), n, False)])
+    titles = [f"{m.label}{', %' if m.percent else ''}" for m in measures]
+    head = ["method", *titles, "thousand rows", "seconds", "repeats"]
+    return Grid("Test rows, mean ± deviation over repeats", head, rows)
+
+
+def _cell(numbers: Sequence[float], decimals: int) -> tuple[str, float, bool]:
+    if not numbers:
+        return DASH, math.nan, False
+    mean = statistics.fmean(numbers)
+    spread = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
+    return f"{mean:.{decimals}f}{spread}", mean, False
+
+
+def _parts(records: Sequence[Any], name: Mapping[str, str], metrics: Sequence[Any], about: Any) -> Parts:
+    factor = 100 if metrics[0].percent else 1
+    kind = (
+        "group"
+        if about.get("group")
+        else "class"
+        if about["task"] == "classification"
+        else "fifth of the targets"
+    )
+    values: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        for part, score in record.parts.items():
+            values.setdefault(name.get(record.method, record.method), {}).setdefault(part, []).append(
+                factor * score
+            )
+    from elliptica.report.extracts import natural_order
+
+    names = sorted({part for each in values.values() for part in each}, key=natural_order)
+    return Parts(kind, names, values)
+
+
+def _chosen(records: Sequence[Any]) -> str:
+    """Settings that the validation rows chose, repeat by repeat."""
+    found = []
+    for record in records:
+        settings = record.trials[record.chosen].settings
+        found.append(
+            ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items())
+        )
+    counted = {text: found.count(text) for text in found}
+    return "; ".join(f"{text} ({n} repeat{'s' if n > 1 else ''})" for text, n in counted.items())
+
+
+def _with_landscape(study: Study, folder: Path, content: Any, request: Request) -> Study:
+    """Look at the model that the comparison chose, if it and its table are still there."""
+    from elliptica.report.landscape import look_at
+    from elliptica.report.saved import open_model
+
+    about = content["about"]
+    data = request.data or _table_of(str(content.get("command", "")), str(about.get("table", "")))
+    reason = ""
+    if not (folder / MODEL).is_file():
+        reason = f"The folder holds no {MODEL}: the comparison is not finished."
+    elif data is None or not data.is_file():
+        reason = "The table was not found where the comparison was started; pass it with --data."
+    else:
+        try:
+            opened = open_model(folder / MODEL, data, str(about["target"]))
+            found = look_at(opened.subject, request.seed)
+            return replace(study, landscapes=[found])
+        except ReportError as error:
+            reason = str(error)
+    return replace(study, missing={**study.missing, "landscape": reason})
+
+
+def _table_of(command: str, name: str) -> Path | None:
+    """The table's path, from the command that was typed."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    return next((Path(word) for word in words if name and Path(word).name == name), None)

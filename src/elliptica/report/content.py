@@ -1,0 +1,207 @@
+"""What a page shows, wherever it came from: studies, their verdicts, and what is missing."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from elliptica._statistics import student_quantile
+
+#: Values by method and seed, in the units that are shown.
+BySeed = Mapping[str, Mapping[int, float]]
+Result = Literal["better", "worse", "open"]
+
+MINUS, DASH, TIMES = "\u2212", "\u2013", "\u00d7"
+
+
+class ReportError(ValueError):
+    """No page can be made of this; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that methods are judged by.
+
+    Attributes:
+        name: Short, e.g. ``"worst"``.
+        label: In words, e.g. ``"worst-group accuracy"``.
+        higher_is_better: Its good direction.
+        percent: Whether values are percentages.
+        decimals: To show.
+    """
+
+    name: str
+    label: str
+    higher_is_better: bool
+    percent: bool = False
+    decimals: int = 1
+
+    def show(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
+        """A value, or a difference of two (``sign=True``), as text.
+
+        Example:
+            >>> Measure("worst", "accuracy", True, percent=True).show(-1.25, sign=True)
+            '−1.2 points'
+        """
+        text = f"{value:{'+' if sign else ''}.{self.decimals}f}".replace("-", MINUS)
+        return text + ((" points" if sign else " %") if unit and self.percent else "")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method minus the reference on the same seeds, with an interval."""
+
+    method: str
+    measure: str
+    mean: float
+    low: float
+    high: float
+    n_seeds: int
+    result: Result
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of a study.
+
+    Attributes:
+        headline: One sentence.
+        sentences: What else there is to say.
+        facts: Short answers, each a question, an answer and a remark.
+        differences: What the answer rests on.
+        best: Method that is named; None if there is no verdict.
+    """
+
+    headline: str
+    sentences: Sequence[str] = ()
+    facts: Sequence[tuple[str, str, str]] = ()
+    differences: Sequence[Difference] = ()
+    best: str | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Scores of classes, groups or bands of the target.
+
+    Attributes:
+        kind: ``"group"``, ``"class"`` or ``"fifth of the targets"``.
+        names: Of the parts, in the order shown.
+        values: By method, then by part: one value for each seed that has it.
+        sizes: Rows of each part in training; None if they are not recorded.
+        limits: By method and part: an interval, where there is one beside that of the seeds.
+    """
+
+    kind: str
+    names: Sequence[str]
+    values: Mapping[str, Mapping[str, Sequence[float]]]
+    sizes: Mapping[str, int] | None = None
+    limits: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table ready to be printed: each cell a text, a number to sort by, and whether it stands out."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[tuple[str, float | str, bool]]]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """Methods on one data set: everything that one part of the page shows.
+
+    Attributes:
+        name: Unique on the page.
+        title: Heading.
+        subtitle: Below it.
+        measures: The first one decides.
+        methods: In the order of the table.
+        reference: Method that others are compared with.
+        values: By measure.
+        verdict: The answer.
+        table: The main table.
+        paper: The paper's mean and deviation, by measure and method.
+        parts: Per group, class or band.
+        reliability: By method: rows, mean confidence and accuracy of each bin, all seeds together.
+        uncertainty: Mean uncertainty of the rows of each class.
+        curves: By method: courses of the training, one for each seed.
+        score_label: What the curves' validation score is.
+        cost: By unit (``"evaluations"``, ``"seconds"``).
+        settings: By method, in words.
+        commands: To repeat it.
+        versions: What it was run with.
+        missing: What was not recorded, in words, by part of the page.
+        notes: Below the table.
+        landscapes: Of models that were kept.
+    """
+
+    name: str
+    title: str
+    subtitle: str
+    measures: Sequence[Measure]
+    methods: Sequence[str]
+    reference: str
+    values: Mapping[str, BySeed]
+    verdict: Verdict
+    table: Grid
+    paper: Mapping[str, Mapping[str, tuple[float, float | None]]] = field(default_factory=dict)
+    parts: Sequence[Parts] = ()
+    reliability: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
+    uncertainty: Parts | None = None
+    curves: Mapping[str, Sequence[Mapping[str, Sequence[float]]]] = field(default_factory=dict)
+    score_label: str = "validation score"
+    cost: Mapping[str, BySeed] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    commands: Sequence[str] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    landscapes: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def n_runs(self) -> int:
+        """Runs that are shown."""
+        return sum(len(seeds) for seeds in self.values[self.measures[0].name].values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole page.
+
+    Attributes:
+        title: Heading.
+        kind: What it was made from, in words.
+        headline: The verdict of all studies together, in one sentence.
+        studies: One after the other.
+        unusable: Files that could not be used, with the reason.
+        notes: What the reader should know about the source.
+        findings: What `elliptica diagnose` found, for a model: severity, name, sentence, advice.
+    """
+
+    title: str
+    kind: str
+    headline: str
+    studies: Sequence[Study]
+    unusable: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+    findings: Sequence[tuple[str, str, str, str]] = ()
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean of values over seeds, and Student's interval for it (without limits for one value).
+
+    Example:
+        >>> [round(v, 2) for v in mean_interval([1.0, 2.0, 3.0])]
+        [2.0, -0.48, 4.48]
+    """
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, math.nan, math.nan
+    quantile = student_quantile((1 + confidence) / 2, len(values) - 1)
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half

@@ -1,0 +1,235 @@
+"""The verdict on runs with paired seeds, in words that never say more than the intervals do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from elliptica._statistics import corrected_interval
+from elliptica.report.content import DASH, TIMES, BySeed, Difference, Measure, Verdict
+
+#: Fewer common seeds give no verdict.
+MIN_SEEDS = 3
+CONFIDENCE = 0.95
+
+
+def judge_rows(
+    values: Mapping[str, BySeed],
+    measures: Sequence[Measure],
+    methods: Sequence[str],
+    reference: str,
+    *,
+    champion: str | None = None,
+    cost: Mapping[str, BySeed] | None = None,
+) -> Verdict:
+    """Compare every method with the reference on the seeds that both have.
+
+    Intervals are Student's for paired differences, widened for the number of comparisons (Bonferroni), so
+    that all hold together with 95 %.
+
+    Args:
+        values: By measure, method and seed.
+        measures: Those that are judged; the first one decides.
+        methods: In order.
+        reference: Usually ordinary training.
+        champion: Method that is better than every other one on the first measure, if that is shown (the
+            rule of bold cells).
+        cost: By unit, for what is said about cost.
+
+    Example:
+        >>> measure = Measure("average", "RMSE", higher_is_better=False, decimals=2)
+        >>> erm, new = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 1.0, 1: 1.0, 2: 1.0}
+        >>> verdict = judge_rows({"average": {"erm": erm, "new": new}}, [measure], ["erm", "new"], "erm")
+        >>> verdict.headline
+        'No method is shown to be better than erm in RMSE.'
+    """
+    first = measures[0]
+    found = values[first.name]
+    others = [m for m in methods if m != reference and found.get(m)]
+    if not found.get(reference) or not others:
+        alone = next((m for m in methods if found.get(m)), None)
+        if alone is None:
+            return Verdict(f"No verdict: {first.label} is not recorded for any run.")
+        return Verdict(f"Only {alone} has runs: there is nothing to compare it with.", best=None)
+    n_comparisons = len(others) * len(measures)
+    confidence = 1 - (1 - CONFIDENCE) / n_comparisons
+    differences = [
+        each
+        for measure in measures
+        for method in others
+        if (each := _difference(values[measure.name], method, reference, measure, confidence)) is not None
+    ]
+    mine = [d for d in differences if d.measure == first.name]
+    most = max((d.n_seeds for d in mine), default=0)
+    if most < MIN_SEEDS:
+        text = f"No verdict: {most} seed{'s' if most != 1 else ''} in common with {reference} "
+        text += (
+            f"{'are' if most != 1 else 'is'} too few to tell methods apart; at least {MIN_SEEDS} are needed."
+        )
+        return Verdict(text, best=None)
+    winners = sorted((d for d in mine if d.result == "better"), key=lambda d: -_gain(d, first))
+    best = champion if champion is not None else winners[0].method if winners else reference
+    named = next((d for d in mine if d.method == best), None)
+    means = {m: statistics.fmean(found[m].values()) for m in [reference, *others]}
+    sentences = [
+        *_others(winners, champion, best, first),
+        *_worse(mine, first, reference),
+        *_elsewhere(differences, measures[1:], reference),
+        *_reach(mine, winners, first, most),
+        *_price(cost or {}, best, reference),
+        _basis(mine, n_comparisons),
+    ]
+    facts = _facts(means, best, named, winners, champion, first, reference, cost or {})
+    return Verdict(
+        _headline(means, best, named, champion, first, reference), sentences, facts, differences, best
+    )
+
+
+def _difference(
+    values: BySeed, method: str, reference: str, measure: Measure, confidence: float
+) -> Difference | None:
+    ours, theirs = values.get(method, {}), values.get(reference, {})
+    seeds = sorted(set(ours) & set(theirs))
+    if not seeds:
+        return None
+    interval = corrected_interval([ours[s] - theirs[s] for s in seeds], 0.0, confidence)
+    result = "open"
+    if len(seeds) >= MIN_SEEDS and interval.half_width > 1e-12 and not interval.low <= 0 <= interval.high:
+        result = "better" if (interval.mean > 0) == measure.higher_is_better else "worse"
+    return Difference(method, measure.name, interval.mean, interval.low, interval.high, len(seeds), result)  # type: ignore[arg-type]
+
+
+def _gain(difference: Difference, measure: Measure) -> float:
+    return difference.mean if measure.higher_is_better else -difference.mean
+
+
+def _interval(d: Difference, measure: Measure) -> str:
+    low, high = (measure.show(v, sign=True, unit=False) for v in (d.low, d.high))
+    return f"{measure.show(d.mean, sign=True)}, interval {low} to {high}"
+
+
+def _headline(
+    means: Mapping[str, float],
+    best: str,
+    named: Difference | None,
+    champion: str | None,
+    measure: Measure,
+    reference: str,
+) -> str:
+    if champion == reference:
+        return f"{reference} has the best {measure.label}, and is better than every other method."
+    if named is None:
+        return f"No method is shown to be better than {reference} in {measure.label}."
+    ours, theirs = (measure.show(means[m]) for m in (best, reference))
+    if champion is not None:
+        return f"{best} has the best {measure.label}: {ours} against {theirs} for {reference}."
+    return f"{best} is better than {reference} in {measure.label}: {ours} against {theirs}."
+
+
+def _others(winners: Sequence[Difference], champion: str | None, best: str, measure: Measure) -> list[str]:
+    if champion is not None:
+        return [f"{best} is better than every other method (paired t tests, Holm's correction, p < 0.05)."]
+    if not winners:
+        return []
+    rest = [f"{d.method} ({_interval(d, measure)})" for d in winners if d.method != best]
+    text = f"{best}: {_interval(winners[0], measure)}."
+    if rest:
+        text += f" Also better: {'; '.join(rest)}. Which of them is best is not shown."
+    return [text]
+
+
+def _worse(mine: Sequence[Difference], measure: Measure, reference: str) -> list[str]:
+    bad = sorted((d for d in mine if d.result == "worse"), key=lambda d: _gain(d, measure))
+    if not bad:
+        return []
+    shown = "; ".join(f"{d.method} ({measure.show(d.mean, sign=True)})" for d in bad)
+    return [f"Worse than {reference}: {shown}."]
+
+
+def _elsewhere(differences: Sequence[Difference], measures: Sequence[Measure], reference: str) -> list[str]:
+    """The other measures, where something is shown."""
+    found = []
+    for measure in measures:
+        mine = [d for d in differences if d.measure == measure.name]
+        parts = [
+            f"{result} {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+            for result in ("better", "worse")
+            if (names := [d.method for d in mine if d.result == result])
+        ]
+        said = " and ".join(parts) if parts else "no difference is shown"
+        found.append(f"In {measure.label}, against {reference}: {said}.")
+    return found
+
+
+def _reach(
+    mine: Sequence[Difference], winners: Sequence[Difference], measure: Measure, n_seeds: int
+) -> list[str]:
+    """What open intervals leave possible; only worth saying when nothing better was found."""
+    open_ = [d for d in mine if d.result == "open" and d.n_seeds >= MIN_SEEDS]
+    if winners or not open_:
+        return []
+    far = max(abs(end) for d in open_ for end in (d.low, d.high))
+    size = f"{measure.show(far, unit=False)} points" if measure.percent else measure.show(far)
+    return [f"Differences of up to {size} are not excluded with {n_seeds} seeds."]
+
+
+def cost_ratio(cost: BySeed, method: str, reference: str) -> float | None:
+    """Mean cost of a method over that of the reference; None if one is not recorded."""
+    ours, theirs = (list(cost.get(name, {}).values()) for name in (method, reference))
+    if not ours or not theirs or statistics.fmean(theirs) <= 0:
+        return None
+    return statistics.fmean(ours) / statistics.fmean(theirs)
+
+
+def _price(cost: Mapping[str, BySeed], best: str, reference: str) -> list[str]:
+    if best == reference:
+        return []
+    words = {"evaluations": "rows through the network", "seconds": "seconds"}
+    parts = [
+        f"{ratio:.2g} times the {words[unit]}"
+        for unit in words
+        if (ratio := cost_ratio(cost.get(unit, {}), best, reference)) is not None
+    ]
+    return [f"{best} took {' and '.join(parts)} of {reference}."] if parts else []
+
+
+def _basis(mine: Sequence[Difference], n_comparisons: int) -> str:
+    counts = sorted({d.n_seeds for d in mine})
+    seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return (
+        f"Paired over {seeds} seeds; intervals are widened for {n_comparisons} "
+        f"comparison{'s' if n_comparisons != 1 else ''}, so that all hold together with 95 %."
+    )
+
+
+def _facts(
+    means: Mapping[str, float],
+    best: str,
+    named: Difference | None,
+    winners: Sequence[Difference],
+    champion: str | None,
+    measure: Measure,
+    reference: str,
+    cost: Mapping[str, BySeed],
+) -> list[tuple[str, str, str]]:
+    top = (max if measure.higher_is_better else min)(means, key=lambda m: means[m])
+    if named is None:
+        sure = "best of all, shown" if champion == reference else "nothing better is shown"
+        how = ("How much better", DASH, f"best mean: {top}, {measure.show(means[top])}")
+    else:
+        low, high = (measure.show(v, sign=True, unit=False) for v in (named.low, named.high))
+        sure = "better than all others" if champion is not None else f"better than {reference}"
+        how = ("How much better", measure.show(named.mean, sign=True), f"interval {low} to {high}")
+    ratio = cost_ratio(cost.get("evaluations", {}), best, reference)
+    seconds = cost_ratio(cost.get("seconds", {}), best, reference)
+    price = (
+        "At what cost",
+        DASH if ratio is None else f"{ratio:.2g} {TIMES}",
+        f"rows of {reference}" + ("" if seconds is None else f"; seconds {seconds:.2g} {TIMES}"),
+    )
+    return [
+        ("Which method", best, f"{measure.label} {measure.show(means[best])}"),
+        how,
+        ("How sure", sure, f"{len(winners)} of {len(means) - 1} shown better than {reference}"),
+        price,
+    ]

@@ -1,0 +1,122 @@
+"""The data of a page as one compact JSON text that is safe inside a script element."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elliptica.report.content import BySeed, Parts, Report, Study, mean_interval
+
+#: Points of a curve that are kept: more cannot be seen.
+_MOST_POINTS = 120
+
+
+def embed(content: Any) -> str:
+    r"""JSON that cannot end the script element it stands in, nor be taken for anything else.
+
+    Example:
+        >>> embed("</script>&")
+        '"\\u003c/script\\u003e\\u0026"'
+    """
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)  # ASCII: other characters are escaped
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def rounded(value: Any, digits: int = 5) -> Any:
+    """Numbers with few digits, None for what is not finite, in any nesting."""
+    if isinstance(value, Mapping):
+        return {str(key): rounded(each, digits) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [rounded(each, digits) for each in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        short = float(f"{value:.{digits}g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    return value
+
+
+def report_data(report: Report) -> dict[str, Any]:
+    """Everything that the scripts of the page draw from."""
+    return {"studies": [rounded(_study(study)) for study in report.studies]}
+
+
+def _study(study: Study) -> dict[str, Any]:
+    return {
+        "name": study.name,
+        "title": study.title,
+        "methods": list(study.methods),
+        "reference": study.reference,
+        "shown": highlighted(study),
+        "measures": [
+            {
+                "name": m.name,
+                "label": m.label,
+                "up": m.higher_is_better,
+                "percent": m.percent,
+                "decimals": m.decimals,
+            }
+            for m in study.measures
+        ],
+        "values": {m.name: _columns(study.values[m.name], study.methods) for m in study.measures},
+        "paper": {name: {k: list(v) for k, v in found.items()} for name, found in study.paper.items()},
+        "differences": [vars(d) for d in study.verdict.differences],
+        "parts": [_parts(each) for each in study.parts],
+        "reliability": study.reliability,
+        "uncertainty": None if study.uncertainty is None else _parts(study.uncertainty),
+        "curves": {row: [_thinned(curve) for curve in curves] for row, curves in study.curves.items()},
+        "scoreLabel": study.score_label,
+        "cost": {unit: _columns(found, study.methods) for unit, found in study.cost.items()},
+        "missing": study.missing,
+        "landscapes": study.landscapes,
+    }
+
+
+def highlighted(study: Study, most: int = 5) -> list[str]:
+    """Methods in colour at first: the reference, the best one, and elliptic training."""
+    measure = study.measures[0]
+    found = study.values[measure.name]
+    means = {m: sum(v.values()) / len(v) for m, v in found.items() if v}
+    pick = max if measure.higher_is_better else min
+    best = [pick(means, key=lambda m: means[m])] if means else []
+    ours = [m for m in study.methods if m.startswith(("elliptic", "marginal"))]
+    order = [study.reference, *best, *ours, *study.methods]
+    return [m for m in dict.fromkeys(order) if m in study.methods][:most]
+
+
+def _columns(values: BySeed, methods: Sequence[str]) -> list[dict[str, Any]]:
+    """Seeds, values and an interval for each method."""
+    found = []
+    for method in methods:
+        by_seed = dict(sorted(values.get(method, {}).items()))
+        numbers = list(by_seed.values())
+        limits = mean_interval(numbers) if numbers else (math.nan,) * 3
+        found.append({"seeds": list(by_seed), "values": numbers, "mean": list(limits)})
+    return found
+
+
+def _parts(parts: Parts) -> dict[str, Any]:
+    cells: dict[str, dict[str, Any]] = {}
+    for method, by_name in parts.values.items():
+        for name, numbers in by_name.items():
+            limits = mean_interval(numbers)
+            if method in parts.limits and name in parts.limits[method]:
+                limits = (limits[0], *parts.limits[method][name])
+            cells.setdefault(method, {})[name] = {"values": list(numbers), "mean": list(limits)}
+    return {"kind": parts.kind, "names": list(parts.names), "sizes": parts.sizes, "cells": cells}
+
+
+def _thinned(curve: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """At most so many epochs, the first, the last and the chosen one among them."""
+    n = max(len(curve["loss"]), len(curve.get("validation", ())))
+    step = max(1, math.ceil(n / _MOST_POINTS))
+    chosen = int(curve["epoch"][0]) if curve.get("epoch") else n - 1
+    epochs = sorted({*range(0, n, step), n - 1, min(chosen, n - 1)})
+    kept = {
+        name: [curve[name][i] if i < len(curve[name]) else math.nan for i in epochs]
+        for name in ("loss", "validation")
+        if curve.get(name)
+    }
+    return {"epochs": [e + 1 for e in epochs], "chosen": chosen + 1, **rounded(kept, 4)}

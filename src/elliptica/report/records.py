@@ -1,0 +1,155 @@
+"""Read a folder of records without changing it: what can be used, and why the rest cannot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from elliptica.experiments.specification import Run
+from elliptica.report.content import ReportError
+
+#: Longest reason that is quoted: a damaged file could make it of any length.
+_LONGEST = 200
+#: Larger files are no records; curves of the longest schedules have some hundred kilobytes.
+_MOST_BYTES = 20_000_000
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A record that can be used, and where it was found."""
+
+    file: Path
+    run: Run
+    content: Mapping[str, Any]
+
+    @property
+    def model_file(self) -> Path:
+        """Where `elliptica run --keep-models` puts its weights."""
+        return self.file.with_suffix(".model.safetensors")
+
+
+@dataclass
+class Folder:
+    """What a folder holds.
+
+    Attributes:
+        root: The folder that was given.
+        kept: Usable records, by file.
+        unusable: Files that are no use, with the reason.
+        n_trials: Records of tuning trials, which are not shown.
+        chosen: What tuning chose, by folder of the row and hash of the run that was tuned.
+    """
+
+    root: Path
+    kept: list[Kept] = field(default_factory=list)
+    unusable: list[tuple[str, str]] = field(default_factory=list)
+    n_trials: int = 0
+    chosen: dict[tuple[Path, str], Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def out(self) -> Path:
+        """What ``--out`` was when the records were written."""
+        return self.kept[0].file.parents[3] if self.kept else self.root
+
+
+def read_folder(root: Path) -> Folder:
+    """Look at every file below a folder; nothing is renamed or removed.
+
+    Raises:
+        ReportError: If there is no record that can be used.
+    """
+    found = Folder(root)
+    for file in sorted(root.rglob("*")):
+        if file.is_file() and ".locks" not in file.parts:
+            _take(file, found)
+    if not found.kept:
+        raise ReportError(
+            f"{root} holds no record that can be used"
+            + _listed(found)
+            + " Pass the folder that elliptica run wrote to (--out, runs by default), a folder of elliptica "
+            "compare, or a model with --data."
+        )
+    return found
+
+
+def _listed(found: Folder) -> str:
+    if not found.unusable:
+        return "."
+    lines = "".join(f"\n  {name}: {reason}" for name, reason in found.unusable[:5])
+    more = len(found.unusable) - 5
+    return f" ({len(found.unusable)} files cannot be used):{lines}" + (
+        f"\n  and {more} more\n" if more > 0 else "\n"
+    )
+
+
+def _take(file: Path, found: Folder) -> None:
+    name = str(file.relative_to(found.root))
+    if "trials" in file.relative_to(found.root.parent).parts:
+        found.n_trials += file.suffix == ".json"
+    elif ".json.unusable-" in file.name or ".safetensors.unusable-" in file.name:
+        found.unusable.append((name, "was set aside by an earlier run, which could not read it"))
+    elif file.name.endswith(".part"):
+        found.unusable.append((name, "is half-written: the run was killed, or is writing now"))
+    elif file.suffix == ".safetensors" and not file.name.endswith(".model.safetensors"):
+        if not file.with_suffix(".json").exists():
+            found.unusable.append(
+                (name, "is the checkpoint of a run that is not finished; elliptica run goes on")
+            )
+    elif file.suffix == ".json":
+        try:
+            _take_json(file, found)
+        except (ValueError, OSError, RecursionError) as error:
+            found.unusable.append((name, _reason(error)))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"its run has a wrong entry: {'.'.join(map(str, first['loc']))}: {first['msg']}"[:_LONGEST]
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
+        return f"is no JSON ({error})"[:_LONGEST]
+    return str(error)[:_LONGEST]
+
+
+def _take_json(file: Path, found: Folder) -> None:
+    if file.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"is too large for a record ({file.stat().st_size / 1e6:.0f} MB)")
+    text = file.read_text(encoding="utf-8")
+    if not text.strip():
+        raise ValueError("is empty")
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"holds a {type(content).__name__}, not a record")
+    if file.name.startswith("chosen-") and "values" in content:
+        found.chosen[file.parent, file.stem.removeprefix("chosen-")] = content
+        return
+    missing = [key for key in ("run", "metrics", "cost", "versions") if key not in content]
+    if missing:
+        raise ValueError(f"has no {', '.join(missing)}: it is not a record of elliptica run")
+    run = Run.model_validate(content["run"])
+    _check(content)
+    if any(kept.run == run for kept in found.kept):
+        raise ValueError("repeats the run of another record")
+    found.kept.append(Kept(file, run, content))
+
+
+def _check(content: Mapping[str, Any]) -> None:
+    """What the page reads must be what it is taken for."""
+    test = content["metrics"].get("test") if isinstance(content["metrics"], dict) else None
+    if not isinstance(test, dict) or not isinstance(content["cost"], dict):
+        raise ValueError("has no metrics of the test part, or no cost")
+    for name, value in test.items():
+        entries = value.values() if isinstance(value, dict) else [value]
+        for entry in entries:
+            if isinstance(entry, str):
+                raise ValueError(f"metrics.test.{name} holds text, not numbers")
+            if isinstance(entry, float) and not math.isfinite(entry):
+                raise ValueError(f"metrics.test.{name} is {entry}, not a finite number")
+    if not isinstance(content["versions"], dict) or not isinstance(content.get("epoch", 0), int):
+        raise ValueError("versions or epoch are not what a record holds")

@@ -1,0 +1,259 @@
+"""From the records of `elliptica run` to studies: one for each table, data set and variant."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elliptica.experiments.problems import RESPLIT
+from elliptica.experiments.render import cell_texts
+from elliptica.experiments.specification import (
+    DatasetSpec,
+    Run,
+    Specification,
+    load_specification,
+    preset_names,
+)
+from elliptica.experiments.table import Part, Table, make_table
+from elliptica.report.content import DASH, BySeed, Grid, Measure, Parts, Study
+from elliptica.report.extracts import curves_of, parts_of, reliability_of, sizes_of, uncertainty_of
+from elliptica.report.judge import judge_rows
+from elliptica.report.records import Folder, Kept
+from elliptica.report.variants import TUNED, Place, group_records
+
+_METRIC = {"accuracy": "accuracy", "error": "error", "rmse": "RMSE"}
+
+
+def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[Kept]]], list[str]]:
+    """All studies of a folder with their records, and notes on what was left out."""
+    groups, notes = group_records(folder)
+    if folder.n_trials:
+        notes.append(f"{folder.n_trials} records of tuning trials are not shown: they chose settings only.")
+    return [(place, _study(place, members, folder), members) for place, members in groups.items()], notes
+
+
+def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
+    name, dataset, variant = place
+    specification = _specification(place, members)
+    order = list(specification.methods)
+    rows = sorted(
+        {k.run.row for k in members}, key=lambda row: order.index(row) if row in order else len(order)
+    )
+    wanted = _wanted(members, rows)
+    records = [dict(k.content) for k in members]
+    tables: dict[Part, Table] = {
+        part: make_table(name, _only(specification, dataset), wanted, records, part)
+        for part in ("test", "cost")
+    }
+    test = tables["test"]
+    metric, select = members[0].run.metric, members[0].run.select
+    parts = parts_of(members)
+    columns = _ordered_columns([column for _, column in test.heads], select)
+    measures = [
+        Measure(c, _label(c, metric, parts), c == "auroc" or (metric == "accuracy" and c != "calibration"),
+                metric != "rmse" or c in ("auroc", "calibration"), test.decimals[dataset])
+        for c in columns
+    ]  # fmt: skip
+    values = {c: _by_seed(test, rows, dataset, c) for c in columns}
+    cost = {c: _by_seed(tables["cost"], rows, dataset, c) for c in ("evaluations", "seconds")}
+    reference = "erm" if values[columns[0]].get("erm") else rows[0]
+    champion = next((row for row in rows if test.cells[row, dataset, columns[0]].is_best), None)
+    judged = [m for m in measures[:2] if m.name in (columns[0], "worst", "average")]
+    missing, notes = _missing(members, rows, order, metric), list(test.notes)
+    if members[0].run.load.get("name") in RESPLIT:
+        notes.append("Each seed also draws which rows are tested; intervals are not corrected for that.")
+    return Study(
+        name=re.sub(r"[^a-z0-9]+", "-", f"{name}-{dataset}-{variant}".lower()).strip("-"),
+        title=f"{specification.title}: {dataset}",
+        subtitle="; ".join(filter(None, [f"{specification.paper or name}", variant])),
+        measures=measures,
+        methods=rows,
+        reference=reference,
+        values=values,
+        verdict=judge_rows(values, judged, rows, reference, champion=champion, cost=cost),
+        table=_grid(test, dataset, rows, {m.name: m for m in measures}, cost, notes),
+        paper={c: _paper(test, rows, dataset, c) for c in columns},
+        parts=parts,
+        reliability=reliability_of(members),
+        uncertainty=uncertainty_of(members),
+        curves=curves_of(members),
+        score_label=_score_label(metric, select, parts),
+        cost=cost,
+        settings={row: _settings(next(k.run for k in members if k.run.row == row)) for row in rows},
+        commands=[_command(place, members, rows, folder)],
+        versions=_versions(members),
+        missing=missing,
+        notes=notes,
+    )
+
+
+def _specification(place: Place, members: Sequence[Kept]) -> Specification:
+    """That of the table, or, for a table that the library does not have, one made from the records."""
+    name, dataset, _ = place
+    if name in preset_names():
+        found = load_specification(name)
+        if dataset in found.datasets:
+            return found
+    run = members[0].run
+    return Specification(
+        title=name,
+        paper="",
+        metric=run.metric,
+        columns=list(run.columns),  # type: ignore[arg-type]
+        seeds=1,
+        methods={k.run.row: {} for k in members},
+        datasets={dataset: DatasetSpec(model=run.model, training=run.training)},
+    )
+
+
+def _only(specification: Specification, dataset: str) -> Specification:
+    return specification.model_copy(update={"datasets": {dataset: specification.datasets[dataset]}})
+
+
+def _wanted(members: Sequence[Kept], rows: Sequence[str]) -> list[Run]:
+    """The runs of the table: every row with every seed that any row has."""
+    seeds = sorted({k.run.seed for k in members})
+    first = {row: next(k.run for k in members if k.run.row == row) for row in rows}
+    return [first[row].model_copy(update={"seed": seed}) for row in rows for seed in seeds]
+
+
+def _ordered_columns(columns: Sequence[str], select: str) -> list[str]:
+    """The column that chose the epoch comes first: it is what the table is about."""
+    first = select if select in columns else columns[0]
+    worst = ["worst"] if "worst" in columns and first != "worst" else []
+    return list(dict.fromkeys([first, *worst, *columns]))
+
+
+def _label(column: str, metric: str, parts: Sequence[Parts]) -> str:
+    word = _METRIC[metric]
+    kind = parts[0].kind if parts else "group"
+    names = {
+        "average": word,
+        "weighted": f"{word} weighted by the training groups",
+        "balanced": f"{word} balanced over classes",
+        "worst": f"worst-{kind} {word}",
+        "top5": f"top-five {word}",
+        "auroc": "area under the ROC curve",
+        "calibration": "calibration error",
+    }
+    return names.get(column, column)
+
+
+def _score_label(metric: str, select: str, parts: Sequence[Parts]) -> str:
+    column = "average" if select == "last" else select
+    sign = "" if metric == "accuracy" else "minus "
+    return f"{sign}{_label(column, metric, parts)} on the validation part"
+
+
+def _by_seed(table: Table, rows: Sequence[str], dataset: str, column: str) -> BySeed:
+    return {row: dict(table.cells[row, dataset, column].values) for row in rows}
+
+
+def _paper(
+    table: Table, rows: Sequence[str], dataset: str, column: str
+) -> dict[str, tuple[float, float | None]]:
+    cells = {row: table.cells[row, dataset, column].paper for row in rows}
+    return {row: paper for row, paper in cells.items() if paper is not None}
+
+
+def _grid(
+    table: Table,
+    dataset: str,
+    rows: Sequence[str],
+    measures: Mapping[str, Measure],
+    cost: Mapping[str, BySeed],
+    notes: Sequence[str],
+) -> Grid:
+    """The table of the paper, with what it cost."""
+    heads = [(column, is_paper) for column in measures for is_paper in (False, True)]
+    papers = {c for c in measures if any(table.cells[row, dataset, c].paper for row in rows)}
+    heads = [(column, is_paper) for column, is_paper in heads if not is_paper or column in papers]
+    lines = []
+    for row in rows:
+        line: list[tuple[str, float | str, bool]] = [(row, row, False)]
+        for column, is_paper in heads:
+            mean, std, bold = cell_texts(table, row, (dataset, column), is_paper)
+            cell = table.cells[row, dataset, column]
+            number = (cell.paper or (math.nan,))[0] if is_paper else cell.mean
+            line.append((f"{mean} ± {std}" if std else mean or DASH, number, bold))
+        for unit in ("evaluations", "seconds"):
+            found = list(cost[unit].get(row, {}).values())
+            mean_cost = sum(found) / len(found) if found else math.nan
+            line.append(
+                (f"{mean_cost:,.{0 if mean_cost >= 100 else 1}f}" if found else DASH, mean_cost, False)
+            )
+        n = len(table.cells[row, dataset, next(iter(measures))].values)
+        lines.append([*line, (str(n), n, False)])
+    titles = [f"{measures[c].label}, paper" if is_paper else _titled(measures[c]) for c, is_paper in heads]
+    head = ["method", *titles, "thousand rows", "seconds", "seeds"]
+    return Grid("Test part, mean ± deviation over seeds", head, lines, notes)
+
+
+def _titled(measure: Measure) -> str:
+    return f"{measure.label}{', %' if measure.percent else ''}"
+
+
+def _missing(
+    members: Sequence[Kept], rows: Sequence[str], order: Sequence[str], metric: str
+) -> dict[str, str]:
+    """What the page cannot show, and why."""
+    found = {}
+    absent = [row for row in order if row not in rows]
+    if absent:
+        found["rows"] = f"Not recorded, of the rows of the table: {', '.join(absent)}."
+    seeds = sorted({k.run.seed for k in members})
+    gaps = [
+        f"{row} seed {', '.join(str(s) for s in lost)}"
+        for row in rows
+        if (lost := [s for s in seeds if not any(k.run.row == row and k.run.seed == s for k in members)])
+    ]
+    if gaps:
+        found["seeds"] = f"Not recorded: {'; '.join(gaps)}."
+    if metric != "rmse":
+        if not any("reliability" in k.content["metrics"]["test"] for k in members):
+            found["reliability"] = "Not recorded: these records were written before reliability was kept."
+        if sizes_of(members, "class") is None:
+            found["sizes"] = "Sizes of classes are not recorded; classes are in the order of their numbers."
+    return found
+
+
+def _settings(run: Run) -> str:
+    entries = {**run.training, **{f"{k}": v for k, v in run.settings.items()}}
+    network = ", ".join(f"{k} {v}" for k, v in run.model.items() if k != "name")
+    text = ", ".join(f"{name} {_short(value)}" for name, value in entries.items())
+    return f"{run.model.get('name', 'network')}{f' ({network})' if network else ''}; {text}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _versions(members: Sequence[Kept]) -> dict[str, str]:
+    """Of all records; several where they differ."""
+    found: dict[str, list[str]] = {}
+    for kept in members:
+        for name, value in kept.content["versions"].items():
+            found.setdefault(name, [])
+            if str(value) not in found[name]:
+                found[name].append(str(value))
+    return {name: ", ".join(values) for name, values in found.items()}
+
+
+def _command(place: Place, members: Sequence[Kept], rows: Sequence[str], folder: Folder) -> str:
+    """What was typed, as far as records say."""
+    table, dataset, variant = place
+    run = members[0].run
+    words = ["elliptica", "run", table, "--dataset", dataset, "--methods", ",".join(rows)]
+    words += ["--seeds", str(1 + max(k.run.seed for k in members))]
+    if found := re.search(r"epochs = (\d+)", variant):
+        words += ["--epochs", found[1]]
+    if run.match_evaluations:
+        words += ["--match", "evaluations"]
+    if TUNED in variant:
+        words += ["--tuned"]
+    if found := re.search(r"precision = (\w+)", variant):
+        words += ["--precision", found[1]]
+    return shlex.join([*words, "--out", folder.out.name or "."])
