@@ -17,6 +17,11 @@ def _is_sharded(model: nn.Module) -> bool:
     return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
+def is_wrapped(model: nn.Module) -> bool:
+    """Whether a wrapper synchronises the model's gradients already."""
+    return any(_is_ddp(module) for module in model.modules()) or _is_sharded(model)
+
+
 def refuse_wrapped(model: nn.Module, second_order: bool, chunked: bool) -> None:
     """Raise where a wrapped *model* (instead of a wrapped objective) gives silently wrong gradients.
 

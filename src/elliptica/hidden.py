@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,20 @@ from elliptica import _checks
 from elliptica._inputs import call_model
 from elliptica.batchnorm import untracked_statistics
 from elliptica.types import Inputs
+
+
+class RowExchange(Protocol):
+    """How a layer sees all rows of a batch while this process runs a part of them."""
+
+    def gather(self, part: Tensor) -> Tensor:
+        """All rows, from the part of each process."""
+
+    def take(self, whole: Tensor) -> Tensor:
+        """This process' part of all rows."""
+
+
+#: Set while a model whose rows are shared out (`elliptica.distributed.split_rows`) runs on its part.
+all_rows: ContextVar[RowExchange | None] = ContextVar("all_rows", default=None)
 
 
 @dataclass(frozen=True)
@@ -60,8 +76,9 @@ def replaced_output(model: nn.Module, at: str, replace: Callable[[Tensor], Tenso
             )
         _checks.floating(f"the output of the layer at={at!r}", output)
         assert isinstance(output, Tensor)
-        replaced.append(replace(output))
-        return replaced[0]
+        exchange = all_rows.get()
+        replaced.append(replace(output if exchange is None else exchange.gather(output)))
+        return replaced[0] if exchange is None else exchange.take(replaced[0])
 
     handle = find_layer(model, at).register_forward_hook(hook)
     try:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from elliptica.experiments.engines import EngineError, open_engine, run_jobs
+from elliptica.experiments.engines import EngineError, is_launched, joined, open_engine, run_jobs
 from elliptica.experiments.progress import planned
 from elliptica.experiments.records import model_file, read_records
 from elliptica.experiments.render import Format, render
@@ -111,7 +111,19 @@ class Display:
 
 
 def run_table(choice: Choice, options: Options, console: Console) -> int:
-    """Do what is not recorded of a table, then print it; returns the exit status."""
+    """Do what is not recorded of a table, then print it; returns the exit status.
+
+    Processes that ``torchrun`` started share the work of each run; the first one writes and prints.
+    """
+    try:
+        with joined(options) as options:
+            return _run_table(choice, options, console if options.ranks.is_first else Console(quiet=True))
+    except EngineError as error:
+        _print_errors([str(error)], console)
+        return 2
+
+
+def _run_table(choice: Choice, options: Options, console: Console) -> int:
     try:
         wanted = choice.runs(options.out)
     except SpecificationError as error:
@@ -124,11 +136,9 @@ def run_table(choice: Choice, options: Options, console: Console) -> int:
             if not wanted:
                 return 2
             display = Display(console, len(wanted))
-            with display.progress, planned(options.out, wanted):
+            mine = wanted if options.ranks.is_first else []
+            with display.progress, planned(options.out, mine):
                 found = engine.do(run_jobs(wanted, options), display)
-    except EngineError as error:
-        _print_errors([str(error)], console)
-        return 2
     except KeyboardInterrupt:
         console.print("Interrupted: finished runs are recorded, the others go on from their last epoch.")
         return 130
@@ -157,6 +167,9 @@ def _print_errors(problems: list[str], console: Console) -> None:
 
 def run_tune(choice: Choice, trials: int | None, options: Options, console: Console) -> int:
     """Choose settings of a table's rows on the validation part; returns the exit status."""
+    if is_launched():
+        _print_errors(["torchrun shares the work of one run, and tuning has many. Use --jobs alone."], console)
+        return 2
     try:
         wanted = choice.runs(options.out)
         specification = load_specification(choice.table)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import nn
 
 from elliptica._streams import stream
 from elliptica.data.splits import Dataset, Split
+from elliptica.distributed.ranks import Ranks
+from elliptica.distributed.rows import split_rows
 from elliptica.experiments.methods import make_loss, prepare, rows_per_sample
 from elliptica.experiments.methods.problem import Problem
 from elliptica.experiments.metrics import Noise, count_rows, gaussian_noise, group_shares, measure, score_of
@@ -52,6 +54,7 @@ class Options:
         jobs: Runs at once, in processes with one thread each if there are several; None is one.
         tensorboard: Folder for event files, one folder per run in it; None writes none.
         keep_models: Write the selected weights beside each new record.
+        ranks: Processes that share the work of each run.
     """
 
     out: Path
@@ -60,6 +63,7 @@ class Options:
     jobs: int | None = None
     tensorboard: Path | None = None
     keep_models: bool = False
+    ranks: Ranks = dataclasses.field(default_factory=Ranks)
 
 
 def do_run(
@@ -84,7 +88,8 @@ def do_run(
     def measured(net: nn.Module, part: Split, **options: Any) -> dict[str, Any]:
         return measure(net, part, run.metric, device, shares, **options)
 
-    method = prepare(run.method, run.settings, _problem(run, data, model, settings, name, device))
+    problem = _problem(run, data, model, settings, name, device, options.ranks)
+    method = prepare(run.method, run.settings, problem)
     checkpoint = checkpoint or checkpoint_file(options.out, run)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     found = fit(
@@ -101,15 +106,18 @@ def do_run(
         checkpoint=checkpoint,
         device=device,
         progress=progress,
+        ranks=options.ranks,
     )
-    if options.keep_models and with_test:
+    if options.keep_models and with_test and options.ranks.is_first:
         save_checkpoint(model_file(options.out, run), {"model": model_tensors(model)}, {"epoch": found.epoch})
-    return {
-        "run": run.model_dump(mode="json"),
-        "metrics": {
+    with split_rows(model, options.ranks):
+        metrics = {
             **({"test": measured(model, data.test, noise=_test_noise(run, name))} if with_test else {}),
             "validation": measured(model, data.validation),
-        },
+        }
+    return {
+        "run": run.model_dump(mode="json"),
+        "metrics": metrics,
         "rows": count_rows(data),
         "method": method.details,
         "epoch": found.epoch,
@@ -122,6 +130,7 @@ def do_run(
             "first_stage": {"evaluations": method.evaluations, "seconds": method.seconds},
             "device": options.device,
             "threads": torch.get_num_threads(),
+            "world_size": options.ranks.size,
         },
         "versions": versions(),
     }
@@ -137,7 +146,13 @@ def _test_noise(run: Run, name: str) -> Noise | None:
 
 
 def _problem(
-    run: Run, data: Dataset, model: nn.Module, settings: TrainingSettings, name: str, device: torch.device
+    run: Run,
+    data: Dataset,
+    model: nn.Module,
+    settings: TrainingSettings,
+    name: str,
+    device: torch.device,
+    ranks: Ranks,
 ) -> Problem:
     """What the method may look at; a first stage has streams of its own and is not checkpointed."""
 
@@ -155,6 +170,7 @@ def _problem(
             relabel=label_noise(run.load),
             device=device,
             progress=progress,
+            ranks=ranks,
         )
 
     return Problem(
@@ -197,9 +213,12 @@ def do_here(run: Run, options: Options, listen: Listener) -> dict[str, Any]:
     return record
 
 
-@contextmanager
+@contextlib.contextmanager
 def _told(run: Run, options: Options) -> Iterator[list[Progress]]:
     """Who is told of each epoch: the file that `elliptica watch` reads, and TensorBoard if asked for."""
+    if not options.ranks.is_first:
+        yield []
+        return
     file = record_file(options.out, run)
     state = ProgressFile(options.out, run, f"{file.stem}-{file.parent.name}")
     hooks: list[Progress] = [state]
@@ -241,18 +260,26 @@ def _finals(record: dict[str, Any]) -> dict[str, float]:
     }
 
 
+@contextlib.contextmanager
+def _claim(run: Run, options: Options) -> Iterator[bool]:
+    """Whether the run is still to be done, and here; the first process answers for all."""
+    file = record_file(options.out, run)
+    if not options.ranks.is_first or read_record(file) is not None:
+        yield False
+        return
+    with claimed(options.out, file) as mine:
+        yield mine and read_record(file) is None
+
+
 def finish_run(run: Run, options: Options, listen: Listener, do: Do = do_here) -> str:
     """Do a run unless it is recorded or another process does it; returns what happened."""
-    file = record_file(options.out, run)
-    if read_record(file) is not None:
-        listen(run.label, "skipped", {})
-        return "skipped"
-    with claimed(options.out, file) as mine:
-        if not mine or read_record(file) is not None:
+    with _claim(run, options) as mine:
+        if not options.ranks.from_first(mine):
             listen(run.label, "skipped", {})
             return "skipped"
         record = do(run, options, listen)
-        write_record(file, record)
-        checkpoint_file(options.out, run).unlink(missing_ok=True)
+        if options.ranks.is_first:
+            write_record(record_file(options.out, run), record)
+            checkpoint_file(options.out, run).unlink(missing_ok=True)
     listen(run.label, "done", record["metrics"]["test"])
     return "done"

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from elliptica._streams import stream, stream_seed
 from elliptica.data.splits import Dataset, Split
+from elliptica.distributed.ranks import Ranks
+from elliptica.distributed.rows import split_rows
 from elliptica.training.batch import Batch, Objective, Relabel, Steps, batches
 from elliptica.training.checkpoint import model_tensors
 from elliptica.training.progress import EpochEnd, Progress
@@ -23,6 +25,9 @@ from elliptica.training.settings import TrainingSettings
 
 #: A score of a model on a part of the data; larger is better.
 Score = Callable[[nn.Module, Split], float]
+_ALONE = Ranks()
+#: Told after each epoch: epoch, number of epochs, training loss, score.
+Progress = Callable[[int, int, float, float], object]
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ def fit(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
+    ranks: Ranks = _ALONE,
 ) -> FitResult:
     """Train a model and leave it with the weights of the chosen epoch.
 
@@ -86,6 +92,10 @@ def fit(
         checkpoint: File to write after each epoch and to start from if it exists.
         device: Where to train.
         progress: Told after each epoch, such as `elliptica.training.TensorBoard`.
+        ranks: Processes that call this together, with the same arguments, and share the work of the network
+            (`elliptica.distributed.split_rows`). The result is that of one process to rounding, unless the
+            network draws (dropout): each process does that from a stream of its own. The first one writes
+            checkpoints; a run may go on in another number of processes.
     """
     device = torch.device(device)
     model.to(device)
@@ -94,13 +104,15 @@ def fit(
     trained = Trained(settings, model, objective, optimizer, order, noise)
     state, best = State(), model_tensors(model)
     weights = settings.row_weights(data.train)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), split_rows(model, ranks):
         torch.manual_seed(stream_seed(name, seed, "model"))
         if checkpoint is not None:
-            found = trained.restore(checkpoint)
+            found = trained.restore(checkpoint, ranks)
             if found is not None:
                 state, best = found
         while not _finished(state, settings, budget):
+            if ranks.size > 1:  # masks of dropout differ among processes, and need not be in a checkpoint
+                torch.manual_seed(stream_seed(name, seed, "model", state.epoch, ranks.rank))
             _epoch(
                 state,
                 trained,
@@ -122,6 +134,7 @@ def fit(
             begin = time.perf_counter()
             model.eval()
             value = score(model, data.validation)
+            trained.check_agreement(value, ranks)
             state.scores.append(value)
             is_early = getattr(objective, "is_warming_up", False)
             if is_early or settings.select == "last" or value >= state.best_score or state.best_epoch < 0:
@@ -129,7 +142,7 @@ def fit(
                 best = model_tensors(model)
             state.epoch += 1
             state.seconds += time.perf_counter() - begin
-            if checkpoint is not None:
+            if checkpoint is not None and ranks.is_first:
                 trained.save(checkpoint, state, best)
             progress(
                 EpochEnd(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elliptica.distributed.ranks import Ranks
 from elliptica.training.batch import HasState, Objective
 from elliptica.training.checkpoint import (
     load_checkpoint,
@@ -64,8 +65,30 @@ class Trained:
             groups["objective"] = objective.state_tensors()
         save_checkpoint(file, groups, {"settings": _plain(self.settings), **asdict(state)})
 
-    def restore(self, file: Path) -> tuple[State, dict[str, Tensor]] | None:
-        """Read a checkpoint; one that does not fit is set aside and changes nothing."""
+    def check_agreement(self, score: float, ranks: Ranks) -> None:
+        """Raise if processes that do the same have come apart, before they decide differently."""
+        size = float(sum(p.detach().double().abs().sum() for p in self.model.parameters()))
+        found = ranks.all((size, score))
+        if any(abs(a - b) > 1e-6 * abs(b) for each in found for a, b in zip(each, found[0], strict=True)):
+            raise RuntimeError(
+                f"The processes do not have the same weights any more (sum of sizes and score: {found}). "
+                "Their machines or versions of torch differ, or the network or the objective draws from "
+                "torch's default stream."
+            )
+
+    def restore(self, file: Path, ranks: Ranks) -> tuple[State, dict[str, Tensor]] | None:
+        """Read a checkpoint in all processes; one that does not fit is set aside and changes nothing."""
+        found = self._restore(file) if ranks.is_first else None
+        if ranks.size > 1 and ranks.from_first(found is not None):
+            if not ranks.is_first:
+                found = self._restore(file)
+            if not all(ranks.all(found is not None)):  # also waits until all have read it
+                raise FileNotFoundError(
+                    f"Not every process can read the checkpoint {file}. Keep it in a folder that all share."
+                )
+        return found
+
+    def _restore(self, file: Path) -> tuple[State, dict[str, Tensor]] | None:
         found = load_checkpoint(file)
         if found is None:
             return None

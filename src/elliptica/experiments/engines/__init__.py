@@ -11,6 +11,9 @@ from elliptica.experiments.engines.interface import EngineError as EngineError
 from elliptica.experiments.engines.interface import Job as Job
 from elliptica.experiments.engines.processes import Processes
 from elliptica.experiments.engines.sequential import Sequential
+from elliptica.experiments.engines.together import Team, Together
+from elliptica.experiments.engines.together import is_launched as is_launched
+from elliptica.experiments.engines.together import joined as joined
 from elliptica.experiments.run import Listener, Options, finish_run
 from elliptica.experiments.specification import Run
 
@@ -22,6 +25,9 @@ def open_engine(options: Options) -> Iterator[Engine]:
     Raises:
         EngineError: If it cannot be used; the message says what to do.
     """
+    if isinstance(options.ranks, Team):
+        yield Together(options.ranks)
+        return
     yield Sequential() if options.jobs in (None, 1) else Processes(options.jobs)
 
 

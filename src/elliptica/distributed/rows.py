@@ -1,0 +1,154 @@
+"""A network whose rows are shared out among processes, exactly, under any objective."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils._pytree import tree_leaves, tree_map
+
+from elliptica._wrappers import is_wrapped
+from elliptica.distributed._batchnorm import forward_over_all_rows
+from elliptica.distributed._collectives import copied, gather_rows, take_rows
+from elliptica.distributed.ranks import Ranks, current_ranks
+from elliptica.hidden import all_rows
+
+
+@contextlib.contextmanager
+def split_rows(model: nn.Module, ranks: Ranks | None = None) -> Iterator[nn.Module]:
+    """Within the context every process runs its part of the rows, and sees the outputs of all.
+
+    For objectives that look at a whole batch, such as softmax weightings, C-Mixup, GroupDRO or CORAL. All
+    processes pass the *same* batch, pairing and noise, and compute the same loss; only the work of the
+    network, forward and backward, is shared out. Gradients of parameters come out equal in all processes and
+    equal to those of one process to rounding, derivatives of higher order too: no wrapper is needed, and
+    each process steps its own optimiser.
+
+    - Normalisation layers use the statistics of all rows (also on the CPU, unlike ``SyncBatchNorm``).
+    - Bridging and mixing in hidden layers (``at=``) sees all rows.
+    - Batches with fewer rows than processes are run as a whole by each.
+    - Dropout draws from each process' default stream: seed those differently. Results then differ from those
+      of one process as they do between seeds.
+    - A network that couples rows in another way (attention over the batch) is not the same when it is split.
+
+    Use ``DistributedDataParallel(objective)`` instead where each process has a batch of its own: it
+    exchanges gradients only.
+
+    Args:
+        model: The network. Its outputs, and all tensors that it is called with, have the batch axis first.
+        ranks: The processes; None is all of them.
+
+    Example:
+        >>> from elliptica import Elliptic
+        >>> model = nn.Linear(4, 3)
+        >>> objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, weighting="gradient_softmax")
+        >>> with split_rows(model):  # does nothing in a process alone
+        ...     objective(torch.randn(8, 4), torch.randint(3, (8,))).backward()
+    """
+    ranks = current_ranks() if ranks is None else ranks
+    if ranks.size == 1:
+        yield model
+        return
+    _check(model)
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm)]
+    for norm in norms:
+        vars(norm)["forward"] = MethodType(forward_over_all_rows, norm)
+    vars(model).update(forward=MethodType(_split_forward, model), _ranks=ranks)
+    try:
+        yield model
+    finally:
+        del model._ranks
+        for module in (model, *norms):
+            vars(module).pop("forward", None)
+
+
+def _check(model: nn.Module) -> None:
+    if is_wrapped(model):
+        raise ValueError(
+            "split_rows shares out the rows of a plain model, but this one is wrapped in DDP or FSDP2, "
+            "which would sum its gradients once more. Use one of them."
+        )
+    if any("forward" in module.__dict__ for module in model.modules()):
+        raise ValueError(
+            "A forward method of the model has been replaced (by a compiler, or by split_rows itself), so "
+            "its rows cannot be shared out. Pass the plain model."
+        )
+    for name, module in model.named_modules():
+        is_batch_norm = isinstance(module, _BatchNorm) and module is model
+        if is_batch_norm or (isinstance(module, _InstanceNorm) and module.track_running_stats):
+            raise ValueError(
+                f"Running statistics of {type(module).__name__} {name or 'at the top'!r} cannot be taken "
+                "over the rows of all processes. Use track_running_stats=False, or one process."
+            )
+
+
+class _Bare(nn.Module):
+    """The model as its class defines it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+
+class _Exchange:
+    """How a hidden layer sees all rows while the model runs on some."""
+
+    def __init__(self, ranks: Ranks, rows: int) -> None:
+        self.ranks, self.rows = ranks, rows
+
+    def gather(self, part: Tensor) -> Tensor:
+        return _gathered(part, self.ranks, self.rows)
+
+    def take(self, whole: Tensor) -> Tensor:
+        return take_rows(whole, self.ranks)
+
+
+@torch.compiler.disable(recursive=True)
+def _split_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The model's forward pass on this process' rows; returns the outputs for all rows."""
+    ranks: Any = self._ranks
+    rows = _count_rows((args, kwargs))
+    if rows < ranks.size:
+        return type(self).forward(self, *args, **kwargs)  # in every process the whole, so nothing to sum
+    args, kwargs = tree_map(lambda v: take_rows(v, ranks) if isinstance(v, Tensor) else v, (args, kwargs))
+    parameters = {f"model.{n}": p for n, p in self.named_parameters() if p.requires_grad}
+    token = all_rows.set(_Exchange(ranks, rows))
+    try:
+        if torch.is_grad_enabled() and parameters:
+            copies = dict(zip(parameters, copied(list(parameters.values()), ranks), strict=True))
+            output = torch.func.functional_call(_Bare(self), copies, args, kwargs)
+        else:
+            output = type(self).forward(self, *args, **kwargs)
+    finally:
+        all_rows.reset(token)
+    return tree_map(lambda v: _gathered(v, ranks, rows) if isinstance(v, Tensor) else v, output)
+
+
+def _count_rows(inputs: Any) -> int:
+    shapes = [tuple(v.shape) for v in tree_leaves(inputs) if isinstance(v, Tensor)]
+    counts = {shape[0] if shape else None for shape in shapes}
+    if len(counts) != 1 or None in counts:
+        raise ValueError(
+            "split_rows needs tensors with the same number of rows, but the model is called with shapes "
+            f"{', '.join(map(str, shapes)) or 'none'}. Keep what is not a row of the batch in buffers."
+        )
+    return int(counts.pop() or 0)
+
+
+def _gathered(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
+    own = ranks.counts(rows)[ranks.rank]
+    if part.ndim == 0 or len(part) != own:
+        raise ValueError(
+            f"The model and its layers must return one row per input row ({own} here), but one returned "
+            f"shape {tuple(part.shape)}. Keep the batch axis first, and do not reduce over it."
+        )
+    return gather_rows(part, ranks, rows)

@@ -1,0 +1,49 @@
+"""Start real processes that talk over gloo, and collect what each of them found."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def together(function, size=2):
+    """What ``function(rank)`` returns in each of several processes; they meet in a file and need no port."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_run, args=(function, size, folder), nprocs=size)
+        return [torch.load(f"{folder}/found{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _run(rank, function, size, folder):
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+    try:
+        torch.save(function(rank), f"{folder}/found{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def torchrun(*arguments, size=2, env=None):
+    """Command line and environment of a real torchrun, on a free port of its own."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    paths = [str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    return {
+        "args": [*command, *map(str, arguments)],
+        "env": {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OMP_NUM_THREADS": "1",
+            **(env or {}),
+        },
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }

@@ -1,0 +1,181 @@
+"""Runs of a table in real processes: records of one process, whatever the number of them, killed or not."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+
+from elliptica.distributed import current_ranks
+from elliptica.experiments import problems
+from elliptica.experiments.command import Choice, Console, run_table, run_tune
+from elliptica.experiments.run import Options, do_run
+from processes import together, torchrun
+from test_methods import CLASSIFIERS, load_groups, run_of
+
+SCRIPT = Path(__file__).with_name("run_generated.py")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
+]
+
+
+def assert_close(a, b, where=""):
+    """Records agree to rounding, which training in single precision amplifies."""
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert set(a) == set(b), where
+        for name in a:
+            assert_close(a[name], b[name], f"{where}/{name}")
+    elif isinstance(a, list):
+        assert len(a) == len(b), where
+        for one, other in zip(a, b, strict=True):
+            assert_close(one, other, where)
+    elif isinstance(a, float):
+        assert math.isclose(a, b, rel_tol=2e-4, abs_tol=1e-6), f"{where}: {a} against {b}"
+    else:
+        assert a == b, where
+
+
+def comparable(record):
+    cost = {k: v for k, v in record["cost"].items() if k not in ("seconds", "first_stage", "world_size")}
+    return {**record, "cost": cost}
+
+
+def method_records(_rank=0):
+    """One short run of every method, with batch norm."""
+    problems.DATASETS["groups"] = load_groups
+    options = Options(Path("nowhere"), ranks=current_ranks())
+    found = {}
+    for method in CLASSIFIERS:
+        if method == "smote" and not has_imblearn():
+            continue
+        training = {"epochs": 2, "batch_size": 13}  # parts of different sizes
+        found[method] = do_run(run_of(method, training=training), options)
+    return found
+
+
+def has_imblearn():
+    try:
+        import imblearn  # noqa: F401 - is it there?
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
+def test_every_method_is_that_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(problems.DATASETS, "groups", load_groups)
+    expected = method_records()
+    assert len(expected) > 20
+    for one in together(method_records, 2):
+        for method, record in expected.items():
+            assert one[method]["cost"]["world_size"] == 2
+            assert_close(comparable(one[method]), comparable(record), method)
+
+
+def command(out, *more, script=SCRIPT):
+    start = [script] if script else ["-m", "elliptica"]
+    return [*start, "run", "table3", "--dataset", "no2", "--seeds", "1", "--out", out, *more]
+
+
+def alone(*arguments):
+    """The same in one process, without torchrun."""
+    settings = torchrun()
+    return {**settings, "args": [sys.executable, *map(str, arguments)]}
+
+
+def record_of(out, row):
+    (file,) = (out / "table3" / "no2" / row).glob("*-seed0.json")
+    return json.loads(file.read_text())
+
+
+def finished(settings, timeout=300):
+    process = subprocess.Popen(**settings)
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def test_torchrun_records_and_prints_once(tmp_path):
+    """A run that fails everywhere is a failed run; the others are done, and equal those of one process."""
+    options = ["--epochs", "3"]
+    status, out, err = finished(torchrun(*command(tmp_path / "two", *options), env={"FAIL": "all"}))
+    assert status == 1, err
+    assert out.count("FloatingPointError") == 1
+    assert out.count("1 of 5 runs are not recorded yet") == 1
+    status, _, err = finished(alone(*command(tmp_path / "one", *options)))
+    assert status == 0, err
+    for row in ("erm", "c-mixup", "elliptic", "marginal"):
+        one, two = (record_of(tmp_path / name, row) for name in ("one", "two"))
+        assert (one["cost"]["world_size"], two["cost"]["world_size"]) == (1, 2)
+        assert_close(comparable(one), comparable(two), row)
+    locks = list((tmp_path / "two" / ".locks").iterdir())
+    assert len(locks) == 5
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def interrupted(settings, out, sent):
+    """Stop a command after its second epoch; returns its status and what it said."""
+    settings = {**settings, "env": {**settings["env"], "PAUSE": "0.3"}}
+    process = subprocess.Popen(**settings)
+    deadline = time.monotonic() + 240
+    while not list(out.rglob("*.safetensors")) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.4)
+    process.send_signal(sent)
+    output, errors = process.communicate(timeout=240)
+    return process.returncode, output + errors
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_goes_on_in_another_number_of_processes(tmp_path, sent):
+    options = ["--methods", "marginal", "--epochs", "12"]
+    status, _, err = finished(alone(*command(tmp_path / "whole", *options)))
+    assert status == 0, err
+    whole = comparable(record_of(tmp_path / "whole", "marginal"))
+    for before, after in ((torchrun, alone), (alone, torchrun)):
+        out = tmp_path / before.__name__
+        status, said = interrupted(before(*command(out, *options)), out, sent)
+        assert status != 0, said
+        assert not list(out.rglob("*-seed0.json"))
+        assert len(list(out.rglob("*.safetensors"))) == 1, said
+        status, _, err = finished(after(*command(out, *options)))
+        assert status == 0, err
+        assert_close(comparable(record_of(out, "marginal")), whole)
+
+
+def test_a_process_that_fails_alone_ends_all(tmp_path):
+    started = time.monotonic()
+    settings = torchrun(*command(tmp_path, "--methods", "erm", "--epochs", "50"), env={"FAIL": "one"})
+    status, out, err = finished(settings)
+    assert status != 0
+    assert "failed in process 1 of 2, which ends all of them: MemoryError: no memory left here" in err
+    assert time.monotonic() - started < 250  # and not the half hour of a collective that waits
+    assert not list(tmp_path.rglob("*-seed0.json"))
+
+
+@pytest.mark.needs_data
+def test_the_command_itself(data_dir, tmp_path):
+    options = ["--methods", "elliptic", "--epochs", "2", "--data-dir", data_dir]
+    for name, start in (("one", alone), ("two", torchrun)):
+        status, out, err = finished(start(*command(tmp_path / name, *options, script=None)))
+        assert status == 0, err
+    one, two = (comparable(record_of(tmp_path / name, "elliptic")) for name in ("one", "two"))
+    assert_close(one, two)
+
+
+def test_what_torchrun_is_not_for(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    choice = Choice("table3", ["no2"])
+    assert run_table(choice, Options(tmp_path, jobs=2), Console()) == 2
+    assert "--jobs 2 cannot" in capsys.readouterr().out
+    assert run_tune(choice, 1, Options(tmp_path), Console(width=200)) == 2
+    assert "Use --jobs alone" in capsys.readouterr().out
