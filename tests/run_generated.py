@@ -1,4 +1,4 @@
-"""The program on generated rows in the place of NO2, failing where FAIL says so: for test_distributed_runs."""
+"""The program on generated rows in the place of NO2, failing as FAIL says: for test_distributed_runs."""
 
 import os
 import time

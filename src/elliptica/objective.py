@@ -27,7 +27,7 @@ from elliptica.paths import PathSampler
 from elliptica.reduction import path_mean, weighted_mean
 from elliptica.schedule import Schedule, check_schedule, factor_in
 from elliptica.targets import SimplexMap, TargetSpace, infer_target_space
-from elliptica.types import Drift, Inputs, LossFn, Paths
+from elliptica.types import Across, Drift, Inputs, LossFn, Paths
 from elliptica.weighting import READINGS, WEIGHTINGS, Grid, Reading, Weighting
 
 logger = logging.getLogger(__name__)
@@ -154,6 +154,7 @@ class Elliptic(nn.Module):
         self.chunk_size = chunk_size
         self.schedule = schedule
         self.epoch: int | None = None
+        self.across: Across | None = None  # set by elliptica.distributed.over_global_batch
         self._warned = False
         self._warned_of_mode = False
         self.auto_sigma: Tensor | None
@@ -265,6 +266,7 @@ class Elliptic(nn.Module):
         if (
             paths.hidden is not None
             or self.chunk_size is not None
+            or self.across is not None
             or (reading is not None and tracking_layers(self.model))
         ):
             return self._eager_loss_on(paths, reading)
@@ -278,7 +280,8 @@ class Elliptic(nn.Module):
         with path_statistics("frozen" if frozen else "paths", self.model):
             losses = self.loss(call_model(self.model, x), target)
         class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
-        return weighted_mean(losses, sample_weight, class_weight)
+        across = self.across if self.training else None  # one process may evaluate alone
+        return weighted_mean(losses, sample_weight, class_weight, across=across)
 
     def extra_repr(self) -> str:
         """The settings that matter, and what ``sigma="auto"`` chose."""
@@ -305,8 +308,8 @@ class Elliptic(nn.Module):
         if reading is not None:
             if reading.second_order and torch.is_grad_enabled() and losses.requires_grad:
                 refuse_no_op(terms)
-            losses = reading.apply(losses, terms, self.xi, Grid(time_steps(paths), over_time))
-        loss = path_mean(losses, paths, self.loss, over_time)
+            losses = reading.apply(losses, terms, self.xi, Grid(time_steps(paths), over_time, self.across))
+        loss = path_mean(losses, paths, self.loss, over_time, self.across)
         if reading is not None and reading.second_order and self.sampler.validate and not self._warned:
             self._warned = warn_if_negative(loss, self.weighting, self.xi)
         return loss

@@ -17,6 +17,9 @@ LossFn = Callable[..., Tensor]
 #: Drift of the diffusion: ``drift(x, y)`` gives the drift of ``x``, or of ``x`` and ``y``.
 Drift = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 
+#: From this process' numbers, ``(k,)``, to those of all processes that share a batch, ``(process, k)``.
+Across = Callable[[Tensor], Tensor]
+
 
 class EllipticWarning(UserWarning):
     """Something will work, but probably not as you meant it."""

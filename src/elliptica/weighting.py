@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from elliptica.types import Drift, Paths
+from elliptica.types import Across, Drift, Paths
 
 Weighting = Literal["none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released"]
 
@@ -37,10 +37,26 @@ class Points:
 
 @dataclass(frozen=True)
 class Grid:
-    """Times of the points: steps ``(time, rows)``, quadrature weights ``(time, 1)`` unless all are equal."""
+    """Times of the points: steps ``(time, rows)``, quadrature weights ``(time, 1)`` unless all are equal.
+
+    With ``across``, batch means the rows of all processes.
+    """
 
     ds: Tensor
     weights: Tensor | None = None
+    across: Across | None = None
+
+    def total(self, value: Tensor) -> Tensor:
+        """Sum over the processes of a number."""
+        return value if self.across is None else self.across(value.detach().reshape(1)).sum()
+
+    def largest(self, value: Tensor) -> Tensor:
+        """The largest among the processes of a number."""
+        return value if self.across is None else self.across(value.detach().reshape(1)).max()
+
+    def count(self, like: Tensor, number: int) -> Tensor | int:
+        """Sum over the processes of a count."""
+        return number if self.across is None else self.total(like.new_tensor(float(number)))
 
 
 @dataclass(frozen=True)
@@ -106,10 +122,13 @@ def path_log_weights(terms: Terms, xi: float, ds: Tensor) -> Tensor:
     return (xi * linear - 0.5 * xi**2 * quadratic * ds).sum(0)
 
 
-def self_normalised(log_weights: Tensor) -> Tensor:
+def self_normalised(log_weights: Tensor, grid: Grid) -> Tensor:
     """Weights of mean one over the batch, without gradient."""
-    flat = log_weights.detach().flatten()
-    return (flat.softmax(0) * flat.numel()).reshape(log_weights.shape)
+    log_weights = log_weights.detach()
+    if grid.across is None:
+        return (log_weights.flatten().softmax(0) * log_weights.numel()).reshape(log_weights.shape)
+    weights = (log_weights - grid.largest(log_weights.max())).exp()
+    return weights * (grid.count(weights, weights.numel()) / grid.total(weights.sum()))
 
 
 def _add_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
@@ -120,12 +139,13 @@ def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tenso
     """Points that the quadrature leaves out take no part; the weighted mean of the weights is one."""
     norm = terms[0].detach()
     share = torch.ones_like(norm) if grid.weights is None else grid.weights.expand_as(norm)
-    share = share / share.sum()
-    mean = (share * norm).sum()
-    variance = (share * (norm - mean).square()).sum() * norm.numel() / max(norm.numel() - 1, 1)
+    share = share / grid.total(share.sum())
+    mean = grid.total((share * norm).sum())
+    count = grid.count(norm, norm.numel())
+    variance = grid.total((share * (norm - mean).square()).sum()) * count / max(count - 1, 1)
     score = xi * (norm - mean) / variance.sqrt().clamp_min(torch.finfo(norm.dtype).tiny)
-    weights = (score - score.max()).exp()
-    return losses * (weights / (share * weights).sum())
+    weights = (score - grid.largest(score.max())).exp()
+    return losses * (weights / grid.total((share * weights).sum()))
 
 
 def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
@@ -133,13 +153,13 @@ def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) ->
 
 
 def _weigh_paths(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    return losses * self_normalised(path_log_weights(terms, xi, grid.ds))
+    return losses * self_normalised(path_log_weights(terms, xi, grid.ds), grid)
 
 
 def _subtract_released(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
     # The gradient of the *batch mean* is 1/rows of the gradient of a point's own loss. Both loss and term
     # are summed over time there; here both are averaged.
-    rows = losses.shape[1]
+    rows = grid.count(losses, losses.shape[1])
     return losses - xi * (terms[0] / rows - 0.5 * terms[1] / rows**2).mean(0)
 
 

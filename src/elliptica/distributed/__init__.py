@@ -1,7 +1,33 @@
 """Several processes: their parts of a batch, their random streams, shared networks and checkpoints."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from elliptica.distributed.batch import over_global_batch as over_global_batch
 from elliptica.distributed.ranks import Ranks as Ranks
 from elliptica.distributed.ranks import current_ranks as current_ranks
 from elliptica.distributed.ranks import rank_generator as rank_generator
 from elliptica.distributed.ranks import shard as shard
 from elliptica.distributed.rows import split_rows as split_rows
+
+if TYPE_CHECKING:
+    from elliptica.distributed.checkpoint import Checkpoint as Checkpoint
+    from elliptica.distributed.checkpoint import load_checkpoint as load_checkpoint
+    from elliptica.distributed.checkpoint import save_checkpoint as save_checkpoint
+
+#: Names whose module loads much of torch.distributed: only when they are used.
+_LAZY = ("Checkpoint", "load_checkpoint", "save_checkpoint")
+
+__all__ = [*_LAZY, "Ranks", "current_ranks", "over_global_batch", "rank_generator", "shard", "split_rows"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("elliptica.distributed.checkpoint"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,287 @@
+"""Checkpoints of training in several processes, which go on in any number of them: no pickle.
+
+Tensors go through ``torch.distributed.checkpoint`` into safetensors files, one per process, each holding the
+shards of that process; everything else is JSON. (DCP's own file format keeps its metadata in a pickle.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import hf_storage, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from elliptica._streams import stream_seed
+from elliptica.distributed._files import complete, damaged, described, digests, finish, next_name
+from elliptica.distributed.ranks import Ranks, current_ranks
+
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+Generators = Mapping[str, torch.Generator]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `load_checkpoint` found.
+
+    Attributes:
+        step: As it was saved.
+        extra: As it was saved.
+        world_size: Number of processes that saved it.
+        folder: Where it is.
+    """
+
+    step: int
+    extra: dict[str, Any]
+    world_size: int
+    folder: Path = field(compare=False)
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    objective: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    step: int,
+    generators: Generators | None = None,
+    extra: dict[str, Any] | None = None,
+    keep: int = 1,
+) -> Path:
+    """Save an objective (plain, compiled, in DDP or sharded) and its optimiser; all processes call it.
+
+    A checkpoint is a folder of its own in ``folder``, and gets its name when it is complete: until then the
+    one before it is there.
+
+    Args:
+        folder: Where checkpoints are; on a disk that all processes share.
+        objective: The module that is trained.
+        optimizer: Its optimiser.
+        step: How far training is.
+        generators: Random streams of this process, by name; those of all processes are kept.
+        extra: Anything else that JSON can hold, such as the epoch.
+        keep: How many complete checkpoints to leave there.
+
+    Returns:
+        The folder of this checkpoint.
+
+    Example:
+        >>> from elliptica import Elliptic
+        >>> from elliptica.distributed import rank_generator
+        >>> objective = Elliptic(nn.Linear(4, 1), nn.MSELoss())
+        >>> optimizer, noise = torch.optim.Adam(objective.parameters()), rank_generator(0)
+        >>> loss = objective(torch.randn(8, 4), torch.randn(8, 1), generator=noise)
+        >>> loss.backward(); optimizer.step()
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = save_checkpoint(folder, objective, optimizer, step=1, generators={"noise": noise})
+        ...     found = load_checkpoint(folder, objective, optimizer, generators={"noise": noise})
+        >>> found.step
+        1
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, but got {keep}: the new checkpoint itself is kept.")
+    _require_safetensors()
+    ranks, root = current_ranks(), Path(folder)
+    tensors, values = _state(objective, optimizer)
+    for name, generator in (generators or {}).items():
+        tensors[f"generators.{ranks.rank}.{name}"] = generator.get_state()
+    text = json.dumps({"values": values, "extra": extra or {}})  # before anything is written
+    writing = root / ".writing"
+    if ranks.is_first:
+        shutil.rmtree(writing, ignore_errors=True)  # of a process that was killed
+        writing.mkdir(parents=True)
+    ranks.wait()
+    writer = hf_storage.HuggingFaceStorageWriter(str(writing), save_distributed=True)
+    with _quiet():
+        state_dict_saver.save(tensors, storage_writer=writer, no_dist=ranks.size == 1)
+    ranks.wait()
+    files = digests(writing, sorted(file.name for file in writing.iterdir()), ranks)
+    target = root / ranks.from_first(next_name(root))
+    if ranks.is_first:
+        finish(writing, target, {"step": step, "world_size": ranks.size, "files": files, **json.loads(text)})
+        for _, old in complete(root)[:-keep]:
+            shutil.rmtree(old)
+    ranks.wait()
+    return target
+
+
+def load_checkpoint(
+    folder: str | os.PathLike[str],
+    objective: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    generators: Generators | None = None,
+) -> Checkpoint | None:
+    """Go on from the latest complete checkpoint; all processes call it.
+
+    The number of processes, and the wrapper, may differ from those that saved it. Random streams go on where
+    they were; in another number of processes each gets a new one, derived from the saved ones, so that no
+    noise comes twice.
+
+    Args:
+        folder: As for `save_checkpoint`.
+        objective: A module like the one that was saved.
+        optimizer: An optimiser like the one that was saved.
+        generators: As for `save_checkpoint`; they are set.
+
+    Returns:
+        What was saved with it, or None if there is no checkpoint.
+
+    Raises:
+        ValueError: If the checkpoint is damaged or does not fit. Nothing has been changed then.
+    """
+    _require_safetensors()
+    ranks, root = current_ranks(), Path(folder)
+    found = ranks.from_first([path.name for _, path in complete(root)[-1:]])
+    if not found:
+        return None
+    path = root / found[0]
+    description = described(path)
+    if digests(path, sorted(description["files"]), ranks) != description["files"]:
+        raise ValueError(damaged(path, "its files have changed since they were written"))
+    reader = hf_storage.HuggingFaceStorageReader(str(path))
+    saved: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+    with _new_buffers(objective, saved):
+        tensors, values = _state(objective, optimizer)
+        _check_fit(path, tensors, saved, values, description["values"])
+        states = _load_states(generators or {}, description, saved, ranks, path)
+    tensors.update(states)
+    try:
+        with _quiet():
+            state_dict_loader.load(tensors, storage_reader=reader, no_dist=ranks.size == 1)
+    except CheckpointException as error:
+        raise ValueError(damaged(path, str(error))) from error
+    _restore(objective, optimizer, tensors, description["values"])
+    for name, generator in (generators or {}).items():
+        _go_on(generator, tensors[f"generators.{_source(ranks, description)}.{name}"], ranks, description)
+    return Checkpoint(description["step"], description["extra"], description["world_size"], path)
+
+
+def _require_safetensors() -> None:
+    try:
+        import safetensors  # noqa: F401 - torch imports it when it writes
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'Checkpoints need safetensors: pip install "elliptica[experiments]"'
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the remark that a process is alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _state(
+    objective: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors, and all else, by names that do not depend on wrappers."""
+    model, optim = get_state_dict(objective, optimizer, options=_OPTIONS)
+    flat: dict[str, Any] = {f"model.{name}": value for name, value in model.items()}
+    flat.update({f"optimizer.{name}": value for name, value in optim.items()})
+    # safetensors cannot be read in slices where there is no axis
+    tensors = {n: v.reshape(1) if v.ndim == 0 else v for n, v in flat.items() if isinstance(v, Tensor)}
+    return tensors, {n: v for n, v in flat.items() if not isinstance(v, Tensor)}
+
+
+def _restore(
+    objective: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+    saved: dict[str, Any],
+) -> None:
+    model, optim = get_state_dict(objective, optimizer, options=_OPTIONS)
+    parts: dict[str, dict[str, Any]] = {"model": model, "optimizer": optim}
+    for prefix, part in parts.items():
+        for name, old in part.items():
+            key = f"{prefix}.{name}"
+            if isinstance(old, Tensor):
+                part[name] = tensors[key].reshape(old.shape) if old.ndim == 0 else tensors[key]
+            else:
+                part[name] = tuple(saved[key]) if isinstance(old, tuple) else saved[key]
+    set_state_dict(objective, optimizer, model_state_dict=model, optim_state_dict=optim, options=_OPTIONS)
+
+
+@contextlib.contextmanager
+def _new_buffers(objective: nn.Module, saved: Mapping[str, Any]) -> Iterator[None]:
+    """Make room for buffers that come into being in training, such as what ``sigma="auto"`` chose."""
+    while isinstance(inner := getattr(objective, "module", getattr(objective, "_orig_mod", None)), nn.Module):
+        objective = inner  # in DDP, or compiled
+    made = []
+    for prefix, module in objective.named_modules():
+        for name, value in module._buffers.items():
+            entry = saved.get(".".join(filter(None, ("model", prefix, name))))
+            if value is None and entry is not None:
+                like = next(objective.parameters())
+                module._buffers[name] = torch.zeros(
+                    entry.size, dtype=entry.properties.dtype, device=like.device
+                )
+                made.append((module, name))
+    try:
+        yield
+    except ValueError:
+        for module, name in made:
+            module._buffers[name] = None
+        raise
+
+
+def _check_fit(
+    path: Path,
+    own: Mapping[str, Tensor],
+    saved: Mapping[str, Any],
+    own_values: Mapping[str, Any],
+    saved_values: Mapping[str, Any],
+) -> None:
+    """Names and shapes agree."""
+    here = {name: tuple(value.shape) for name, value in own.items()} | dict.fromkeys(own_values, ())
+    there = {name: tuple(entry.size) for name, entry in saved.items() if not name.startswith("generators.")}
+    there |= dict.fromkeys(saved_values, ())
+    for name in sorted(here.keys() ^ there.keys()):
+        place = "not in it" if name in here else "only in it"
+        raise ValueError(f"The checkpoint {path} does not fit: {name!r} is {place}. Build both as they were.")
+    for name, shape in here.items():
+        if shape != there[name]:
+            raise ValueError(
+                f"The checkpoint {path} does not fit: {name!r} has shape {there[name]} there and "
+                f"{shape} here. Build the objective as it was."
+            )
+
+
+def _source(ranks: Ranks, description: dict[str, Any]) -> int:
+    """Whose streams this process goes on with."""
+    return ranks.rank if ranks.size == description["world_size"] else 0
+
+
+def _load_states(
+    generators: Generators, description: dict[str, Any], saved: Mapping[str, Any], ranks: Ranks, path: Path
+) -> dict[str, Tensor]:
+    """Places for the states of random streams."""
+    names = {name: f"generators.{_source(ranks, description)}.{name}" for name in generators}
+    missing = [name for name, key in names.items() if key not in saved]
+    if missing:
+        raise ValueError(
+            f"The checkpoint {path} does not hold the random streams {', '.join(missing)}. Leave them out, "
+            "and seed them anew."
+        )
+    return {key: generators[name].get_state() for name, key in names.items()}
+
+
+def _go_on(generator: torch.Generator, state: Tensor, ranks: Ranks, description: dict[str, Any]) -> None:
+    if ranks.size == description["world_size"]:
+        generator.set_state(state)
+        return
+    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()
+    generator.manual_seed(stream_seed("resumed", digest, ranks.size, ranks.rank))
