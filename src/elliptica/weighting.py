@@ -122,10 +122,10 @@ def path_log_weights(terms: Terms, xi: float, ds: Tensor) -> Tensor:
     return (xi * linear - 0.5 * xi**2 * quadratic * ds).sum(0)
 
 
-def self_normalised(log_weights: Tensor, grid: Grid) -> Tensor:
+def self_normalised(log_weights: Tensor, grid: Grid | None = None) -> Tensor:
     """Weights of mean one over the batch, without gradient."""
     log_weights = log_weights.detach()
-    if grid.across is None:
+    if grid is None or grid.across is None:
         return (log_weights.flatten().softmax(0) * log_weights.numel()).reshape(log_weights.shape)
     weights = (log_weights - grid.largest(log_weights.max())).exp()
     return weights * (grid.count(weights, weights.numel()) / grid.total(weights.sum()))

@@ -168,7 +168,9 @@ def _print_errors(problems: list[str], console: Console) -> None:
 def run_tune(choice: Choice, trials: int | None, options: Options, console: Console) -> int:
     """Choose settings of a table's rows on the validation part; returns the exit status."""
     if is_launched():
-        _print_errors(["torchrun shares the work of one run, and tuning has many. Use --jobs alone."], console)
+        _print_errors(
+            ["torchrun shares the work of one run, and tuning has many. Use --jobs alone."], console
+        )
         return 2
     try:
         wanted = choice.runs(options.out)

@@ -63,7 +63,9 @@ def joined(options: Options) -> Iterator[Options]:
         yield options
         return
     if options.jobs not in (None, 1):
-        raise EngineError(f"torchrun has started the processes, so --jobs {options.jobs} cannot. Leave it out.")
+        raise EngineError(
+            f"torchrun has started the processes, so --jobs {options.jobs} cannot. Leave it out."
+        )
     device = options.device
     if torch.device(device).type == "cuda":
         if device == "cuda":
@@ -112,8 +114,8 @@ class Together:
             what = f"{type(error).__name__}: {error}"
             if not self.team.has_failed_together():
                 raise SystemExit(
-                    f"error: {label} failed in process {self.team.rank} of {self.team.size}, which ends all of "
-                    f"them: {what}"
+                    f"error: {label} failed in process {self.team.rank} of {self.team.size}, which ends all "
+                    f"of them: {what}"
                 ) from error
             listen(label, "failed", {"error": what})
             return "failed"
