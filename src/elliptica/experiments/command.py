@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,8 @@ def _run_table(choice: Choice, options: Options, console: Console) -> int:
             if not wanted:
                 return 2
             display = Display(console, len(wanted))
-            mine = wanted if options.ranks.is_first else []
-            with display.progress, planned(options.out, mine):
+            plan = planned(options.out, wanted) if options.ranks.is_first else contextlib.nullcontext()
+            with display.progress, plan:
                 found = engine.do(run_jobs(wanted, options), display)
     except KeyboardInterrupt:
         console.print("Interrupted: finished runs are recorded, the others go on from their last epoch.")

@@ -26,8 +26,6 @@ from elliptica.training.settings import TrainingSettings
 #: A score of a model on a part of the data; larger is better.
 Score = Callable[[nn.Module, Split], float]
 _ALONE = Ranks()
-#: Told after each epoch: epoch, number of epochs, training loss, score.
-Progress = Callable[[int, int, float, float], object]
 
 
 @dataclass(frozen=True)
