@@ -152,12 +152,11 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path, sent):
 
 
 def test_a_process_that_fails_alone_ends_all(tmp_path):
-    started = time.monotonic()
+    """Within `finished`'s five minutes, not the half hour of a collective that waits."""
     settings = torchrun(*command(tmp_path, "--methods", "erm", "--epochs", "50"), env={"FAIL": "one"})
     status, _, err = finished(settings)
     assert status != 0
     assert "failed in process 1 of 2, which ends all of them: MemoryError: no memory left here" in err
-    assert time.monotonic() - started < 250  # and not the half hour of a collective that waits
     assert not list(tmp_path.rglob("*-seed0.json"))
 
 

@@ -21,7 +21,7 @@ from elliptica.experiments.run import Listener, Options, do_here
 from elliptica.experiments.specification import Run
 
 #: How long a process that failed waits for the others to say so, too.
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def joined(options: Options) -> Iterator[Options]:
             device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
-    control = dist.new_group(backend="gloo")
+    control = dist.new_group(backend="gloo", timeout=PATIENCE)  # else a barrier waits half an hour
     team = Team(dist.get_rank(), dist.get_world_size(), None, control)
     with warnings.catch_warnings():
         if not team.is_first:
