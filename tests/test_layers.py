@@ -10,9 +10,9 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "elliptica"
 
 LAYERS = [
-    {"_version", "types", "_checks", "_random", "_streams"},
+    {"_version", "types", "_checks", "_random", "_streams", "_uncompiled"},
     {"diffusion", "pairing", "targets", "losses", "batchnorm", "schedule", "weighting"}
-    | {"_inputs", "_statistics", "_wrappers", "models", "data"},
+    | {"_compiler", "_inputs", "_statistics", "_wrappers", "models", "data"},
     {"_ends", "bridge", "hidden", "partner_table", "dimension"},
     {"path_settings"},
     {"paths", "evaluate", "reduction"},
@@ -68,6 +68,16 @@ def test_importing_the_core_loads_no_extra():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_importing_the_core_does_not_import_the_compiler():
+    """It would take as long again as all of torch; see `elliptica._compiler`."""
+    code = (
+        "import sys, elliptica; names = [getattr(elliptica, n) for n in elliptica.__all__];"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
 
 
 def test_public_names_are_complete_and_documented():

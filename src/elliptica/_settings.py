@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
+from elliptica._compiler import uncompiled
 from elliptica._wrappers import refuse_wrapped
 from elliptica.paths import PathSampler
 from elliptica.types import Drift, EllipticWarning
@@ -60,7 +60,7 @@ def check_combination(
     refuse_wrapped(model, second_order, chunk_size is not None)
 
 
-@torch.compiler.disable(recursive=True)
+@uncompiled
 def warn_of_mode(objective_trains: bool, model_trains: bool) -> None:
     """Users who call ``model.eval()`` alone would get bridges in their validation loss."""
     warnings.warn(
@@ -72,7 +72,7 @@ def warn_of_mode(objective_trains: bool, model_trains: bool) -> None:
     )
 
 
-@torch.compiler.disable(recursive=True)
+@uncompiled
 def warn_if_negative(loss: Tensor, weighting: str, xi: float) -> bool:
     """Additive weightings can outweigh the loss itself; returns whether that was said."""
     if float(loss.detach()) >= 0:

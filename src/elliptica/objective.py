@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elliptica import _checks
+from elliptica._compiler import uncompiled
 from elliptica._ends import End
 from elliptica._inputs import bridged_names, call_model, check_weight, named_inputs
 from elliptica._settings import check_combination, refuse_no_op, warn_if_negative, warn_of_mode
@@ -214,8 +215,8 @@ class Elliptic(nn.Module):
             return self.clean_loss(x, y, sample_weight=sample_weight)
         if paths is None:
             # never compiled: a generator cannot be, and the numbers are the same either way
-            draw = self._uncompiled_sample if torch.compiler.is_compiling() else self.sample
-            paths = draw(x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator)
+            options = {"sample_weight": sample_weight, "partners": partners, "end": end}
+            paths = self._uncompiled_sample(x, y, **options, generator=generator)
         if self.bn == "clean":
             with torch.no_grad():
                 call_model(self.model, x)
@@ -314,11 +315,11 @@ class Elliptic(nn.Module):
             self._warned = warn_if_negative(loss, self.weighting, self.xi)
         return loss
 
-    @torch.compiler.disable(recursive=True)
+    @uncompiled
     def _uncompiled_sample(self, x: Inputs, y: Tensor, **options: Any) -> Paths:
         return self.sample(x, y, **options)
 
-    @torch.compiler.disable(recursive=True)
+    @uncompiled
     def _eager_loss_on(self, paths: Paths, reading: Reading | None) -> Tensor:
         """Hooks on layers, chunks, and running statistics under torch.func cannot be compiled."""
         return self._loss_on(paths, reading)
