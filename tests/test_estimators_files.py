@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -194,6 +195,21 @@ def test_notes(tmp_path, x, file):
     with pytest.raises(TypeError, match="JSON"):
         save(model, tmp_path / "c.elliptica", notes={"a": x})
     assert not list(tmp_path.glob("c.*"))
+
+
+def test_objects_that_are_not_saved_say_what_to_save_instead(tmp_path, x):
+    network = EllipticRegressor(**QUICK)
+    search = GridSearchCV(network, {"sigma": [0.1]}, cv=2)
+    with pytest.raises(TypeError, match=r"but got GridSearchCV\..*save\(search\.best_estimator_, path\)"):
+        save(search, tmp_path / "m")
+    best = search.fit(x, x[:, 0]).best_estimator_
+    again = load(save(best, tmp_path / "m"))
+    assert np.array_equal(again.predict(x), search.predict(x))
+    pipeline = make_pipeline(StandardScaler(), network).fit(x, x[:, 0])
+    with pytest.raises(TypeError, match=r"Pipeline of StandardScaler, EllipticRegressor.*pipeline\[-1\]"):
+        save(pipeline, tmp_path / "m")
+    again = load(save(pipeline[-1], tmp_path / "m"))
+    assert np.array_equal(again.predict(pipeline[:-1].transform(x)), pipeline.predict(x))
 
 
 def test_other_files(tmp_path, file):

@@ -179,3 +179,53 @@ def test_estimators_take_frames_of_numbers(frame):
     assert model.predict(x).shape == (20,)
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(frame({"b": [1.0], "a": [2.0]}))
+
+
+@FRAMES
+@pytest.mark.parametrize("estimator", [EllipticClassifier, EllipticRegressor], ids=["classes", "numbers"])
+def test_text_and_gaps_lead_to_the_preprocessor(frame, estimator):
+    """The message names the columns, and the line that it says to write works."""
+    rows = frame({"town": ["A", "B"] * 20, "area": [1.0, None, 3.0, 4.0] * 10, "rooms": list(range(40))})
+    target = [0, 1] * 20
+    with pytest.raises(ValueError, match="could not convert string") as error:
+        estimator(**QUICK).fit(rows, target)
+    told = str(error.value)
+    assert "column 'town' holds text and column 'area' holds gaps" in told
+    assert "rooms" not in told
+    code = "\n".join(line.strip() for line in told.splitlines() if line.startswith("    "))
+    names = {estimator.__name__: estimator}
+    exec(code.replace("(...)", "(max_iter=1)"), names)
+    assert names["model"].fit(rows, target).predict(rows).shape == (40,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([[1.0, np.nan], [2.0, 3.0]] * 5, "column 'x1' holds gaps"),
+        ([["a", "b"], ["c", "d"]] * 5, "columns 'x0', 'x1' hold text"),
+        ([[f"v{j}" for j in range(8)]] * 10, "columns 'x0', 'x1', 'x2', 'x3', 'x4' and 3 more hold text"),
+        (pd.DataFrame({"since": [DAY] * 10, "rooms": list(range(10))}), "column 'since' holds times"),
+    ],
+    ids=["gaps", "text", "many", "times"],
+)
+def test_what_the_preprocessor_would_take_is_named(rows, told):
+    with pytest.raises((TypeError, ValueError), match="TablePreprocessor") as error:
+        EllipticClassifier(**QUICK).fit(rows, [0, 1] * 5)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "target"),
+    [
+        ([[1.0, np.inf], [2.0, 3.0]] * 5, [0.0, 1.0] * 5),
+        ([1.0, 2.0] * 5, [0.0, 1.0] * 5),
+        ([[1.0], [2.0]] * 5, [np.nan, 1.0] * 5),
+        ([[1.0], [2.0]] * 5, ["a", "b"] * 5),
+        (np.array([[{}], [2.0]] * 5, dtype=object), [0.0, 1.0] * 5),
+    ],
+    ids=["infinity", "flat", "gap-in-target", "text-in-target", "objects"],
+)
+def test_other_faults_do_not_lead_there(rows, target):
+    with pytest.raises((TypeError, ValueError)) as error:
+        EllipticRegressor(**QUICK).fit(rows, target)
+    assert "TablePreprocessor" not in str(error.value)

@@ -10,16 +10,24 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor, nn
 
 from elliptica import _checks
 from elliptica._streams import stream_seed
 from elliptica.diffusion import Sigma
-from elliptica.estimators._fit import Rows, content_order, private_stream, train_epoch
+from elliptica.estimators._fit import (
+    NetworkRows,
+    Rows,
+    content_order,
+    hold_out,
+    location_and_scale,
+    private_stream,
+    take,
+    train_epoch,
+)
+from elliptica.estimators._input import check_table
 from elliptica.estimators._methods import ModuleLike, check_output, make_network, make_objective
 from elliptica.pairing import Pairing
 from elliptica.path_settings import Sampling
@@ -62,6 +70,30 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     #: Values of ``method``.
     _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup")
 
+    def network_rows(self, X: Any, y: Any) -> NetworkRows:
+        """Network, loss, inputs and targets as training saw them: what `elliptica.diagnose` takes.
+
+        Real targets are standardised, so that a squared error of 1 is their variance in training.
+
+        Args:
+            X: Table of numbers with the columns of training. Before a preprocessor, transform it first:
+                ``pipeline[-1].network_rows(pipeline[:-1].transform(X), y)``.
+            y: Targets, as in `fit`; classes must be among ``classes_``.
+
+        Returns:
+            ``(module, loss, x, y)``.
+        """
+        check_is_fitted(self, "module_")
+        rows, target = self._check_rows(X, y, reset=False)
+        target = self._scale_target(self._encode(target))
+        place = self._place()
+        return NetworkRows(
+            self.module_,
+            self._loss(),
+            torch.from_numpy(self._scale(rows)).to(place),
+            torch.from_numpy(target if target.dtype == np.int64 else target.astype(np.float32)).to(place),
+        )
+
     def _train(
         self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, *, epochs: int, goes_on: bool
     ) -> None:
@@ -77,10 +109,15 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         order = content_order(*(part.astype(np.float64) for part in (x, y, weight) if part is not None))
         rest: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None
         if self.early_stopping:
-            chosen, held = self._split(y[order])
-            rest = _take(order[held], x, y, weight)
+            chosen, held = hold_out(
+                y[order],
+                self.validation_fraction,
+                self._loss_kind(),
+                stream_seed(self._seed, "split") % 2**32,
+            )
+            rest = take(order[held], x, y, weight)
             order = order[np.sort(chosen)]
-        x, y, weight = _take(order, x, y, weight)
+        x, y, weight = take(order, x, y, weight)
         if not goes_on:
             self._begin(x, y, weight)
         rows = Rows.in_order(self._scale(x), self._scale_target(y), weight)
@@ -113,10 +150,10 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     ) -> None:
         """Epochs, and the choice among them if there is a validation part."""
         self.module_.to(device)
-        kind = self._loss_kind()
-        loss = {"classes": nn.CrossEntropyLoss, "labels": nn.BCEWithLogitsLoss, "real": nn.MSELoss}[kind]()
-        num_classes = self.n_outputs_ if kind == "classes" else None
-        objective = make_objective(self.get_params(deep=False), self.module_, loss, num_classes, rows.x)
+        num_classes = self.n_outputs_ if self._loss_kind() == "classes" else None
+        objective = make_objective(
+            self.get_params(deep=False), self.module_, self._loss(), num_classes, rows.x
+        )
         optimizer = self._resume_optimizer()
         best: dict[str, Tensor] | None = None
         waited = 0
@@ -175,8 +212,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         Our own network is evaluated in float64, so that a row's output does not depend on the rows that it
         is asked with. A network of the user's stays as it is.
         """
-        device = next((p.device for p in self.module_.parameters()), torch.device("cpu"))
-        network = self.module_
+        network, device = self.module_, self._place()
         dtype = torch.float32
         if self.module is None and device.type != "mps":
             network, dtype = copy.deepcopy(network).double(), torch.float64
@@ -191,7 +227,11 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _outputs(self, X: Any) -> np.ndarray:
         """Outputs of the network for the user's rows."""
         check_is_fitted(self, "module_")
-        return self._forward(self._scale(validate_data(self, X, dtype=[np.float64, np.float32], reset=False)))
+        return self._forward(self._scale(check_table(self, X, reset=False)))
+
+    def _place(self) -> torch.device:
+        """Where the network is."""
+        return next((p.device for p in self.module_.parameters()), torch.device("cpu"))
 
     def _scale(self, x: np.ndarray) -> np.ndarray:
         return ((x - self.x_mean_) / self.x_scale_).astype(np.float32)
@@ -228,26 +268,18 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 "A tenth (0.1) is usual."
             )
 
-    def _split(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers for training and for validation."""
-        least = 2 if self._loss_kind() == "real" else 1
-        n_held = int(np.ceil(self.validation_fraction * len(y)))
-        if n_held < least or len(y) - n_held < 1:
-            raise ValueError(
-                f"early_stopping holds {n_held} of {len(y)} rows out for validation: too few rows on one "
-                "side. Change validation_fraction, or use early_stopping=False."
-            )
-        stratify = None
-        if self._loss_kind() == "classes":
-            counts = np.bincount(y, minlength=self.n_outputs_)
-            counts = counts[counts > 0]
-            if counts.min() > 1 and len(counts) <= min(n_held, len(y) - n_held):
-                stratify = y
-        seed = stream_seed(self._seed, "split") % 2**32
-        kept, held = train_test_split(
-            np.arange(len(y)), test_size=n_held, stratify=stratify, random_state=seed
-        )
-        return kept, held
+    def _loss(self) -> nn.Module:
+        """The ordinary loss of the task."""
+        kinds = {"classes": nn.CrossEntropyLoss, "labels": nn.BCEWithLogitsLoss, "real": nn.MSELoss}
+        return kinds[self._loss_kind()]()
+
+    def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets of the user, checked."""
+        raise NotImplementedError
+
+    def _encode(self, target: np.ndarray) -> np.ndarray:
+        """Checked targets as numbers, refused if they are not of the kind that training began with."""
+        raise NotImplementedError
 
     def _loss_kind(self) -> str:
         """``"classes"``, ``"labels"`` (several at once) or ``"real"``."""
@@ -260,20 +292,3 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Larger is better."""
         raise NotImplementedError
-
-
-def _take(
-    rows: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    return x[rows], y[rows], None if weight is None else weight[rows]
-
-
-def location_and_scale(
-    values: np.ndarray, weight: np.ndarray | None, standardize: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each column; a column that does not vary has scale 1."""
-    n = values.shape[1]
-    if not standardize:
-        return np.zeros(n), np.ones(n)
-    scaler = StandardScaler().fit(values, sample_weight=weight)
-    return scaler.mean_, scaler.scale_

@@ -6,9 +6,12 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from elliptica._streams import stream, stream_seed
@@ -47,6 +50,22 @@ class Rows:
         )
 
 
+class NetworkRows(NamedTuple):
+    """A trained network, and rows as it sees them.
+
+    Attributes:
+        module: The network itself, not a copy.
+        loss: The ordinary loss of its task.
+        x: Inputs, scaled, on the device of the network.
+        y: Class numbers, zeros and ones for several labels, or scaled real targets ``(rows, targets)``.
+    """
+
+    module: nn.Module
+    loss: nn.Module
+    x: Tensor
+    y: Tensor
+
+
 def content_order(*columns: np.ndarray) -> np.ndarray:
     """Row numbers that sort rows by the bytes of their numbers: a fixed order, not that of the numbers.
 
@@ -57,6 +76,49 @@ def content_order(*columns: np.ndarray) -> np.ndarray:
     content += 0  # no negative zeros
     keys = np.ascontiguousarray(content).view(np.dtype((np.void, content.itemsize * content.shape[1])))
     return np.argsort(keys.ravel(), kind="stable")
+
+
+def take(
+    rows: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Some of the rows."""
+    return x[rows], y[rows], None if weight is None else weight[rows]
+
+
+def location_and_scale(
+    values: np.ndarray, weight: np.ndarray | None, standardize: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each column; a column that does not vary has scale 1."""
+    n = values.shape[1]
+    if not standardize:
+        return np.zeros(n), np.ones(n)
+    scaler = StandardScaler().fit(values, sample_weight=weight)
+    return scaler.mean_, scaler.scale_
+
+
+def hold_out(y: np.ndarray, fraction: float, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers for training and for validation; classes are kept in proportion where they can be.
+
+    Args:
+        y: Targets; class numbers where ``kind`` is ``"classes"``.
+        fraction: Share of the rows that is held out.
+        kind: ``"classes"``, ``"labels"`` or ``"real"``, which needs two rows for a score.
+        seed: Of the split.
+    """
+    n_held = int(np.ceil(fraction * len(y)))
+    if n_held < (2 if kind == "real" else 1) or len(y) - n_held < 1:
+        raise ValueError(
+            f"early_stopping holds {n_held} of {len(y)} rows out for validation: too few rows on one "
+            "side. Change validation_fraction, or use early_stopping=False."
+        )
+    stratify = None
+    if kind == "classes":
+        counts = np.bincount(y)
+        counts = counts[counts > 0]
+        if counts.min() > 1 and len(counts) <= min(n_held, len(y) - n_held):
+            stratify = y
+    kept, held = train_test_split(np.arange(len(y)), test_size=n_held, stratify=stratify, random_state=seed)
+    return kept, held
 
 
 def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generator) -> Tensor:

@@ -13,9 +13,9 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import validate_data
 
 from elliptica.estimators._base import EllipticEstimator
+from elliptica.estimators._input import check_table
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -171,9 +171,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         return np.asarray(outputs[:, -1] - outputs[:, 0])
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-        x, labels = validate_data(
-            self, X, y, dtype=[np.float64, np.float32], multi_output=True, accept_sparse=False, reset=reset
-        )
+        x, labels = check_table(self, X, y, reset=reset)
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)
@@ -206,7 +204,8 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         if labels.ndim != 1 or len(unknown):
             raise ValueError(
                 f"y has classes {unknown} that training did not begin with, {self.classes_}. Pass all of "
-                "them as classes= in the first call to partial_fit, or train anew (warm_start=False)."
+                "them as classes= in the first call to partial_fit, train anew (warm_start=False), or leave "
+                "these rows out."
             )
         return np.searchsorted(self.classes_, labels).astype(np.int64)
 

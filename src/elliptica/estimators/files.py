@@ -50,7 +50,7 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
 
     Args:
         estimator: `EllipticClassifier`, `EllipticRegressor`, or a pipeline of `TablePreprocessor` and one of
-            them.
+            them; of a grid search its ``best_estimator_``.
         path: Where to write, by custom ``something.elliptica``; an existing file is replaced.
         notes: Anything of yours that JSON can hold, for `read_notes`; `load` does not look at it.
 
@@ -181,11 +181,30 @@ def _parts(estimator: Any) -> tuple[TablePreprocessor | None, EllipticEstimator,
             return None, parts[0], names
         if len(parts) == 2 and type(parts[0]) is TablePreprocessor:
             return parts[0], parts[1], names
-    kinds = ", ".join(type(part).__name__ for part in parts)
     raise TypeError(
         "save takes EllipticClassifier, EllipticRegressor, or a pipeline of TablePreprocessor and one of "
-        f"them, but got {kinds}. For other pipelines use joblib, whose files must be trusted."
+        f"them, but got {_kind(estimator)}. {_remedy(estimator, parts)}"
     )
+
+
+def _kind(estimator: Any) -> str:
+    """What an object is; of a pipeline, its steps too."""
+    name = type(estimator).__name__
+    if not isinstance(estimator, Pipeline):
+        return name
+    return f"{name} of {', '.join(type(part).__name__ for _, part in estimator.steps)}"
+
+
+def _remedy(estimator: Any, parts: list[Any]) -> str:
+    """How to save what can be saved of an object that `save` does not take."""
+    if type(estimator).__name__.endswith("SearchCV"):
+        return "Save the estimator that the search chose: save(search.best_estimator_, path)."
+    if len(parts) > 1 and isinstance(parts[-1], EllipticEstimator):
+        return (
+            "The network alone can be saved, and then takes rows as the steps before it give them: "
+            "save(pipeline[-1], path). For the whole pipeline use joblib, whose files must be trusted."
+        )
+    return "For other objects use joblib, whose files must be trusted."
 
 
 def _describe(model: EllipticEstimator) -> dict[str, Any]:

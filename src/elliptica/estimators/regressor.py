@@ -9,9 +9,10 @@ import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import column_or_1d
-from sklearn.utils.validation import validate_data
 
-from elliptica.estimators._base import EllipticEstimator, location_and_scale
+from elliptica.estimators._base import EllipticEstimator
+from elliptica.estimators._fit import location_and_scale
+from elliptica.estimators._input import check_table
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -121,30 +122,28 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         return values[:, 0] if self._is_flat else values
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, epochs: int, goes_on: bool) -> EllipticRegressor:
-        x, target = validate_data(
-            self,
-            X,
-            y,
-            dtype=[np.float64, np.float32],
-            multi_output=True,
-            y_numeric=True,
-            accept_sparse=False,
-            reset=not goes_on,
-        )
+        x, target = self._check_rows(X, y, reset=not goes_on)
+        if not goes_on:
+            self._is_flat, self.n_outputs_ = target.ndim == 1, target[0].size
+        weight = self._check_weight(sample_weight, x)
+        self._train(x, self._encode(target), weight, epochs=epochs, goes_on=goes_on)
+        return self
+
+    def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        x, target = check_table(self, X, y, y_numeric=True, reset=reset)
         if target.ndim == 2 and target.shape[1] == 1:
             target = column_or_1d(target, warn=True)
-        is_flat = target.ndim == 1
-        table = np.asarray(target, dtype=np.float64).reshape(len(target), -1)
-        if not goes_on:
-            self._is_flat, self.n_outputs_ = is_flat, table.shape[1]
-        elif (is_flat, table.shape[1]) != (self._is_flat, self.n_outputs_):
+        return x, np.asarray(target, dtype=np.float64)
+
+    def _encode(self, target: np.ndarray) -> np.ndarray:
+        """Targets as a table of numbers."""
+        table = target.reshape(len(target), -1)
+        if (target.ndim == 1, table.shape[1]) != (self._is_flat, self.n_outputs_):
             raise ValueError(
                 f"y must have {self.n_outputs_} columns as before, but has shape {target.shape}. Train anew "
                 "(warm_start=False)."
             )
-        weight = self._check_weight(sample_weight, x)
-        self._train(x, table, weight, epochs=epochs, goes_on=goes_on)
-        return self
+        return table
 
     def _measure_target(self, y: np.ndarray, weight: np.ndarray | None) -> None:
         self.y_mean_, self.y_scale_ = location_and_scale(y, weight, self.standardize)
