@@ -139,6 +139,16 @@ def _quantile(probability: float, degrees: int) -> float:
     return student_quantile(probability, degrees)
 
 
+def bonferroni(confidence: float, n: int) -> float:
+    """Level of each of ``n`` intervals so that all hold at once with this confidence.
+
+    Example:
+        >>> round(bonferroni(0.95, 5), 4)
+        0.99
+    """
+    return 1 - (1 - confidence) / max(n, 1)
+
+
 def holm(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
     """Holm's adjusted p-values: below ``alpha`` is significant, all tests of the family together."""
     flat = p.flatten()

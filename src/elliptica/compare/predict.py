@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +98,7 @@ def _check_out(out: Path) -> None:
 
 def load_pipeline(file: Path) -> tuple[Pipeline, dict[str, Any]]:
     """Preprocessing and network of a saved model, and its notes."""
-    if not file.is_file():
-        what = "is a folder" if file.is_dir() else "does not exist"
-        raise TableError(f"The model {file} {what}. Expected a file such as model.elliptica, {_WHENCE}")
-    try:
-        model, notes = load(file), read_notes(file)
-    except (ValueError, OSError) as error:
-        raise TableError(
-            f"{file.name} cannot be read as a model: {error} Expected a file such as model.elliptica, "
-            + _WHENCE
-        ) from error
+    model, notes = load_model(file)
     if not isinstance(model, Pipeline):
         raise TableError(
             f"{file.name} holds a network without its preprocessing, so that it is not known how to read a "
@@ -116,10 +107,38 @@ def load_pipeline(file: Path) -> tuple[Pipeline, dict[str, Any]]:
     return model, notes
 
 
+def load_model(file: Path) -> tuple[Any, dict[str, Any]]:
+    """What `elliptica.estimators.save` wrote, and the notes beside it.
+
+    Raises:
+        TableError: If there is no such file, or it is none.
+    """
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise TableError(f"The model {file} {what}. Expected a file such as model.elliptica, {_WHENCE}")
+    try:
+        return load(file), read_notes(file)
+    except (ValueError, OSError) as error:
+        raise TableError(
+            f"{file.name} cannot be read as a model: {error} Expected a file such as model.elliptica, "
+            + _WHENCE
+        ) from error
+
+
 def read_inputs(
-    table: Table, wanted: list[dict[str, Any]], notes: Mapping[str, Any], carried: set[str]
+    table: Table, wanted: list[dict[str, Any]], notes: Mapping[str, Any], carried: Set[str]
 ) -> tuple[pl.DataFrame, list[str]]:
-    """The columns of the model, in its order and types."""
+    """The columns of the model, in its order and types, and notices about them.
+
+    Args:
+        table: Read with ``as_text=True``.
+        wanted: Columns as `TablePreprocessor.to_dict` describes them.
+        notes: Of the file of the model.
+        carried: Columns that are used otherwise.
+
+    Raises:
+        TableError: If columns are missing, or hold something else than in training.
+    """
     names = [column["name"] for column in wanted]
     missing = [name for name in names if name not in table.frame.columns]
     if len(missing) > 1:

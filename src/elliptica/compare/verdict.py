@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elliptica._statistics import bonferroni
 from elliptica.compare.intervals import Difference, corrected_interval
 from elliptica.compare.metrics import Metric
 
@@ -82,7 +83,7 @@ def judge(scores: Scores, metrics: Sequence[Metric], test_share: float, select: 
             f"No verdict: {n_repeats} finished repeat{'s are' if n_repeats != 1 else ' is'} too few to tell "
             f"methods apart, at least {MIN_REPEATS} are needed. Until then keep ordinary training.",
         )
-    confidence = 1 - (1 - CONFIDENCE) / (2 * len(others))
+    confidence = bonferroni(CONFIDENCE, 2 * len(others))
     pairs = [
         tuple(_difference(scores, method, metric, test_share, confidence) for metric in metrics[:2])
         for method in others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,7 @@ class Case:
         losses: Loss at each row.
         bridges: Points between the rows.
         constant: Mean loss of the best constant prediction; None if it is not known.
+        floor: What no loss can be below: zero, or minus infinity for a loss of the user's own.
         seed: Of the streams of the single findings.
         n_given: Rows before subsampling.
         confidence: Level of the limits.
@@ -50,6 +52,7 @@ class Case:
     losses: Float[Tensor, " rows"]
     bridges: Bridges
     constant: float | None
+    floor: float
     seed: int
     n_given: int
     confidence: float
@@ -94,6 +97,7 @@ def make_case(
     n: int,
     sigma: Sigma,
     num_classes: int | None,
+    class_names: Sequence[Hashable] | None,
     target_space: TargetSpace | None,
     confidence: float,
     generator: torch.Generator,
@@ -130,7 +134,7 @@ def make_case(
     bridges = draw_bridges(x, encoded, n, target_space=space, sigma=noise, generator=generator)
     source = generator.device
     seed = int(torch.randint(2**62, (1,), device=source, generator=generator))
-    parts, part = _parts(groups, encoded, space)
+    parts, part = _parts(groups, encoded, space, class_names)
     return Case(
         field=field,
         x=x,
@@ -141,6 +145,7 @@ def make_case(
         losses=field(x, encoded).double(),
         bridges=bridges,
         constant=constant_loss(loss_fn, encoded),
+        floor=-math.inf if least_loss(loss_fn, encoded[:1]) is None else 0.0,
         seed=seed,
         n_given=n_given,
         confidence=confidence,
@@ -181,14 +186,25 @@ def _count_classes(model: nn.Module, x: Tensor) -> int:
 
 
 def _parts(
-    groups: Tensor | Sequence[Hashable] | None, y: Tensor, space: TargetSpace
+    groups: Tensor | Sequence[Hashable] | None,
+    y: Tensor,
+    space: TargetSpace,
+    class_names: Sequence[Hashable] | None,
 ) -> tuple[tuple[str, ...] | None, str]:
     """Groups if there are any, else classes if there is one for each row."""
+    n_classes = y.shape[1] if space == "simplex" and y.ndim == 2 else None
+    if class_names is not None and len(class_names) != n_classes:
+        classes = "no single classes" if n_classes is None else f"{n_classes} classes"
+        raise ValueError(
+            f"class_names must hold one name for each class, but there are {len(class_names)} names and "
+            f"{classes}. Leave it out, or pass them in the order of the model's outputs."
+        )
     if groups is not None:
         return tuple(str(_item(groups, i)) for i in range(len(groups))), "group"
-    if space == "simplex" and y.ndim == 2:
-        return tuple(str(label) for label in y.argmax(1).tolist()), "class"
-    return None, "group"
+    if n_classes is None:
+        return None, "group"
+    names = range(n_classes) if class_names is None else class_names
+    return tuple(str(names[label]) for label in y.argmax(1).tolist()), "class"
 
 
 def _item(groups: Tensor | Sequence[Hashable], i: int) -> Hashable:

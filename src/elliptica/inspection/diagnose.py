@@ -13,8 +13,9 @@ from elliptica._statistics import check_level
 from elliptica.diffusion import Sigma
 from elliptica.inspection.case import Case, make_case
 from elliptica.inspection.findings import Diagnosis, Finding
-from elliptica.inspection.judge_losses import judge_between, judge_data, judge_noise, judge_profile
+from elliptica.inspection.judge_losses import PLURAL, judge_between, judge_data, judge_noise, judge_profile
 from elliptica.inspection.judge_shape import advise, judge_curvature, judge_dimension, judge_slope
+from elliptica.inspection.quantities import FEW_ROWS
 from elliptica.targets import TargetSpace
 from elliptica.types import EllipticWarning, LossFn
 
@@ -40,6 +41,7 @@ def diagnose(
     n: int = 1000,
     sigma: Sigma = "auto",
     num_classes: int | None = None,
+    class_names: Sequence[Hashable] | None = None,
     target_space: TargetSpace | None = None,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
@@ -63,6 +65,7 @@ def diagnose(
         n: Most rows to look at (more are subsampled), and the number of points between them.
         sigma: Noise of the bridges, as in `elliptica.Elliptic`: a number is in units of ``x``.
         num_classes: Number of classes of integer labels; None reads it off the model's output.
+        class_names: What to call the classes, in the order of the model's outputs; None: 0, 1, ...
         target_space: What targets are, for losses of your own: ``"simplex"``, ``"unit"`` or ``"real"``.
         confidence: Level of all limits.
         generator: Source of randomness; None is a generator of seed 0, so the result is reproducible and
@@ -94,6 +97,7 @@ def diagnose(
             n=n,
             sigma=sigma,
             num_classes=num_classes,
+            class_names=class_names,
             target_space=target_space,
             confidence=confidence,
             generator=source,
@@ -133,10 +137,18 @@ def _about(case: Case) -> tuple[str, ...]:
     rows = f"{len(case.x)} rows"
     if case.n_given > len(case.x):
         rows = f"{len(case.x)} of {case.n_given} rows, drawn at random"
+    together = "" if case.parts is None else f", for {PLURAL[case.part]} and pairs all at once"
+    few: tuple[str, ...] = ()
+    if len(case.x) < FEW_ROWS:
+        few = (
+            f"These are few rows: limits at the rows themselves are rough below {FEW_ROWS}, and what lies "
+            f"between {len(case.x)} rows says little about others.",
+        )
     return (
         f"Looked at {rows}, and at {len(case.bridges.s)} points between them; {tasks[case.space]}.",
         f"Losses are compared with {case.yardstick_name}, {case.yardstick:.3g}. Limits in brackets are "
-        f"{case.confidence:.0%} limits, for classes and pairs all at once.",
+        f"{case.confidence:.0%} limits{together}.",
+        *few,
         *case.notes,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,13 +28,59 @@ _LOSSES: dict[str, Callable[[], nn.Module]] = {
 _COLOURS = {"fine": "green", "look": "yellow", "warning": "red"}
 
 
-def run_diagnose(
+@dataclass(frozen=True)
+class Trained:
+    """A trained network, and the rows at which its loss is looked at.
+
+    Attributes:
+        network: The network.
+        loss_fn: Its loss.
+        x: Inputs as it takes them.
+        y: Their targets.
+        groups: Group of each row, or None.
+        class_names: What its classes are called, or None.
+        remarks: What the user should know of all this.
+    """
+
+    network: nn.Module
+    loss_fn: nn.Module
+    x: Tensor
+    y: Tensor
+    groups: list[str] | None = None
+    class_names: list[str] | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def from_code(
     data: str,
     model: str | None,
     weights: Path | None,
     method: Method,
     steps: int,
     loss: LossName,
+    seed: int,
+    messages: Console,
+) -> Trained:
+    """A network from the user's code, or one that is trained here, with built-in data or an ``.npz`` file."""
+    if loss != "auto" and model is None:
+        raise SourceError("--loss needs --model: a network trained here has the loss of its task.")
+    samples = load_samples(data, seed)
+    network = obtain_network(model, weights, samples, method, steps, seed, messages)
+    loss_fn, y = loss_and_targets(samples, loss)
+    remarks: tuple[str, ...] = ()
+    if model is None:
+        remarks = (
+            f"No --model: what follows is about a small network that was trained here ({method}, {steps} "
+            "steps).",
+        )
+    elif weights is None:
+        remarks = (f"Weights are those that {model} comes with (no --weights given).",)
+    return Trained(network, loss_fn, samples.x, y, samples.train_group, remarks=remarks)
+
+
+def run_diagnose(
+    obtain: Callable[[], Trained],
+    *,
     n: int,
     sigma: str,
     seed: int,
@@ -48,28 +95,17 @@ def run_diagnose(
     """
     try:
         noise = parse_sigma(sigma)
-        if loss != "auto" and model is None:
-            raise SourceError("--loss needs --model: a network trained here has the loss of its task.")
-        samples = load_samples(data, seed)
-        network = obtain_network(model, weights, samples, method, steps, seed, messages)
-        loss_fn, y = loss_and_targets(samples, loss)
-        if model is None:
-            messages.print(
-                f"No --model: what follows is about a small network that was trained here ({method}, {steps} "
-                "steps).",
-                highlight=False,
-            )
-        elif weights is None:
-            messages.print(
-                f"Weights are those that {model} comes with (no --weights given).", highlight=False
-            )
+        trained = obtain()
+        for remark in trained.remarks:
+            messages.print(remark, markup=False, highlight=False, soft_wrap=True)
         with messages.status("looking at the loss"):
             diagnosis = diagnose(
-                network,
-                loss_fn,
-                samples.x,
-                y,
-                groups=samples.train_group,
+                trained.network,
+                trained.loss_fn,
+                trained.x,
+                trained.y,
+                groups=trained.groups,
+                class_names=trained.class_names,
                 n=n,
                 sigma=noise,
                 generator=torch.Generator().manual_seed(seed),

@@ -11,7 +11,7 @@ from elliptica.dimension import intrinsic_dimension
 from elliptica.inspection.bridges import REFLECTING, region
 from elliptica.inspection.case import Case
 from elliptica.inspection.findings import Finding
-from elliptica.inspection.quantities import THRESHOLDS, Quantity, Severity, worst
+from elliptica.inspection.quantities import THRESHOLDS, Quantity, Severity, undecided, worst
 from elliptica.landscape.data_domain import DataDomain, nearest_other
 from elliptica.landscape.domains import inside
 from elliptica.landscape.estimate import FEW_HITS
@@ -46,7 +46,7 @@ def judge_slope(case: Case) -> Finding:
         f"{numbers['share of steep points between the data']} of the points between."
     )
     advice = (
-        "Nothing to do."
+        undecided("slope", numbers["share of steep points at the data"]) or "Nothing to do."
         if severity == "fine"
         else "Small changes of the inputs move the loss a lot, at least in one direction (to first order). "
         "Check the scale of features; weight decay, noise or training between the data flatten a loss."
@@ -94,7 +94,8 @@ def judge_curvature(case: Case) -> Finding:
         f"{numbers['median Laplacian']}; a solution of the plain PDE would have 0."
     )
     advice = (
-        "Nothing to do. (Weaker failures than the noise of 32 pairs of directions would go unnoticed.)"
+        (undecided("curvature", share, of="points") if len(laplacian) < CURVATURE_PROBES else None)
+        or "Nothing to do. (Weaker failures than the noise of 32 pairs of directions would go unnoticed.)"
         if severity == "fine"
         else "There the loss has crests, and no maximum principle protects the network. Compare with another "
         "model on the same data rather than reading the number alone."
@@ -133,7 +134,8 @@ def judge_dimension(case: Case) -> tuple[Finding, ...]:
     how = (
         "all walks end at the data, by reflecting walls"
         if flat.shape[1] <= REFLECTING
-        else (f"{hits} of the walks meet the data at the median point")
+        else f"at the median point {hits.value:.0%} ({hits.lower:.0%} to {hits.upper:.0%}) of the walks meet "
+        "the data"
     )
     sentence = f"{words}; {how}. Estimates of the PDE mean something here."
     advice = "Nothing to do; the PDE's expectation follows."
@@ -171,8 +173,8 @@ def _expectation(case: Case, domain: DataDomain, name: str, rows: Tensor) -> Fin
     above = Quantity.mean(own - found.value.double(), case.confidence)
     numbers = {
         "loss above the PDE's": above,
-        "expected by the PDE": Quantity.mean(found.value, case.confidence),
-        "loss of the network": Quantity.mean(own, case.confidence),
+        "expected by the PDE": Quantity.mean(found.value, case.confidence, case.floor),
+        "loss of the network": Quantity.mean(own, case.confidence, case.floor),
         "unfinished walks": Quantity.number(float(found.unfinished_share.mean()), len(rows)),
     }
     severity: Severity = THRESHOLDS["pde"].grade(above.lower / case.yardstick)

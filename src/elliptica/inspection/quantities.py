@@ -12,6 +12,9 @@ from torch import Tensor
 
 from elliptica._statistics import clopper_pearson, incomplete_beta, student_quantile
 
+#: More values than anybody will be asked for.
+_MANY = 1_000_000
+
 Severity = Literal["fine", "look", "warning"]
 #: From best to worst.
 SEVERITIES: tuple[Severity, ...] = ("fine", "look", "warning")
@@ -39,15 +42,16 @@ class Quantity:
     kind: Literal["mean", "share", "median", "number"]
 
     @classmethod
-    def mean(cls, values: Float[Tensor, " n"], confidence: float) -> Quantity:
-        """Mean of at least two values."""
+    def mean(cls, values: Float[Tensor, " n"], confidence: float, floor: float = -math.inf) -> Quantity:
+        """Mean of at least two values; ``floor`` is what it cannot be below, and neither can its limit."""
         if len(values) < 2:
             raise ValueError(f"A mean with limits needs at least two values, but got {len(values)}.")
         values = values.detach().double()
         value, n = float(values.mean()), len(values)
         error = float(values.std()) / math.sqrt(n)
         reach = student_quantile((1 + confidence) / 2, n - 1) * error
-        return cls(value, value - reach, value + reach, error, n, "mean")
+        lower = max(value - reach, min(floor, value))  # rounding may put the value itself below
+        return cls(value, lower, value + reach, error, n, "mean")
 
     @classmethod
     def share(cls, count: int, n: int, confidence: float) -> Quantity:
@@ -75,7 +79,28 @@ class Quantity:
         as_text = "{:.1%}".format if self.kind == "share" else "{:.3g}".format
         if self.kind == "number":
             return as_text(self.value)
+        if math.isinf(self.lower):
+            return f"{as_text(self.value)} ({self.n} values are too few for limits)"
         return f"{as_text(self.value)} ({as_text(self.lower)} to {as_text(self.upper)})"
+
+    def values_needed(self, limit: float) -> int | None:
+        """About how many values would tell on which side of ``limit`` the number is; None if these do.
+
+        Exact for a share of which none was seen, and if none is seen again; otherwise limits are taken to
+        narrow with the square root of the number of values.
+
+        Example:
+            >>> Quantity.share(0, 6, 0.95).values_needed(0.05)
+            72
+        """
+        if self.kind == "number" or not self.lower <= limit < self.upper:
+            return None
+        if math.isinf(self.upper) or limit == self.value:
+            return _MANY
+        if self.kind == "share" and self.value == 0:
+            return math.ceil(self.n * math.log1p(-self.upper) / math.log1p(-limit))
+        reach = self.upper - self.value if self.value < limit else self.value - self.lower
+        return min(math.ceil(self.n * (reach / (limit - self.value)) ** 2), _MANY)
 
 
 def median_rank(n: int, confidence: float) -> int | None:
@@ -119,11 +144,15 @@ class Threshold:
 #: Share of the yardstick below which a difference of losses is not worth a word, whatever its significance.
 NEGLIGIBLE = 1e-3
 
+#: Below so many rows, limits at the rows are rough: losses are far from normal.
+FEW_ROWS = 30
+
 #: Conventions, not theorems. "Yardstick" is the loss of the best constant prediction (docs: diagnose).
 THRESHOLDS = {
     "constant": Threshold("mean loss at the data / yardstick", 0.9, 1.0),
     "worst part": Threshold("mean loss of a class or group / mean loss at the data", 2.0, 5.0),
     "between": Threshold("share of points between the data above every loss at the data", 0.01, 0.2),
+    "excess": Threshold("mean excess of these points / yardstick (no limits)", NEGLIGIBLE, 0.1),
     "profile": Threshold("rise of the mean loss along a bridge / yardstick", 0.1, 0.5),
     "noise": Threshold("rise of the mean loss under noise of 10 % of the deviations / yardstick", 0.1, 0.5),
     "slope": Threshold("share of points where the slope per deviation exceeds 10 yardsticks", 0.05, 0.5),
@@ -131,6 +160,30 @@ THRESHOLDS = {
     "pde": Threshold("mean loss between the data above what the PDE expects / yardstick", 0.1, 0.5),
     "scales": Threshold("largest deviation of a feature / smallest (no limits)", 10.0, math.inf),
 }
+
+
+def undecided(
+    name: str, quantity: Quantity, unit: float = 1.0, of: Literal["rows", "points"] = "rows"
+) -> str | None:
+    """What to say where nothing is shown because the limits reach beyond the threshold; None if they do not.
+
+    Args:
+        name: Of the threshold.
+        quantity: What is compared with it.
+        unit: What the threshold is a multiple of.
+        of: What the quantity rests on: rows of the user's, or points between them, as many as ``n``.
+    """
+    limit = THRESHOLDS[name].look * unit
+    needed = quantity.values_needed(limit)
+    if needed is None:
+        return None
+    shown = f"{limit:.0%}" if quantity.kind == "share" else f"{limit:.3g}"
+    many = "many more" if needed >= _MANY else f"about {float(f'{needed:.2g}'):.0f}"
+    remedy = {"rows": "Pass more rows", "points": "Raise n"}[of]
+    return (
+        f"Nothing is shown, but nothing is excluded either: {quantity.n} {of} are too few to tell whether it "
+        f"is above {shown}, where it would deserve a look. {remedy}: {many} are needed."
+    )
 
 
 def worst(*severities: Severity) -> Severity:
@@ -141,3 +194,8 @@ def worst(*severities: Severity) -> Severity:
         'look'
     """
     return max(severities, key=SEVERITIES.index, default="fine")
+
+
+def mildest(*severities: Severity) -> Severity:
+    """The least grave of several, for findings in which all of them must hold."""
+    return min(severities, key=SEVERITIES.index, default="fine")

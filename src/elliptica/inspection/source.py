@@ -65,10 +65,10 @@ def load_samples(source: str, seed: int = 0) -> Samples:
     Arrays of the file: ``x`` (rows, *feature) and ``y`` (rows,) or (rows, targets), whole numbers for
     classes; optional ``group``, ``x_test``, ``y_test`` and ``group_test``.
     """
-    if source == "two-moons":
+    if source in ("two-moons", "two_moons"):
         moons = two_moons(0, 1200, generator=torch.Generator().manual_seed(seed))
         x, y = moons.interior_x, moons.interior_y
-        return Samples(source, x[:200], y[:200], x[200:], y[200:])
+        return Samples("two-moons", x[:200], y[:200], x[200:], y[200:])
     if source == "digits":
         return _digits(seed)
     path = Path(source)
