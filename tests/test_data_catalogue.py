@@ -18,6 +18,7 @@ from elliptica.data import catalogue, download, fetch, list_datasets
 from elliptica.data._entries import DataFile, Entry
 from elliptica.data.catalogue import find_entry
 from elliptica.data.command import run_fetch, run_list
+from elliptica.experiments.specification import load_specification, preset_names
 
 CONTENT = bytes(range(256)) * 4096  # a megabyte
 PARTIAL = 300_000
@@ -294,14 +295,26 @@ def test_unknown_and_unfetchable_names(tmp_path, own_checks):
         find_entry("qqqq")
     with pytest.raises(ValueError, match=r"no2 cannot be downloaded by this command\. Take NO2\.dat"):
         fetch("no2", tmp_path)
-    assert fetch("two_moons", tmp_path) == ()
+    assert fetch("two_moons", tmp_path) == fetch("two-moons", tmp_path) == ()
+
+
+def test_names_are_those_of_the_tables():
+    """`elliptica list` and `elliptica data list` spell a data set alike; either spelling finds it."""
+    listed = {entry.name for entry in catalogue.ENTRIES}
+    plain = {catalogue.plain_name(name) for name in listed}
+    assert len(plain) == len(listed)
+    for table in preset_names():
+        for name in load_specification(table).datasets:
+            assert name in listed or catalogue.plain_name(name) not in plain, name
+    assert find_entry("waterbirds_features") is find_entry("waterbirds-features")
+    assert find_entry("waterbirds_features").name == "waterbirds-features"
 
 
 @pytest.mark.needs_data
 def test_real_files_are_the_published_ones(data_dir):
     by_name = {item.entry.name: item for item in list_datasets(data_dir)}
     assert not [item.detail for item in by_name.values() if item.status == "wrong"]
-    assert by_name["two_moons"].status == "generated"
+    assert by_name["two-moons"].status == "generated"
     if (data_dir / "airfoil").is_dir():
         assert by_name["airfoil"].status == "present"
         assert fetch("airfoil", data_dir) == by_name["airfoil"].paths

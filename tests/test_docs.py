@@ -166,3 +166,29 @@ def test_nothing_is_left_to_fill_in(page):
     assert not re.search(
         r"COST_TABLE|RESULTS_TABLE|\bpending\b|TBD|\bWORDS\b|\bTEXT\b|\bTODO\b|FIXME", page.read_text()
     )
+
+
+#: `pip install` of the package by its name alone, which would need an index that has it.
+INDEX = re.compile(r"""pip install (?:-\S+ )*["']?elliptica(?:\[[^\]]*\])?["']?(?! @)(?:[\s`"'.,;)]|$)""")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "examples").rglob("*.[mp][dy]"))], ids=ids)
+def test_no_page_installs_from_an_index(page):
+    """The package is on none; pages say `pip install -e ".[extra]"` or name the repository."""
+    assert not INDEX.search(page.read_text())
+
+
+@pytest.mark.parametrize(
+    ("line", "is_claim"),
+    [
+        ("`pip install elliptica`", True),
+        ('pip install "elliptica[sklearn]"', True),
+        ("pip install -U 'elliptica[hf,lightning]', then", True),
+        ("pip install elliptica", True),
+        ('pip install -e ".[sklearn]"', False),
+        ('pip install "elliptica[sklearn] @ git+<this repository>"', False),
+        ("pip install elliptica-other", False),
+    ],
+)
+def test_claims_of_an_index_are_recognised(line, is_claim):
+    assert bool(INDEX.search(line)) == is_claim

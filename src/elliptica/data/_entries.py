@@ -136,7 +136,7 @@ _TABLES = (
         ),
     ),
     Entry(
-        "waterbirds_features",
+        "waterbirds-features",
         "birds on land and water as 1280 features of a frozen network",
         "classification",
         "4795 / 1199 / 5794",

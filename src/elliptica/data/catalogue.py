@@ -59,7 +59,7 @@ def list_datasets(
 
 
 def find_entry(name: str) -> Entry:
-    """The entry of that name; near misses are suggested.
+    """The entry of that name, in capitals or not, with hyphens or underscores; near misses are suggested.
 
     Raises:
         ValueError: If there is none.
@@ -68,15 +68,29 @@ def find_entry(name: str) -> Entry:
         >>> find_entry("no2").task
         'regression'
     """
-    by_name = {entry.name: entry for entry in ENTRIES}
-    plain = name.lower().replace("-", "_")
+    by_name = {plain_name(entry.name): entry for entry in ENTRIES}
+    plain = plain_name(name)
     if plain in by_name:
         return by_name[plain]
-    near = difflib.get_close_matches(plain, by_name, n=3, cutoff=0.5)
+    near = [by_name[key].name for key in difflib.get_close_matches(plain, by_name, n=3, cutoff=0.5)]
     raise ValueError(
         f"There is no data set {name!r}. "
-        + (f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There are {', '.join(by_name)}.")
+        + (
+            f"Did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else f"There are {', '.join(e.name for e in ENTRIES)}."
+        )
     )
+
+
+def plain_name(name: str) -> str:
+    """What two spellings of a name have in common.
+
+    Example:
+        >>> plain_name("Waterbirds-Features") == plain_name("waterbirds_features")
+        True
+    """
+    return name.lower().replace("-", "_")
 
 
 def fetch(

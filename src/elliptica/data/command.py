@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from elliptica.data.catalogue import Listing, fetch, find_entry, list_datasets
-from elliptica.data.location import data_directories
+from elliptica.data.location import ENVIRONMENT_VARIABLE, data_directories
 
 _COLOURS = {"present": "green", "missing": "dim", "wrong": "red", "generated": "green"}
 
@@ -30,8 +30,11 @@ def run_list(console: Console, data_dir: str | os.PathLike[str] | None = None, *
         state = f"[{_COLOURS[listing.status]}]{listing.status}[/]"
         table.add_row(entry.name, entry.title, entry.rows, entry.licence, state)
     console.print(table)
-    places = " and ".join(str(place) for place in data_directories(data_dir))
-    console.print(f"\nLooked in {places}.", highlight=False, markup=False, soft_wrap=True)
+    places = ", then in ".join(str(place) for place in data_directories(data_dir))
+    other = "" if data_dir is not None else f" (another place: --data-dir, or {ENVIRONMENT_VARIABLE})"
+    console.print(
+        f"\nFiles are looked for in {places}{other}.", highlight=False, markup=False, soft_wrap=True
+    )
     for listing in listings:
         if listing.status in ("missing", "wrong"):
             text = f"{listing.entry.name}: {_advice(listing)}"

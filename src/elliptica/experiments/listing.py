@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from elliptica.data.catalogue import list_datasets
+from elliptica.data.catalogue import list_datasets, plain_name
 from elliptica.experiments.specification import (
     Specification,
     SpecificationError,
@@ -21,7 +21,7 @@ from elliptica.experiments.specification import (
 
 def run_list(console: Console, table: str | None = None, data_dir: Path | None = None) -> int:
     """Print all tables, or one with the settings of its rows; returns the exit status."""
-    states = {item.entry.name: item.status for item in list_datasets(data_dir, verify=False)}
+    states = {plain_name(item.entry.name): item.status for item in list_datasets(data_dir, verify=False)}
     try:
         names = preset_names() if table is None else [table]
         found = {name: load_specification(name) for name in names}
@@ -51,9 +51,9 @@ def _data(specification: Specification, states: Mapping[str, str]) -> str:
 
 
 def is_here(states: Mapping[str, str], name: str, load: Mapping[str, Any]) -> bool:
-    """Whether the files of a data set are here, by the catalogue's states."""
-    entry = "_".join(filter(None, [load.get("name", name), load.get("part")])).replace("-", "_")
-    return states.get(entry) in ("present", "generated")
+    """Whether the files of a data set are here, by the catalogue's states under `plain_name`."""
+    entry = "_".join(filter(None, [load.get("name", name), load.get("part")]))
+    return states.get(plain_name(entry)) in ("present", "generated")
 
 
 def _rows(specification: Specification) -> RichTable:
