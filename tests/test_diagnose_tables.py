@@ -248,7 +248,7 @@ def test_what_few_rows_cannot_exclude_is_said():
     assert "6 rows are too few to tell whether it is above 5%" in found.advice
     assert "Pass more rows: about 72 are needed" in found.advice
     assert undecided("slope", Quantity.share(0, 72, 0.95)) is None
-    assert "Raise n: many more" in undecided("profile", Quantity(0.1, 0, 1, 0.1, 5, "mean"), of="points")
+    assert "Raise n: many more" in undecided("profile", Quantity(0.1, 0.0, 1.0, 0.1, 5, "mean"), of="points")
 
 
 @pytest.mark.parametrize(("height", "severity"), [(0.001, "fine"), (0.1, "look"), (0.3, "warning")])
