@@ -22,6 +22,7 @@ from elliptica.estimators._base import EllipticEstimator
 from elliptica.estimators._fit import private_stream
 from elliptica.estimators._json import decode, decode_labels, encode, encode_labels
 from elliptica.estimators._methods import ModuleLike, check_output, make_network
+from elliptica.estimators._savable import savable_parts
 from elliptica.estimators.classifier import EllipticClassifier
 from elliptica.estimators.preprocess import TablePreprocessor
 from elliptica.estimators.regressor import EllipticRegressor
@@ -67,7 +68,7 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
         ...     bool((load(path).predict(X) == model.predict(X)).all())
         True
     """
-    preprocessor, model, names = _parts(estimator)
+    preprocessor, model, names = savable_parts(estimator)
     check_is_fitted(model, "module_")
     tensors = {f"module/{name}": value for name, value in model.module_.state_dict().items()}
     for name in _STATISTICS:
@@ -170,41 +171,6 @@ def _reason(error: Exception) -> str:
     """Kind and text of an error, cut short: a hostile file could make it of any length."""
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
-
-
-def _parts(estimator: Any) -> tuple[TablePreprocessor | None, EllipticEstimator, list[str]]:
-    """The preprocessor, if any, the estimator, and the names of the steps."""
-    steps = estimator.steps if isinstance(estimator, Pipeline) else [("", estimator)]
-    names, parts = [name for name, _ in steps], [part for _, part in steps]
-    if isinstance(parts[-1], EllipticEstimator) and type(parts[-1]).__name__ in _ESTIMATORS:
-        if len(parts) == 1:
-            return None, parts[0], names
-        if len(parts) == 2 and type(parts[0]) is TablePreprocessor:
-            return parts[0], parts[1], names
-    raise TypeError(
-        "save takes EllipticClassifier, EllipticRegressor, or a pipeline of TablePreprocessor and one of "
-        f"them, but got {_kind(estimator)}. {_remedy(estimator, parts)}"
-    )
-
-
-def _kind(estimator: Any) -> str:
-    """What an object is; of a pipeline, its steps too."""
-    name = type(estimator).__name__
-    if not isinstance(estimator, Pipeline):
-        return name
-    return f"{name} of {', '.join(type(part).__name__ for _, part in estimator.steps)}"
-
-
-def _remedy(estimator: Any, parts: list[Any]) -> str:
-    """How to save what can be saved of an object that `save` does not take."""
-    if type(estimator).__name__.endswith("SearchCV"):
-        return "Save the estimator that the search chose: save(search.best_estimator_, path)."
-    if len(parts) > 1 and isinstance(parts[-1], EllipticEstimator):
-        return (
-            "The network alone can be saved, and then takes rows as the steps before it give them: "
-            "save(pipeline[-1], path). For the whole pipeline use joblib, whose files must be trusted."
-        )
-    return "For other objects use joblib, whose files must be trusted."
 
 
 def _describe(model: EllipticEstimator) -> dict[str, Any]:
