@@ -43,7 +43,6 @@ def case_of(model, loss_fn, x, y, *, generator, n=200, sigma=0.0, **settings):
     settings = {
         "groups": None,
         "num_classes": None,
-        "class_names": None,
         "target_space": None,
         "confidence": 0.95,
         "device": None,

@@ -97,12 +97,12 @@ def make_case(
     n: int,
     sigma: Sigma,
     num_classes: int | None,
-    class_names: Sequence[Hashable] | None,
     target_space: TargetSpace | None,
     confidence: float,
     generator: torch.Generator,
     device: torch.device | str | None,
     batch_size: int,
+    class_names: Sequence[Hashable] | None = None,
 ) -> Case:
     """Check everything, draw rows and bridges (in this order, from ``generator``), evaluate the losses."""
     _checks.model(model, "diagnose")
