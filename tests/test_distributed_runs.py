@@ -6,16 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed
+from torch import nn
 
-from elliptica.distributed import current_ranks
+from elliptica.distributed import Ranks, current_ranks
 from elliptica.experiments import problems
 from elliptica.experiments.command import Choice, Console, run_table, run_tune
 from elliptica.experiments.run import Options, do_run
+from elliptica.training import TrainingSettings, fit
+from elliptica.training.resume import Trained
 from processes import together, torchrun
 from test_methods import CLASSIFIERS, load_groups, run_of
 
@@ -79,6 +83,58 @@ def test_every_method_is_that_of_one_process(tmp_path, monkeypatch):
         for method, record in expected.items():
             assert one[method]["cost"]["world_size"] == 2
             assert_close(comparable(one[method]), comparable(record), method)
+
+
+class Noisy(nn.Module):
+    """Draws as dropout does, and remembers what."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop, self.seen = nn.Linear(5, 2), nn.Dropout(0.5), []
+
+    def forward(self, x):
+        if self.training:
+            self.seen.append(float(torch.rand(())))
+        return self.layer(self.drop(x))
+
+
+def noisy_fit(_rank=0):
+    data, model = load_groups(), Noisy()
+    torch.nn.init.ones_(model.layer.weight)
+    torch.nn.init.zeros_(model.layer.bias)
+    settings = TrainingSettings(epochs=3, batch_size=16, lr=1e-2)
+
+    def objective(net, batch):
+        return nn.functional.cross_entropy(net(batch.x), batch.y)
+
+    found = fit(model, objective, data, settings, lambda *_: 0.0, name="toy", seed=0, ranks=current_ranks())
+    return model.seen, found.losses, model.layer.weight.detach()
+
+
+def test_processes_drop_out_different_units_reproducibly():
+    """Their weights agree all the same, or fit would say so."""
+    first, second = together(noisy_fit, 2)
+    assert first[0][0] != second[0][0]
+    assert first[1] == second[1]
+    assert torch.equal(first[2], second[2])
+    again = together(noisy_fit, 2)
+    assert [one[0] for one in again] == [first[0], second[0]]
+    assert torch.equal(again[0][2], first[2])
+
+
+class Apart(Ranks):
+    """Another process whose weights are a little larger."""
+
+    def all(self, value):
+        size, score = value
+        return [(size * 1.001, score), value]
+
+
+def test_processes_that_come_apart_are_told():
+    made = types.SimpleNamespace(model=nn.Linear(2, 1))
+    Trained.check_agreement(made, math.nan, Ranks())
+    with pytest.raises(RuntimeError, match="do not have the same weights any more"):
+        Trained.check_agreement(made, 0.5, Apart(1, 2))
 
 
 def command(out, *more, script=SCRIPT):
