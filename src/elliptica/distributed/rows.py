@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
+from elliptica._compiler import uncompiled
 from elliptica._wrappers import is_wrapped
 from elliptica.distributed._batchnorm import forward_over_all_rows
 from elliptica.distributed._collectives import copied, gather_rows, take_rows
@@ -112,7 +113,7 @@ class _Exchange:
         return take_rows(whole, self.ranks)
 
 
-@torch.compiler.disable(recursive=True)
+@uncompiled
 def _split_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The model's forward pass on this process' rows; returns the outputs for all rows."""
     ranks: Any = self._ranks
