@@ -21,6 +21,7 @@ PACKAGES = [
     "elliptica.landscape.reports",
     "elliptica.baselines",
     "elliptica.estimators",
+    "elliptica.report",
     "elliptica.integrations",
 ]
 

@@ -91,10 +91,11 @@ def compare(
     require_extra("compare")
     from elliptica.compare.command import run_compare
 
+    folder = out or Path("compare") / data.stem
     status = run_compare(
         data,
         target,
-        out or Path("compare") / data.stem,
+        folder,
         Console(),
         group=group,
         task=task.value,
@@ -112,7 +113,24 @@ def compare(
         sample=sample,
         ids=id or (),
     )
+    _write_page(folder, data, status)
     raise typer.Exit(status)
+
+
+def _write_page(folder: Path, data: Path, status: int) -> None:
+    """The page with charts in place of the plain one, where its packages are installed."""
+    if status not in (0, 130) or not (folder / "report.html").exists():
+        return
+    try:
+        from elliptica.report import ReportError, Request, write_report
+
+        write_report(Request(str(folder), data=data, landscape=status == 0), folder / "report.html")
+    except ModuleNotFoundError as error:
+        typer.echo(f'A page with charts needs {error.name}: pip install "elliptica[report]"')
+    except (ReportError, OSError) as error:
+        typer.echo(f"report.html has no charts: {error}", err=True)
+    else:
+        typer.echo(f"report.html has charts; to make it again: elliptica report {folder} --data {data}")
 
 
 @app.command()

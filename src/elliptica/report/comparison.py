@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 
 from elliptica.report.content import (
     DASH,
-    TIMES,
     BySeed,
     Difference,
     Grid,
@@ -25,7 +23,7 @@ from elliptica.report.content import (
     Study,
     Verdict,
 )
-from elliptica.report.judge import cost_ratio
+from elliptica.report.judge import cost_ratio, price_fact
 from elliptica.report.source import RESULTS, Request
 
 MODEL = "model.elliptica"
@@ -59,7 +57,7 @@ def comparison_report(folder: Path, request: Request) -> Report:
         )
     study = _study(content, about, metrics, records)
     if request.landscape:
-        study = _with_landscape(study, folder, content, request)
+        study = _with_landscape(study, folder, about, request)
     return Report(
         title=request.title or f"Comparison on {about.get('table', folder.name)}",
         kind=f"{len(records)} runs of elliptica compare",
@@ -141,9 +139,8 @@ def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[A
             "contents of the table": str(about.get("contents", DASH))[:16],
         },
         missing=missing,
-        notes=[
-            "Mean ± deviation over repeats; seconds and rows are those of one repeat, all trials together."
-        ],
+        notes=["Seconds and rows are those of one repeat, all trials together."],
+        repetition="repeat",
     )
 
 
@@ -170,6 +167,7 @@ def _verdict(
 ) -> Verdict:
     """That of `elliptica compare`, its first sentence as the headline."""
     first, *rest = re.split(r"(?<=[.)])\s+(?=[A-Z(])", found.text)
+    rest = [sentence[1:-1] if sentence.startswith("(") else sentence for sentence in rest]
     differences = []
     for d in found.differences:
         factor = 100 if d.metric.percent else 1
@@ -193,12 +191,11 @@ def _verdict(
         how = ("How much better", m.show(shown.mean, sign=True), f"{m.label}, interval {low} to {high}")
     better = len({d.method for d in differences if d.result == "better"})
     sure = "shown better" if shown else "nothing better is shown"
-    extra = f"; seconds {seconds:.2g} {TIMES}" if seconds else ""
     facts = [
         ("Which method", best, f"{main.label} {main.show(level)}"),
         how,
         ("How sure", sure, f"{better} of {len(name) - 1} better somewhere"),
-        ("At what cost", DASH if ratio is None else f"{ratio:.2g} {TIMES}", f"rows of {reference}{extra}"),
+        price_fact(best, reference, ratio, seconds),
     ]
     return Verdict(first, rest, facts, differences, best)
 
@@ -264,32 +261,20 @@ def _chosen(records: Sequence[Any]) -> str:
     return "; ".join(f"{text} ({n} repeat{'s' if n > 1 else ''})" for text, n in counted.items())
 
 
-def _with_landscape(study: Study, folder: Path, content: Any, request: Request) -> Study:
-    """Look at the model that the comparison chose, if it and its table are still there."""
+def _with_landscape(study: Study, folder: Path, about: Mapping[str, Any], request: Request) -> Study:
+    """Look at the model that the comparison chose, if its table is given."""
     from elliptica.report.landscape import look_at
     from elliptica.report.saved import open_model
 
-    about = content["about"]
-    data = request.data or _table_of(str(content.get("command", "")), str(about.get("table", "")))
-    reason = ""
     if not (folder / MODEL).is_file():
         reason = f"The folder holds no {MODEL}: the comparison is not finished."
-    elif data is None or not data.is_file():
-        reason = "The table was not found where the comparison was started; pass it with --data."
+    elif request.data is None:  # a path in the folder's own files is not followed: they may come from anybody
+        reason = f"Needs the table that was compared: elliptica report {folder} --data table.csv."
     else:
         try:
-            opened = open_model(folder / MODEL, data, str(about["target"]))
+            opened = open_model(folder / MODEL, request.data, str(about["target"]))
             found = look_at(opened.subject, request.seed)
             return replace(study, landscapes=[found])
         except ReportError as error:
             reason = str(error)
     return replace(study, missing={**study.missing, "landscape": reason})
-
-
-def _table_of(command: str, name: str) -> Path | None:
-    """The table's path, from the command that was typed."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return None
-    return next((Path(word) for word in words if name and Path(word).name == name), None)

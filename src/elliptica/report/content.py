@@ -138,6 +138,7 @@ class Study:
         missing: What was not recorded, in words, by part of the page.
         notes: Below the table.
         landscapes: Of models that were kept.
+        repetition: What a seed is called.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Study:
     missing: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     landscapes: Sequence[Mapping[str, Any]] = ()
+    repetition: str = "seed"
 
     @property
     def n_runs(self) -> int:

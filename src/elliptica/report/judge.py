@@ -222,14 +222,17 @@ def _facts(
         how = ("How much better", measure.show(named.mean, sign=True), f"interval {low} to {high}")
     ratio = cost_ratio(cost.get("evaluations", {}), best, reference)
     seconds = cost_ratio(cost.get("seconds", {}), best, reference)
-    price = (
-        "At what cost",
-        DASH if ratio is None else f"{ratio:.2g} {TIMES}",
-        f"rows of {reference}" + ("" if seconds is None else f"; seconds {seconds:.2g} {TIMES}"),
-    )
     return [
         ("Which method", best, f"{measure.label} {measure.show(means[best])}"),
         how,
         ("How sure", sure, f"{len(winners)} of {len(means) - 1} shown better than {reference}"),
-        price,
+        price_fact(best, reference, ratio, seconds),
     ]
+
+
+def price_fact(best: str, reference: str, ratio: float | None, seconds: float | None) -> tuple[str, str, str]:
+    """What the named method costs, in the words of a fact."""
+    if best == reference:
+        return "At what cost", DASH, f"{reference} is what others are measured by"
+    remark = f"rows of {reference}" + ("" if seconds is None else f"; seconds {seconds:.2g}\u00a0{TIMES}")
+    return "At what cost", DASH if ratio is None else f"{ratio:.2g}\u00a0{TIMES}", remark

@@ -68,6 +68,7 @@ def _study(study: Study) -> dict[str, Any]:
         "uncertainty": None if study.uncertainty is None else _parts(study.uncertainty),
         "curves": {row: [_thinned(curve) for curve in curves] for row, curves in study.curves.items()},
         "scoreLabel": study.score_label,
+        "repetition": study.repetition,
         "cost": {unit: _columns(found, study.methods) for unit, found in study.cost.items()},
         "missing": study.missing,
         "landscapes": study.landscapes,

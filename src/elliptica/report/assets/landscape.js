@@ -76,7 +76,7 @@
       layout: layout({
         height: 430, margin: { l: 0, r: 0, t: 0, b: 0 }, dragmode: "turntable",
         scene: { xaxis: { ...side, title: title(plane.axes[0]) }, yaxis: { ...side, title: title(plane.axes[1]) },
-          zaxis: { ...side, title: title("loss"), ...(ticks ?? {}) }, aspectmode: "manual", aspectratio: { x: 1.25, y: 1.25, z: 0.72 },
+          zaxis: { ...side, title: title(""), ...(ticks ?? {}) }, aspectmode: "manual", aspectratio: { x: 1.25, y: 1.25, z: 0.72 },
           camera: state.camera ?? CAMERA },
         uirevision: "keep",
       }),

@@ -18,7 +18,7 @@
       const spread = (k) => i + (values.length > 1 ? 0.36 * (k / (values.length - 1) - 0.5) : 0);
       const dots = {
         type: "scatter", mode: "markers", x: values, y: values.map((_, k) => spread(k)), hoverinfo: "text",
-        hovertext: values.map((v, k) => `${plain(method)}, seed ${seeds[k]}: ${show(measure, v)}`),
+        hovertext: values.map((v, k) => `${plain(method)}, ${study.repetition} ${seeds[k]}: ${show(measure, v)}`),
         marker: { color: colour, size: 7, opacity: isShown ? 0.6 : 0.5, line: { width: 0 } },
       };
       const bar = {
@@ -45,8 +45,8 @@
       layout: layout({ height: rowHeight(study.methods.length), xaxis: axis(measure.label + unit(measure)),
         yaxis: axis("", rows(study.methods)) }),
       numbers: {
-        caption: `${measure.label}${unit(measure)}, every seed`,
-        head: ["method", "mean", "low", "high", "paper", "seeds: values"],
+        caption: `${measure.label}${unit(measure)}, every ${study.repetition}`,
+        head: ["method", "mean", "low", "high", "paper", `${study.repetition}s: values`],
         rows: study.methods.map((m, i) => [m, ...columns[i].mean, paper[m]?.[0] ?? null,
           columns[i].seeds.map((s, k) => `${s}: ${show(measure, columns[i].values[k])}`).join("; ")]),
       },
@@ -66,7 +66,7 @@
     const traces = [{
       type: "scatter", mode: "markers", x: list.map((d) => sign * d.mean), y: list.map((_, i) => i), hoverinfo: "text",
       hovertext: list.map((d) => `${plain(d.method)}: ${show(measure, sign * d.mean)} ` +
-        `(${ends(d).map((v) => show(measure, v)).join(" to ")}), ${d.result}, ${d.n_seeds} seeds`),
+        `(${ends(d).map((v) => show(measure, v)).join(" to ")}), ${d.result}, ${d.n_seeds} ${study.repetition}s`),
       marker: { size: 10, color: list.map((d) => colours[d.result]), symbol: list.map((d) => symbols[d.result]) },
     }, ...list.map((d, i) => ({
       type: "scatter", mode: "lines", x: ends(d), y: [i, i], hoverinfo: "skip", line: { color: colours[d.result], width: 2 },
@@ -75,12 +75,12 @@
     return {
       controls, traces: [...traces.slice(1), traces[0]],
       layout: layout({
-        height: rowHeight(list.length), xaxis: axis(title + (measure.percent ? ", points" : "")),
+        height: rowHeight(study.methods.length), xaxis: axis(title + (measure.percent ? ", points" : "")),
         yaxis: axis("", rows(order)),
         shapes: [{ type: "line", x0: 0, x1: 0, yref: "paper", y0: 0, y1: 1, line: { color: theme.colour("ink"), width: 1 } }],
       }),
       numbers: {
-        caption: `${measure.label}, method minus ${study.reference}`, head: ["method", "difference", "low", "high", "seeds", "result"],
+        caption: `${measure.label}, method minus ${study.reference}`, head: ["method", "difference", "low", "high", `${study.repetition}s`, "result"],
         rows: list.map((d) => [d.method, d.mean, d.low, d.high, d.n_seeds, d.result]),
       },
     };
@@ -137,7 +137,7 @@
       return { type: "scatter", mode: "markers", hoverinfo: "text",
         x: common.map((s) => cost[i].values[cost[i].seeds.indexOf(s)]),
         y: common.map((s) => quality[i].values[quality[i].seeds.indexOf(s)]),
-        hovertext: common.map((s) => `${plain(name)}, seed ${s}`),
+        hovertext: common.map((s) => `${plain(name)}, ${study.repetition} ${s}`),
         marker: { color: look(study, name).colour, size: 5, opacity: 0.4 } };
     });
     const means = points.map((p) => {
