@@ -21,7 +21,13 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SCRIPTS = ROOT / "examples"
-OUTSIDE = ("CONTRIBUTING.md", "benchmarks/README.md", "results/*/*.md", "results/*/*.png")
+OUTSIDE = (
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    "results/*/*.md",
+    "results/compare/*/*.md",
+    "results/*/*.png",
+)
 
 #: Code, in which nothing is a link, and links (whose text may be code).
 _LINKS = re.compile(

@@ -10,3 +10,10 @@ def test_tables_follow_from_the_records(name):
     text = (tables.HERE / name).read_text()
     assert tables.page(name) == text
     assert "not recorded yet" not in text
+
+
+def test_verdicts_follow_from_the_records():
+    compare_tables = pytest.importorskip("compare_tables")
+    folder = compare_tables.ROOT / "results" / "compare"
+    assert compare_tables.verdicts(folder) in (folder / "README.md").read_text(encoding="utf-8")
+    assert all((folder / name / "report.md").exists() for name in compare_tables.EXAMPLES)
