@@ -10,7 +10,6 @@ import optuna
 from optuna.trial import TrialState
 from rich.table import Table
 
-from elliptica.experiments.search.choice import in_order
 from elliptica.experiments.search.study import Search, counted
 from elliptica.experiments.tune import shown
 
@@ -38,21 +37,19 @@ def unfinished(study: Any) -> int:
 
 
 def best_trials(search: Search, study: Any, n: int = 5) -> Table:
-    """The best finished trials, with the metric as the tables show it."""
+    """The best finished trials side by side, with the metric as the tables show it."""
     done = [trial for trial in counted(study) if trial.state == TrialState.COMPLETE]
-    done.sort(key=lambda trial: (-trial.value, trial.number))
-    table = Table(
-        title=f"Best trials by {search.run.select} {search.run.metric} on the validation part", box=None
-    )
-    for name in ("trial", search.run.metric, *search.ranges, "epoch", "seconds"):
-        table.add_column(name.removeprefix("settings.").removeprefix("training."), justify="right")
-    for trial in done[:n]:
-        score = trial.value if search.run.metric == "accuracy" else -trial.value
-        values = [shown(value) for value in in_order(trial.params, search).values()]
-        kept = trial.user_attrs
-        table.add_row(
-            str(trial.number), f"{score:.4g}", *values, str(kept["epoch"] + 1), f"{kept['seconds']:.1f}"
-        )
+    done = sorted(done, key=lambda trial: (-trial.value, trial.number))[:n]
+    sign = 1 if search.run.metric == "accuracy" else -1
+    table = Table(title=f"Best trials by {search.run.select} {search.run.metric} (validation)", box=None)
+    table.add_column("trial")
+    for trial in done:
+        table.add_column(str(trial.number), justify="right")
+    table.add_row(search.run.metric, *(f"{sign * trial.value:.4g}" for trial in done))
+    for name in search.ranges:
+        table.add_row(name.partition(".")[2], *(shown(trial.params[name]) for trial in done))
+    table.add_row("epoch", *(str(trial.user_attrs["epoch"] + 1) for trial in done))
+    table.add_row("seconds", *(f"{trial.user_attrs['seconds']:.1f}" for trial in done))
     return table
 
 
@@ -75,9 +72,9 @@ def importances(study: Any) -> dict[str, float]:
 
 def importance_table(found: dict[str, float]) -> Table:
     """The same, largest first."""
-    table = Table(title="What mattered (share of the variance of finished trials)", box=None)
+    table = Table(title="What mattered", box=None)
     table.add_column("setting")
-    table.add_column("share", justify="right")
+    table.add_column("share of variance", justify="right")
     for name, share in sorted(found.items(), key=lambda item: -item[1]):
         table.add_row(name.removeprefix("settings.").removeprefix("training."), f"{100 * share:.0f} %")
     return table

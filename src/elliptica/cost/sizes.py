@@ -1,0 +1,160 @@
+"""From a few samples to any number: a step traced at two small sizes, extended along straight lines.
+
+Every tensor of a step has a number of bytes that is linear in the rows, and the order of operations does not
+depend on them. So the bytes alive after each operation are linear, too, and the peak is the largest of these
+lines: it may come at another moment in a large step than in a small one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from elliptica import _checks
+from elliptica._inputs import named_inputs, rebuild_inputs
+from elliptica.cost.trace import Trace, trace_step
+from elliptica.objective import Elliptic
+from elliptica.types import Inputs
+
+Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
+Precision = Literal["float32", "bfloat16"]
+OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw")
+#: Samples of the two traced steps: two, so that batch norm has something to normalise.
+SMALL, LARGE = 2, 4
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity that is ``at_zero + slope * rows``."""
+
+    at_zero: float
+    slope: float
+
+    def __call__(self, rows: int) -> float:
+        """The value at a number of rows."""
+        return self.at_zero + self.slope * rows
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A step as a function of its rows.
+
+    Attributes:
+        operations: Number of operations, the same for all sizes.
+        flops: Multiplications and additions.
+        saved: Bytes kept for the backward pass.
+        live: Bytes alive after each operation.
+    """
+
+    operations: int
+    flops: Line
+    saved: Line
+    live: tuple[Line, ...]
+
+    def peak(self, rows: int) -> float:
+        """The most bytes that are alive at once."""
+        return max(line(rows) for line in self.live)
+
+
+def line(a: tuple[int, float], b: tuple[int, float]) -> Line:
+    """The line through two points ``(rows, value)``."""
+    slope = (b[1] - a[1]) / (b[0] - a[0])
+    return Line(a[1] - slope * a[0], slope)
+
+
+def extended(small: Trace, large: Trace, rows: tuple[int, int]) -> Steps:
+    """Lines through two traces, at so many rows each."""
+    live: tuple[Line, ...]
+    if len(small.live) == len(large.live):
+        live = tuple(line((rows[0], a), (rows[1], b)) for a, b in zip(small.live, large.live, strict=True))
+    else:  # another order of operations: the peaks alone
+        live = (line((rows[0], small.peak), (rows[1], large.peak)),)
+    return Steps(
+        large.operations,
+        line((rows[0], small.flops), (rows[1], large.flops)),
+        line((rows[0], small.saved), (rows[1], large.saved)),
+        live,
+    )
+
+
+def some_rows(x: Inputs, y: Tensor, n: int) -> tuple[Inputs, Tensor]:
+    """So many samples: the first ones, over and over if there are fewer."""
+    index = torch.arange(n, device=y.device) % len(y)
+    return rebuild_inputs(
+        x, {name: value[index.to(value.device)] for name, value in named_inputs(x).items()}
+    ), y[index]
+
+
+def make_optimizer(name: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """An optimiser by name, with a rate so small that a step leaves the weights nearly alone."""
+    _checks.choice("optimizer", name, OPTIMIZERS)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=1e-9)
+    if name == "adamw":
+        return torch.optim.AdamW(parameters, lr=1e-9)
+    return torch.optim.SGD(parameters, lr=1e-9, momentum=0.9 if name == "momentum" else 0.0)
+
+
+class Bench:
+    """A copy of an objective with an optimiser: steps can be tried, and leave no trace in the original.
+
+    Args:
+        objective: The objective; copied, and put into training mode.
+        optimizer: Name of the optimiser.
+        precision: Of the forward pass.
+    """
+
+    def __init__(self, objective: Elliptic, optimizer: Optimizer, precision: Precision) -> None:
+        self.objective = copy.deepcopy(objective).train()
+        self.objective.schedule = None
+        self.optimizer = make_optimizer(optimizer, self.objective.model)
+        self.precision = precision
+        first = next(self.objective.model.parameters(), None)
+        self.device = torch.device("cpu") if first is None else first.device
+
+    def step(self, loss: Callable[[], Tensor]) -> Callable[[], None]:
+        """A training step as a function: what torch's documentation writes into a loop."""
+
+        def run() -> None:
+            self.optimizer.zero_grad()
+            with self._autocast():
+                value = loss()
+            value.backward()
+            self.optimizer.step()
+
+        return run
+
+    def elliptic(self, x: Inputs, y: Tensor) -> Callable[[], None]:
+        """A step of elliptic training."""
+        return self.step(lambda: self.objective(x, y, generator=torch.Generator().manual_seed(0)))
+
+    def ordinary(self, x: Inputs, y: Tensor) -> Callable[[], None]:
+        """A step of ordinary training."""
+        return self.step(lambda: self.objective.clean_loss(x, y))
+
+    def trace(self, run: Callable[[], None]) -> Trace:
+        """Watch a step; the one before it made the optimiser's state."""
+        with torch.random.fork_rng(devices=[]):
+            run()
+            self.optimizer.zero_grad()
+            return trace_step(run)
+
+    def state_bytes(self) -> int:
+        """Bytes of the optimiser's state, after a step."""
+        return sum(
+            tensor.untyped_storage().nbytes()
+            for state in self.optimizer.state.values()
+            for tensor in state.values()
+            if isinstance(tensor, Tensor)
+        )
+
+    def _autocast(self) -> Any:
+        return torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False
+        )
