@@ -311,6 +311,24 @@ def test_nothing_of_the_callers_is_changed():
     assert torch.equal(y, kept[1])
 
 
+@pytest.mark.parametrize("name", ["marginal", "path", "norm", "multiplicative", "chunks"])
+def test_a_simulated_step_costs_what_a_real_one_does(name):
+    objective = Elliptic(small_net(), nn.CrossEntropyLoss(), num_classes=4, sigma_y=0.0, **SETTINGS[name])
+    real, simulated = (
+        estimate(objective, *images(4), batch=30, optimizer="adam", simulate=simulate)
+        for simulate in (False, True)
+    )
+    for field in ("flops", "parameters", "gradients", "optimizer", "activations", "bridges", "drawn"):
+        assert getattr(simulated, field) == getattr(real, field), field
+    assert simulated.peak == pytest.approx(real.peak, rel=0.02)
+
+
+def test_a_simulation_that_would_need_values_says_so():
+    objective = Elliptic(mlp(3, 4), nn.CrossEntropyLoss(), num_classes=4, pairing="nearest")
+    with pytest.raises(ValueError, match=r"depends on values.*simulate=False"):
+        estimate(objective, torch.randn(4, 3), torch.arange(4), simulate=True)
+
+
 def test_a_model_alone_is_trained_in_the_ordinary_way():
     model, (x, y) = small_net(), images(4)
     y = torch.arange(4)

@@ -21,6 +21,19 @@ CHUNKS = 3
 
 
 @dataclass(frozen=True)
+class How:
+    """How steps are tried."""
+
+    optimizer: Optimizer
+    precision: Precision
+    simulate: bool
+
+    def bench(self, objective: Elliptic) -> Bench:
+        """A copy of the objective to try."""
+        return Bench(objective, self.optimizer, self.precision, self.simulate)
+
+
+@dataclass(frozen=True)
 class Cost:
     """What one step costs; bytes are those of one process.
 
@@ -73,6 +86,7 @@ def estimate(
     loss_fn: LossFn | None = None,
     optimizer: Optimizer = "sgd",
     precision: Precision = "float32",
+    simulate: bool = False,
 ) -> Cost:
     """Predict what a training step costs, from steps on two and on four samples.
 
@@ -89,6 +103,8 @@ def estimate(
         loss_fn: For a model: its loss.
         optimizer: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"``, for the state that it keeps.
         precision: ``"bfloat16"`` for a forward pass under autocast.
+        simulate: Compute shapes alone, for models whose steps are too large for this machine. (Then
+            ``operations`` is higher, as torch takes operations apart.)
 
     Example:
         >>> model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -97,18 +113,19 @@ def estimate(
         >>> cost.passes.rows, cost.flops / cost.ordinary.flops
         (640, 5.0)
     """
+    how = How(optimizer, precision, simulate)
     if not isinstance(objective, Elliptic):
         if loss_fn is None:
             raise ValueError("A model alone has no loss. Pass loss_fn=, e.g. torch.nn.CrossEntropyLoss().")
         classes = None if y.is_floating_point() else int(y.max()) + 1
         objective = Elliptic(objective, loss_fn, num_classes=classes)
-        return _ordinary(objective, x, y, batch or len(y), optimizer, precision)
+        return _ordinary(objective, x, y, batch or len(y), how)
     batch = len(y) if batch is None else batch
     _checks.count("batch", batch)
-    ordinary = _ordinary(objective, x, y, batch, optimizer, precision)
+    ordinary = _ordinary(objective, x, y, batch, how)
     passes = count_passes(objective, batch)
     whole = count_passes(_changed(objective, None), batch)
-    bench, steps = _traced(_changed(objective, None), x, y, optimizer, precision)
+    bench, steps = _traced(_changed(objective, None), x, y, how)
     fixed = ordinary.parameters + ordinary.optimizer
     pairing = _pairing_bytes(objective, batch)
     drawn, bridges = _bridges(bench, x, y, passes.rows)
@@ -125,7 +142,7 @@ def estimate(
     )
     if passes.chunks == 1:
         return unchunked
-    parts = _in_chunks(objective, x, y, optimizer, precision)
+    parts = _in_chunks(objective, x, y, how)
     # points of the other chunks; a weighting keeps a copy of them with its gradient
     beyond = bridges * (1 - CHUNKS * passes.chunk_rows / passes.rows) * (2 if passes.input_gradient else 1)
     return dataclasses.replace(
@@ -151,18 +168,14 @@ def _changed(objective: Elliptic, chunk_size: int | None) -> Elliptic:
     return changed
 
 
-def _traced(
-    objective: Elliptic, x: Inputs, y: Tensor, optimizer: Optimizer, precision: Precision
-) -> tuple[Bench, Steps]:
-    bench = Bench(objective, optimizer, precision)
+def _traced(objective: Elliptic, x: Inputs, y: Tensor, how: How) -> tuple[Bench, Steps]:
+    bench = how.bench(objective)
     small, large = (bench.trace(bench.elliptic(*some_rows(x, y, n))) for n in (SMALL, LARGE))
     rows = tuple(count_passes(objective, n).rows for n in (SMALL, LARGE))
     return bench, extended(small, large, (rows[0], rows[1]))
 
 
-def _in_chunks(
-    objective: Elliptic, x: Inputs, y: Tensor, optimizer: Optimizer, precision: Precision
-) -> Steps:
+def _in_chunks(objective: Elliptic, x: Inputs, y: Tensor, how: How) -> Steps:
     """A step in `CHUNKS` chunks: sums of gradients wait for the last one, beside what that one keeps."""
     is_path = objective.sampler.sampling == "path"
     per_path = objective.sampler.n_times if is_path else 1
@@ -170,16 +183,14 @@ def _in_chunks(
     traces, rows = [], []
     for samples in (1, 2) if is_path else (2, 4):  # of a chunk
         small = _changed(objective, samples * bridges * per_path)
-        bench = Bench(small, optimizer, precision)
+        bench = how.bench(small)
         traces.append(bench.trace(bench.elliptic(*some_rows(x, y, CHUNKS * samples))))
         rows.append(count_passes(small, CHUNKS * samples).rows)
     return extended(traces[0], traces[1], (rows[0], rows[1]))
 
 
-def _ordinary(
-    objective: Elliptic, x: Inputs, y: Tensor, batch: int, optimizer: Optimizer, precision: Precision
-) -> Cost:
-    bench = Bench(objective, optimizer, precision)
+def _ordinary(objective: Elliptic, x: Inputs, y: Tensor, batch: int, how: How) -> Cost:
+    bench = how.bench(objective)
     small, large = (bench.trace(bench.ordinary(*some_rows(x, y, n))) for n in (SMALL, LARGE))
     steps = extended(small, large, (SMALL, LARGE))
     model = bench.objective.model
@@ -202,8 +213,8 @@ def _ordinary(
 
 def _bridges(bench: Bench, x: Inputs, y: Tensor, rows: int) -> tuple[int, int]:
     """Random values that are drawn for so many rows, and bytes of the points."""
-    with torch.random.fork_rng(devices=[]):
-        paths = bench.objective.sample(*some_rows(x, y, SMALL))
+    with torch.random.fork_rng(devices=[]), bench.simulated():
+        paths = bench.objective.sample(*bench.own(*some_rows(x, y, SMALL)))
     tensors = [*named_inputs(paths.x).values(), paths.y]
     values = sum(t.numel() for t in tensors) / paths.rows
     size = sum(t.numel() * t.element_size() for t in tensors) / paths.rows

@@ -7,13 +7,21 @@ lines: it may come at another moment in a large step than in a small one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from elliptica import _checks
 from elliptica._inputs import named_inputs, rebuild_inputs
@@ -101,6 +109,21 @@ def make_optimizer(name: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-9, momentum=0.9 if name == "momentum" else 0.0)
 
 
+def _simulate(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Replace parameters and buffers by tensors without content; shared ones stay shared."""
+    seen: dict[int, Any] = {}
+    for layer in module.modules():
+        for name, value in layer._parameters.items():
+            if value is not None:
+                fake = seen.get(id(value))
+                if fake is None:
+                    fake = nn.Parameter(mode.from_tensor(value.detach()), requires_grad=value.requires_grad)
+                layer._parameters[name] = seen[id(value)] = fake
+        for name, buffer in layer._buffers.items():
+            if buffer is not None:
+                layer._buffers[name] = mode.from_tensor(buffer)
+
+
 class Bench:
     """A copy of an objective with an optimiser: steps can be tried, and leave no trace in the original.
 
@@ -108,11 +131,20 @@ class Bench:
         objective: The objective; copied, and put into training mode.
         optimizer: Name of the optimiser.
         precision: Of the forward pass.
+        simulate: Compute shapes alone, so that no step takes time or memory.
     """
 
-    def __init__(self, objective: Elliptic, optimizer: Optimizer, precision: Precision) -> None:
+    def __init__(
+        self, objective: Elliptic, optimizer: Optimizer, precision: Precision, simulate: bool = False
+    ) -> None:
         self.objective = copy.deepcopy(objective).train()
         self.objective.schedule = None
+        with warnings.catch_warnings():  # of settings: they have been given before
+            warnings.simplefilter("ignore")
+            self.objective.sampler = dataclasses.replace(self.objective.sampler, validate=False)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True) if simulate else None
+        if self.mode is not None:
+            _simulate(self.objective, self.mode)
         self.optimizer = make_optimizer(optimizer, self.objective.model)
         self.precision = precision
         first = next(self.objective.model.parameters(), None)
@@ -132,18 +164,41 @@ class Bench:
 
     def elliptic(self, x: Inputs, y: Tensor) -> Callable[[], None]:
         """A step of elliptic training."""
+        x, y = self.own(x, y)
         return self.step(lambda: self.objective(x, y, generator=torch.Generator().manual_seed(0)))
 
     def ordinary(self, x: Inputs, y: Tensor) -> Callable[[], None]:
         """A step of ordinary training."""
+        x, y = self.own(x, y)
         return self.step(lambda: self.objective.clean_loss(x, y))
 
     def trace(self, run: Callable[[], None]) -> Trace:
         """Watch a step; the one before it made the optimiser's state."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), self.simulated():
             run()
             self.optimizer.zero_grad()
             return trace_step(run)
+
+    def own(self, x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
+        """Samples as this bench needs them."""
+        if self.mode is None:
+            return x, y
+        named = {name: self.mode.from_tensor(value) for name, value in named_inputs(x).items()}
+        return rebuild_inputs(x, named), self.mode.from_tensor(y)
+
+    @contextlib.contextmanager
+    def simulated(self) -> Iterator[None]:
+        """Shapes alone, if that is asked for."""
+        if self.mode is None:
+            yield
+            return
+        try:
+            with self.mode:
+                yield
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise ValueError(
+                f"A step cannot be simulated, as it depends on values ({error}). Use simulate=False."
+            ) from error
 
     def state_bytes(self) -> int:
         """Bytes of the optimiser's state, after a step."""
