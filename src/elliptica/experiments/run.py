@@ -118,7 +118,7 @@ def do_run(
     return {
         "run": run.model_dump(mode="json"),
         "metrics": metrics,
-        "rows": count_rows(data),
+        **({"rows": count_rows(data)} if with_test else {}),
         "method": method.details,
         "epoch": found.epoch,
         "curves": {"loss": _rounded(found.losses), "validation": _rounded(found.scores)},
