@@ -129,6 +129,8 @@ def test_half_finished_and_damaged_folders_say_what_is_missing(tmp_path):
     (folder / "text.json").write_text(json.dumps(make_record("text", 0, 0.5) | {"run": {"table": 3}}))
     (folder / "a-seed4.safetensors").write_bytes(b"checkpoint")
     (folder / "b-seed5.json.123.part").write_text("{")
+    (tmp_path / ".progress").mkdir()
+    (tmp_path / ".progress" / "c.json").write_text("{}")  # of other commands: not looked at
     before = sorted((p.name, p.stat().st_size) for p in folder.iterdir())
     report = make_report(Request(str(tmp_path)))
     assert sorted((p.name, p.stat().st_size) for p in folder.iterdir()) == before  # a reader changes nothing
@@ -145,6 +147,16 @@ def test_half_finished_and_damaged_folders_say_what_is_missing(tmp_path):
     page = render_page(report)
     assert "a-seed4.safetensors" in page
     assert "11 files could not be used" in page
+
+
+def test_trials_of_a_tuning_are_counted_and_not_shown(tmp_path):
+    write_records(tmp_path / "trials", [make_record("erm", 1000, 0.9)])
+    with pytest.raises(ReportError, match="but 1 of tuning trials"):
+        make_report(Request(str(tmp_path)))
+    write_records(tmp_path, [make_record("erm", 0, 0.7)])
+    report = make_report(Request(str(tmp_path)))
+    assert report.studies[0].values["average"]["erm"] == pytest.approx({0: 70})
+    assert report.notes == ["1 records of tuning trials are not shown: they chose settings only."]
 
 
 def test_two_settings_of_a_row_are_not_mixed(tmp_path):

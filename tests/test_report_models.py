@@ -91,7 +91,7 @@ def test_a_grid_evaluates_the_loss_where_it_says(generator):
     point = torch.tensor([[u, v]])
     target = y[torch.cdist(point, x).argmin(1)]
     assert plane["loss"][31][7] == pytest.approx(float((model(point) - target).detach() ** 2), rel=1e-4)
-    losses = ((model(x) - y) ** 2).flatten()
+    losses = ((model(x) - y) ** 2).detach().flatten()
     assert found["band"] == pytest.approx([float(losses.min()), float(losses.max())], rel=1e-5)
     bridges = found["bridges"]
     assert np.shape(bridges["loss"]) == (BRIDGES, TIMES)
@@ -158,7 +158,7 @@ def test_errors_of_values_are_in_the_units_of_the_table(generator):
     y = x.sum(1, keepdim=True)
     model = nn.Linear(2, 1)
     study = model_study("m", model, x, y, groups=["a", "b"] * 40, class_names=(), unit=10.0)
-    rmse = 10 * math.sqrt(float(((model(x) - y) ** 2).mean()))
+    rmse = 10 * math.sqrt(float(((model(x) - y) ** 2).detach().mean()))
     assert study.table.rows[0][1][1] == pytest.approx(rmse, rel=1e-5)
     low, high = (float(v) for v in study.table.rows[0][2][0].split(" to "))
     assert low < rmse < high

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from elliptica._statistics import student_quantile
 
+#: JSON has both.
+Number = int | float
 #: Values by method and seed, in the units that are shown.
-BySeed = Mapping[str, Mapping[int, float]]
+BySeed = Mapping[str, Mapping[int, Number]]
 Result = Literal["better", "worse", "open"]
 
 MINUS, DASH, TIMES = "\u2212", "\u2013", "\u00d7"
@@ -96,7 +98,7 @@ class Parts:
 
     kind: str
     names: Sequence[str]
-    values: Mapping[str, Mapping[str, Sequence[float]]]
+    values: Mapping[str, Mapping[str, Sequence[Number]]]
     sizes: Mapping[str, int] | None = None
     limits: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
 
@@ -107,7 +109,7 @@ class Grid:
 
     caption: str
     head: Sequence[str]
-    rows: Sequence[Sequence[tuple[str, float | str, bool]]]
+    rows: Sequence[Sequence[tuple[str, Number | str, bool]]]
     notes: Sequence[str] = ()
 
 
@@ -152,9 +154,9 @@ class Study:
     table: Grid
     paper: Mapping[str, Mapping[str, tuple[float, float | None]]] = field(default_factory=dict)
     parts: Sequence[Parts] = ()
-    reliability: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
+    reliability: Mapping[str, Mapping[str, Sequence[Number | None]]] = field(default_factory=dict)
     uncertainty: Parts | None = None
-    curves: Mapping[str, Sequence[Mapping[str, Sequence[float]]]] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[Mapping[str, Sequence[Number]]]] = field(default_factory=dict)
     score_label: str = "validation score"
     cost: Mapping[str, BySeed] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -194,7 +196,7 @@ class Report:
     findings: Sequence[tuple[str, str, str, str]] = ()
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+def mean_interval(values: Sequence[Number], confidence: float = 0.95) -> tuple[float, float, float]:
     """Mean of values over seeds, and Student's interval for it (without limits for one value).
 
     Example:

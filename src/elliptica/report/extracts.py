@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elliptica.report.content import Parts
+from elliptica.report.content import Number, Parts
 from elliptica.report.records import Kept
 
 
@@ -38,7 +38,7 @@ def sizes_of(members: Sequence[Kept], kind: str) -> dict[str, int] | None:
     return None
 
 
-def reliability_of(members: Sequence[Kept]) -> dict[str, dict[str, list[float | None]]]:
+def reliability_of(members: Sequence[Kept]) -> dict[str, dict[str, list[Number | None]]]:
     """Bins of all seeds together, by row."""
     sums: dict[str, list[list[float]]] = {}
     for kept in members:
@@ -53,8 +53,8 @@ def reliability_of(members: Sequence[Kept]) -> dict[str, dict[str, list[float | 
 
 
 def pooled(
-    rows: Sequence[float], confidence: Sequence[float], right: Sequence[float]
-) -> dict[str, list[float | None]]:
+    rows: Sequence[Number], confidence: Sequence[Number], right: Sequence[Number]
+) -> dict[str, list[Number | None]]:
     """Mean confidence and share of right answers of each bin, from sums; None for empty bins."""
     return {
         "rows": list(rows),
@@ -78,9 +78,9 @@ def uncertainty_of(members: Sequence[Kept]) -> Parts | None:
     return Parts("class", names, values, sizes)
 
 
-def curves_of(members: Sequence[Kept]) -> dict[str, list[dict[str, list[float]]]]:
+def curves_of(members: Sequence[Kept]) -> dict[str, list[dict[str, list[Number]]]]:
     """Loss and validation score by epoch, one course for each seed."""
-    found: dict[str, list[dict[str, list[float]]]] = {}
+    found: dict[str, list[dict[str, list[Number]]]] = {}
     for kept in members:
         curves = kept.content.get("curves")
         if isinstance(curves, dict) and curves.get("loss"):

@@ -92,7 +92,7 @@ def _difference(
     seeds = sorted(set(ours) & set(theirs))
     if not seeds:
         return None
-    interval = corrected_interval([ours[s] - theirs[s] for s in seeds], 0.0, confidence)
+    interval = corrected_interval([float(ours[s] - theirs[s]) for s in seeds], 0.0, confidence)
     result = "open"
     if len(seeds) >= MIN_SEEDS and interval.half_width > 1e-12 and not interval.low <= 0 <= interval.high:
         result = "better" if (interval.mean > 0) == measure.higher_is_better else "worse"
@@ -186,11 +186,11 @@ def _price(cost: Mapping[str, BySeed], best: str, reference: str) -> list[str]:
         return []
     words = {"evaluations": "rows through the network", "seconds": "seconds"}
     parts = [
-        f"{ratio:.2g} times the {words[unit]}"
+        f"as many {words[unit]}" if abs(ratio - 1) < 0.005 else f"{ratio:.2g} times the {words[unit]}"
         for unit in words
         if (ratio := cost_ratio(cost.get(unit, {}), best, reference)) is not None
     ]
-    return [f"{best} took {' and '.join(parts)} of {reference}."] if parts else []
+    return [f"{best} took {' and '.join(parts)}, compared with {reference}."] if parts else []
 
 
 def _basis(mine: Sequence[Difference], n_comparisons: int) -> str:

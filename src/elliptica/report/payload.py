@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elliptica.report.content import BySeed, Parts, Report, Study, mean_interval
+from elliptica.report.content import BySeed, Number, Parts, Report, Study, mean_interval
 
 #: Points of a curve that are kept: more cannot be seen.
 _MOST_POINTS = 120
@@ -109,7 +109,7 @@ def _parts(parts: Parts) -> dict[str, Any]:
     return {"kind": parts.kind, "names": list(parts.names), "sizes": parts.sizes, "cells": cells}
 
 
-def _thinned(curve: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def _thinned(curve: Mapping[str, Sequence[Number]]) -> dict[str, Any]:
     """At most so many epochs, the first, the last and the chosen one among them."""
     n = max(len(curve["loss"]), len(curve.get("validation", ())))
     step = max(1, math.ceil(n / _MOST_POINTS))

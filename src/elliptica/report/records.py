@@ -43,6 +43,7 @@ class Folder:
         kept: Usable records, by file.
         unusable: Files that are no use, with the reason.
         n_trials: Records of tuning trials, which are not shown.
+        seen: Hash and seed of each usable record.
         chosen: What tuning chose, by folder of the row and hash of the run that was tuned.
     """
 
@@ -50,6 +51,7 @@ class Folder:
     kept: list[Kept] = field(default_factory=list)
     unusable: list[tuple[str, str]] = field(default_factory=list)
     n_trials: int = 0
+    seen: set[tuple[str, int]] = field(default_factory=set)
     chosen: dict[tuple[Path, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -66,11 +68,17 @@ def read_folder(root: Path) -> Folder:
     """
     found = Folder(root)
     for file in sorted(root.rglob("*")):
-        if file.is_file() and ".locks" not in file.parts:
+        is_hidden = any(part.startswith(".") for part in file.relative_to(root).parts)  # locks, progress
+        if file.is_file() and not is_hidden:
             _take(file, found)
     if not found.kept:
         raise ReportError(
             f"{root} holds no record that can be used"
+            + (
+                f" (but {found.n_trials} of tuning trials, which only choose settings)"
+                if found.n_trials
+                else ""
+            )
             + _listed(found)
             + " Pass the folder that elliptica run wrote to (--out, runs by default), a folder of elliptica "
             "compare, or a model with --data."
@@ -90,7 +98,7 @@ def _listed(found: Folder) -> str:
 
 def _take(file: Path, found: Folder) -> None:
     name = str(file.relative_to(found.root))
-    if "trials" in file.relative_to(found.root.parent).parts:
+    if {"trials", "searches"} & set(file.relative_to(found.root.parent).parts):
         found.n_trials += file.suffix == ".json"
     elif ".json.unusable-" in file.name or ".safetensors.unusable-" in file.name:
         found.unusable.append((name, "was set aside by an earlier run, which could not read it"))
@@ -134,8 +142,9 @@ def _take_json(file: Path, found: Folder) -> None:
         raise ValueError(f"has no {', '.join(missing)}: it is not a record of elliptica run")
     run = Run.model_validate(content["run"])
     _check(content)
-    if any(kept.run == run for kept in found.kept):
+    if (name := (run.key, run.seed)) in found.seen:
         raise ValueError("repeats the run of another record")
+    found.seen.add(name)
     found.kept.append(Kept(file, run, content))
 
 

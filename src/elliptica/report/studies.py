@@ -24,6 +24,8 @@ from elliptica.report.judge import judge_rows
 from elliptica.report.records import Folder, Kept
 from elliptica.report.variants import TUNED, Place, group_records
 
+#: Units in the title of a table; the page has them with each number.
+_UNITS = re.compile(r" \((?:accuracy in percent|error in percent|RMSE)\)$")
 _METRIC = {"accuracy": "accuracy", "error": "error", "rmse": "RMSE"}
 
 
@@ -67,7 +69,7 @@ def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
         notes.append("Each seed also draws which rows are tested; intervals are not corrected for that.")
     return Study(
         name=re.sub(r"[^a-z0-9]+", "-", f"{name}-{dataset}-{variant}".lower()).strip("-"),
-        title=f"{specification.title}: {dataset}",
+        title=f"{_UNITS.sub('', specification.title)}: {dataset}",
         subtitle="; ".join(filter(None, [f"{specification.paper or name}", variant])),
         measures=measures,
         methods=rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -53,12 +54,14 @@ def _is_within_tuned(place: Place, groups: Mapping[Place, list[Kept]]) -> bool:
     return TUNED not in variant and all(any(k is t for t in tuned) for k in groups[place])
 
 
-def _order(place: Place, specifications: Mapping[str, Specification]) -> tuple[int, str, int, str]:
+def _order(place: Place, specifications: Mapping[str, Specification]) -> tuple[bool, int, str, int, str]:
     names = list(specifications)
     table, dataset, variant = place
     datasets = list(specifications[table].datasets) if table in specifications else []
     number = datasets.index(dataset) if dataset in datasets else len(datasets)
-    return names.index(table) if table in names else len(names), table, number, variant
+    place_of_table = names.index(table) if table in names else len(names)
+    is_other = not re.fullmatch(r"table\d+", table)  # those of the paper come first
+    return is_other, place_of_table, table, number, variant
 
 
 def _variants(kept: Kept, folder: Folder, specifications: Mapping[str, Specification]) -> set[str]:

@@ -163,11 +163,17 @@ const charts = (() => {
       for (const figure of drawn.keys()) draw(figure);
       for (const box of document.querySelectorAll("[data-chips]")) paintChips(box);
     });
+    let opened = [];
     addEventListener("beforeprint", () => {
+      opened = [...document.querySelectorAll("details.why:not([open]), details.run-with:not([open])")];
+      for (const details of opened) details.open = true;
       theme.forPaper(true);
       figures.forEach(draw);
     });
-    addEventListener("afterprint", () => theme.forPaper(false));
+    addEventListener("afterprint", () => {
+      for (const details of opened) details.open = false;
+      theme.forPaper(false);
+    });
   }
 
   function paintChips(box) {
