@@ -10,6 +10,15 @@ import typer
 from rich.console import Console
 
 from elliptica.cli.app import DataDir, app, require_extra
+from elliptica.cli.cluster import (
+    AddressOption,
+    CpusOption,
+    Engine,
+    EngineOption,
+    GpusOption,
+    RetriesOption,
+    ray_settings,
+)
 
 
 class Match(str, Enum):
@@ -77,7 +86,10 @@ SelectOption = Annotated[
 ]
 _TUNED = Annotated[bool, typer.Option("--tuned", help="With the settings that elliptica tune has chosen.")]
 JobsOption = Annotated[
-    int | None, typer.Option(min=1, help="Processes, each with one thread.", show_default="1")
+    int | None,
+    typer.Option(
+        min=1, help="Runs at once, each with one thread.", show_default="1; with Ray, what the cluster holds"
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
 BoardOption = Annotated[
@@ -115,6 +127,11 @@ def run(
     select: SelectOption = None,
     tuned: _TUNED = False,
     jobs: JobsOption = None,
+    engine: EngineOption = Engine.processes,
+    address: AddressOption = None,
+    cpus_per_run: CpusOption = None,
+    gpus_per_run: GpusOption = None,
+    retries: RetriesOption = None,
     data_dir: DataDir = None,
     device: DeviceOption = "cpu",
     tensorboard: BoardOption = None,
@@ -143,6 +160,7 @@ def run(
         jobs=jobs,
         tensorboard=tensorboard,
         keep_models=keep_models,
+        ray=ray_settings(engine, address, cpus_per_run, gpus_per_run, retries),
     )
     raise typer.Exit(run_table(wanted, options, Console()))
 

@@ -10,6 +10,15 @@ import typer
 from rich.console import Console
 
 from elliptica.cli.app import DataDir, app, require_extra
+from elliptica.cli.cluster import (
+    AddressOption,
+    CpusOption,
+    Engine,
+    EngineOption,
+    GpusOption,
+    RetriesOption,
+    ray_settings,
+)
 from elliptica.cli.experiments import (
     BoardOption,
     DatasetOption,
@@ -70,6 +79,11 @@ def tune(
     match: MatchOption = None,
     select: SelectOption = None,
     jobs: JobsOption = None,
+    engine: EngineOption = Engine.processes,
+    address: AddressOption = None,
+    cpus_per_run: CpusOption = None,
+    gpus_per_run: GpusOption = None,
+    retries: RetriesOption = None,
     data_dir: DataDir = None,
     device: DeviceOption = "cpu",
     tensorboard: BoardOption = None,
@@ -88,6 +102,11 @@ def tune(
     alone = [name for name, value in given.items() if value is not None]
     if search is None and alone:
         raise typer.BadParameter(f"{', '.join(alone)} belongs to a search: say --search auto, too.")
+    if search is not None and engine is Engine.ray:
+        raise typer.BadParameter(
+            "A search has workers of its own: start the same command on each machine, with one --storage for "
+            "all, in place of --engine ray."
+        )
     require_extra("experiments", "optuna")
     if tensorboard is not None:
         if search is not None:
@@ -96,7 +115,8 @@ def tune(
     from elliptica.experiments.run import Options
 
     wanted = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)
-    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, tensorboard=tensorboard)
+    ray = ray_settings(engine, address, cpus_per_run, gpus_per_run, retries)
+    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, tensorboard=tensorboard, ray=ray)
     if search is None:
         from elliptica.experiments.command import run_tune
 

@@ -89,7 +89,8 @@ class Display:
     def __call__(self, label: str, kind: str, details: dict[str, Any]) -> None:
         """Take an event of a run."""
         if kind == "start":
-            self.tasks[label] = self.progress.add_task(f"  {label}", total=details["epochs"], state="")
+            where = f"on {details['node']}" if "node" in details else ""
+            self.tasks[label] = self.progress.add_task(f"  {label}", total=details["epochs"], state=where)
         elif kind == "epoch" and label in self.tasks:
             state = f"loss {details['loss']:.4g}, validation {details['score']:.4g}"
             done, total = details["epoch"], details["epochs"]

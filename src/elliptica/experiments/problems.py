@@ -30,11 +30,26 @@ from elliptica.data import (
     load_waterbirds,
     load_waterbirds_features,
     shuffle_labels,
+    two_moons,
 )
 from elliptica.data.medmnist import medmnist_names
-from elliptica.data.splits import Dataset
+from elliptica.data.splits import Dataset, Split
 from elliptica.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.training.batch import Relabel
+
+
+def load_two_moons(
+    seed: int, *, data_dir: object = None, n_boundary: int = 400, n_interior: int = 400
+) -> Dataset:
+    """Two moons, which need no files: outlines to train and validate on, what is inside to test on."""
+    moons = two_moons(2 * n_boundary, n_interior, generator=stream("two_moons", seed, "points"))
+    train, validation = (
+        Split(moons.boundary_x[rows], moons.boundary_y[rows])
+        for rows in (slice(n_boundary), slice(n_boundary, None))
+    )
+    test = Split(moons.interior_x, moons.interior_y)
+    return Dataset("two_moons", train, validation, test, task="classification")
+
 
 #: Loaders by name; each takes a seed, ``data_dir`` and its own options.
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -52,6 +67,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "tiny_imagenet_10": functools.partial(load_tiny_imagenet, n_classes=10),
     "fashion_mnist": load_fashion_mnist,
     "rcf_mnist": load_rcf_mnist,
+    "two_moons": load_two_moons,
     **{name: functools.partial(load_medmnist, name) for name in medmnist_names()},
 }
 

@@ -19,7 +19,6 @@ from elliptica.experiments.methods import make_loss, prepare, rows_per_sample
 from elliptica.experiments.methods.problem import Problem
 from elliptica.experiments.metrics import Noise, count_rows, gaussian_noise, group_shares, measure, score_of
 from elliptica.experiments.problems import label_noise, load_dataset, make_model
-from elliptica.experiments.progress import ProgressFile
 from elliptica.experiments.records import (
     checkpoint_file,
     claimed,
@@ -29,18 +28,34 @@ from elliptica.experiments.records import (
     versions,
     write_record,
 )
+from elliptica.experiments.reporting import Listener as Listener
+from elliptica.experiments.reporting import Report, reported
 from elliptica.experiments.specification import Run
 from elliptica.training.batch import Objective
 from elliptica.training.checkpoint import model_tensors, save_checkpoint
 from elliptica.training.loop import FitResult, fit
-from elliptica.training.progress import EpochEnd, Progress
+from elliptica.training.progress import Progress
 from elliptica.training.settings import TrainingSettings
-from elliptica.training.tensorboard import TensorBoard
 
-#: Told about events: the run's label, a kind ("start", "epoch", "done", "skipped", "failed"), and details.
-Listener = Callable[[str, str, dict[str, Any]], object]
 #: How a run is done, in this process (`do_here`) or elsewhere: it returns the record.
 Do = Callable[["Run", "Options", Listener], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RaySettings:
+    """How runs are done on a Ray cluster.
+
+    Attributes:
+        address: Of the cluster; None is that of ``RAY_ADDRESS``, or a new cluster of this machine alone.
+        cpus_per_run: Processors that a run reserves; torch gets as many threads.
+        gpus_per_run: GPUs that it reserves; a share such as 0.5 lets runs have one together.
+        retries: How often a run is tried again whose worker was lost.
+    """
+
+    address: str | None = None
+    cpus_per_run: float = 1
+    gpus_per_run: float = 0
+    retries: int = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +66,12 @@ class Options:
         out: Folder of the records.
         data_dir: Where data are; None searches the usual places.
         device: Where to train.
-        jobs: Runs at once, in processes with one thread each if there are several; None is one.
+        jobs: Runs at once, in processes with one thread each if there are several; None is one, or as many as
+            a cluster has room for.
         tensorboard: Folder for event files, one folder per run in it; None writes none.
         keep_models: Write the selected weights beside each new record.
         ranks: Processes that share the work of each run.
+        ray: A cluster to do them on; None is this machine, without Ray.
     """
 
     out: Path
@@ -64,6 +81,7 @@ class Options:
     tensorboard: Path | None = None
     keep_models: bool = False
     ranks: Ranks = dataclasses.field(default_factory=Ranks)
+    ray: RaySettings | None = None
 
 
 def do_run(
@@ -198,66 +216,10 @@ def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
 def do_here(run: Run, options: Options, listen: Listener) -> dict[str, Any]:
     """Do a run in this process and tell of its start and its epochs; returns the record."""
     listen(run.label, "start", {"epochs": run.training.get("epochs")})
-    with _told(run, options) as hooks:
-
-        def progress(end: EpochEnd) -> None:
-            for hook in hooks:
-                hook(end)
-            details = {"epoch": end.epoch, "epochs": end.epochs, "loss": end.loss, "score": end.score}
-            listen(run.label, "epoch", details)
-
-        record = do_run(run, options, progress)
-        for hook in hooks:
-            if isinstance(hook, TensorBoard):
-                hook.finish(_finals(record))
-    return record
-
-
-@contextlib.contextmanager
-def _told(run: Run, options: Options) -> Iterator[list[Progress]]:
-    """Who is told of each epoch: the file that `elliptica watch` reads, and TensorBoard if asked for."""
-    if not options.ranks.is_first:
-        yield []
-        return
-    file = record_file(options.out, run)
-    state = ProgressFile(options.out, run, f"{file.stem}-{file.parent.name}")
-    hooks: list[Progress] = [state]
-    try:
-        if options.tensorboard is not None:
-            place = options.tensorboard / file.relative_to(options.out).with_suffix("")
-            hooks.append(TensorBoard(place, settings=_settings(run)))
-        yield hooks
-    except Exception as error:
-        state.end("failed", f"{type(error).__name__}: {error}")
-        raise
-    except BaseException:  # Ctrl-C: the run goes on when it is asked for again
-        state.end("interrupted")
-        raise
-    else:
-        state.remove()
-    finally:
-        for hook in hooks:
-            if isinstance(hook, TensorBoard):
-                hook.close()
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    """Settings of a run by one name each."""
-    names = {name: getattr(run, name) for name in ("table", "dataset", "row", "method", "seed", "select")}
-    groups = {"training": run.training, "method": run.settings, "model": run.model}
-    return names | {
-        f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()
-    }
-
-
-def _finals(record: dict[str, Any]) -> dict[str, float]:
-    """The single numbers among the metrics of a record."""
-    return {
-        f"{part}_{name}": value
-        for part, metrics in record["metrics"].items()
-        for name, value in metrics.items()
-        if isinstance(value, float)
-    }
+    if not options.ranks.is_first:  # the first one reports for all
+        return do_run(run, options, Report(run, listen))
+    with reported(run, options.out, options.tensorboard, listen) as report:
+        return report.finish(do_run(run, options, report))
 
 
 @contextlib.contextmanager

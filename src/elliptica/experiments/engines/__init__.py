@@ -28,7 +28,15 @@ def open_engine(options: Options) -> Iterator[Engine]:
     if isinstance(options.ranks, Team):
         yield Together(options.ranks)
         return
-    yield Sequential() if options.jobs in (None, 1) else Processes(options.jobs)
+    if options.ray is None:
+        yield Processes(options.jobs) if options.jobs and options.jobs > 1 else Sequential()
+        return
+    try:
+        from elliptica.experiments.engines.ray_cluster import open_cluster
+    except ImportError as error:
+        raise EngineError(f'Ray cannot be used ({error}): pip install "elliptica[ray]"') from error
+    with open_cluster(options.ray, options.jobs) as cluster:
+        yield cluster
 
 
 def run_jobs(runs: list[Run], options: Options) -> dict[str, Job]:

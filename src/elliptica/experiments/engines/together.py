@@ -66,6 +66,8 @@ def joined(options: Options) -> Iterator[Options]:
         raise EngineError(
             f"torchrun has started the processes, so --jobs {options.jobs} cannot. Leave it out."
         )
+    if options.ray is not None:
+        raise EngineError("torchrun has started the processes, so Ray cannot. Leave out --engine ray.")
     device = options.device
     if torch.device(device).type == "cuda":
         if device == "cuda":

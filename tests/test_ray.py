@@ -1,0 +1,356 @@
+"""Many runs on Ray: the records of the sequential run, also when workers and nodes are killed."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import elliptica
+from elliptica.cli import app
+from elliptica.experiments import engines
+from elliptica.experiments.engines import EngineError, do_all, open_engine
+from elliptica.experiments.engines.ray_worker import Post, version_problem
+from elliptica.experiments.records import model_file, read_record, record_file
+from elliptica.experiments.run import Options, RaySettings
+from elliptica.experiments.specification import load_specification, parse_specification, runs
+from elliptica.experiments.tune import chosen_file, tune_all
+from elliptica.training.progress import EpochEnd
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'elliptica[ray]'")
+
+MOONS = """
+title = "Moons"
+paper = "nowhere"
+metric = "accuracy"
+seeds = 2
+search = { lr = { low = 1e-4, high = 1e-1, log = true } }
+[methods.erm]
+[methods.elliptic]
+[datasets.two_moons]
+load = { n_boundary = 40, n_interior = 40 }
+model = { name = "mlp", hidden = [8] }
+training = { epochs = 4, batch_size = 20, lr = 1e-2 }
+"""
+#: Enough epochs to be killed in the middle of them.
+LONG = MOONS.replace("epochs = 4", "epochs = 400")
+
+
+def silent(*_):
+    return None
+
+
+def comparable(record):
+    """A record as bytes, apart from what clocks say."""
+    cost = {k: v for k, v in record["cost"].items() if k not in ("seconds", "first_stage")}
+    return json.dumps({**record, "cost": cost}, sort_keys=True)
+
+
+def records(out, wanted):
+    return {run.label: comparable(read_record(record_file(out, run))) for run in wanted}
+
+
+def moons(text=MOONS, **options):
+    return runs("moons", parse_specification(text, "moons"), **options)
+
+
+@contextlib.contextmanager
+def environment(**values):
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    yield
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head and room for others, one processor each, of this code."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of sockets must be short
+    source = str(Path(elliptica.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    with environment(PYTHONPATH=path, RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0"):
+        head = {"num_cpus": 1, "temp_dir": folder, "include_dashboard": False}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def sequential(tmp_path_factory):
+    """Records of long runs that nothing happened to."""
+    out = tmp_path_factory.mktemp("sequential")
+    wanted = moons(LONG)
+    do_all(wanted, Options(out, keep_models=True), silent)
+    models = {f"{run.label} model": model_file(out, run).read_bytes() for run in wanted}
+    return records(out, wanted) | models
+
+
+@pytest.mark.slow
+def test_records_and_events_are_those_of_the_sequential_run(cluster, tmp_path):
+    wanted, heard = moons(), {}
+    for name, settings in (("here", None), ("there", RaySettings())):
+        events = heard.setdefault(name, [])
+        found = do_all(wanted, Options(tmp_path / name, ray=settings), lambda *e, to=events: to.append(e))
+        assert set(found.values()) == {"done"}
+    assert records(tmp_path / "here", wanted) == records(tmp_path / "there", wanted)
+    for run in wanted:
+        here, there = (
+            [(kind, d) for label, kind, d in heard[name] if label == run.label] for name in ("here", "there")
+        )
+        assert there[0][1].pop("node")
+        assert there[0][1].pop("pid") != os.getpid()
+        assert there == here  # no epoch is left out, however fast they are
+    assert not list((tmp_path / "there").rglob("*.safetensors"))
+    assert not list((tmp_path / "there").rglob("shared-*"))
+    assert not list((tmp_path / "there").rglob("*.run"))  # what `elliptica watch` reads
+    again = do_all(wanted, Options(tmp_path / "there", ray=RaySettings()), silent)
+    assert set(again.values()) == {"skipped"}
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_says_the_same_and_does_not_stop_the_others(cluster, tmp_path):
+    wanted, told = moons(MOONS.replace("[methods.elliptic]", "[methods.elliptic]\nn_tims = 3"), seeds=1), []
+    for settings in (None, RaySettings()):
+        found = do_all(
+            wanted,
+            Options(tmp_path / str(settings is None), ray=settings),
+            lambda *e: told.append(e[2]["error"]) if e[1] == "failed" else None,
+        )
+        assert sorted(found.values()) == ["done", "failed"]
+    assert "n_tims" in told[0]
+    assert told[0] == told[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_worker_that_is_killed(cluster, sequential, tmp_path, monkeypatch, is_shared):
+    """The run goes on from its checkpoint, or begins anew where the disk is another one: same record."""
+    if not is_shared:
+        from elliptica.experiments.engines import ray_cluster
+
+        monkeypatch.setattr(
+            ray_cluster.RayCluster,
+            "_token",
+            lambda *_: contextlib.nullcontext(tmp_path / "absent"),
+        )
+    (run,) = moons(LONG, methods=["elliptic"], seeds=1)
+    pids, epochs = [], []
+
+    def listen(label, kind, details):
+        if kind == "start":
+            pids.append(details["pid"])
+            epochs.append([])
+        if kind == "epoch":
+            epochs[-1].append(details["epoch"])
+            if len(pids) == 1 and len(epochs[0]) == 2:
+                os.kill(pids[0], signal.SIGKILL)
+        if kind == "again":
+            epochs.append(details["error"])
+
+    options = Options(tmp_path, keep_models=True, ray=RaySettings())
+    assert do_all([run], options, listen) == {run.label: "done"}
+    assert model_file(tmp_path, run).read_bytes() == sequential[f"{run.label} model"]
+    before, told, after = epochs
+    assert "its worker was lost, try 2 of 4" in told
+    assert before[0] == 1
+    assert after[-1] == 400
+    assert after[0] > before[1] if is_shared else after[0] == 1
+    assert records(tmp_path, [run]) == {run.label: sequential[run.label]}
+
+
+@pytest.mark.slow
+def test_a_run_whose_workers_are_always_lost(cluster, tmp_path):
+    victim, other = moons(LONG, methods=["erm"])[0], moons(methods=["erm"])[1]
+    killed, lost = [], []
+
+    def listen(label, kind, details):
+        if kind == "start" and label == victim.label:
+            killed.append(details["pid"])
+            os.kill(details["pid"], signal.SIGKILL)
+        if kind == "lost":
+            lost.append(details["error"])
+
+    found = do_all([victim, other], Options(tmp_path, ray=RaySettings(retries=1)), listen)
+    assert found == {victim.label: "lost", other.label: "done"}
+    assert len(killed) == 2
+    assert "lost 2 times" in lost[0]
+    assert "--retries" in lost[0]
+    assert read_record(record_file(tmp_path, victim)) is None
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed(cluster, sequential, tmp_path):
+    """Two nodes of one processor each; the second one is killed while both are at work."""
+    second = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    wanted, at_work, kinds = moons(LONG), set(), []
+
+    def listen(label, kind, details):
+        kinds.append(kind)
+        at_work.add(label) if kind == "epoch" else at_work.discard(label)
+        if len(at_work) == 2 and "killed" not in kinds:
+            kinds.append("killed")
+            os.kill(second.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+
+    options = Options(tmp_path, ray=RaySettings())
+    try:
+        with open_engine(options) as engine:
+            assert engine.check(wanted, options) == (wanted, [])  # and both have a worker that is ready
+            found = engine.do(engines.run_jobs(wanted, options), listen)
+    finally:
+        cluster.remove_node(second, allow_graceful=False)
+    assert kinds.index("killed") < kinds.index("again")
+    assert set(found.values()) == {"done"}
+    assert records(tmp_path, wanted).items() <= sequential.items()
+
+
+@pytest.mark.slow
+def test_tuning_chooses_what_it_chooses_without_ray(cluster, tmp_path):
+    specification = parse_specification(MOONS, "moons")
+    for name, settings in (("here", None), ("there", RaySettings())):
+        found = tune_all(moons(), specification, 3, Options(tmp_path / name, ray=settings), silent)
+        assert not any(result.startswith("failed") for result in found.values())
+    for run in moons(seeds=1):
+        here, there = (chosen_file(tmp_path / name, run).read_text() for name in ("here", "there"))
+        assert here == there
+
+
+@pytest.mark.slow
+def test_nodes_are_tried_before_any_work(cluster, tmp_path, monkeypatch):
+    wanted = moons(seeds=1) + runs("table3", load_specification("table3"), datasets=["no2"], seeds=1)
+    options = Options(tmp_path / "out", data_dir=tmp_path, ray=RaySettings())
+    with open_engine(options) as engine:
+        left, problems = engine.check(wanted, options)
+        assert {run.dataset for run in left} == {"two_moons"}
+        assert len(problems) == 1
+        assert problems[0].startswith("On node ")
+        assert "no2: Expected the data file" in problems[0]
+        assert "ELLIPTICA_DATA" in problems[0]
+        left, problems = engine.check(wanted, dataclasses.replace(options, device="cuda"))
+        assert (left, problems[0][:13]) == ([], "--device cuda")
+        left, problems = engine.check(wanted, dataclasses.replace(options, device="nowhere"))
+        assert left == []
+        assert "no device 'nowhere'" in problems[0]
+
+        from elliptica.experiments.engines import ray_nodes
+
+        wrong = {**ray_nodes.versions(), "torch": "0.1"}
+        monkeypatch.setattr(ray_nodes, "versions", lambda: wrong)
+        left, problems = engine.check(wanted, options)
+        assert left == []
+        assert "instead of 0.1" in problems[0]
+        monkeypatch.undo()
+
+        engine.versions = wrong  # a node that joined after the check
+        errors = []
+        run = moons(seeds=1)[0]
+        found = engine.do(engines.run_jobs([run], options), lambda *e: errors.append(e[2].get("error")))
+        assert found == {run.label: "failed"}
+        assert "instead of 0.1" in errors[-1]
+    for large, message in [
+        (RaySettings(cpus_per_run=64), "No node can do a run that asks for 64 processors and 0 GPUs"),
+        (RaySettings(gpus_per_run=1), "--gpus-per-run 1 reserves GPUs, but runs are on the CPU"),
+    ]:
+        with open_engine(dataclasses.replace(options, ray=large)) as engine:
+            try:
+                told = engine.check(wanted, options)[1][0]
+            except EngineError as error:
+                told = str(error)
+            assert message in told
+
+
+@pytest.mark.slow
+@pytest.mark.needs_data
+def test_ctrl_c_takes_the_runs_back(cluster, data_dir, tmp_path):
+    """The command, on a cluster that others started."""
+    command = [sys.executable, "-m", "elliptica", "run", "table3", "--dataset", "no2", "--epochs", "100000"]
+    more = ["--methods", "erm", "--engine", "ray", "--address", cluster.address]
+    process = subprocess.Popen(
+        [*command, *more, "--data-dir", str(data_dir), "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs may ignore it
+    )
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.rglob("*.safetensors")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "Interrupted" in output
+    while ray.available_resources().get("CPU") != 1:  # its tasks are gone
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.bad_input
+def test_versions_are_compared():
+    here = {"elliptica": "1.0", "torch": "2.13.0", "python": "3.11.0", "revision": "abc"}
+    assert version_problem(here, {**here, "python": "3.11.9"}) is None
+    assert version_problem(here, {k: v for k, v in here.items() if k != "revision"}) is None
+    told = version_problem(here, {**here, "torch": "2.14.0", "revision": "abd+"})
+    assert "torch 2.14.0 instead of 2.13.0, revision abd+ instead of abc" in told
+    assert "Install the same there" in told
+
+
+def test_messages_are_sent_together_and_none_is_left_out():
+    class Messages:
+        def __init__(self):
+            self.sent = []
+
+        def put_nowait_batch(self, batch):
+            self.sent.append(batch)
+
+    messages = Messages()
+    post = Post(messages, "box")
+    ends = [EpochEnd(epoch, 99, 0.5, 0.5, 0.5, 0.1, 1.0, 10) for epoch in range(1, 100)]
+    for end in ends:
+        post(end)
+    post.send()
+    assert len(messages.sent) < 50
+    assert [end for batch in messages.sent for _, end in batch] == ends
+
+
+@pytest.mark.bad_input
+def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
+    runner = CliRunner()
+    done = runner.invoke(app, ["run", "table3", "--address", "auto", "--retries", "1"])
+    assert done.exit_code == 2
+    assert "--address, --retries: only with --engine ray" in " ".join(done.output.replace("│", "").split())
+    done = runner.invoke(app, ["tune", "table4", "--search", "auto", "--engine", "ray"])
+    assert done.exit_code == 2
+    assert "A search has workers of its own" in done.output
+    arguments = ["run", "table3", "--engine", "ray", "--address", "ray://somewhere:10001"]
+    done = runner.invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "Ray Client, which is not supported" in " ".join(done.output.split())
+    for name in list(sys.modules):
+        if name.startswith("elliptica.experiments.engines.ray_"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(EngineError, match=r'pip install "elliptica\[ray\]"'),
+        open_engine(Options(tmp_path, ray=RaySettings())),
+    ):
+        pass
