@@ -14,7 +14,7 @@ import torch
 import elliptica
 
 HERE = Path(__file__).resolve().parent
-SUITES = ("samplers", "steps", "variance", "memory", "landscape", "cmixup", "report", "imports")
+SUITES = ("samplers", "steps", "variance", "memory", "landscape", "cmixup", "report", "imports", "sweep")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

@@ -45,15 +45,15 @@ LOST = (
 @contextlib.contextmanager
 def open_cluster(settings: RaySettings, jobs: int | None) -> Iterator[RayCluster]:
     """Connect to a cluster, or start one on this machine; a connection that exists is used and kept."""
-    if ray.is_initialized():
-        yield RayCluster(settings, jobs)
-        return
     address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
     if address.startswith("ray://"):
         raise EngineError(
             f"The address {address} is one of Ray Client, which is not supported. Run elliptica on a machine "
             "of the cluster with --address auto, or send it there with: ray job submit -- elliptica run ..."
         )
+    if ray.is_initialized():
+        yield RayCluster(settings, jobs)
+        return
     more: dict[str, Any] = {}
     if address == "local":  # workers as important as plain processes are, and no statistics for others
         os.environ.setdefault("RAY_worker_niceness", "0")
