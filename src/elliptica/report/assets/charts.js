@@ -168,7 +168,7 @@ const charts = (() => {
       opened = [...document.querySelectorAll("details.why:not([open]), details.run-with:not([open])")];
       for (const details of opened) details.open = true;
       theme.forPaper(true);
-      figures.forEach(draw);
+      figures.filter((figure) => figure.dataset.chart !== "surface").forEach(draw);
     });
     addEventListener("afterprint", () => {
       for (const details of opened) details.open = false;

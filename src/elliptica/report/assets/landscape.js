@@ -53,7 +53,7 @@
     Plotly.relayout(plot, { "scene.camera": camera });
   }
 
-  builders.surface = (study, state) => {
+  builders.surface = (study, state, { narrow }) => {
     const now = choice(study), found = study.landscapes[now.model], plane = found.planes[now.plane];
     const { height, ticks } = heights(study, plane);
     const tops = plane.loss.flat().map(height), lift = 0.012 * (Math.max(...tops) - Math.min(...tops));  // just above the surface
@@ -77,7 +77,7 @@
         height: 430, margin: { l: 0, r: 0, t: 0, b: 0 }, dragmode: "turntable",
         scene: { xaxis: { ...side, title: title(plane.axes[0]) }, yaxis: { ...side, title: title(plane.axes[1]) },
           zaxis: { ...side, title: title(""), ...(ticks ?? {}) }, aspectmode: "manual", aspectratio: { x: 1.25, y: 1.25, z: 0.72 },
-          camera: state.camera ?? CAMERA },
+          camera: state.camera ?? (narrow ? { ...CAMERA, eye: { x: 1.8, y: -1.93, z: 1.3 } } : CAMERA) },
         uirevision: "keep",
       }),
       after: (plot) => {
