@@ -149,6 +149,14 @@ def test_half_finished_and_damaged_folders_say_what_is_missing(tmp_path):
     assert "11 files could not be used" in page
 
 
+def test_places_on_the_page_have_names_of_their_own(tmp_path):
+    names = [("a b", "x"), ("a-b", "x"), ("\u03b1", "\u03b2"), ("\u03b3", "\u03b4")]
+    records = [make_record("erm", 0, 0.7, table=table, dataset=dataset) for table, dataset in names]
+    report = make_report(Request(str(write_records(tmp_path, records))))
+    assert len({study.name for study in report.studies}) == 4
+    assert all(study.name.isascii() and study.name for study in report.studies)
+
+
 def test_trials_of_a_tuning_are_counted_and_not_shown(tmp_path):
     write_records(tmp_path / "trials", [make_record("erm", 1000, 0.9)])
     with pytest.raises(ReportError, match="but 1 of tuning trials"):

@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elliptica.experiments.problems import RESPLIT
@@ -34,7 +35,15 @@ def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[Kept]]], l
     groups, notes = group_records(folder)
     if folder.n_trials:
         notes.append(f"{folder.n_trials} records of tuning trials are not shown: they chose settings only.")
-    return [(place, _study(place, members, folder), members) for place, members in groups.items()], notes
+    found = []
+    for number, (place, members) in enumerate(groups.items()):
+        study = _study(place, members, folder)
+        if any(study.name == other.name for _, other, _ in found) or not study.name:
+            study = replace(
+                study, name=f"{study.name or 'study'}-{number}"
+            )  # names that differ in signs only
+        found.append((place, study, members))
+    return found, notes
 
 
 def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
