@@ -35,7 +35,7 @@ def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[Kept]]], l
     groups, notes = group_records(folder)
     if folder.n_trials:
         notes.append(f"{folder.n_trials} records of tuning trials are not shown: they chose settings only.")
-    found = []
+    found: list[tuple[Place, Study, list[Kept]]] = []
     for number, (place, members) in enumerate(groups.items()):
         study = _study(place, members, folder)
         if any(study.name == other.name for _, other, _ in found) or not study.name:
