@@ -11,7 +11,7 @@ SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not 
 # Waterbirds on frozen features, under a linear head and under one of two layers.
 FEATURES := waterbirds-features,waterbirds-features-mlp
 
-.PHONY: help demo test lint types bench docs results clean
+.PHONY: help demo test lint types bench docs gallery results clean
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -40,6 +40,9 @@ bench: $(INSTALLED)   ## the cost table of benchmarks/README.md (about ten minut
 
 docs: $(INSTALLED)   ## the documentation site, in site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+gallery: $(INSTALLED)   ## all committed results as a static site, in gallery/ (open gallery/index.html)
+	$(BIN)/elliptica gallery results --out gallery
 
 results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
@@ -72,4 +75,4 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/compare_tables.py
 
 clean:
-	rm -rf $(VENV) demo site
+	rm -rf $(VENV) demo site gallery

@@ -7,6 +7,7 @@ from elliptica.cli import demo as demo
 from elliptica.cli import diagnose as diagnose
 from elliptica.cli import experiments as experiments
 from elliptica.cli import figure as figure
+from elliptica.cli import gallery as gallery
 from elliptica.cli import landscape as landscape
 from elliptica.cli import report as report
 from elliptica.cli import tune as tune
