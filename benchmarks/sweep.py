@@ -90,9 +90,10 @@ def _rounds() -> dict[tuple[str, int], list[float]]:
 
 
 def _epochs() -> int:
-    """As many epochs as make a run of about `SECONDS`."""
-    n = 10
-    return max(round(SECONDS * n / sweep(Sequential(), table(1, n))), 1)
+    """As many epochs as make a run of about `SECONDS` of processor time, however busy the machine is."""
+    n, begin = 20, time.process_time()
+    sweep(Sequential(), table(1, n))
+    return max(round(SECONDS * n / (time.process_time() - begin)), 1)
 
 
 def _compared(what: str, against: str, ours: list[float], theirs: list[float], budget: float) -> Measurement:
