@@ -345,6 +345,10 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     done = runner.invoke(app, [*arguments, "--out", str(tmp_path)])
     assert done.exit_code == 2
     assert "Ray Client, which is not supported" in " ".join(done.output.split())
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    done = runner.invoke(app, [*arguments[:-1], "127.0.0.1:1", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "There is no Ray cluster at 127.0.0.1:1" in " ".join(done.output.split())
     for name in list(sys.modules):
         if name.startswith("elliptica.experiments.engines.ray_"):
             monkeypatch.delitem(sys.modules, name)

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import queue
+import socket
 import threading
 import time
 import uuid
@@ -60,8 +61,9 @@ def open_cluster(settings: RaySettings, jobs: int | None) -> Iterator[RayCluster
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         more["include_dashboard"] = False
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise EngineError(
             f"There is no Ray cluster at {address} ({first}). Start one with: ray start --head, or leave out "
@@ -71,6 +73,13 @@ def open_cluster(settings: RaySettings, jobs: int | None) -> Iterator[RayCluster
         yield RayCluster(settings, jobs)
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Fail at once if nobody is at an address; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 class RayCluster:
