@@ -488,7 +488,7 @@ def test_results_are_kept_and_extended(flowers, tmp_path):
         frame, "kind", methods=["elliptic", "mixup"], **options, listen=lambda *told: done.append(told)
     )
     assert len(more.records) == 9
-    assert done[0][2] == "repeat 1: mixup"
+    assert done[0][2] == "repeat 1 of 3, mixup"
     assert len(done) == 7 + 1
     with pytest.raises(TableError, match="another comparison: target was 'kind' and is now 'colour'"):
         compare(frame, "colour", **options)

@@ -83,6 +83,12 @@ def test_compare_writes_everything(done):
     assert "flowers.csv" in (out / "report.md").read_text()
 
 
+def test_without_a_terminal_every_finished_run_has_a_line(done):
+    _, _, output = done
+    found = re.findall(r"repeat (\d) of 2, (ordinary|elliptic) training done, \d+ (?:s|min) so far", output)
+    assert found == [("1", "ordinary"), ("1", "elliptic"), ("2", "ordinary"), ("2", "elliptic")]
+
+
 def test_the_same_command_does_nothing_twice(done):
     folder, _, _ = done
     before = json.loads((folder / "out" / "results.json").read_text())["records"]
@@ -154,7 +160,9 @@ def test_predict_refuses_what_does_not_fit(done, data, tmp_path):
         answer(data, "--max-rows", "79")
     )
     (tmp_path / "junk.elliptica").write_bytes(b"junk")
-    assert "junk.elliptica cannot be read as a model" in answer(data, model=tmp_path / "junk.elliptica")
+    junk = answer(data, model=tmp_path / "junk.elliptica")
+    assert "The model cannot be read: " in junk
+    assert junk.count("junk.elliptica") == 1
     assert "does not exist" in answer(data, model=tmp_path / "none.elliptica")
     bare = EllipticClassifier(max_iter=1).fit(data.select("size", "price").to_numpy(), data["kind"].to_list())
     save(bare, tmp_path / "bare.elliptica")
@@ -223,7 +231,10 @@ def test_regression_from_end_to_end(data, tmp_path):
         (["flowers.csv", "--target", "knd"], "no column 'knd' for the target. Did you mean 'kind'?"),
         (["flowers.csv", "--target", "kind", "--methods", "erm,c-mixup"], "no method 'c-mixup'"),
         (["flowers.csv", "--target", "kind", "--max-rows", "50"], "has 80 rows; at most 50 are read"),
-        (["flowers.csv", "--target", "kind", "--task", "regression"], "holds text"),
+        (["flowers.csv", "--target", "kind", "--task", "Regression"], "holds text"),
+        (["flowers.csv", "--target", "kind", "--task", "regresion"], "'regression'?"),
+        (["flowers.csv", "--target", "kind", "--select", "WORTS"], "Did you mean 'worst'?"),
+        (["flowers.csv", "--target", "kind", "--methods", "ELIPTIC"], "Did you mean 'elliptic'?"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(data, tmp_path, monkeypatch, arguments, message):
@@ -233,6 +244,7 @@ def test_mistakes_are_answered_in_one_line(data, tmp_path, monkeypatch, argument
     assert code == 2
     assert f"error: {message}" in output or message in output
     assert "Traceback" not in output
+    assert "Value error" not in output
     assert not (tmp_path / "compare").exists()
 
 

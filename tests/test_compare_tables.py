@@ -365,7 +365,7 @@ def test_columns_that_only_look_like_identifiers_stay():
 def test_many_categories_and_infinities_are_commented():
     frame = rows(200, town=[f"t{i % 80}" for i in range(200)], f=[float("inf"), 1.0] * 100)
     problem = problem_of(frame)
-    assert any("'town' has 80 different texts" in n for n in problem.notices)
+    assert any("'town' has 80 different texts" in n and "--id town leaves" in n for n in problem.notices)
     assert any("100 infinite values are taken as missing" in n for n in problem.notices)
     assert problem.features["f"].null_count() == 100
 

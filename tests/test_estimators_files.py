@@ -213,7 +213,7 @@ def test_objects_that_are_not_saved_say_what_to_save_instead(tmp_path, x):
 
 
 def test_other_files(tmp_path, file):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"^The model .*absent\.elliptica does not exist\. Expected"):
         load(tmp_path / "absent.elliptica")
     text = tmp_path / "text.elliptica"
     for content in (b"", b"not a zip", pickle.dumps({"a": 1})):

@@ -283,6 +283,24 @@ def test_long_curves_are_thinned_and_keep_the_chosen_epoch(tmp_path):
     assert curve["chosen"] == 618
 
 
+def test_errors_are_shown_without_a_minus(tmp_path):
+    record = make_record("erm", 0, 0.7)
+    record["run"]["metric"] = "rmse"
+    record["curves"]["validation"] = [-0.5, -0.4, -0.45]  # as records have it: larger is better
+    (study,) = make_report(Request(str(write_records(tmp_path, [record])))).studies
+    assert study.curves["erm"][0]["validation"] == [0.5, 0.4, 0.45]
+    assert study.score_label == "validation RMSE"
+
+
+def test_intervals_of_accuracies_end_at_0_and_100_percent(tmp_path):
+    found = [make_record("erm", seed, average, worst=1 - average) for seed, average in enumerate((0.9, 1.0))]
+    report = make_report(Request(str(write_records(tmp_path, found))))
+    cells = report_data(report)["studies"][0]["parts"][0]["cells"]["erm"]
+    assert mean_interval([90.0, 100.0])[2] > 150
+    assert cells["0"]["mean"] == pytest.approx([5.0, 0.0, mean_interval([0.0, 10.0])[2]], rel=1e-4)
+    assert cells["1"]["mean"] == pytest.approx([95.0, mean_interval([90.0, 100.0])[1], 100.0], rel=1e-4)
+
+
 def test_the_reference_and_the_best_are_in_colour():
     report = hostile_report()
     assert highlighted(report.studies[0], most=2) == [HOSTILE[0], HOSTILE[3]]

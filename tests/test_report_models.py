@@ -224,6 +224,7 @@ def compared(tmp_path_factory):
 def test_compare_leaves_the_page_with_charts(compared):
     folder, output = compared
     assert "report.html has charts" in output
+    assert f"-o {folder / 'out' / 'report.html'}" in output
     page = (folder / "out" / "report.html").read_text()
     assert 'data-chart="surface"' in page
     assert "<b>yes</b>" not in page.replace("\\u003c", "")
@@ -248,6 +249,23 @@ def test_a_comparison_as_a_study(compared):
     assert study.landscapes[0]["planes"][0]["axes"] == ["a", "b"]
     without = make_report(Request(str(folder / "out")))
     assert "--data" in without.studies[0].missing["landscape"]
+
+
+@pytest.mark.slow
+def test_a_table_that_is_given_must_be_there_and_fit(compared, tmp_path):
+    folder, _ = compared
+    page = tmp_path / "page.html"
+    pl.DataFrame({"a": [1.0] * 20, "kind": ["no"] * 20}).write_csv(tmp_path / "other.csv")
+    for data, said in (("nope.csv", "nope.csv does not exist"), ("other.csv", "no column 'b'")):
+        code, output = run("report", folder / "out", "--data", tmp_path / data, "-o", page)
+        assert code == 2, output
+        assert said in " ".join(output.split())
+        assert not page.exists()
+    code, output = run("report", folder / "out", "-o", page)
+    assert code == 0, output
+    assert "landscape is left out. It needs the table that was compared: elliptica report" in output
+    code, output = run("report", folder / "out", "-o", page, "--no-landscape")
+    assert "left out" not in output
 
 
 @pytest.mark.slow
@@ -293,7 +311,7 @@ def test_a_saved_model_with_its_table(compared, tmp_path):
         (Request(str(model), data=folder / "gone.csv", target="kind"), "does not exist"),
         (
             Request(str(folder / "table.csv"), data=folder / "table.csv", target="kind"),
-            "cannot be read as a model",
+            "is a table. First elliptica compare",
         ),
     ):
         with pytest.raises(ReportError, match=said):

@@ -16,8 +16,9 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> None:
     """``value`` must be one of ``allowed``; near misses are suggested."""
     allowed = list(allowed)
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        lower = {each.lower(): each for each in allowed}
+        near = difflib.get_close_matches(str(value).lower(), lower, n=1)
+        hint = f" Did you mean {lower[near[0]]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but got {value!r}.{hint}")
 
 

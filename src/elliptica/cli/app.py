@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import warnings
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -24,6 +27,8 @@ EXTRAS = {
     "experiments": ("pydantic", "safetensors"),
     "report": ("jinja2", "matplotlib", "plotly"),
 }
+
+Name = TypeVar("Name", bound=Enum)
 
 #: Option of every command that reads data.
 DataDir = Annotated[
@@ -45,6 +50,20 @@ def require_extra(extra: str, *more: str) -> None:
                 raise
             typer.echo(f'This command needs {package}: pip install "elliptica[{extra}]"', err=True)
             raise typer.Exit(1) from None
+
+
+def parser_of(kind: type[Name]) -> Callable[[str], Name]:
+    """Reads one of a few names, in capitals or not; the answer to any other names the nearest."""
+
+    def parse(value: str) -> Name:
+        known = [str(each.value) for each in kind]
+        if value.lower() in known:
+            return kind(value.lower())
+        near = difflib.get_close_matches(value.lower(), known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Pass one of {', '.join(known)}."
+        raise typer.BadParameter(f"There is no {value!r}. {hint}")
+
+    return parse
 
 
 def _print_version(wanted: bool) -> bool:

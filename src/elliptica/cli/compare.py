@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from elliptica.cli.app import app, require_extra
+from elliptica.cli.app import app, parser_of, require_extra
 
 
 class Kind(str, Enum):
@@ -41,7 +42,11 @@ def compare(
     ] = None,
     task: Annotated[
         Kind,
-        typer.Option(help="auto: text, and whole numbers with few values, are classes; else a regression."),
+        typer.Option(
+            parser=parser_of(Kind),
+            metavar="<auto|classification|regression>",
+            help="auto: text, and whole numbers with few values, are classes; else a regression.",
+        ),
     ] = Kind.auto,
     split_by: Annotated[
         str | None,
@@ -70,7 +75,12 @@ def compare(
     ] = 5,
     trials: Annotated[int, typer.Option(min=1, help="Settings tried per method and repeat.")] = 4,
     select: Annotated[
-        Rule, typer.Option(help="Choose settings by the average or by the worst class or group.")
+        Rule,
+        typer.Option(
+            parser=parser_of(Rule),
+            metavar="<average|worst>",
+            help="Choose settings by the average or by the worst class or group.",
+        ),
     ] = Rule.average,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows, at most.")] = 100,
     max_rows: Annotated[int, typer.Option(min=50, help="Longer tables are refused ...")] = 200_000,
@@ -124,13 +134,19 @@ def _write_page(folder: Path, data: Path, status: int) -> None:
     try:
         from elliptica.report import ReportError, Request, write_report
 
-        write_report(Request(str(folder), data=data, landscape=status == 0), folder / "report.html")
+        page = folder / "report.html"
+        try:
+            write_report(Request(str(folder), data=data, landscape=status == 0), page)
+        except ReportError as error:  # the charts of the scores do not need the table
+            write_report(Request(str(folder), landscape=False), page)
+            typer.echo(f"report.html shows no loss landscape: {error}", err=True)
     except ModuleNotFoundError as error:
         typer.echo(f'A page with charts needs {error.name}: pip install "elliptica[report]"')
     except (ReportError, OSError) as error:
         typer.echo(f"report.html has no charts: {error}", err=True)
     else:
-        typer.echo(f"report.html has charts; to make it again: elliptica report {folder} --data {data}")
+        again = shlex.join(["elliptica", "report", str(folder), "--data", str(data), "-o", str(page)])
+        typer.echo(f"report.html has charts; to make it again: {again}")
 
 
 @app.command()

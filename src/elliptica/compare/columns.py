@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import NamedTuple
 
 import polars as pl
@@ -142,7 +143,7 @@ def _useless(column: pl.Series) -> str | None:
         return f"it is of type {column.dtype}; make numbers or categories of it"
     known = column.drop_nulls()
     n_values = known.n_unique()
-    carry = f" (--id {column.name} carries it to predictions)"
+    carry = f" (--id {shlex.quote(column.name)} carries it to predictions)"
     if n_values == 1 and len(known) == len(column):
         return f"it is {known[0]!r} in all rows"
     if column.dtype == pl.String and n_values >= 0.95 * len(known):
@@ -158,5 +159,6 @@ def _comment(column: pl.Series, notices: list[str]) -> None:
     if not column.dtype.is_numeric() and (n := column.drop_nulls().n_unique()) > _MANY_CATEGORIES:
         notices.append(
             f"Column {column.name!r} has {n} different texts, each of which becomes an input (or shares one "
-            "with other rare texts). Free text is not understood: remove the column if it is such."
+            "with other rare texts). Free text is not understood: if it is such, "
+            f"--id {shlex.quote(column.name)} leaves the column out of the inputs."
         )

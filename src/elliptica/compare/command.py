@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table as Grid
 
 from elliptica.compare._csv import TableError
 from elliptica.compare.cautions import cautions
-from elliptica.compare.comparison import Comparison, Session
+from elliptica.compare.comparison import Comparison, Listener, Session
 from elliptica.compare.model import fit_model
 from elliptica.compare.predict import predict_file
 from elliptica.compare.report import markdown, model_words, page, result_rows
@@ -30,9 +38,12 @@ def run_compare(source: Path, target: str, out: Path, console: Console, **option
         with console.status("reading"):
             session = Session.open(source, target, out=out, command=command, **options)
         _introduce(session, console)
-        with _progress(console) as progress:
-            task = progress.add_task("", total=session.plan.n_runs)
-            session.run(lambda done, _, text: progress.update(task, completed=done, description=text))
+        if console.is_terminal:
+            with _progress(console) as progress:
+                task = progress.add_task("", total=session.plan.n_runs)
+                session.run(lambda done, _, text: progress.update(task, completed=done, description=text))
+        else:
+            session.run(_lines(console))
         found = session.result()
         write_reports(session, found)
         with console.status("training the model on all rows"):
@@ -127,8 +138,39 @@ def _conclude(found: Comparison, console: Console) -> None:
 
 
 def _progress(console: Console) -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=console, transient=True)
+    columns = (
+        *(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()),
+        TextColumn("{task.description}"),
+    )
+    # a run may need longer than the half minute from which speed is estimated by default
+    return Progress(*columns, console=console, transient=True, speed_estimate_period=24 * 3600)
+
+
+def _lines(console: Console) -> Listener:
+    """A line for every finished run, where there is no terminal for a bar."""
+    begin = time.monotonic()
+    running: list[str] = []
+
+    def listen(done: int, total: int, text: str) -> None:
+        if running:
+            _say(console, escape(f"{running.pop()} done, {_duration(time.monotonic() - begin)} so far"))
+        if done < total:
+            running.append(text)
+
+    return listen
+
+
+def _duration(seconds: float) -> str:
+    """In words, as exactly as one wants to know.
+
+    Example:
+        >>> _duration(12.3), _duration(100), _duration(7500)
+        ('12 s', '2 min', '2 h 5 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _say(console: Console, text: str) -> None:

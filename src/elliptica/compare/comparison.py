@@ -158,7 +158,11 @@ class Session:
             for method in self.plan.methods:
                 if self.store.has(repeat, method):
                     continue
-                listen(len(self.store.records()), total, f"repeat {repeat + 1}: {NAMES[method]}")
+                listen(
+                    len(self.store.records()),
+                    total,
+                    f"repeat {repeat + 1} of {self.plan.repeats}, {NAMES[method]}",
+                )
                 prepared = prepared or prepare(self.problem, repeat, self.plan)
                 self.store.add(run_method(self.problem, prepared, method, repeat, self.plan))
         listen(total, total, "done")

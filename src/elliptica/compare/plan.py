@@ -96,7 +96,7 @@ def check_methods(wanted: Sequence[str] | None) -> None:
         raise TableError(f"No method is named. There are {', '.join(known)}; leave --methods out for all.")
     for name in wanted or ():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
             raise TableError(f"There is no method {name!r}. {hint}")
 

@@ -120,8 +120,7 @@ def load_model(file: Path) -> tuple[Any, dict[str, Any]]:
         return load(file), read_notes(file)
     except (ValueError, OSError) as error:
         raise TableError(
-            f"{file.name} cannot be read as a model: {error} Expected a file such as model.elliptica, "
-            + _WHENCE
+            f"The model cannot be read: {error} Expected a file such as model.elliptica, {_WHENCE}"
         ) from error
 
 

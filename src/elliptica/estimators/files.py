@@ -105,6 +105,7 @@ def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "c
         The estimator, or the pipeline.
 
     Raises:
+        FileNotFoundError: If there is no such file.
         ValueError: If the file is not of this format, of a later version, or damaged.
     """
     path = Path(path)
@@ -139,6 +140,7 @@ def read_notes(path: str | Path) -> dict[str, Any]:
         path: The file.
 
     Raises:
+        FileNotFoundError: If there is no such file.
         ValueError: If the file is not of this format, of a later version, or damaged.
 
     Example:
@@ -199,6 +201,11 @@ def _describe(model: EllipticEstimator) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Both members of a file, checked."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"The model {path} does not exist. Expected a file such as model.elliptica, which "
+            "elliptica.estimators.save or elliptica compare writes."
+        )
     try:
         with zipfile.ZipFile(path) as file:
             members = {info.filename: info for info in file.infolist()}

@@ -23,6 +23,9 @@ def run_report(request: Request, out: Path, console: Console) -> int:
         _say(console, f"Interrupted: {escape(str(out))} was not written.")
         return 130
     _say(console, escape(report.headline))
+    reasons = list(dict.fromkeys(s.missing["landscape"] for s in report.studies if "landscape" in s.missing))
+    if request.landscape and len(reasons) == 1:
+        _say(console, escape(f"The loss landscape is left out. {reasons[0]}"))
     if report.unusable:
         n = len(report.unusable)
         _say(

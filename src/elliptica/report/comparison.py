@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,11 @@ def comparison_report(folder: Path, request: Request) -> Report:
         from elliptica.compare.protocol import Record
     except ModuleNotFoundError as error:
         raise ReportError(f'A comparison needs {error.name}: pip install "elliptica[compare]"') from error
+    if request.data is not None and not request.data.is_file():
+        raise ReportError(
+            f"The table {request.data} does not exist. Pass the file that was compared to --data, or leave "
+            "it out."
+        )
     content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     unusable: list[tuple[str, str]] = []
     records: list[Record] = []
@@ -269,12 +275,12 @@ def _with_landscape(study: Study, folder: Path, about: Mapping[str, Any], reques
     if not (folder / MODEL).is_file():
         reason = f"The folder holds no {MODEL}: the comparison is not finished."
     elif request.data is None:  # a path in the folder's own files is not followed: they may come from anybody
-        reason = f"Needs the table that was compared: elliptica report {folder} --data table.csv."
+        command = shlex.join(["elliptica", "report", str(folder), "--data"])
+        reason = f"It needs the table that was compared: {command} table.csv."
     else:
+        opened = open_model(folder / MODEL, request.data, str(about["target"]))  # raises if they do not fit
         try:
-            opened = open_model(folder / MODEL, request.data, str(about["target"]))
-            found = look_at(opened.subject, request.seed)
-            return replace(study, landscapes=[found])
+            return replace(study, landscapes=[look_at(opened.subject, request.seed)])
         except ReportError as error:
             reason = str(error)
     return replace(study, missing={**study.missing, "landscape": reason})

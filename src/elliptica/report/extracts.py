@@ -79,12 +79,14 @@ def uncertainty_of(members: Sequence[Kept]) -> Parts | None:
 
 
 def curves_of(members: Sequence[Kept]) -> dict[str, list[dict[str, list[Number]]]]:
-    """Loss and validation score by epoch, one course for each seed."""
+    """Loss and validation score by epoch, one course for each seed; errors as they are, without a minus."""
     found: dict[str, list[dict[str, list[Number]]]] = {}
     for kept in members:
         curves = kept.content.get("curves")
         if isinstance(curves, dict) and curves.get("loss"):
             picked = {k: list(curves.get(k, [])) for k in ("loss", "validation")}
+            if kept.run.metric != "accuracy":  # a record holds scores, of which larger ones are better
+                picked["validation"] = [None if v is None else -v for v in picked["validation"]]
             found.setdefault(kept.run.row, []).append({**picked, "epoch": [kept.content.get("epoch", 0)]})
     return found
 

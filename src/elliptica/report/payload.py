@@ -44,6 +44,7 @@ def report_data(report: Report) -> dict[str, Any]:
 
 
 def _study(study: Study) -> dict[str, Any]:
+    scored = next((m for m in study.measures if m.name == "average"), study.measures[0])  # by parts
     return {
         "name": study.name,
         "title": study.title,
@@ -63,7 +64,7 @@ def _study(study: Study) -> dict[str, Any]:
         "values": {m.name: _columns(study.values[m.name], study.methods) for m in study.measures},
         "paper": {name: {k: list(v) for k, v in found.items()} for name, found in study.paper.items()},
         "differences": [vars(d) for d in study.verdict.differences],
-        "parts": [_parts(each) for each in study.parts],
+        "parts": [_parts(each, 100.0 if scored.percent else math.inf) for each in study.parts],
         "reliability": study.reliability,
         "uncertainty": None if study.uncertainty is None else _parts(study.uncertainty),
         "curves": {row: [_thinned(curve) for curve in curves] for row, curves in study.curves.items()},
@@ -98,13 +99,17 @@ def _columns(values: BySeed, methods: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _parts(parts: Parts) -> dict[str, Any]:
+def _parts(parts: Parts, most: float = math.inf) -> dict[str, Any]:
+    """Means with intervals, which end where scores do: at 0 and at ``most``."""
     cells: dict[str, dict[str, Any]] = {}
     for method, by_name in parts.values.items():
         for name, numbers in by_name.items():
             limits = mean_interval(numbers)
             if method in parts.limits and name in parts.limits[method]:
                 limits = (limits[0], *parts.limits[method][name])
+            mean, low, high = limits
+            # NaN (no interval) stays: it comes first, and no number is larger or smaller
+            limits = mean, max(low, 0.0), min(high, most)
             cells.setdefault(method, {})[name] = {"values": list(numbers), "mean": list(limits)}
     return {"kind": parts.kind, "names": list(parts.names), "sizes": parts.sizes, "cells": cells}
 

@@ -59,6 +59,7 @@ def saved_model_report(file: Path, request: Request) -> Report:
         curves={subject.name: [{**course, "epoch": [int(best or len(course["loss"])) - 1]}]}
         if course["loss"]
         else {},
+        score_label=f"validation {'accuracy' if subject.class_names else 'R²'}",
         settings={subject.name: _settings(opened.estimator)},
         commands=[shlex.join(words)],
         versions={

@@ -12,6 +12,7 @@ from elliptica.report.page import render_page
 
 #: File that `elliptica compare` and `elliptica demo` write.
 RESULTS = "results.json"
+_TABLES = (".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ def make_report(request: Request) -> Report:
     if path.is_dir():
         _refuse_model_options(request)
         return _of_folder(path, request)
+    if path.is_file() and path.suffix.lower() in _TABLES:
+        raise ReportError(
+            f"{path} is a table. First elliptica compare {path} --target COLUMN, which makes a page, too. "
+            f"Or, with a saved model, elliptica report model.elliptica --data {path} --target COLUMN."
+        )
     if request.source.endswith(".elliptica") or (path.is_file() and request.target is not None):
         from elliptica.report.saved import saved_model_report
 
@@ -115,6 +121,10 @@ def _of_folder(path: Path, request: Request) -> Report:
         from elliptica.report.comparison import comparison_report
 
         return comparison_report(path, request)
+    if request.data is not None:
+        raise ReportError(
+            f"--data belongs to model.elliptica or to a folder of elliptica compare, but {path} is neither."
+        )
     if kind == "demo":
         from elliptica.report.moons import demo_report
 

@@ -155,8 +155,7 @@ def _label(column: str, metric: str, parts: Sequence[Parts]) -> str:
 
 def _score_label(metric: str, select: str, parts: Sequence[Parts]) -> str:
     column = "average" if select == "last" else select
-    sign = "" if metric == "accuracy" else "minus "
-    return f"{sign}{_label(column, metric, parts)} on the validation part"
+    return f"validation {_label(column, metric, parts)}"
 
 
 def _by_seed(table: Table, rows: Sequence[str], dataset: str, column: str) -> BySeed:

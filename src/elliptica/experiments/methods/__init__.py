@@ -27,7 +27,7 @@ def prepare(name: str, settings: Settings, problem: Problem) -> Prepared:
         MethodError: If the method, or a setting, is not known; near misses are named.
     """
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
+        near = difflib.get_close_matches(name.lower(), METHODS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise MethodError(f"There is no method {name!r}.{hint} There are {', '.join(METHODS)}.")
     try:

@@ -121,9 +121,9 @@
       traces, legend: methods,
       layout: layout({ height: split ? 430 : 320, xaxis: axis("epoch", { anchor: split ? "y2" : "y", showgrid: false }),
         yaxis: axis("training loss", { domain: split ? [0.54, 1] : [0, 1], ...log }),
-        ...(split ? { yaxis2: axis("validation", { domain: [0, 0.46] }) } : {}) }),
+        ...(split ? { yaxis2: axis(short(study.scoreLabel, 32), { domain: [0, 0.46] }) } : {}) }),
       numbers: {
-        caption: `Mean over seeds; validation: ${study.scoreLabel}`, head: ["epoch", ...methods.flatMap((m) => panels.map(([key]) => `${m}, ${key}`))],
+        caption: `Training loss and ${study.scoreLabel}, mean over seeds`, head: ["epoch", ...methods.flatMap((m) => panels.map(([key]) => `${m}, ${key}`))],
         rows: (methods.length ? meanCurve(study.curves[methods[0]], panels[0][0]).x : []).map((epoch) => [epoch,
           ...methods.flatMap((m) => panels.map(([key]) => {
             const mean = meanCurve(study.curves[m], key), at = mean.x.indexOf(epoch);
