@@ -285,7 +285,7 @@ def test_a_model_that_is_none(clinic):
     for wrong, message in (
         (folder, "is a folder. Expected a file such as model.elliptica, which elliptica compare writes"),
         (folder / "none", "does not exist. Expected a file such as model.elliptica"),
-        (folder / "clinic.csv", "clinic.csv cannot be read as a model"),
+        (folder / "clinic.csv", "clinic.csv cannot be read as a saved estimator"),
     ):
         code, output = run("predict", wrong, folder / "clinic.csv", "--out", folder / "q.csv")
         assert code == 2
