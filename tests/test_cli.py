@@ -156,5 +156,62 @@ def test_the_list_says_which_data_are_here(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     found = runner.invoke(app, ["list", "--data-dir", str(tmp_path)])
     assert found.exit_code == 0
-    assert "no2 (absent)" in found.output
+    assert "no2 (missing)" in found.output
     assert "table10" in found.output
+
+
+def table3(*arguments):
+    found = runner.invoke(app, [arguments[0], "table3", "--dataset", "no2", *map(str, arguments[1:])])
+    return found.exit_code, found.output
+
+
+def test_a_refused_run_leaves_nothing_and_says_how_to_get_the_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    places = ["--out", str(tmp_path / "runs"), "--data-dir", str(tmp_path)]
+    found = runner.invoke(app, ["run", "table3", "--dataset", "airfoil", *places])
+    assert found.exit_code == 2
+    assert f"elliptica data fetch airfoil --data-dir {tmp_path}" in found.output
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    status, output = table3("run", "--out", tmp_path / "file" / "runs", "--data-dir", tmp_path)
+    assert status == 2
+    assert "is not a folder" in output or "Not a directory" in output
+
+
+def test_a_table_names_records_with_other_options(tmp_path, monkeypatch):
+    """And leaves out the paper's values where the runs were shortened."""
+    from elliptica.experiments.choice import Choice
+    from elliptica.experiments.records import record_file, write_record
+
+    monkeypatch.setenv("COLUMNS", "200")
+    status, output = table3("table", "--runs", tmp_path)
+    assert status == 0
+    assert output.startswith(
+        f"No run of this table is recorded in {tmp_path} yet.\nTo do them: elliptica run"
+    )
+    short = Choice("table3", ["no2"], ["erm", "c-mixup"], 2, training={"epochs": 5})
+    for run in short.runs(tmp_path):
+        metrics = {"test": {"average": 0.5}, "validation": {"average": 0.5}}
+        record = {"run": run.model_dump(mode="json"), "metrics": metrics, "cost": {}, "versions": {}}
+        write_record(record_file(tmp_path, run), record)
+    _, output = table3("table", "--out", tmp_path)
+    assert "4 records here were made with other settings (epochs = 5): add --epochs 5." in output
+    assert "| paper |" in output
+    _, output = table3("table", "--out", tmp_path, "--epochs", 6)
+    assert "say --epochs 5 in place of --epochs 6." in output
+    again = short.command("table", tmp_path)
+    assert again.endswith(f"--dataset no2 --methods erm,c-mixup --seeds 2 --epochs 5 --out {tmp_path}")
+    for form in ("markdown", "latex", "csv"):
+        found = runner.invoke(app, [*again.split()[1:], "--format", form])
+        assert found.exit_code == 0
+        assert "0.5" in found.output
+        assert "not recorded" not in found.output
+        assert "| paper |" not in found.output
+        assert "& paper" not in found.output
+        assert form == "csv" or "The paper's values are left out" in found.output
+
+
+def test_names_of_rows_are_suggested_in_any_case():
+    status, output = table3("table", "--methods", "ERM")
+    assert status == 2
+    assert "Did you mean 'erm'?" in output

@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "elliptica"
 
 LAYERS = [
-    {"_version", "types", "_checks", "_random", "_streams", "_uncompiled"},
+    {"_version", "types", "_checks", "_random", "_streams", "_uncompiled", "_words"},
     {"diffusion", "pairing", "targets", "losses", "batchnorm", "schedule", "weighting"}
     | {"_compiler", "_inputs", "_statistics", "_wrappers", "models", "data"},
     {"_ends", "bridge", "hidden", "partner_table", "dimension"},

@@ -20,8 +20,10 @@ from elliptica.experiments.specification import (
 )
 from elliptica.experiments.tune import (
     TRIAL_SEED,
+    TUNABLE,
     apply_choices,
     chosen_file,
+    refuse_resplit,
     search_space,
     tune,
     tune_all,
@@ -130,8 +132,10 @@ def test_other_epochs_are_another_choice(toy, tmp_path):
 def test_data_that_are_split_anew_for_each_seed_are_not_tuned(tmp_path):
     specification = load_specification("table3")
     run = runs("table3", specification, datasets=["no2"], methods=["erm"])[0]
-    with pytest.raises(RuntimeError, match="drawn anew for each seed"):
+    with pytest.raises(RuntimeError, match=r"drawn anew for each seed.*elliptica tune table4 --dataset"):
         tune(run, {}, 2, Options(tmp_path), silent)
+    table, dataset = TUNABLE
+    refuse_resplit(runs(table, load_specification(table), datasets=[dataset])[0])
 
 
 @pytest.mark.bad_input

@@ -403,3 +403,30 @@ def test_sparklines():
     assert sparkline([100.0, 3.0, 2.0, 1.0, 2.0, 3.0], 6, is_ascii=True)[0] == "#"
     assert len(sparkline([float(i) for i in range(1000)], 20)) == 20
     assert sparkline([1000.0, 5.0, 4.0, 3.0, 2.0, 1.0], 6) == "██▇▅▃▁"  # the start does not flatten the rest
+
+
+def test_a_folder_of_a_search_says_what_is_there(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    from elliptica.experiments.search.storage import open_storage
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = open_storage(str(tmp_path / "searches.journal"))
+    state = optuna.trial.TrialState
+    for name in ("table4/data/erm/auto/seed0/0", "table4/data/marginal/auto/seed0/1"):
+        study = optuna.create_study(storage=storage, study_name=name)
+        for ended in (state.COMPLETE, state.PRUNED, state.FAIL, state.FAIL):
+            trial = study.ask()
+            if ended == state.FAIL and len(study.trials) == 4:
+                trial.set_user_attr("killed", True)
+            study.tell(trial, 1.0 if ended == state.COMPLETE else None, state=ended)
+    study.ask()  # under way
+    with (tmp_path / "searches.journal").open("a") as journal:
+        journal.write('{"op_code": 4, "stu')  # a line that is being written
+    row = tmp_path / "table4" / "data" / "marginal"
+    row.mkdir(parents=True)
+    (row / "chosen-abc.json").write_text(json.dumps({"values": {"settings.sigma": 0.25}}))
+    shown = show(tmp_path)
+    assert "no runs here yet" not in shown
+    assert "search of 3 trials (1 finished, 1 pruned, 1 failed): table4/data/erm" in shown
+    assert "search of 4 trials (1 finished, 1 pruned, 1 failed, 1 under way): table4" in shown
+    assert "chosen for table4 data marginal: sigma 0.25" in shown

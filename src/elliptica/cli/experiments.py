@@ -98,7 +98,9 @@ BoardOption = Annotated[
         "--tensorboard", help="Folder for TensorBoard event files.", file_okay=False, show_default="none"
     ),
 ]
-RecordsOption = Annotated[Path, typer.Option("--out", help="Folder of the records.", file_okay=False)]
+RecordsOption = Annotated[
+    Path, typer.Option("--out", "--runs", help="Folder of the records.", file_okay=False)
+]
 
 
 @app.command("list")

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table as Grid
 
+from elliptica._words import count
 from elliptica.compare._csv import TableError
 from elliptica.compare.cautions import cautions
 from elliptica.compare.comparison import Comparison, Listener, Session
@@ -114,14 +115,10 @@ def _introduce(session: Session, console: Console) -> None:
     done = len(session.store.records())
     _say(
         console,
-        f"{len(problem.target):,} rows, {_count(problem.features.width, 'input')}; "
-        f"{_count(len(plan.methods), 'method')} x {_count(plan.repeats, 'repeat')} x "
-        f"{_count(plan.trials, 'trial')}" + (f"; {_count(done, 'run')} done already" if done else ""),
+        f"{len(problem.target):,} rows, {count(problem.features.width, 'input')}; "
+        f"{count(len(plan.methods), 'method')} x {count(plan.repeats, 'repeat')} x "
+        f"{count(plan.trials, 'trial')}" + (f"; {count(done, 'run')} done already" if done else ""),
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _conclude(found: Comparison, console: Console) -> None:

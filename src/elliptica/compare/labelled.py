@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from sklearn.pipeline import Pipeline
 
+from elliptica._words import count
 from elliptica.compare._csv import TableError
 from elliptica.compare.predict import load_model, read_inputs
 from elliptica.compare.table import Table, as_numbers, check_column, read_table
@@ -107,7 +108,7 @@ def _with_target(table: Table, target: str) -> tuple[Table, list[str]]:
     frame = table.frame.filter(known)
     if len(frame) < 2:
         raise TableError(
-            f"{table.name} has {len(frame)} rows with a {target!r}, but at least two are needed."
+            f"{table.name} has {count(len(frame), 'row')} with a {target!r}, but at least two are needed."
         )
     lost = len(known) - len(frame)
     notices = [f"{lost} of {len(known)} rows have no target and are dropped."] if lost else []

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import polars as pl
 
+from elliptica._words import count
 from elliptica.compare._csv import TableError
 from elliptica.compare.columns import FEW_VALUES, STRAY_SHARE, find_strays, make_inputs
 from elliptica.compare.table import Table, check_column
@@ -217,8 +218,9 @@ def _check_classes(labels: np.ndarray, column: pl.Series) -> None:
         rare = values[counts < MIN_CLASS_ROWS].tolist()
         hint = " Or is --task regression meant?" if column.dtype.is_numeric() else ""
         raise TableError(
-            f"Class {values[counts.argmin()].item()!r} of {column.name!r} has {counts.min()} rows, but "
-            f"{MIN_CLASS_ROWS} are needed so that training, validation and test have some ({len(rare)} of "
+            f"Class {values[counts.argmin()].item()!r} of {column.name!r} has "
+            f"{count(int(counts.min()), 'row')}, but {MIN_CLASS_ROWS} are needed so "
+            f"that training, validation and test have some ({len(rare)} of "
             f"{len(values)} classes are too small). Join classes, or remove these rows.{hint}"
         )
 

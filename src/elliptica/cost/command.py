@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from elliptica._words import count
 from elliptica.cost.estimate import Cost, estimate
 from elliptica.cost.rate import Rate, calibrate
 from elliptica.cost.sizes import Bench, Optimizer, Precision, some_rows
@@ -155,7 +156,10 @@ def remarks(cost: Cost, plan: Plan, rate: Rate) -> list[str]:
         found.append("Time: from short steps of ordinary training on this machine.")
     if plan.rows is not None:
         steps = -(-plan.rows // (plan.batch * plan.world_size))
-        found.append(f"Training: {plan.epochs} epochs of {steps} steps in {plan.world_size} processes.")
+        found.append(
+            f"Training: {count(plan.epochs, 'epoch')} of {count(steps, 'step')} in "
+            f"{count(plan.world_size, 'process')}."
+        )
     if plan.world_size > 1:
         share = 2 * (plan.world_size - 1) / plan.world_size * cost.gradients
         found.append(

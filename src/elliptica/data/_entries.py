@@ -53,6 +53,11 @@ class Entry:
     forms: tuple[tuple[DataFile, ...], ...] = ()
     hint: str = ""
 
+    @property
+    def can_fetch(self) -> bool:
+        """Whether `elliptica data fetch` gets it."""
+        return bool(self.forms) and all(file.urls for file in self.forms[0])
+
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 _ZENODO = "https://zenodo.org/records/10519652/files"

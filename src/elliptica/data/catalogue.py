@@ -128,7 +128,7 @@ def fetch(
             f"Expected the published files of {entry.name}, but {here.detail}. Nothing was downloaded. "
             "Delete or move that file and run the command again."
         )
-    if not all(file.urls for file in entry.forms[0]):
+    if not entry.can_fetch:
         raise ValueError(f"{entry.name} cannot be downloaded by this command. {entry.hint}")
     folder = data_directories(data_dir)[0]
     paths = []

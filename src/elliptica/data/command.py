@@ -88,7 +88,6 @@ def _advice(listing: Listing) -> str:
     entry = listing.entry
     if listing.status == "wrong":
         return f"{listing.detail}. Delete it and get the original: {entry.source}."
-    can_fetch = all(file.urls for file in entry.forms[0])
-    ways = [f"elliptica data fetch {entry.name}."] if can_fetch else []
+    ways = [f"elliptica data fetch {entry.name}."] if entry.can_fetch else []
     ways += [entry.hint] if entry.hint else []
     return " ".join(ways)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,63 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from elliptica.experiments.choice import Choice as Choice
 from elliptica.experiments.engines import EngineError, is_launched, joined, open_engine, run_jobs
+from elliptica.experiments.others import other_records
 from elliptica.experiments.progress import planned
 from elliptica.experiments.records import model_file, read_records
 from elliptica.experiments.render import Format, render
 from elliptica.experiments.run import Options
-from elliptica.experiments.specification import (
-    Run,
-    SpecificationError,
-    load_specification,
-    runs,
-)
+from elliptica.experiments.specification import Run, SpecificationError, load_specification
 from elliptica.experiments.table import Part, make_table
-from elliptica.experiments.tune import apply_choices, tune_jobs
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which runs of a table are meant; None is all of them.
-
-    ``training`` overrides settings of the table, such as epochs; ``tuned`` takes what `elliptica tune` chose;
-    ``select`` is the column that chooses epochs and settings, if not the table's.
-    """
-
-    table: str
-    datasets: list[str] | None = None
-    methods: list[str] | None = None
-    seeds: int | None = None
-    match_evaluations: bool = False
-    training: dict[str, Any] = field(default_factory=dict)
-    tuned: bool = False
-    select: str | None = None
-
-    def runs(self, out: Path) -> list[Run]:
-        """The runs; raises `SpecificationError` if something does not exist."""
-        found = runs(
-            self.table,
-            load_specification(self.table),
-            datasets=self.datasets,
-            methods=self.methods,
-            seeds=self.seeds,
-            match_evaluations=self.match_evaluations,
-            training=self.training,
-        )
-        if self.select is not None:
-            found = [run.model_copy(update={"select": self.select}) for run in found]
-        return apply_choices(found, out) if self.tuned else found
-
-    def remarks(self) -> tuple[str, ...]:
-        """What is not as the table says."""
-        changed = [f"{name} = {value}" for name, value in self.training.items()]
-        if self.select is not None:
-            changed.append(f"epoch chosen by {self.select}")
-        if self.tuned:
-            changed.append("settings tuned on the validation part")
-        if self.match_evaluations:
-            changed.append("as many function evaluations for every method as for ordinary training")
-        return (f"Other than in the table's specification: {', '.join(changed)}.",) if changed else ()
+from elliptica.experiments.tune import tune_jobs
 
 
 class Display:
@@ -145,11 +97,11 @@ def _run_table(choice: Choice, options: Options, console: Console) -> int:
         console.print("Interrupted: finished runs are recorded, the others go on from their last epoch.")
         return 130
     print_table(choice, wanted, options.out, "markdown", "test", console)
-    _print_next(wanted, options, console)
+    _print_next(choice, wanted, options, console)
     return int(bool(problems) or not set(found.values()) <= {"done", "skipped"})
 
 
-def _print_next(wanted: list[Run], options: Options, console: Console) -> None:
+def _print_next(choice: Choice, wanted: list[Run], options: Options, console: Console) -> None:
     """How to look at it, and which models were asked for too late."""
     kept = [model_file(options.out, run).exists() for run in wanted]
     if options.keep_models and not all(kept):
@@ -159,6 +111,8 @@ def _print_next(wanted: list[Run], options: Options, console: Console) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    again = choice.command("table", options.out)
+    console.print(f"This table again: {again}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"One page with charts: elliptica report {options.out}", highlight=False, soft_wrap=True)
 
 
@@ -223,5 +177,11 @@ def print_table(
 ) -> None:
     """Print the table of the records in a folder."""
     specification, records = load_specification(choice.table), read_records(out, wanted)
-    table = make_table(choice.table, specification, wanted, records, part, choice.remarks())
+    others = [] if len(records) == len(wanted) else other_records(choice, wanted, out)
+    if not records and form == "markdown":
+        begin = f"No run of this table is recorded in {out} yet."
+        told = others or [f"To do them: {choice.command('run', out)}"]
+        console.print("\n".join([begin, *told, ""]), markup=False, highlight=False, soft_wrap=True)
+        others = []
+    table = make_table(choice.table, specification, wanted, records, part, (*choice.remarks(), *others))
     console.print(render(table, form), markup=False, highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from elliptica.data.catalogue import list_datasets, plain_name
+from elliptica.experiments.problems import entry_name
 from elliptica.experiments.specification import (
     Specification,
     SpecificationError,
@@ -39,21 +40,20 @@ def run_list(console: Console, table: str | None = None, data_dir: Path | None =
             console.print(f"  methods: {rows}", soft_wrap=True, highlight=False, markup=False)
     if table is not None:
         console.print(_rows(found[table]))
-    console.print("elliptica data list says how to get data that are absent.")
+    console.print("elliptica data list says how to get data that are missing.")
     return 0
 
 
 def _data(specification: Specification, states: Mapping[str, str]) -> str:
     return ", ".join(
-        f"[green]{name}[/green]" if is_here(states, name, data.load) else f"{name} [dim](absent)[/dim]"
+        f"[green]{name}[/green]" if is_here(states, name, data.load) else f"{name} [dim](missing)[/dim]"
         for name, data in specification.datasets.items()
     )
 
 
 def is_here(states: Mapping[str, str], name: str, load: Mapping[str, Any]) -> bool:
     """Whether the files of a data set are here, by the catalogue's states under `plain_name`."""
-    entry = "_".join(filter(None, [load.get("name", name), load.get("part")]))
-    return states.get(plain_name(entry)) in ("present", "generated")
+    return states.get(plain_name(entry_name(name, load))) in ("present", "generated")
 
 
 def _rows(specification: Specification) -> RichTable:

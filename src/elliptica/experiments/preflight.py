@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from pathlib import Path
 
 import torch
 
-from elliptica.experiments.problems import load_dataset
+from elliptica.data.catalogue import ENTRIES, plain_name
+from elliptica.experiments.problems import entry_name, load_dataset
 from elliptica.experiments.records import read_record, record_file
 from elliptica.experiments.run import Options
 from elliptica.experiments.specification import Run
@@ -19,17 +22,33 @@ def check_before(runs: list[Run], options: Options) -> tuple[list[Run], list[str
     if problem:
         return [], [problem]
     problems = data_problems(one_per_data(runs, options.out), options.data_dir)
-    return without(runs, problems), list(problems.values())
+    return with_folder(without(runs, problems), list(problems.values()), options.out)
+
+
+def with_folder(left: list[Run], problems: list[str], out: Path) -> tuple[list[Run], list[str]]:
+    """Make the folder now that everything else is known to be right: a refused command leaves nothing."""
+    if not left:
+        return [], problems
+    try:
+        (out / ".locks").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return [], [_cannot_write(out, error)]
+    return left, problems
 
 
 def folder_problem(out: Path) -> str | None:
-    """Why records cannot be written; None if they can."""
+    """Why records cannot be written, as far as can be seen without writing; None if they can."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".locks").mkdir(exist_ok=True)
+        there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
     except OSError as error:
-        return f"Records cannot be written to {out} ({error}). Choose another folder with --out."
-    return None
+        return _cannot_write(out, error)
+    if not there.is_dir():
+        return _cannot_write(out, f"{there} is not a folder")
+    return None if os.access(there, os.W_OK | os.X_OK) else _cannot_write(out, f"{there} is read-only")
+
+
+def _cannot_write(out: Path, why: object) -> str:
+    return f"Records cannot be written to {out} ({why}). Choose another folder with --out."
 
 
 def device_problem(device: str) -> str | None:
@@ -55,9 +74,20 @@ def data_problems(runs: list[Run], data_dir: Path | None) -> dict[str, str]:
         try:
             load_dataset(run.load, run.seed, data_dir)
         except (OSError, ValueError) as error:
-            hint = " `elliptica data list` says how to get data." if isinstance(error, OSError) else ""
-            problems[load_key(run)] = f"{run.dataset}: {error}{hint}"
+            problems[load_key(run)] = f"{run.dataset}: {error}{_way_to_get(run, data_dir, error)}"
     return problems
+
+
+def _way_to_get(run: Run, data_dir: Path | None, error: Exception) -> str:
+    """What to do about files that are missing."""
+    if not isinstance(error, OSError):
+        return ""
+    name = entry_name(run.dataset, run.load)
+    entry = next((each for each in ENTRIES if plain_name(each.name) == plain_name(name)), None)
+    if entry is None or not entry.can_fetch or not isinstance(error, FileNotFoundError):
+        return " `elliptica data list` says how to get data."
+    place = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
+    return f" To download it: elliptica data fetch {entry.name}{place}"
 
 
 def without(runs: list[Run], problems: dict[str, str]) -> list[Run]:

@@ -7,7 +7,7 @@ import difflib
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -78,6 +78,11 @@ RESPLIT = {"airfoil", "no2"}
 
 class ProblemError(ValueError):
     """A data set or a network of a specification does not exist, or an option of it."""
+
+
+def entry_name(name: str, load: Mapping[str, Any]) -> str:
+    """Name in the catalogue of the files behind a data set of a table."""
+    return "_".join(filter(None, [load.get("name", name), load.get("part")]))
 
 
 def load_dataset(

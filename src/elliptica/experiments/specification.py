@@ -281,7 +281,8 @@ def _check_known(what: str, asked: list[str] | None, known: list[str], where: st
         if name in known:
             continue
         others = [table for table in preset_names() if name in _names(what, table)]
-        near = difflib.get_close_matches(name, known, n=1)
+        by_lower = {each.lower(): each for each in known}
+        near = [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=1)]
         hint = f" {name} is in {', '.join(others)}." if others else ""
         hint += f" Did you mean {near[0]!r}?" if near else ""
         raise SpecificationError(f"{where} has no {what} {name!r}.{hint} It has {', '.join(known)}.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from elliptica._statistics import student_tail
-from elliptica.experiments.specification import Run, Specification
+from elliptica.experiments.specification import Run, Specification, runs
 
 #: Which rows of the data a table is about, or what its runs cost up to the epoch that was chosen.
 Part = Literal["test", "validation", "cost"]
@@ -91,7 +91,7 @@ def make_table(
     rows = tuple(dict.fromkeys(run.row for run in wanted))
     columns = ["evaluations", "seconds"] if part == "cost" else list(specification.columns)
     cells: dict[tuple[str, str, str], Cell] = {}
-    missing = 0
+    missing, comparable = 0, dict[str, bool]()
     for run in wanted:
         record = by_key.get((run.row, run.dataset, run.seed, run.key))
         missing += record is None
@@ -99,6 +99,10 @@ def make_table(
             place = (run.row, run.dataset, column)
             papers = specification.datasets[run.dataset].paper if part == "test" else {}
             paper = papers.get(run.row, {}).get(column)
+            if paper is not None:
+                if run.key not in comparable:
+                    comparable[run.key] = is_comparable(name, specification, run)
+                paper = paper if comparable[run.key] else None
             cell = cells.setdefault(place, Cell({}, None if paper is None else (paper.mean, paper.std)))
             value = None if record is None else _value(record, part, column, specification)
             if value is not None:
@@ -108,6 +112,8 @@ def make_table(
         _mark_best(cells, rows, head, larger=specification.metric == "accuracy")
     notes = [specification.datasets[d].note for d in datasets if specification.datasets[d].note]
     notes += remarks
+    if not all(comparable.values()):
+        notes.append("The paper's values are left out: the epochs, precision or budget here are others.")
     if part == "validation":
         notes.append("On the validation part, which also chose the epoch: for choices, not for reporting.")
     notes.append(COST if part == "cost" else RULE if _can_be_bold(cells) else SPREAD)
@@ -117,6 +123,21 @@ def make_table(
     return Table(
         name, specification.title, specification.paper, part, rows, heads, cells, tuple(notes), decimals
     )
+
+
+def is_comparable(name: str, specification: Specification, run: Run) -> bool:
+    """Whether the paper's values may stand beside a run: trained for as long as its table specifies, and so.
+
+    Settings that were tuned do not matter: the paper's were, too.
+    """
+    if run.match_evaluations or run.row not in specification.methods:
+        return False
+    found = runs(name, specification, datasets=[run.dataset], methods=[run.row], seeds=1)
+    return any(_schedule(each) == _schedule(run) for each in found)
+
+
+def _schedule(run: Run) -> tuple[Any, Any]:
+    return run.training.get("epochs"), run.training.get("precision", "float32")
 
 
 def _can_be_bold(cells: dict[tuple[str, str, str], Cell]) -> bool:

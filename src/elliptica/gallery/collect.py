@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elliptica._words import count
 from elliptica.gallery.readmes import read_readme
 from elliptica.gallery.thumbnails import draw_marks, study_marks
 from elliptica.report.content import Report, ReportError, Study
@@ -144,7 +145,7 @@ def _tables(results: Path, found: Gallery) -> None:
         title, paper = studies[0].title.rpartition(": ")[0], studies[0].subtitle.partition(";")[0]
         runs = sum(study.n_runs for study in studies)
         heading = title if paper.startswith("not") else f"{paper}. {title}"
-        report = Report(heading, f"{runs} runs of elliptica run", headline(studies), studies)
+        report = Report(heading, f"{count(runs, 'run')} of elliptica run", headline(studies), studies)
         found.add_report("Tables of the paper", f"{anchor(table)}.html", report, own[table])
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from elliptica._words import count
 from elliptica.report.content import (
     DASH,
     BySeed,
@@ -66,7 +67,7 @@ def comparison_report(folder: Path, request: Request) -> Report:
         study = _with_landscape(study, folder, about, request)
     return Report(
         title=request.title or f"Comparison on {about.get('table', folder.name)}",
-        kind=f"{len(records)} runs of elliptica compare",
+        kind=f"{count(len(records), 'run')} of elliptica compare",
         headline=study.verdict.headline,
         studies=[study],
         unusable=unusable,

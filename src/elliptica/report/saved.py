@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elliptica._words import count
 from elliptica.report.content import Report, ReportError
 from elliptica.report.landscape import Subject
 from elliptica.report.model import finished
@@ -104,7 +105,9 @@ def open_model(file: Path, source: Path, target: str, group: str | None = None) 
     except (TableError, OSError) as error:
         raise ReportError(str(error)) from error
     if len(table.frame) < 10:
-        raise ReportError(f"{source} has {len(table.frame)} rows with a target; at least 10 are needed.")
+        raise ReportError(
+            f"{source} has {count(len(table.frame), 'row')} with a target; at least 10 are needed."
+        )
     estimator = pipeline[-1]
     numbers = np.asarray(pipeline[0].transform(frame), dtype=np.float64)
     x = ((numbers - estimator.x_mean_) / estimator.x_scale_).astype(np.float32)

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from elliptica._words import count
 from elliptica.report.content import Report, ReportError, Study
 from elliptica.report.page import render_page
 
@@ -165,7 +166,7 @@ def _records_report(path: Path, request: Request) -> Report:
     title = request.title or (studies[0].title if len(studies) == 1 else f"Runs in {path.resolve().name}")
     return Report(
         title=title,
-        kind=f"{sum(s.n_runs for s in studies)} runs of elliptica run",
+        kind=f"{count(sum(s.n_runs for s in studies), 'run')} of elliptica run",
         headline=headline(studies),
         studies=studies,
         unusable=folder.unusable,

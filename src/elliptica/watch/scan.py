@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elliptica.experiments.progress import FOLDER, is_alive, read
+from elliptica.watch.searches import search_lines
 
 State = Literal["done", "running", "failed", "interrupted", "waiting"]
 #: Table, data set, row, hash of the settings, seed.
@@ -68,10 +69,12 @@ class Scan:
     Attributes:
         runs: By key.
         unreadable: Files that cannot be used, with the reason.
+        searches: What is known of searches and chosen settings, in lines.
     """
 
     runs: dict[Key, RunState] = field(default_factory=dict)
     unreadable: dict[Path, str] = field(default_factory=dict)
+    searches: list[str] = field(default_factory=list)
 
     def count(self, state: State) -> int:
         """Number of runs in a state."""
@@ -87,7 +90,7 @@ class Reader:
 
     def scan(self) -> Scan:
         """Read what is there now. Nothing is written, renamed or locked."""
-        found = Scan()
+        found = Scan(searches=search_lines(self.folder))
         checkpoints: list[tuple[Path, re.Match[str]]] = []
         for path in _files(self.folder):
             if _RECORD.fullmatch(path.name):

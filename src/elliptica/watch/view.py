@@ -49,6 +49,7 @@ def frame(scan: Scan, folder: Path, screen: Screen) -> RenderableType:
     """Everything that is known at one moment, the summary first."""
     groups = make_groups(scan)
     parts: list[RenderableType] = [_summary(scan, groups, folder, screen)]
+    parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in scan.searches]
     ordered = by_urgency(groups)
     shown = ordered if screen.rows is None else ordered[: max(screen.rows, 1)]
     if shown:
@@ -60,6 +61,8 @@ def frame(scan: Scan, folder: Path, screen: Screen) -> RenderableType:
 
 def _summary(scan: Scan, groups: Sequence[Group], folder: Path, screen: Screen) -> RenderableType:
     total = len(scan.runs)
+    if not total and scan.searches:
+        return Text(f"{folder}: no runs, but settings that elliptica tune looks for or has chosen:")
     if not total:
         return Text(f"{folder}: no runs here yet. elliptica run TABLE --out {folder} starts some.")
     name = str(folder)

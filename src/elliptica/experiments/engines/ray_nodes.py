@@ -15,6 +15,7 @@ from elliptica.experiments.preflight import (
     device_problem,
     folder_problem,
     one_per_data,
+    with_folder,
     without,
 )
 from elliptica.experiments.records import versions
@@ -49,7 +50,7 @@ def check_nodes(runs: list[Run], options: Options, settings: RaySettings) -> tup
         problems |= {key: f"On node {name}: {told}" for key, told in answer.items() if key not in problems}
     if device in problems:
         return [], [problems[device]]
-    return without(runs, problems), list(problems.values())
+    return with_folder(without(runs, problems), list(problems.values()), options.out)
 
 
 def able_nodes(settings: RaySettings) -> list[dict[str, Any]]:
