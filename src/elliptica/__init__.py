@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from elliptica.pairing import partner_probabilities as partner_probabilities
     from elliptica.pairing import sample_partners as sample_partners
     from elliptica.partner_table import PartnerTable as PartnerTable
+    from elliptica.partners import PartnerIndex as PartnerIndex
     from elliptica.schedule import ramp as ramp
     from elliptica.schedule import switch_off as switch_off
     from elliptica.targets import project_to_simplex as project_to_simplex
@@ -37,6 +38,7 @@ _HOME = {
     "Elliptic": "objective",
     "EllipticWarning": "types",
     "Green": "diffusion",
+    "PartnerIndex": "partners",
     "PartnerTable": "partner_table",
     "Paths": "types",
     "Screened": "diffusion",

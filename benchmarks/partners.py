@@ -1,0 +1,134 @@
+"""Partners among many rows: building and drawing against the dense design, and against a training step.
+
+Data are clustered Gaussians of low intrinsic dimension. All times are processor time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.steps import erm_step
+from benchmarks.timing import Measurement
+from elliptica import PartnerIndex
+from elliptica.models import preact_resnet
+
+BATCH, INTRINSIC, CLUSTERS = 256, 8, 50
+POWERS = (1.0, 4.0)
+ROUNDS = 3
+
+
+def clustered(file: Path, n: int, d: int) -> NDArray[np.float32]:
+    """``n`` rows around 50 centres in a subspace of 8 dimensions, with a little noise in all ``d``."""
+    rng = np.random.default_rng(0)
+    frame = np.linalg.qr(rng.standard_normal((d, INTRINSIC)))[0].T.astype(np.float32)
+    centres = 3 * rng.standard_normal((CLUSTERS, INTRINSIC), dtype=np.float32)
+    x = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(n, d))
+    for begin in range(0, n, 10_000):
+        m = min(10_000, n - begin)
+        latent = centres[rng.integers(CLUSTERS, size=m)] + rng.standard_normal(
+            (m, INTRINSIC), dtype=np.float32
+        )
+        x[begin : begin + m] = latent @ frame + 0.02 * rng.standard_normal((m, d), dtype=np.float32)
+    x.flush()
+    return x
+
+
+def exponent(sizes: list[int], values: list[float]) -> float:
+    """Slope of a line through the logarithms."""
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def measure() -> Iterator[Measurement]:
+    """Sizes from 1e4 to 1e6 rows of 128 features, and 1e5 rows of 3072."""
+    net = preact_resnet(18, 10)
+    step = erm_step(net, torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,)))
+    sizes, builds, draws = [10_000, 100_000, 1_000_000], [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        for n, d in [*((n, 128) for n in sizes), (100_000, 3072)]:
+            x = clustered(Path(scratch) / "x.npy", n, d)
+            begin = time.process_time()
+            index = PartnerIndex.build(
+                x, exact=False, folder=Path(scratch) / "index", overwrite=True, generator=_seeded()
+            )
+            build = time.process_time() - begin
+            size = f"{n:,} x {d}".replace(",", " ")
+            yield _size(f"bytes of a partner index, {size}, k = 32", index, build)
+            yield from _draws(size, index, step)
+            if d == 128:
+                builds.append(build)
+                draws.append(_seconds(index))
+    for what, times, budget in (("building", builds, 1.6), ("drawing a batch from", draws, 1.0)):
+        slope = exponent(sizes, times)
+        seconds = ", ".join(f"{t:.3g} s" for t in times)
+        yield Measurement(
+            f"{what} a partner index: exponent of n, 1e4 to 1e6 rows of 128",
+            "the dense table's exponent, 2, would be",
+            slope,
+            slope,
+            slope,
+            budget,
+            f"{seconds}",
+        )
+
+
+def _size(what: str, index: PartnerIndex, build: float) -> Measurement:
+    """Against two gigabytes for a million rows of 128; others in proportion to their points."""
+    n, d = index.shape
+    allowed = 2e9 * n * d / 128e6
+    ratio = index.nbytes / allowed
+    dense = 4.0 * n * n
+    detail = (
+        f"{index.nbytes / 1e9:.3g} GB, built in {build:.3g} s of processor time, recall {index.recall:.3f}"
+    )
+    detail += f"; dense {dense / 1e9:.3g} GB"
+    return Measurement(what, "2 GB per million rows of 128", ratio, ratio, ratio, 1.0, detail)
+
+
+def _draws(size: str, index: PartnerIndex, step: Callable[[], None]) -> Iterator[Measurement]:
+    """Drawing as a share of a training step, both in processor time, alternately."""
+    laws = {power: index.with_law(power=power) for power in POWERS}
+    times: dict[float, list[float]] = {power: [] for power in POWERS}
+    steps = []
+    for round_ in range(ROUNDS):
+        rows = torch.randint(len(index), (BATCH,), generator=torch.Generator().manual_seed(round_))
+        for power, law in laws.items():
+            times[power].append(_processor_time(lambda law=law, rows=rows: law.sample(rows)))
+        steps.append(_processor_time(step))
+    for power, law in laws.items():
+        check = law.check(1000, generator=_seeded())
+        ratios = [t / s for t, s in zip(times[power], steps, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        yield Measurement(
+            f"drawing partners of {BATCH} rows, {size}, power {power:g}",
+            f"ERM step of PreActResNet-18 on {BATCH} images, processor time",
+            statistics.median(ratios),
+            low,
+            high,
+            0.05,
+            f"{statistics.median(times[power]) * 1e3:.0f} against {statistics.median(steps) * 1e3:.0f} ms; "
+            f"acceptance {check.acceptance:.2f}, law off by at most {law.error_bound:.1g}",
+        )
+
+
+def _processor_time(function: Callable[[], object]) -> float:
+    """Unlike the clock's, it does not count what other programs do on the machine."""
+    begin = time.process_time()
+    function()
+    return time.process_time() - begin
+
+
+def _seconds(index: PartnerIndex) -> float:
+    rows = torch.randint(len(index), (BATCH,), generator=_seeded())
+    return statistics.median(_processor_time(lambda: index.sample(rows)) for _ in range(15))
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,27 @@
+"""What loader workers and other processes run in test_partners_files and test_partners_loader."""
+
+import torch
+from torch.utils.data import Dataset
+
+from elliptica.partners import PartnerIndex, RefreshingIndex
+
+
+class Pairs(Dataset):
+    """Draws the partners of a row in the worker that fetches it."""
+
+    def __init__(self, index, n):
+        self.index, self.n = index, n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, row):
+        generator = torch.Generator().manual_seed(row)
+        return row, self.index.sample(torch.tensor([row]), n_bridges=4, generator=generator)[0]
+
+
+def rank_draws(rank, folder, following):
+    """What a rank draws from the common folder."""
+    index = RefreshingIndex.follow(folder) if following else PartnerIndex.load(folder)
+    drawn = index.sample(torch.arange(20), n_bridges=3, generator=torch.Generator().manual_seed(3))
+    torch.save(drawn, f"{folder}.rank{rank}.pt")
