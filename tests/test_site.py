@@ -23,6 +23,7 @@ PACKAGES = [
     "elliptica.estimators",
     "elliptica.report",
     "elliptica.integrations",
+    "elliptica.partners",
 ]
 
 

@@ -64,7 +64,8 @@ def lay_out(rows: Rows, cell: Array, centres: Array, arena: Arena, dtype: Any) -
     for begin in range(0, rows.n, step):
         here = order[begin : begin + step]
         # from the stored numbers, which half precision has rounded: the bounds hold for these
-        found["points"][begin : begin + step] = rows[here]
+        with np.errstate(over="ignore"):  # said below
+            found["points"][begin : begin + step] = rows[here]
         stored = found["points"][begin : begin + step].astype(np.float64)
         if not np.isfinite(stored).all():
             raise ValueError(f"x has values that dtype {np.dtype(dtype)} cannot hold. Use dtype='float32'.")

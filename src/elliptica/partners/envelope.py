@@ -140,8 +140,9 @@ class Envelope:
         others.scatter_add_(1, stored, -(self._near >= 0).long())
         if facts.among != "all":
             classes = self._arrays.classes
-            masks = {c: torch.from_numpy(allowed_cells(classes, c, facts.among)) for c in set(classes[cell])}
-            others *= torch.stack([masks[c] for c in classes[cell]])
+            own = classes[cell].tolist()
+            masks = {c: torch.from_numpy(allowed_cells(classes, c, facts.among)) for c in set(own)}
+            others *= torch.stack([masks[c] for c in own])
         return others
 
     def _searched(self, cell: Array, partly: bool) -> Tensor:

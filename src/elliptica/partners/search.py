@@ -52,7 +52,7 @@ class Search:
 
     def order(self, cell: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Eligible cells, nearest centre first, and the distances of the centres."""
-        eligible = np.flatnonzero(allowed_cells(self.classes, self.classes[cell], self.among))
+        eligible = np.flatnonzero(allowed_cells(self.classes, int(self.classes[cell]), self.among))
         away = np.linalg.norm(self.centres[eligible].astype(np.float64) - self.centres[cell], axis=1)
         by_distance = np.argsort(away, kind="stable")
         return eligible[by_distance], away[by_distance]
