@@ -412,7 +412,7 @@ def test_rows_without_target_are_dropped():
             {},
             "In the target column 'y': 1 of 60 values is no number, e.g. 'unkn",
         ),
-        ([*map(str, range(54)), *"abcdef"], {}, "Class '0' of 'y' has 1 rows"),  # a tenth: no stray cells
+        ([*map(str, range(54)), *"abcdef"], {}, "Class '0' of 'y' has 1 row,"),  # a tenth: no stray cells
         (["a"] * 60, {}, "one class only, 'a'"),
         ([2.5] * 60, {"task": "regression"}, "same value in all rows"),
         (["a", "b"] * 28 + ["rare"] * 4, {}, "Class 'rare' of 'y' has 4 rows, but 5 are needed"),

@@ -141,7 +141,7 @@ def test_pages_in_a_browser(site, visit, name, width, dark):  # noqa: F811
 def test_from_a_card_to_a_chart_and_back(site, visit):  # noqa: F811
     seen = visit(site / INDEX)
     seen.page.get_by_role("link", name="Table 1. Natural images").click()
-    seen.page.locator("[data-chart]").first.scroll_into_view_if_needed()
+    seen.page.locator("[data-chart]").first.evaluate("card => card.scrollIntoView({block: 'center'})")
     seen.page.wait_for_selector(".js-plotly-plot .main-svg")
     seen.page.get_by_role("link", name="all results").click()
     assert seen.page.title() == "elliptica: all results"

@@ -47,9 +47,7 @@ def test_every_row_runs_on_photographs(table, dataset, tmp_path):
     losses = {tuple(record["curves"]["loss"]) for record in records}
     assert len(losses) == len(records)  # no row is another one under a big name
     text = render(make_table(table, specification, wanted, records), "markdown")
-    assert (
-        "77.9 ± 3" in text or "84.1 ± 1.1" in text or "77.4 ± 4.5" in text
-    )  # the paper's values beside ours
+    assert "The paper's values are left out" in text  # fewer epochs than there
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def moved(before, after):
 def test_the_surface_turns_on_drag_and_by_keyboard(visit, page):
     seen = visit(page)
     plot = seen.page.locator("figure[data-chart=surface] .plot")
-    plot.scroll_into_view_if_needed()
+    plot.evaluate("plot => plot.scrollIntoView({block: 'center'})")
     plot.locator("canvas").first.wait_for()
     seen.page.wait_for_timeout(1000)
     camera = "document.querySelector('figure[data-chart=surface] .plot')._fullLayout.scene.camera.eye"
@@ -194,7 +194,7 @@ def test_numbers_stand_beside_every_chart(visit, page):
 def test_methods_can_be_put_into_colour(visit, page):
     seen = visit(page)
     legend = "figure[data-chart=curves] .legend > span"
-    seen.page.locator("figure[data-chart=curves]").scroll_into_view_if_needed()
+    seen.page.locator("figure[data-chart=curves]").evaluate("card => card.scrollIntoView({block: 'center'})")
     seen.page.locator(legend).first.wait_for()
     assert seen.page.locator(legend).all_inner_texts() == ["erm", "mixup", "elliptic", "elliptic + weighting"]
     seen.page.get_by_role("checkbox", name="mixup", exact=True).focus()
@@ -224,7 +224,7 @@ def test_hostile_names_are_text_everywhere(visit, hostile_page):
     assert seen.page.locator("svg a, .plot script, main a[href^=javascript]").count() == 0
     assert HOSTILE[0] in seen.page.locator(".legend > span").all_inner_texts()
     point = seen.page.locator("figure[data-chart='parts-0'] .bars path").first
-    point.scroll_into_view_if_needed()
+    point.evaluate("point => point.scrollIntoView({block: 'center'})")
     point.hover(force=True)
     seen.page.wait_for_timeout(500)
     hover = seen.page.locator("figure[data-chart='parts-0'] .hoverlayer").text_content()

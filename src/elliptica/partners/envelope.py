@@ -116,21 +116,22 @@ class Envelope:
         for cell in chosen.any(0).nonzero().squeeze(1).tolist():
             mine = rows[chosen[:, cell]]
             member = torch.arange(int(self._starts[cell]), int(self._starts[cell + 1]))
-            distance = self._to_cell(mine, cell, member)
+            distance, slack = self._to_cell(mine, cell, member)
             known = torch.cat([self._near[mine], self._own[mine][:, None]], 1) - member[0]
             row, column = ((known >= 0) & (known < len(member))).nonzero(as_tuple=True)
             distance[row, known[row, column]] = math.inf
-            self._least[mine, cell] = distance.min(1).values
+            self._least[mine, cell] = (distance - slack).min(1).values.clamp_min(self._floor)
             if self._power:
-                low[mine, cell] = (-self._power * distance.log()).logsumexp(1)
+                most = (distance + slack).clamp_min(self._floor)
+                low[mine, cell] = (-self._power * most.log()).logsumexp(1)
 
-    def _to_cell(self, rows: Tensor, cell: int, member: Tensor) -> Tensor:
-        """Distances to all members of a cell, at most by rounding too small."""
+    def _to_cell(self, rows: Tensor, cell: int, member: Tensor) -> tuple[Tensor, Tensor]:
+        """Distances to all members of a cell, and what rounding can have changed."""
         centre = self._arrays.centres[cell].astype(np.float64)  # the matrix form keeps its digits about it
         points = self._arrays.points[int(member[0]) : int(member[-1]) + 1].astype(np.float64) - centre
         start = self._start[rows] - torch.from_numpy(centre)
         distance = torch.cdist(start, torch.from_numpy(points))
-        return (distance - 1e-7 * start.norm(dim=1, keepdim=True)).clamp_min_(self._floor)
+        return distance, 1e-7 * start.norm(dim=1, keepdim=True)
 
     def _others(self, cell: Array, facts: Facts) -> Tensor:
         """How many members of each cell are eligible and not stored as neighbours."""
