@@ -31,8 +31,7 @@ def do_run_or_fail(each, options, progress=lambda *_: None):
     return do_run(each, options, slowly)
 
 
-problems.DATASETS["no2"] = load
-run.do_run = do_run_or_fail
-
-if __name__ == "__main__":
+if __name__ == "__main__":  # importing it, as the search for doctests does, must change nothing
+    problems.DATASETS["no2"] = load
+    run.do_run = do_run_or_fail
     app()

@@ -206,7 +206,7 @@ def test_a_finished_folder(tmp_path, toy):
 
 
 def test_an_empty_folder_and_none(tmp_path):
-    assert "no runs here yet" in show(tmp_path)
+    assert "no runs here yet" in " ".join(show(tmp_path).split())
     status, output = watch(tmp_path / "nowhere")
     assert status == 2
     assert "There is no folder" in output
