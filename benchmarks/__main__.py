@@ -15,7 +15,7 @@ import elliptica
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("samplers", "steps", "variance", "memory", "landscape", "cmixup", "report", "imports", "sweep")
-SUITES += ("partners",)
+SUITES += ("partners", "growth", "cost")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

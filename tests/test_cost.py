@@ -265,6 +265,17 @@ def test_a_peak_that_moves_is_found():
     assert straight > 10 * cost.peak  # a line through the origin would be far off
 
 
+def test_drawing_many_points_can_be_the_peak_of_a_step_in_chunks():
+    """A linear layer keeps next to nothing; its points are drawn all at once."""
+    objective = Elliptic(nn.Linear(400, 1), nn.MSELoss(), sampling="path", chunk_size=20, sigma_y=0.0)
+    x, y = torch.randn(128, 400), torch.randn(128, 1)
+    cost = estimate(objective, x, y)
+    own = torch.optim.SGD(objective.parameters(), lr=1e-6)
+    measured = allocated_peak(training_step(objective, own, x, y))
+    assert (cost.peak - cost.parameters) / measured == pytest.approx(1, abs=0.2)
+    assert cost.peak > 1.5 * cost.bridges
+
+
 def test_a_step_in_chunks_needs_the_memory_of_a_chunk_and_gives_the_same_gradient():
     """Within 1.3 of ordinary training on as many rows as a chunk has; all at once needs far more."""
     torch.manual_seed(0)

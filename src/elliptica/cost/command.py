@@ -176,7 +176,7 @@ def remarks(cost: Cost, plan: Plan, rate: Rate) -> list[str]:
     return found
 
 
-def bytes_text(value: float) -> str:
+def bytes_text(value: float | int) -> str:
     """For people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024 or unit == "GiB":
@@ -185,7 +185,7 @@ def bytes_text(value: float) -> str:
     raise AssertionError("unreachable")
 
 
-def time_text(seconds: float) -> str:
+def time_text(seconds: float | int) -> str:
     """For people."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")):
         if seconds >= 2 * size or (unit in ("s", "ms") and seconds >= size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from elliptica._inputs import named_inputs
 from elliptica.cost.passes import Passes, count_passes
 from elliptica.cost.rate import Rate
 from elliptica.cost.sizes import LARGE, SMALL, Bench, Optimizer, Precision, Steps, extended, some_rows
+from elliptica.cost.trace import trace_step
 from elliptica.objective import Elliptic
 from elliptica.types import Inputs, LossFn
 
@@ -143,6 +145,7 @@ def estimate(
     if passes.chunks == 1:
         return unchunked
     parts = _in_chunks(objective, x, y, how)
+    drawing = _drawing(bench, x, y).peak(passes.rows)  # all points are drawn before the first chunk
     # points of the other chunks; a weighting keeps a copy of them with its gradient
     beyond = bridges * (1 - CHUNKS * passes.chunk_rows / passes.rows) * (2 if passes.input_gradient else 1)
     return dataclasses.replace(
@@ -151,8 +154,7 @@ def estimate(
         operations=round(parts.operations * passes.chunks / CHUNKS),
         flops=parts.flops(passes.rows),
         activations=round(steps.saved(passes.chunk_rows)),
-        peak=round(fixed + parts.peak(CHUNKS * passes.chunk_rows) + beyond)
-        + _pairing_bytes(objective, batch),
+        peak=round(fixed + max(parts.peak(CHUNKS * passes.chunk_rows) + beyond, drawing, pairing)),
         unchunked=unchunked,
     )
 
@@ -209,6 +211,17 @@ def _ordinary(objective: Elliptic, x: Inputs, y: Tensor, batch: int, how: How) -
         bridges=0,
         peak=round(parameters + state + steps.peak(batch)),
     )
+
+
+def _drawing(bench: Bench, x: Inputs, y: Tensor) -> Steps:
+    """The drawing of bridges alone."""
+    traces, rows = [], []
+    for n in (SMALL, LARGE):
+        few = bench.own(*some_rows(x, y, n))
+        with torch.random.fork_rng(devices=[]), bench.simulated():
+            traces.append(trace_step(functools.partial(bench.objective.sample, *few)))
+        rows.append(count_passes(bench.objective, n).rows)
+    return extended(traces[0], traces[1], (rows[0], rows[1]))
 
 
 def _bridges(bench: Bench, x: Inputs, y: Tensor, rows: int) -> tuple[int, int]:

@@ -52,11 +52,21 @@ def calibrate(
     batch: int | None = None,
     optimizer: Optimizer = "sgd",
     precision: Precision = "float32",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Rate:
     """Measure how fast this machine steps the model in ordinary training, and draws bridges.
 
     Steps of two sizes, the larger one as near to ``batch`` rows as half a second allows, tell what an
     operation costs by itself and what its arithmetic costs.
+
+    Args:
+        objective: The objective; a copy of it is stepped.
+        x: A few samples.
+        y: Their targets.
+        batch: Rows of the steps that are meant; None means as many as ``x`` has.
+        optimizer: As in `estimate`.
+        precision: As in `estimate`.
+        clock: What time is; ``time.process_time`` leaves out the waiting on a busy machine.
 
     Example:
         >>> from torch import nn
@@ -69,15 +79,15 @@ def calibrate(
     with torch.random.fork_rng(devices=[]):
         large, taken = 4, 0.0
         while True:
-            taken = _seconds(bench.ordinary(*some_rows(x, y, large)), bench.device)
+            taken = _seconds(bench.ordinary(*some_rows(x, y, large)), bench.device, clock)
             if large >= batch or taken * 2 > _LONG:
                 break
             large = min(2 * large, max(batch, 4))
         small = max(large // 4, 2)
         sizes = [some_rows(x, y, n) for n in (small, large)]
         traces = [bench.trace(bench.ordinary(*rows)) for rows in sizes]
-        times = _interleaved([bench.ordinary(*rows) for rows in sizes], bench.device)
-        draws = _interleaved([_drawing(bench, *rows) for rows in sizes], bench.device)
+        times = _interleaved([bench.ordinary(*rows) for rows in sizes], bench.device, clock)
+        draws = _interleaved([_drawing(bench, *rows) for rows in sizes], bench.device, clock)
         drawn = [_drawn(bench, *rows) for rows in sizes]
     work = traces[1].flops - traces[0].flops
     slope = max(times[1] - times[0], 1e-3 * times[1]) / work if work > 0 else 0.0
@@ -104,25 +114,27 @@ def _drawn(bench: Bench, x: Inputs, y: Tensor) -> int:
     return paths.y.numel() + sum(value.numel() for value in named_inputs(paths.x).values())
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def _seconds(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     run()
     _wait(device)
-    begin = time.perf_counter()
+    begin = clock()
     run()
     _wait(device)
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
-def _interleaved(runs: list[Callable[[], object]], device: torch.device) -> list[float]:
+def _interleaved(
+    runs: list[Callable[[], object]], device: torch.device, clock: Callable[[], float]
+) -> list[float]:
     """Median time of each, taken in turns, for about a second and at least five times."""
     times: list[list[float]] = [[] for _ in runs]
     begin = time.perf_counter()
     while len(times[-1]) < 5 or (time.perf_counter() - begin < 1.0 and len(times[-1]) < 200):
         for run, kept in zip(runs, times, strict=True):
-            start = time.perf_counter()
+            start = clock()
             run()
             _wait(device)
-            kept.append(time.perf_counter() - start)
+            kept.append(clock() - start)
     return [statistics.median(kept) for kept in times]
 
 

@@ -69,7 +69,7 @@ class Steps:
         return max(line(rows) for line in self.live)
 
 
-def line(a: tuple[int, float], b: tuple[int, float]) -> Line:
+def line(a: tuple[int, int], b: tuple[int, int]) -> Line:
     """The line through two points ``(rows, value)``."""
     slope = (b[1] - a[1]) / (b[0] - a[0])
     return Line(a[1] - slope * a[0], slope)

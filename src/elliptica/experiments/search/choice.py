@@ -113,4 +113,4 @@ def python_line(run: Run, num_classes: int | None) -> str:
 
 
 def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+    return repr(float(f"{value:.4g}") if isinstance(value, float) else value)
