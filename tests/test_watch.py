@@ -61,7 +61,7 @@ def start(out, text):
     )
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=600):  # a busy machine may take minutes to import torch
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -173,7 +173,7 @@ def test_ctrl_c_ends_the_live_view_and_gives_the_terminal_back(tmp_path, toy):
     wait_for(lambda: shown(b"\x1b[?1049l"))
     seen = seen.split(b"\x1b[?1049l")[1]
     wait_for(lambda: shown(b"4 of 4 runs done"))  # the last frame stays
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
     assert b"Traceback" not in seen
 
 
