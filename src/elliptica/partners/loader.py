@@ -110,8 +110,8 @@ def split_pairs(x: Inputs, y: Tensor, n_bridges: int = 1) -> tuple[Inputs, Tenso
 
     Example:
         >>> x, y, end = split_pairs(torch.arange(6.0)[:, None], torch.arange(6))
-        >>> y, end[1]                                          # objective(x, y, end=end)
-        (tensor([0, 1, 2]), tensor([[3], [4], [5]]))
+        >>> y.tolist(), end[1].flatten().tolist()              # objective(x, y, end=end)
+        ([0, 1, 2], [3, 4, 5])
     """
     _checks.count("n_bridges", n_bridges)
     starts, rest = divmod(len(y), 1 + n_bridges)
