@@ -63,8 +63,12 @@ def open_cluster(settings: RaySettings, jobs: int | None) -> Iterator[RayCluster
     try:
         _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises bare ones, too
         first = str(error).strip().splitlines()[0]
+        if address == "local":
+            raise EngineError(
+                f"Ray did not start ({first}). Try again, or use --jobs without Ray."
+            ) from error
         raise EngineError(
             f"There is no Ray cluster at {address} ({first}). Start one with: ray start --head, or leave out "
             "--address (and RAY_ADDRESS) for one of this machine alone."
