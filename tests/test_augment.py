@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from elliptica import BridgeMix, Elliptic
+from elliptica import BridgeMix, Elliptic, augment
 
 SETTINGS = [
     {},
@@ -132,6 +132,32 @@ def test_equal_batches_get_equal_noise_and_others_do_not(data):
     assert torch.equal(torch.get_rng_state(), before)  # the global stream is left alone
     clone = pickle.loads(pickle.dumps(collate))
     assert same([collate(rows)], [clone(rows)])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.rand(3, 5),
+        torch.rand(3, 2, 4).double(),
+        torch.rand(3, 3).half(),
+        torch.arange(9).view(3, 3).byte(),
+    ],
+    ids=["float32", "float64", "float16", "uint8"],
+)
+def test_noise_depends_on_every_byte_and_on_the_order(x):
+    def sums(rows):
+        return augment._row_sums(rows).tolist()
+
+    before, seen = sums(x), {tuple(sums(x))}
+    assert sums(x[[1, 0, 2]]) == [before[1], before[0], before[2]]
+    for i in range(x.view(torch.uint8).numel()):
+        for bit in (1, 128):
+            other = x.clone()
+            other.view(torch.uint8).view(-1)[i] ^= bit
+            seen.add(tuple(sums(other)))
+    assert len(seen) == 1 + 2 * x.view(torch.uint8).numel()
+    assert sums(x.flip(1)) != before  # a mirrored image is another one
+    assert sums(torch.zeros(4, dtype=torch.long)) == [0, 0, 0, 0]
 
 
 def test_half_precision_and_dicts_can_be_collated(generator):

@@ -30,8 +30,9 @@ from elliptica.partners.search import allowed_cells
 #: Bounds are widened by this share, far above the rounding of float64 and far below what acceptance notices.
 _SLACK = 1e-9
 _GATHER = 2**22
-#: Below this acceptance a row has cells measured, so many members for all rows of a batch together.
-_HARD, _OPENED = 0.005, 2**19
+#: Below this acceptance a row has cells measured: so many members for all rows of a batch together, and for a
+#: row so many times the proposals that it would need otherwise, which measure a distance each, too.
+_HARD, _OPENED, _WORTH = 0.005, 2**19, 4
 _RESAMPLED = 64
 _AT_ONCE = 2**18
 
@@ -111,7 +112,8 @@ class Envelope:
         far, known = self._log[rows, self._near.shape[1] :], low[rows]
         top = far.max(1, keepdim=True).values
         order = ((far - top).exp() - (known - top).exp()).argsort(1, descending=True)
-        fits = self._count[order].cumsum(1) <= _OPENED // len(rows)
+        worth = (_WORTH / self.acceptance[rows, None]).clamp_max(_OPENED // len(rows))
+        fits = self._count[order].cumsum(1) <= worth
         chosen = torch.zeros_like(fits).scatter_(1, order, fits) & torch.isfinite(far)
         for cell in chosen.any(0).nonzero().squeeze(1).tolist():
             mine = rows[chosen[:, cell]]
