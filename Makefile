@@ -8,6 +8,9 @@ INSTALLED := $(VENV)/.installed
 SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not bad_input and not statistical" \
 	--ignore=tests/test_cli.py --ignore=tests/test_compare_cli.py --ignore=tests/test_demo.py --ignore=tests/test_inspection.py tests
 
+# One worker more than there are cores, because some tests wait for processes; one thread each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)") --dist worksteal
+
 # Waterbirds on frozen features, under a linear head and under one of two layers.
 FEATURES := waterbirds-features,waterbirds-features-mlp
 
@@ -24,8 +27,8 @@ demo: $(INSTALLED)   ## train ERM, mixup and elliptic on two moons; write the pi
 	$(BIN)/elliptica demo --out demo
 
 test: lint types $(INSTALLED)   ## lint, types, tests
-	$(BIN)/pytest -q -n auto --dist worksteal
-	$(BIN)/pytest -q -n auto --dist worksteal $(SHAPES)
+	$(PYTEST)
+	$(PYTEST) $(SHAPES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
