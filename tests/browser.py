@@ -1,10 +1,13 @@
 """A real browser for tests of pages: headless Chromium, with an eye on errors, requests and contrast.
 
 Tests take the fixture ``visit``: ``seen = visit(file, width=375, dark=True)`` opens a page, and ``seen.page``
-is playwright's page. They are skipped, with the reason, where playwright or Chromium is missing.
+is playwright's page. Drawing a page takes seconds, so tests of a file should share it: ``shared_visit`` opens
+one for a fixture of theirs, ``seen.resize`` and ``seen.switch`` make another screen of it. They are skipped,
+with the reason, where playwright or Chromium is missing.
 """
 
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,10 @@ _OVERFLOW = """() => {
     .filter((e) => e.getBoundingClientRect().right > wide + 1 && !scrolls(e))
     .map((e) => `${e.tagName}.${e.className}#${e.id} reaches ${Math.round(e.getBoundingClientRect().right)}`);
 }"""
+
+#: Whether every chart is as wide as its box.
+_FITS = """() => [...document.querySelectorAll('.plot > .plot-container .main-svg')].every((svg) =>
+  Math.abs(svg.getBoundingClientRect().width - svg.closest('.plot').clientWidth) <= 1)"""
 
 #: Visible texts whose contrast with what is behind them is below WCAG's level AA.
 _CONTRAST = """() => {
@@ -81,6 +88,16 @@ class Visit:
     warnings: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Another window; returns when charts have followed (they wait for the window to come to rest)."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.wait_for_function(_FITS)
+
+    def switch(self, *, dark: bool) -> None:
+        """Another scheme of the system, charts included."""
+        self.page.emulate_media(color_scheme="dark" if dark else "light")
+        self.page.evaluate("() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))")
+
     def overflow(self) -> list[str]:
         """Elements that make the page scroll sideways."""
         return self.page.evaluate(_OVERFLOW)
@@ -113,6 +130,19 @@ def chromium():
 @pytest.fixture
 def visit(chromium):
     """Open a file, or a text of HTML, in a window of its own: ``visit(page, width=1280, dark=False)``."""
+    with _windows(chromium) as open_page:
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def shared_visit(chromium):
+    """The same for pages that all tests of a file may look at; a test leaves them as it found them."""
+    with _windows(chromium) as open_page:
+        yield open_page
+
+
+@contextmanager
+def _windows(chromium):
     contexts = []
 
     def open_page(
@@ -151,6 +181,8 @@ def visit(chromium):
             seen.page.set_content(source)
         return seen
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    try:
+        yield open_page
+    finally:
+        for context in contexts:
+            context.close()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from browser import chromium as chromium
+from browser import shared_visit as shared_visit
 from browser import visit as visit
 
 torch.set_num_threads(1)

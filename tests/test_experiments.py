@@ -375,6 +375,9 @@ def test_best_is_marked_only_when_significant(toy, tmp_path):
 def test_few_or_equal_gaps_are_not_significant():
     assert _paired_p({0: 1.0, 1: 2.0}, {0: 0.0, 1: 1.5}) == 1
     assert _paired_p({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.0, 1: 1.0, 2: 2.0}) == 0.25
+    a, b = ({s: 100 * (share + s / 100) for s in range(3)} for share in (0.57, 0.56))
+    assert len({a[s] - b[s] for s in range(3)}) > 1  # equal but for rounding
+    assert _paired_p(a, b) == 0.25
     assert _paired_p({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == 1
 
 

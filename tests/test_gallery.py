@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("markdown")
 pytest.importorskip("plotly")
 
-from browser import chromium, visit  # noqa: F401 - fixtures
 from elliptica.gallery import build_gallery
 from elliptica.gallery.collect import INDEX, PLOTLY
 from elliptica.gallery.readmes import best_table, first_table, read_readme
@@ -127,18 +126,19 @@ def test_cards_say_what_the_records_say(site):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [INDEX, "table1.html", "two_moons.html", "about-green_bridge.html"])
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (375, True), (320, False)])
-def test_pages_in_a_browser(site, visit, name, width, dark):  # noqa: F811
-    seen = visit(site / name, width=width, dark=dark)
-    seen.page.wait_for_timeout(200)
-    assert seen.overflow() == []
-    assert seen.low_contrast() == []
+def test_pages_in_a_browser(site, visit, name):
+    seen = visit(site / name, width=375, dark=True)
+    for width, dark in ((375, True), (320, False), (1280, False)):
+        seen.switch(dark=dark)
+        seen.resize(width)
+        assert seen.overflow() == []
+        assert seen.low_contrast() == []
     assert seen.problems == []
     assert all(address.startswith(site.as_uri()) for address in seen.requests)
 
 
 @pytest.mark.slow
-def test_from_a_card_to_a_chart_and_back(site, visit):  # noqa: F811
+def test_from_a_card_to_a_chart_and_back(site, visit):
     seen = visit(site / INDEX)
     seen.page.get_by_role("link", name="Table 1. Natural images").click()
     seen.page.locator("[data-chart]").first.evaluate("card => card.scrollIntoView({block: 'center'})")

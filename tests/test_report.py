@@ -1,6 +1,7 @@
 """Reports as data and text: which records are shown, verdicts, robustness, escaping."""
 
 import json
+import math
 import statistics
 from html.parser import HTMLParser
 from pathlib import Path
@@ -61,9 +62,10 @@ def test_only_common_seeds_are_paired():
     assert verdict.differences[0].mean == pytest.approx(-0.5)
 
 
-def test_equal_gaps_are_too_coarse_to_judge():
-    verdict = judged({"erm": seeds(1.0, 2.0, 3.0), "new": seeds(0.5, 1.5, 2.5)})
-    assert verdict.differences[0].result == "open"
+@pytest.mark.parametrize("size", [1.0, 0.1, 1e5], ids=["exact", "rounded", "large"])
+def test_equal_gaps_are_too_coarse_to_judge(size):
+    rows = {"erm": seeds(*(size * v for v in (7, 8, 9))), "new": seeds(*(size * v for v in (6, 7, 8)))}
+    assert judged(rows).differences[0].result == "open"
 
 
 def test_words_never_promise_more_than_the_intervals():
@@ -76,6 +78,61 @@ def test_words_never_promise_more_than_the_intervals():
         rows = {f"m{i}": seeds(*draws.normal(size=5)) for i in range(6)}
         named += judged(rows).best != "m0"
     assert named <= 30
+
+
+def test_a_champion_is_named_only_if_its_interval_says_so():
+    """The rule of bold cells is another family of tests: p = 0.03 is bold, and open among two comparisons."""
+    erm = seeds(70.0, 71.0, 69.0, 70.5, 70.2)
+    gaps = [1.0, 0.0, 1.2, 0.4, 0.9]
+    rows = {"erm": erm, "new": {s: erm[s] + gap for s, gap in enumerate(gaps)}}
+    assert 0.025 < stats.ttest_rel(list(rows["new"].values()), list(erm.values())).pvalue < 0.05
+    accuracy, worst = (Measure(name, name, True, True) for name in ("average", "worst"))
+    values = {"average": rows, "worst": rows}
+    verdict = judge_rows(values, [accuracy, worst], ["erm", "new"], "erm", champion="new")
+    assert verdict.differences[0].result == "open"
+    assert verdict.best == "erm"
+    assert verdict.headline == "No method is shown to be better than erm in average."
+    assert verdict.facts[2][1:] == ("nothing better is shown", "0 of 1 shown better than erm; 5 seeds")
+    alone = judge_rows({"average": rows}, [accuracy], ["erm", "new"], "erm", champion="new")
+    assert alone.headline.startswith("new has the best average")
+    swapped = {"erm": rows["new"], "new": erm}
+    values = {"average": swapped, "worst": swapped}
+    verdict = judge_rows(values, [accuracy, worst], list(rows), "erm", champion="erm")
+    assert "better than every other" not in verdict.headline
+
+
+def test_means_in_words_are_those_of_the_seeds_that_are_compared():
+    """A half-finished method must not profit from easy seeds that it has already had."""
+    erm = seeds(70.0, 71.0, 72.0, 71.5, 20.0, 21.0)
+    verdict = judged({"erm": erm, "new": seeds(74.0, 75.5, 76.1, 75.2)}, Measure("a", "accuracy", True, True))
+    assert verdict.headline == "new is better than erm in accuracy: 75.2 % against 71.1 %."
+    assert verdict.facts[1][1] == "+4.1 points"
+
+
+def test_few_seeds_are_said_to_rest_on_normal_differences():
+    rows = {"erm": seeds(1.0, 1.2, 0.9, 1.1, 1.3, 1.0), "new": seeds(0.7, 0.9, 0.65, 0.7, 1.0, 0.8)}
+    assert not any("normally distributed" in s for s in judged(rows).sentences)
+    few = {name: dict(list(by.items())[:5]) for name, by in rows.items()}
+    assert any("normally distributed" in s for s in judged(few).sentences)
+
+
+def test_seeds_that_split_the_same_rows_have_wider_intervals():
+    """Nadeau and Bengio: the variance of the mean is s^2 (1/J + share), for verdict and charts alike."""
+    rows = {"erm": seeds(1.0, 1.2, 0.9, 1.1), "new": seeds(0.7, 0.9, 0.65, 0.7)}
+    plain, shared = judged(rows).differences[0], judged(rows, test_share=0.25).differences[0]
+    assert (shared.high - shared.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(2))
+    values = [3.0, 4.5, 2.5, 4.0]
+    _, low, high = mean_interval(values, test_share=0.25)
+    assert (high - low) / (mean_interval(values)[2] - mean_interval(values)[1]) == pytest.approx(math.sqrt(2))
+    report = make_report(Request(str(RESULTS / "tables" / "table3"), landscape=False))
+    study = next(s for s in report.studies if s.name == "table3-no2")
+    assert study.test_share == 0.25
+    erm, columns = study.values["average"]["erm"], report_data(report)["studies"]
+    found = next(each for each in columns if each["name"] == study.name)["values"]["average"]
+    assert found[study.methods.index("erm")]["mean"] == pytest.approx(
+        mean_interval(list(erm.values()), test_share=0.25), rel=1e-4
+    )
+    assert any("corrected for training rows that seeds share" in s for s in study.verdict.sentences)
 
 
 def test_mean_interval_agrees_with_scipy():
@@ -194,8 +251,12 @@ def test_committed_tables_agree_with_the_tables_of_the_command_line():
     cells = {line.split(" | ")[0][2:]: line for line in text.splitlines() if line.startswith("| ")}
     for row in study.table.rows:
         assert all(f"{cell} |" in cells[row[0][0]].replace("*", "") for cell, _, _ in row[1:4])
-    assert study.verdict.best == "groupdro"
-    assert "groupdro has the best worst-group accuracy" in study.verdict.headline
+    assert study.verdict.best == "erm"  # the interval of groupdro, which is bold, contains zero
+    assert any(sentence.startswith("groupdro is bold in the table") for sentence in study.verdict.sentences)
+    mlp = next(
+        s for s in report.studies if s.name.startswith("table4-waterbirds-features-mlp-settings-tuned")
+    )
+    assert mlp.verdict.headline.startswith("groupdro has the best worst-group accuracy")
     assert {s.name.split("-")[0] for s in report.studies} >= {"table1", "table3", "table4", "table11"}
     paper = next(s for s in report.studies if s.name == "table3-airfoil")
     assert paper.paper["average"]["c-mixup"] == (2.88, 0.187)

@@ -188,8 +188,8 @@ def _paired_p(a: dict[int, float], b: dict[int, float]) -> float:
     gaps = [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
     if len(gaps) < MIN_SEEDS:
         return 1.0
-    spread = statistics.stdev(gaps)
-    if spread == 0:  # equal gaps of coarse accuracies: what their signs alone say
-        return 1.0 if gaps[0] == 0 else 0.5 ** (len(gaps) - 1)
+    spread, rounding = statistics.stdev(gaps), 1e-9 * max(map(abs, [*a.values(), *b.values()]))
+    if spread <= rounding:  # equal gaps of coarse accuracies: what their signs alone say
+        return 1.0 if abs(gaps[0]) <= rounding else 0.5 ** (len(gaps) - 1)
     t = abs(statistics.mean(gaps)) / (spread / math.sqrt(len(gaps)))
     return 2 * student_tail(-t, len(gaps) - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,16 +68,26 @@ WIDTH: dict[Name, Width] = {"1": "page", "2": "column", "3": "column", "uncertai
 def run_figure(order: Order, console: Console) -> int:
     """Make a figure; returns the exit status."""
     try:
+        _check_out(order.file)
         figure = DRAW[order.name](order)
-    except (ValueError, FileNotFoundError) as error:
+        save_figure(figure, order.file, order.form, order.command())
+    except (ValueError, OSError) as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return 2
-    save_figure(figure, order.file, order.form, order.command())
     inches = WIDTHS[order.shown_width]
     console.print(
         f"{order.file} ({inches} in wide): {ABOUT[order.name]}", highlight=False, markup=False, soft_wrap=True
     )
     return 0
+
+
+def _check_out(file: Path) -> None:
+    """Refuse before minutes of work: a figure must be able to go there. Nothing is made yet."""
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder. Pass the name of a file to --out.")
+    near = next(folder for folder in file.absolute().parents if folder.exists())
+    if not near.is_dir() or not os.access(near, os.W_OK):
+        raise ValueError(f"Nothing can be written to {near}. Choose another --out.")
 
 
 def _surfaces(order: Order) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from elliptica.report.studies import studies_of
 
 #: Names of files in the site.
 INDEX, PLOTLY = "index.html", "plotly.min.js"
+#: Headings of tables of runs.
+PAPER, OWN = "Tables of the paper", "Tables of our own"
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,10 @@ class Gallery:
     guides: list[tuple[str, str]] = field(default_factory=list)
     unusable: list[tuple[str, str]] = field(default_factory=list)
 
-    def add_report(self, section: str, name: str, report: Report, own: Collection[str] = ()) -> None:
-        """A page of the report package, and its card; ``own`` are rows that are elliptic training."""
+    def add_report(self, section: str, name: str, report: Report) -> None:
+        """A page of the report package, and its card."""
         self.pages[name] = render_page(report, plotly=PLOTLY, home=INDEX)
-        self.sections.setdefault(section, []).append(report_card(name, report, own))
+        self.sections.setdefault(section, []).append(report_card(name, report))
 
 
 def collect(results: Path) -> Gallery:
@@ -93,12 +95,12 @@ def collect(results: Path) -> Gallery:
             f"{results} holds nothing to show. Pass a folder with records of elliptica run in its folder "
             "tables, or with folders of elliptica compare."
         )
-    order = ("Tables of the paper", "Studies", "Comparisons on whole tables")
+    order = (PAPER, OWN, "Studies", "Comparisons on whole tables")
     found.sections = {name: found.sections[name] for name in order if name in found.sections}
     return found
 
 
-def report_card(name: str, report: Report, own_rows: Collection[str] = ()) -> Card:
+def report_card(name: str, report: Report) -> Card:
     """The card of a report, its chart that of its first study."""
     first = report.studies[0]
     named = [
@@ -107,7 +109,7 @@ def report_card(name: str, report: Report, own_rows: Collection[str] = ()) -> Ca
     data = list(dict.fromkeys(named))
     methods = list(dict.fromkeys(m for study in report.studies for m in study.methods))
     own = report.title.rpartition(": ")[0] if len(report.studies) == 1 else report.title
-    chart = draw_marks(study_marks(first, own_rows), f"{data[0]}, {first.measures[0].label}")
+    chart = draw_marks(study_marks(first), f"{data[0]}, {first.measures[0].label}")
     return Card(
         name,
         own or report.title,
@@ -133,20 +135,17 @@ def _tables(results: Path, found: Gallery) -> None:
     except ReportError as error:
         found.unusable.append(("tables", str(error)))
         return
-    # the pages that explain the tables are no records
-    found.unusable += [(name, why) for name, why in folder.unusable if not name.endswith(".md")]
     by_table: dict[str, list[Study]] = {}
-    own: dict[str, set[str]] = {}
-    for (table, _, _), study, members in studies_of(folder)[0]:
+    for (table, _, _), study, _ in studies_of(folder)[0]:
         by_table.setdefault(table, []).append(study)
-        rows = {kept.run.row for kept in members if kept.run.method in ("elliptic", "marginal")}
-        own.setdefault(table, set()).update(rows)
+    found.unusable += folder.unusable
     for table, studies in sorted(by_table.items(), key=lambda item: not item[0].startswith("table")):
         title, paper = studies[0].title.rpartition(": ")[0], studies[0].subtitle.partition(";")[0]
         runs = sum(study.n_runs for study in studies)
         heading = title if paper.startswith("not") else f"{paper}. {title}"
         report = Report(heading, f"{count(runs, 'run')} of elliptica run", headline(studies), studies)
-        found.add_report("Tables of the paper", f"{anchor(table)}.html", report, own[table])
+        section = PAPER if table.startswith("table") else OWN
+        found.add_report(section, f"{anchor(table)}.html", report)
 
 
 def _readmes(results: Path, found: Gallery) -> None:

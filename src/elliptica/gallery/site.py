@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -24,6 +26,7 @@ def build_gallery(results: Path, out: Path) -> Gallery:
     Raises:
         ReportError: If there is nothing to show, or ``out`` holds something else.
     """
+    out = out.resolve()  # the current folder has a name, too
     _check_out(out, results)
     found = collect(results)
     texts = {INDEX: _render("index.html", gallery=found)}
@@ -31,21 +34,28 @@ def build_gallery(results: Path, out: Path) -> Gallery:
     texts |= {
         name: _render("text.html", title=title, body=body) for name, (title, body) in found.texts.items()
     }
-    part = out.with_name(f"{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part = out.with_name(f"{out.name}.{os.getpid()}.part")  # of nobody else
     part.mkdir(parents=True)
+    try:
+        _write(part, texts, found.pictures)
+        if out.exists():
+            shutil.rmtree(out)
+        part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return found
+
+
+def _write(part: Path, texts: Mapping[str, str], pictures: Mapping[str, Path]) -> None:
+    """All files of the site, plotly.js and the mark of a gallery among them."""
     for name, text in texts.items():
         (part / name).write_text(text, encoding="utf-8")
-    for name, source in found.pictures.items():
+    for name, source in pictures.items():
         shutil.copyfile(source, part / name)
     from plotly.offline import get_plotlyjs
 
     (part / PLOTLY).write_text(get_plotlyjs(), encoding="utf-8")
     (part / _MARK).write_text("Written by elliptica gallery.\n")
-    if out.exists():
-        shutil.rmtree(out)
-    part.rename(out)
-    return found
 
 
 def _check_out(out: Path, results: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elliptica.report.content import Study, mean_interval
@@ -35,18 +35,17 @@ def is_own(name: str) -> bool:
     return any(word in name.lower() for word in words)
 
 
-def study_marks(study: Study, own: Collection[str] = ()) -> list[Mark]:
-    """The first measure of a study: mean and interval over seeds of the methods that stand out.
-
-    Args:
-        study: What to show.
-        own: Methods that are elliptic training though their names do not say so.
-    """
+def study_marks(study: Study) -> list[Mark]:
+    """The first measure of a study: mean and interval over seeds of the methods that stand out."""
     values = study.values[study.measures[0].name]
     shown = highlighted(study, _ROWS)
     ordered = [method for method in study.methods if method in shown and values.get(method)]
     return [
-        Mark(method, *mean_interval(list(values[method].values())), method in own or is_own(method))
+        Mark(
+            method,
+            *mean_interval(list(values[method].values()), test_share=study.test_share),
+            method in study.own,
+        )
         for method in ordered
     ]
 

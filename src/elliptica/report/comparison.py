@@ -44,25 +44,31 @@ def comparison_report(folder: Path, request: Request) -> Report:
             "it out."
         )
     content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    unusable: list[tuple[str, str]] = []
-    records: list[Record] = []
-    for number, each in enumerate(content["records"]):
-        try:
-            record = Record.from_json(each)
-            _check(record)
-            records.append(record)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            unusable.append((f"{RESULTS}, record {number}", f"cannot be used ({error})"[:200]))
     about = content["about"]
     try:
         metrics = metrics_of(str(about["task"]), about.get("group") is not None)
     except (KeyError, TypeError, AttributeError) as error:
         raise ReportError(f"{folder / RESULTS} does not say what was compared ({error!r}).") from error
+    unusable: list[tuple[str, str]] = []
+    records: list[Record] = []
+    for number, each in enumerate(content["records"] if isinstance(content["records"], list) else []):
+        try:
+            record = Record.from_json(each)
+            _check(record, metrics)
+            records.append(record)
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
+            unusable.append((f"{RESULTS}, record {number}", f"cannot be used ({error!r})"[:200]))
     if not records:
         raise ReportError(
             f"{folder / RESULTS} holds no finished run yet. Run the comparison to the end first."
         )
-    study = _study(content, about, metrics, records)
+    try:
+        study = _study(content, about, metrics, records)
+        notices = [str(notice) for notice in content.get("notices", [])]
+    except (TypeError, KeyError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ReportError(
+            f"{folder / RESULTS} is damaged ({error!r}). Move it away and run the comparison again."
+        ) from error
     if request.landscape:
         study = _with_landscape(study, folder, about, request)
     return Report(
@@ -71,15 +77,19 @@ def comparison_report(folder: Path, request: Request) -> Report:
         headline=study.verdict.headline,
         studies=[study],
         unusable=unusable,
-        notes=[str(notice) for notice in content.get("notices", [])],
+        notes=notices,
     )
 
 
-def _check(record: Any) -> None:
-    numbers = [*record.test.values(), *record.parts.values(), record.seconds]
+def _check(record: Any, metrics: Sequence[Any]) -> None:
+    """What the page reads must be what it is taken for."""
+    scores = [record.test[metric.name] for metric in metrics]
+    rows = [record.rows[name] for name in ("train", "validation", "test")]
+    spent = [record.seconds, *([] if record.evaluations is None else [record.evaluations])]
+    numbers = [*scores, *record.test.values(), *record.parts.values(), *spent, *rows, record.repeat]
     if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
-        raise ValueError("scores are not finite numbers")
-    int(record.repeat), record.rows["test"], record.trials[record.chosen]
+        raise ValueError("scores, rows or costs are not finite numbers")
+    dict(record.trials[record.chosen].settings)
 
 
 def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[Any]) -> Study:
@@ -136,7 +146,7 @@ def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[A
         values=values,
         verdict=_verdict(found, {m.name: m for m in measures}, values, name, cost),
         table=_grid(measures, values, cost, [name[m] for m in methods]),
-        parts=[_parts(records, name, metrics, about)],
+        parts=[_parts([r for r in records if r.repeat in shown], name, metrics, about)],
         cost=cost,
         settings={name[m]: _chosen([by_key[m, r] for r in shown if (m, r) in by_key]) for m in methods},
         commands=[str(content["command"])] if content.get("command") else [],
@@ -148,6 +158,8 @@ def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[A
         missing=missing,
         notes=["Seconds and rows are those of one repeat, all trials together."],
         repetition="repeat",
+        test_share=share,
+        own=[name[m] for m in methods if m.startswith("elliptic")],
     )
 
 
@@ -198,10 +210,11 @@ def _verdict(
         how = ("How much better", m.show(shown.mean, sign=True), f"{m.label}, interval {low} to {high}")
     better = len({d.method for d in differences if d.result == "better"})
     sure = "shown better" if shown else "nothing better is shown"
+    repeats = count(max(d.n_seeds for d in differences), "repeat")
     facts = [
         ("Which method", best, f"{main.label} {main.show(level)}"),
         how,
-        ("How sure", sure, f"{better} of {len(name) - 1} better somewhere"),
+        ("How sure", sure, f"{better} of {len(name) - 1} better in one measure or both; {repeats}"),
         price_fact(best, reference, ratio, seconds),
     ]
     return Verdict(first, rest, facts, differences, best)
@@ -274,7 +287,7 @@ def _with_landscape(study: Study, folder: Path, about: Mapping[str, Any], reques
     from elliptica.report.saved import open_model
 
     if not (folder / MODEL).is_file():
-        reason = f"The folder holds no {MODEL}: the comparison is not finished."
+        reason = f"The folder holds no {MODEL}, which elliptica compare writes at its end."
     elif request.data is None:  # a path in the folder's own files is not followed: they may come from anybody
         command = shlex.join(["elliptica", "report", str(folder), "--data"])
         reason = f"It needs the table that was compared: {command} table.csv."

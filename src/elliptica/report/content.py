@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from elliptica._statistics import student_quantile
+from elliptica._statistics import corrected_interval
 
 #: JSON has both.
 Number = int | float
@@ -48,7 +48,8 @@ class Measure:
             >>> Measure("worst", "accuracy", True, percent=True).show(-1.25, sign=True)
             '−1.2 points'
         """
-        text = f"{value:{'+' if sign else ''}.{self.decimals}f}".replace("-", MINUS)
+        shown = round(value, self.decimals) + 0.0  # no minus before zero
+        text = f"{shown:{'+' if sign and shown else ''}.{self.decimals}f}".replace("-", MINUS)
         return text + ((" points" if sign else " %") if unit and self.percent else "")
 
 
@@ -92,7 +93,8 @@ class Parts:
         kind: ``"group"``, ``"class"`` or ``"fifth of the targets"``.
         names: Of the parts, in the order shown.
         values: By method, then by part: one value for each seed that has it.
-        sizes: Rows of each part in training; None if they are not recorded.
+        sizes: Rows of each part; None if they are not recorded.
+        counted: Which rows ``sizes`` counts.
         limits: By method and part: an interval, where there is one beside that of the seeds.
     """
 
@@ -100,6 +102,7 @@ class Parts:
     names: Sequence[str]
     values: Mapping[str, Mapping[str, Sequence[Number]]]
     sizes: Mapping[str, int] | None = None
+    counted: str = "training rows"
     limits: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
 
 
@@ -141,6 +144,9 @@ class Study:
         notes: Below the table.
         landscapes: Of models that were kept.
         repetition: What a seed is called.
+        test_share: Test rows over training rows where each seed splits the same rows anew: intervals are
+            corrected for what its training rows share with those of others. Zero for fixed test rows.
+        own: Methods that are elliptic training.
     """
 
     name: str
@@ -166,11 +172,18 @@ class Study:
     notes: Sequence[str] = ()
     landscapes: Sequence[Mapping[str, Any]] = ()
     repetition: str = "seed"
+    test_share: float = 0.0
+    own: Collection[str] = ()
 
     @property
     def n_runs(self) -> int:
         """Runs that are shown."""
         return sum(len(seeds) for seeds in self.values[self.measures[0].name].values())
+
+    @property
+    def most_seeds(self) -> int:
+        """Seeds of the method that has most."""
+        return max(map(len, self.values[self.measures[0].name].values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -196,16 +209,21 @@ class Report:
     findings: Sequence[tuple[str, str, str, str]] = ()
 
 
-def mean_interval(values: Sequence[Number], confidence: float = 0.95) -> tuple[float, float, float]:
+def mean_interval(
+    values: Sequence[Number], confidence: float = 0.95, test_share: float = 0.0
+) -> tuple[float, float, float]:
     """Mean of values over seeds, and Student's interval for it (without limits for one value).
+
+    Args:
+        values: One for each seed.
+        confidence: Of the interval.
+        test_share: See `Study`.
 
     Example:
         >>> [round(v, 2) for v in mean_interval([1.0, 2.0, 3.0])]
         [2.0, -0.48, 4.48]
     """
-    mean = statistics.fmean(values)
     if len(values) < 2:
-        return mean, math.nan, math.nan
-    quantile = student_quantile((1 + confidence) / 2, len(values) - 1)
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+        return statistics.fmean(values), math.nan, math.nan
+    found = corrected_interval([float(v) for v in values], test_share, confidence)
+    return found.mean, found.low, found.high

@@ -32,7 +32,7 @@ def sizes_of(members: Sequence[Kept], kind: str) -> dict[str, int] | None:
     """Training rows of each class or group; None if no record has them."""
     for kept in members:
         rows = kept.content.get("rows")
-        sizes = rows.get("train", {}).get(kind) if isinstance(rows, dict) else None
+        sizes = (rows.get("train") or {}).get(kind) if isinstance(rows, dict) else None
         if isinstance(sizes, dict):
             return {str(name): int(n) for name, n in sizes.items()}
     return None

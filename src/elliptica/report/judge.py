@@ -6,10 +6,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from elliptica._statistics import corrected_interval
-from elliptica.report.content import DASH, TIMES, BySeed, Difference, Measure, Verdict
+from elliptica._words import count
+from elliptica.report.content import DASH, TIMES, BySeed, Difference, Measure, Result, Verdict
 
 #: Fewer common seeds give no verdict.
 MIN_SEEDS = 3
+#: From so many on, differences of one sign alone would be unlikely enough by chance (2 * 0.5**6 < 5 %).
+SIGN_SEEDS = 6
 CONFIDENCE = 0.95
 
 
@@ -21,11 +24,13 @@ def judge_rows(
     *,
     champion: str | None = None,
     cost: Mapping[str, BySeed] | None = None,
+    test_share: float = 0.0,
 ) -> Verdict:
     """Compare every method with the reference on the seeds that both have.
 
     Intervals are Student's for paired differences, widened for the number of comparisons (Bonferroni), so
-    that all hold together with 95 %.
+    that all hold together with 95 %. Nothing is said that they contradict: a champion whose interval
+    contains zero is not named.
 
     Args:
         values: By measure, method and seed.
@@ -35,6 +40,7 @@ def judge_rows(
         champion: Method that is better than every other one on the first measure, if that is shown (the
             rule of bold cells).
         cost: By unit, for what is said about cost.
+        test_share: See `elliptica.report.content.Study`.
 
     Example:
         >>> measure = Measure("average", "RMSE", higher_is_better=False, decimals=2)
@@ -57,7 +63,7 @@ def judge_rows(
         each
         for measure in measures
         for method in others
-        if (each := _difference(values[measure.name], method, reference, measure, confidence)) is not None
+        if (each := _difference(values[measure.name], (method, reference), measure, confidence, test_share))
     ]
     mine = [d for d in differences if d.measure == first.name]
     most = max((d.n_seeds for d in mine), default=0)
@@ -68,35 +74,50 @@ def judge_rows(
         )
         return Verdict(text, best=None)
     winners = sorted((d for d in mine if d.result == "better"), key=lambda d: -_gain(d, first))
+    in_bold = champion
+    if not _agrees(champion, reference, mine):
+        champion = None
     best = champion if champion is not None else winners[0].method if winners else reference
     named = next((d for d in mine if d.method == best), None)
     means = {m: statistics.fmean(found[m].values()) for m in [reference, *others]}
+    common = set(found[best]) & set(found[reference])  # so that means differ by the difference that is shown
+    means |= {m: statistics.fmean(found[m][s] for s in common) for m in (best, reference)}
     sentences = [
         *_others(winners, champion, best, first),
+        *([_only_bold(in_bold)] if in_bold is not None and champion is None else []),
         *_worse(mine, first, reference),
         *_elsewhere(differences, measures[1:], reference),
         *_reach(mine, winners, first, most),
         *_price(cost or {}, best, reference),
-        _basis(mine, n_comparisons),
+        *_basis(mine, n_comparisons, test_share),
     ]
-    facts = _facts(means, best, named, winners, champion, first, reference, cost or {})
+    facts = _facts(means, best, named, mine, champion, first, reference, cost or {})
     return Verdict(
         _headline(means, best, named, champion, first, reference), sentences, facts, differences, best
     )
 
 
+def _agrees(champion: str | None, reference: str, mine: Sequence[Difference]) -> bool:
+    """Whether the intervals show what the rule of bold cells, another family of tests, has found."""
+    if champion == reference:
+        return all(d.result == "worse" for d in mine)
+    return any(d.method == champion and d.result == "better" for d in mine)
+
+
 def _difference(
-    values: BySeed, method: str, reference: str, measure: Measure, confidence: float
+    values: BySeed, pair: tuple[str, str], measure: Measure, confidence: float, test_share: float
 ) -> Difference | None:
-    ours, theirs = values.get(method, {}), values.get(reference, {})
+    ours, theirs = (values.get(method, {}) for method in pair)
     seeds = sorted(set(ours) & set(theirs))
     if not seeds:
         return None
-    interval = corrected_interval([float(ours[s] - theirs[s]) for s in seeds], 0.0, confidence)
-    result = "open"
-    if len(seeds) >= MIN_SEEDS and interval.half_width > 1e-12 and not interval.low <= 0 <= interval.high:
+    interval = corrected_interval([float(ours[s] - theirs[s]) for s in seeds], test_share, confidence)
+    size = max(abs(values[s]) for values in (ours, theirs) for s in seeds)
+    result: Result = "open"  # equal gaps, but for rounding, are too coarse to judge
+    is_coarse = interval.half_width <= 1e-9 * size
+    if len(seeds) >= MIN_SEEDS and not is_coarse and not interval.low <= 0 <= interval.high:
         result = "better" if (interval.mean > 0) == measure.higher_is_better else "worse"
-    return Difference(method, measure.name, interval.mean, interval.low, interval.high, len(seeds), result)  # type: ignore[arg-type]
+    return Difference(pair[0], measure.name, interval.mean, interval.low, interval.high, len(seeds), result)
 
 
 def _gain(difference: Difference, measure: Measure) -> float:
@@ -136,6 +157,13 @@ def _others(winners: Sequence[Difference], champion: str | None, best: str, meas
     if rest:
         text += f" Also better: {'; '.join(rest)}. Which of them is best is not shown."
     return [text]
+
+
+def _only_bold(method: str) -> str:
+    return (
+        f"{method} is bold in the table (better than every other row in paired tests), but intervals widened "
+        "for all comparisons do not show it."
+    )
 
 
 def _worse(mine: Sequence[Difference], measure: Measure, reference: str) -> list[str]:
@@ -193,20 +221,27 @@ def _price(cost: Mapping[str, BySeed], best: str, reference: str) -> list[str]:
     return [f"{best} took {' and '.join(parts)}, compared with {reference}."] if parts else []
 
 
-def _basis(mine: Sequence[Difference], n_comparisons: int) -> str:
+def _basis(mine: Sequence[Difference], n_comparisons: int, test_share: float) -> list[str]:
+    shared = "corrected for training rows that seeds share, and " if test_share else ""
+    widened = f"widened for {count(n_comparisons, 'comparison')}, so that all hold together with 95 %"
+    said = [f"Paired over {_seeds(mine)}; intervals are {shared}{widened}."]
+    if min(d.n_seeds for d in mine) < SIGN_SEEDS:
+        said.append(
+            f"Fewer than {SIGN_SEEDS} seeds: all of this rests on differences that are normally distributed."
+        )
+    return said
+
+
+def _seeds(mine: Sequence[Difference]) -> str:
     counts = sorted({d.n_seeds for d in mine})
-    seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return (
-        f"Paired over {seeds} seeds; intervals are widened for {n_comparisons} "
-        f"comparison{'s' if n_comparisons != 1 else ''}, so that all hold together with 95 %."
-    )
+    return f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
 
 
 def _facts(
     means: Mapping[str, float],
     best: str,
     named: Difference | None,
-    winners: Sequence[Difference],
+    mine: Sequence[Difference],
     champion: str | None,
     measure: Measure,
     reference: str,
@@ -222,10 +257,11 @@ def _facts(
         how = ("How much better", measure.show(named.mean, sign=True), f"interval {low} to {high}")
     ratio = cost_ratio(cost.get("evaluations", {}), best, reference)
     seconds = cost_ratio(cost.get("seconds", {}), best, reference)
+    better = sum(d.result == "better" for d in mine)
     return [
         ("Which method", best, f"{measure.label} {measure.show(means[best])}"),
         how,
-        ("How sure", sure, f"{len(winners)} of {len(means) - 1} shown better than {reference}"),
+        ("How sure", sure, f"{better} of {len(means) - 1} shown better than {reference}; {_seeds(mine)}"),
         price_fact(best, reference, ratio, seconds),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -39,7 +40,7 @@ def own_model_report(request: Request) -> Report:
         loss_fn, y = loss_and_targets(samples, cast(LossName, request.loss))
     except (SourceError, ValueError, TypeError) as error:
         raise ReportError(str(error)) from error
-    name = request.model or f"a small network trained by {request.train}"
+    name = request.model or f"Small network trained here ({request.train})"
     notes = [] if request.model else [f"No --model: this is a network trained here, {request.steps} steps."]
     is_labels = samples.is_classification and request.loss in ("auto", "cross-entropy")
     test_x = samples.x if samples.test_x is None else samples.test_x
@@ -71,15 +72,16 @@ def finished(study: Study, subject: Subject, request: Request, title: str, group
         diagnosis = _diagnosis(subject.model, subject.loss_fn, subject.x, subject.y, groups, request.seed)
         order = ("warning", "look", "fine")
         ranked = sorted(diagnosis.findings, key=lambda f: order.index(f.severity))  # the gravest first
-        findings = [(f.severity, f.name, f.sentence, f.advice) for f in ranked]
+        # a sentence that ends in a colon leads to a list, which is on the screen only
+        findings = [
+            (f.severity, f.name, re.sub(r"[^.]*:$", "", f.sentence).strip(), f.advice) for f in ranked
+        ]
         headline = "Nothing stands out in the loss of this model."
         if diagnosis.severity != "fine":
-            headline = ranked[0].sentence
+            headline = findings[0][2]
     else:
         study = replace(study, missing={**study.missing, "landscape": "Left out (--no-landscape)."})
-    return Report(
-        request.title or title[:1].upper() + title[1:], "model", headline, [study], findings=findings
-    )
+    return Report(request.title or title, "model", headline, [study], findings=findings)
 
 
 def _diagnosis(model: nn.Module, loss_fn: Any, x: Tensor, y: Tensor, groups: Any, seed: int) -> Diagnosis:

@@ -48,6 +48,7 @@ def demo_report(file: Path, title: str | None = None) -> Report:
         cost=cost,
         settings={"all": ", ".join(f"{k} {v}" for k, v in content.get("settings", {}).items())},
         commands=["elliptica demo"],
+        own=[method for method in methods if method in ("path", "marginal")],
         versions={str(k): str(v) for k, v in content.get("versions", {}).items()},
         notes=["Not finished: the demo was interrupted."] if content.get("interrupted") else [],
     )

@@ -61,16 +61,23 @@ def _study(study: Study) -> dict[str, Any]:
             }
             for m in study.measures
         ],
-        "values": {m.name: _columns(study.values[m.name], study.methods) for m in study.measures},
+        "values": {
+            m.name: _columns(
+                study, study.values[m.name], (0.0, 100.0) if m.percent else (-math.inf, math.inf)
+            )
+            for m in study.measures
+        },
         "paper": {name: {k: list(v) for k, v in found.items()} for name, found in study.paper.items()},
         "differences": [vars(d) for d in study.verdict.differences],
-        "parts": [_parts(each, 100.0 if scored.percent else math.inf) for each in study.parts],
+        "parts": [
+            _parts(each, study.test_share, 100.0 if scored.percent else math.inf) for each in study.parts
+        ],
         "reliability": study.reliability,
-        "uncertainty": None if study.uncertainty is None else _parts(study.uncertainty),
+        "uncertainty": None if study.uncertainty is None else _parts(study.uncertainty, study.test_share),
         "curves": {row: [_thinned(curve) for curve in curves] for row, curves in study.curves.items()},
         "scoreLabel": study.score_label,
         "repetition": study.repetition,
-        "cost": {unit: _columns(found, study.methods) for unit, found in study.cost.items()},
+        "cost": {unit: _columns(study, found, (0.0, math.inf)) for unit, found in study.cost.items()},
         "missing": study.missing,
         "landscapes": study.landscapes,
     }
@@ -88,30 +95,41 @@ def highlighted(study: Study, most: int = 5) -> list[str]:
     return [m for m in dict.fromkeys(order) if m in study.methods][:most]
 
 
-def _columns(values: BySeed, methods: Sequence[str]) -> list[dict[str, Any]]:
+def _columns(study: Study, values: BySeed, ends: tuple[float, float]) -> list[dict[str, Any]]:
     """Seeds, values and an interval for each method."""
     found = []
-    for method in methods:
+    for method in study.methods:
         by_seed = dict(sorted(values.get(method, {}).items()))
         numbers = list(by_seed.values())
-        limits = mean_interval(numbers) if numbers else (math.nan,) * 3
-        found.append({"seeds": list(by_seed), "values": numbers, "mean": list(limits)})
+        limits = mean_interval(numbers, test_share=study.test_share) if numbers else (math.nan,) * 3
+        found.append({"seeds": list(by_seed), "values": numbers, "mean": _within(limits, ends)})
     return found
 
 
-def _parts(parts: Parts, most: float = math.inf) -> dict[str, Any]:
+def _within(limits: tuple[float, float, float], ends: tuple[float, float]) -> list[float]:
+    """A mean and its interval, which ends where scores do; NaN (no interval) stays."""
+    mean, low, high = limits
+    # NaN comes first, and no number is larger or smaller
+    return [mean, max(low, ends[0]), min(high, ends[1])]
+
+
+def _parts(parts: Parts, test_share: float, most: float = math.inf) -> dict[str, Any]:
     """Means with intervals, which end where scores do: at 0 and at ``most``."""
     cells: dict[str, dict[str, Any]] = {}
     for method, by_name in parts.values.items():
         for name, numbers in by_name.items():
-            limits = mean_interval(numbers)
+            limits = mean_interval(numbers, test_share=test_share)
             if method in parts.limits and name in parts.limits[method]:
                 limits = (limits[0], *parts.limits[method][name])
-            mean, low, high = limits
-            # NaN (no interval) stays: it comes first, and no number is larger or smaller
-            limits = mean, max(low, 0.0), min(high, most)
-            cells.setdefault(method, {})[name] = {"values": list(numbers), "mean": list(limits)}
-    return {"kind": parts.kind, "names": list(parts.names), "sizes": parts.sizes, "cells": cells}
+            shown = _within(limits, (0.0, most))
+            cells.setdefault(method, {})[name] = {"values": list(numbers), "mean": shown}
+    return {
+        "kind": parts.kind,
+        "names": list(parts.names),
+        "sizes": parts.sizes,
+        "counted": parts.counted,
+        "cells": cells,
+    }
 
 
 def _thinned(curve: Mapping[str, Sequence[Number]]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Plane:
 
 
 NEAREST = "Each point has the target of its nearest datum."
-MIXED = "Targets are mixed as the three points are."
+MIXED = "Targets are mixed as the three points are; what that costs any network is taken off."
 
 
 def choose_planes(

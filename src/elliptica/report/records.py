@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 
 from elliptica.experiments.specification import Run
 from elliptica.report.content import ReportError
+from elliptica.report.shape import Shape
 
 #: Longest reason that is quoted: a damaged file could make it of any length.
 _LONGEST = 200
@@ -119,7 +119,8 @@ def _take(file: Path, found: Folder) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return f"its run has a wrong entry: {'.'.join(map(str, first['loc']))}: {first['msg']}"[:_LONGEST]
+        place = ".".join(str(part) for part in first["loc"] if part != "float")  # a tag of pydantic's
+        return f"has a wrong entry: {place} is {first['input']!r:.40}. {first['msg']}"[:_LONGEST]
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
         return f"is no JSON ({error})"[:_LONGEST]
     return str(error)[:_LONGEST]
@@ -141,24 +142,8 @@ def _take_json(file: Path, found: Folder) -> None:
     if missing:
         raise ValueError(f"has no {', '.join(missing)}: it is not a record of elliptica run")
     run = Run.model_validate(content["run"])
-    _check(content)
+    Shape.model_validate(content)
     if (name := (run.key, run.seed)) in found.seen:
         raise ValueError("repeats the run of another record")
     found.seen.add(name)
     found.kept.append(Kept(file, run, content))
-
-
-def _check(content: Mapping[str, Any]) -> None:
-    """What the page reads must be what it is taken for."""
-    test = content["metrics"].get("test") if isinstance(content["metrics"], dict) else None
-    if not isinstance(test, dict) or not isinstance(content["cost"], dict):
-        raise ValueError("has no metrics of the test part, or no cost")
-    for name, value in test.items():
-        entries = value.values() if isinstance(value, dict) else [value]
-        for entry in entries:
-            if isinstance(entry, str):
-                raise ValueError(f"metrics.test.{name} holds text, not numbers")
-            if isinstance(entry, float) and not math.isfinite(entry):
-                raise ValueError(f"metrics.test.{name} is {entry}, not a finite number")
-    if not isinstance(content["versions"], dict) or not isinstance(content.get("epoch", 0), int):
-        raise ValueError("versions or epoch are not what a record holds")

@@ -99,7 +99,7 @@ def _classes_study(
         rows,
         parts=parts,
         reliability={name: pooled(bins["rows"], bins["confidence"], bins["right"])},
-        uncertainty=Parts("class", order, uncertainty, sizes),
+        uncertainty=Parts("class", order, uncertainty, sizes, "rows given"),
         **more,
     )
 
@@ -127,7 +127,8 @@ def _values_study(
         labels = {g: squares[split.group == i] for i, g in enumerate(group_names)}
         values = {name: {g: [math.sqrt(float(v.mean()))] for g, v in labels.items()}}
         limits = {name: {g: _root_interval(v) for g, v in labels.items()}}
-        parts.append(Parts("group", group_names, values, {g: len(v) for g, v in labels.items()}, limits))
+        sizes = {g: len(v) for g, v in labels.items()}
+        parts.append(Parts("group", group_names, values, sizes, "rows given", limits))
         entries.append(("worst-group RMSE", max(v[0] for v in values[name].values()), ""))
     measure = Measure("average", "RMSE", False, decimals=3)
     return _study(name, measure, entries[0][1] or 0.0, entries, rows, parts=parts, **more)
@@ -143,7 +144,8 @@ def _study(
 ) -> Study:
     lines: list[list[tuple[str, float | str, bool]]] = []
     for label, number, limits in entries:
-        shown = (DASH, math.nan) if number is None else (f"{number:.4g}", number)
+        digits = ".1f" if label.endswith("%") else ".4g"
+        shown = (DASH, math.nan) if number is None else (f"{number:{digits}}", number)
         lines.append([(label, label, False), (*shown, False), (limits or DASH, limits, False)])
     notes = [*more.pop("notes", ()), _NOTE]
     return Study(
@@ -169,7 +171,7 @@ def _shares(kind: str, by: Mapping[str, float], numbers: Tensor, names: Sequence
         n = sizes[names[int(k)]]
         low, high = clopper_pearson(round(share * n), n)
         limits[names[int(k)]] = (100 * low, 100 * high)
-    return Parts(kind, list(sizes), values, sizes, {method: limits})
+    return Parts(kind, list(sizes), values, sizes, "rows given", {method: limits})
 
 
 def _root_interval(squares: Tensor) -> tuple[float, float]:

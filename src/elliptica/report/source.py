@@ -157,6 +157,9 @@ def _records_report(path: Path, request: Request) -> Report:
         raise ReportError(f'Records need {error.name}: pip install "elliptica[experiments]"') from error
     folder = read_folder(path)
     found, notes = studies_of(folder)
+    if not found:
+        reasons = "; ".join(f"{name} {reason}" for name, reason in folder.unusable[:5])
+        raise ReportError(f"No table can be made of the records in {path}: {reasons}.")
     studies = [study for _, study, _ in found]
     if request.landscape:
         from elliptica.report.kept import add_landscapes
@@ -181,13 +184,20 @@ def headline(studies: list[Study]) -> str:
     better = [s for s in studies if s.verdict.best not in (None, s.reference)]
     silent = sum(s.verdict.best is None for s in studies)
     if better:
-        ours = sum(str(s.verdict.best).startswith(("elliptic", "marginal", "green")) for s in better)
+        ours = sum(_is_ours_better(s) for s in better)
         text = (
             f"In {len(better)} of {len(studies)} tables a method is shown to be better than the reference, "
         )
-        text += f"in {ours or 'none'} of them an elliptic one."
+        text += f"in {ours or 'none'} of them an elliptic one better than one that is not."
     else:
         text = f"In none of the {len(studies)} tables is a method shown to be better than the reference."
     return text + (
         f" {silent} {'have' if silent > 1 else 'has'} too few runs for a verdict." if silent else ""
     )
+
+
+def _is_ours_better(study: Study) -> bool:
+    """Whether elliptic training is shown to be better than a reference that is something else."""
+    first = study.measures[0].name
+    winners = {d.method for d in study.verdict.differences if d.measure == first and d.result == "better"}
+    return study.reference not in study.own and any(method in study.own for method in winners)

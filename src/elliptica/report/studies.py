@@ -18,7 +18,7 @@ from elliptica.experiments.specification import (
     load_specification,
     preset_names,
 )
-from elliptica.experiments.table import Part, Table, make_table
+from elliptica.experiments.table import COST, Part, Table, make_table
 from elliptica.report.content import DASH, BySeed, Grid, Measure, Parts, Study
 from elliptica.report.extracts import curves_of, parts_of, reliability_of, sizes_of, uncertainty_of
 from elliptica.report.judge import judge_rows
@@ -37,7 +37,11 @@ def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[Kept]]], l
         notes.append(f"{folder.n_trials} records of tuning trials are not shown: they chose settings only.")
     found: list[tuple[Place, Study, list[Kept]]] = []
     for number, (place, members) in enumerate(groups.items()):
-        study = _study(place, members, folder)
+        try:
+            study = _study(place, members, folder)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+            folder.unusable.append((" ".join(filter(None, place)), f"cannot be shown ({error!r})"[:200]))
+            continue
         if any(study.name == other.name for _, other, _ in found) or not study.name:
             study = replace(
                 study, name=f"{study.name or 'study'}-{number}"
@@ -74,8 +78,13 @@ def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
     champion = next((row for row in rows if test.cells[row, dataset, columns[0]].is_best), None)
     judged = [m for m in measures[:2] if m.name in (columns[0], "worst", "average")]
     missing, notes = _missing(members, rows, order, metric), list(test.notes)
-    if members[0].run.load.get("name") in RESPLIT:
-        notes.append("Each seed also draws which rows are tested; intervals are not corrected for that.")
+    notes.append(f"Cost: {COST[:1].lower()}{COST[1:]}")
+    share = RESPLIT.get(str(members[0].run.load.get("name")), 0.0)
+    if share:
+        notes.append(
+            "Each seed also draws which rows are tested: intervals are corrected for the training rows that "
+            "seeds share (Nadeau and Bengio), bold cells are not."
+        )
     return Study(
         name=re.sub(r"[^a-z0-9]+", "-", f"{name}-{dataset}-{variant}".lower()).strip("-"),
         title=f"{_UNITS.sub('', specification.title)}: {dataset}",
@@ -84,7 +93,7 @@ def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
         methods=rows,
         reference=reference,
         values=values,
-        verdict=judge_rows(values, judged, rows, reference, champion=champion, cost=cost),
+        verdict=judge_rows(values, judged, rows, reference, champion=champion, cost=cost, test_share=share),
         table=_grid(test, dataset, rows, {m.name: m for m in measures}, cost, notes),
         paper={c: _paper(test, rows, dataset, c) for c in columns},
         parts=parts,
@@ -98,6 +107,8 @@ def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
         versions=_versions(members),
         missing=missing,
         notes=notes,
+        test_share=share,
+        own={k.run.row for k in members if k.run.method in ("elliptic", "marginal")},
     )
 
 
@@ -234,7 +245,8 @@ def _settings(run: Run) -> str:
     entries = {**run.training, **{f"{k}": v for k, v in run.settings.items()}}
     network = ", ".join(f"{k} {v}" for k, v in run.model.items() if k != "name")
     text = ", ".join(f"{name} {_short(value)}" for name, value in entries.items())
-    return f"{run.model.get('name', 'network')}{f' ({network})' if network else ''}; {text}"
+    name = run.model.get("name", "network")
+    return f"{name}{f' ({network})' if network else ''}; {text}; hash {run.key}"
 
 
 def _short(value: Any) -> str:

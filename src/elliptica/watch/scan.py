@@ -198,14 +198,18 @@ def _running(content: dict[str, Any], prefix: str) -> RunState:
         str(content.get("metric", "")),
         epoch,
         epochs if isinstance(epochs, int) else None,
-        content.get("loss"),
-        content.get("score"),
-        content.get("best"),
+        _number(content.get("loss")),
+        _number(content.get("score")),
+        _number(content.get("best")),
         tuple(float(s) for s in content.get("scores", ())),
         seconds_left=left,
         error=str(content.get("error", "")),
         updated=float(content.get("updated", 0.0)),
     )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _add_planned(folder: Path, prefix: str, found: Scan) -> None:

@@ -107,6 +107,7 @@ const charts = (() => {
     const [kind, number] = figure.dataset.chart.split("-");
     const state = drawn.get(figure) ?? {};
     drawn.set(figure, state);
+    state.isReleased = false;
     const plot = figure.querySelector(".plot");
     let made;
     try {
@@ -139,6 +140,7 @@ const charts = (() => {
     if (plot._fullLayout?.scene === undefined) return;
     drawn.get(figure).camera = plot._fullLayout.scene.camera;
     Plotly.purge(plot);
+    drawn.get(figure).isReleased = true;
   }
 
   const figuresOf = (name) => [...drawn.keys()].filter((figure) => figure.dataset.study === name);
@@ -160,18 +162,20 @@ const charts = (() => {
     }
     for (const box of document.querySelectorAll("[data-chips]")) startChips(box);
     theme.onChange(() => {
-      for (const figure of drawn.keys()) draw(figure);
+      for (const [figure, state] of drawn) if (!state.isReleased) draw(figure);
       for (const box of document.querySelectorAll("[data-chips]")) paintChips(box);
     });
     let opened = [];
     addEventListener("beforeprint", () => {
       opened = [...document.querySelectorAll("details.why:not([open]), details.run-with:not([open])")];
       for (const details of opened) details.open = true;
+      document.documentElement.classList.add("paper");  // as wide as a page: charts cannot be scaled afterwards
       theme.forPaper(true);
       figures.filter((figure) => figure.dataset.chart !== "surface").forEach(draw);
     });
     addEventListener("afterprint", () => {
       for (const details of opened) details.open = false;
+      document.documentElement.classList.remove("paper");
       theme.forPaper(false);
     });
   }

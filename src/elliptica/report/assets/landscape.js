@@ -134,9 +134,9 @@
       hovertext: line.map((v) => `${plain(from[i])} to ${plain(to[i])}: loss ${v.toPrecision(3)}`),
       line: { color: theme.colour(above[i] ? "s2" : "s1"), width: above[i] ? 1.8 : 1.3 },
     }));
-    const share = (v) => `${(100 * v).toFixed(1)} %`;
+    const share = (v) => `${(100 * v).toFixed(1)}\u00a0%`;
     const words = `${which(study)}${above.filter(Boolean).length} of the ${loss.length} bridges shown leave the band ` +
-      `upwards (orange). Of ${found.above.n} single points on bridges between ${found.rows}, ${share(found.above.share)} lie above every loss at the data ` +
+      `upwards (orange). Of ${found.above.n} single points on bridges between ${found.rows}, ${share(found.above.share)} lie above every loss at these rows ` +
       `(95 % interval ${share(found.above.low)} to ${share(found.above.high)}).`;
     const line = (y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: value(y), y1: value(y), line: { color: theme.colour("ink"), width: 1.2, dash: "dash" } });
     return {

@@ -55,11 +55,15 @@
     const ticks = parts.names.map((name) => short(name, 16) + (parts.sizes?.[name] ? `<br>(${parts.sizes[name].toLocaleString("en")})` : ""));
     const made = bars(study, parts, ticks, "share of the largest entropy", deviation);
     return { ...made, numbers: {
-      caption: "Mean uncertainty of the rows of each class", head: ["class", "rows in training", ...study.methods],
+      caption: "Mean uncertainty of the rows of each class", head: ["class", parts.counted, ...study.methods],
       rows: parts.names.map((name) => [name, parts.sizes?.[name] ?? null,
         ...study.methods.map((m) => parts.cells[m]?.[name]?.mean[0] ?? null)]),
     } };
   };
+
+  // mean distance of confidence and share of right answers, over rows
+  const gap = ({ rows, confidence, accuracy }) =>
+    rows.reduce((sum, n, i) => sum + (n ? n * Math.abs(confidence[i] - accuracy[i]) : 0), 0) / rows.reduce((a, b) => a + b, 0);
 
   builders.reliability = (study) => {
     const methods = shown(study).filter((m) => study.reliability[m]);
@@ -76,10 +80,13 @@
         marker: { color: style.colour, symbol: style.symbol, size: full.map((i) => 5 + 11 * Math.sqrt(rows[i] / total)) },
       });
     }
+    const percent = (v) => `${(100 * v).toFixed(1)}\u00a0%`;
+    const words = methods.map((m) => `${methods.length > 1 ? `${m} ` : ""}${percent(gap(study.reliability[m]))}`).join(", ");
+    const note = tables.element("p", { class: "note" }, `Expected calibration error of these bins: ${words}.`);
     const least = Math.min(...traces.flatMap((t) => t.x.slice(t === traces[0] ? 2 : 0)), 100);
     const from = Math.max(0, Math.floor((least - 5) / 10) * 10);
     return {
-      traces, legend: methods,
+      traces, legend: methods, controls: [note],
       layout: layout({ height: 350, xaxis: axis("confidence, %", { range: [from, 102] }), yaxis: axis("right, %", { range: [0, 104] }) }),
       numbers: {
         caption: "Reliability, all seeds together", head: ["method", "rows", "mean confidence", "share right"],

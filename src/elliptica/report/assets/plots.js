@@ -116,7 +116,9 @@
   builders.cost = (study, state, { figure, narrow }) => {
     const titles = { evaluations: "thousand rows through the network", seconds: "seconds of training" };
     const known = Object.keys(titles).filter((k) => study.cost[k]?.some((c) => c.values.length));
-    state.unit ??= known[0];
+    // where all cost the same in one unit, the other one says more
+    const differs = (unit) => new Set(study.cost[unit].filter((c) => c.values.length).map((c) => c.mean[0].toPrecision(3))).size > 1;
+    state.unit ??= known.find(differs) ?? known[0];
     const controls = known.length > 1 ? [charts.select("Cost", known.map((k) => [k, titles[k]]), state.unit, (name) => {
       state.unit = name;
       charts.draw(figure);
