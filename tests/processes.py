@@ -1,5 +1,6 @@
 """Start real processes that talk over gloo, and collect what each of them found."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,13 +13,32 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 ROOT = Path(__file__).resolve().parent.parent
+#: What the processes need: imported once, in a server that they are forked from.
+PRELOADED = [
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "elliptica.distributed.checkpoint",
+    "elliptica.experiments.command",
+    "elliptica.partners.index",
+]
 
 
 def together(function, size=2):
-    """What ``function(rank)`` returns in each of several processes; they meet in a file and need no port."""
+    """What ``function(rank)`` returns in each of several processes; they meet in a file and need no port.
+
+    They know nothing of this process but the function. Their environment is that of the first call.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_run, args=(function, size, folder), nprocs=size)
+        torch.multiprocessing.start_processes(
+            _run, args=(function, size, folder), nprocs=size, start_method=fresh()
+        )
         return [torch.load(f"{folder}/found{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def fresh():
+    """A start method for processes that begin with nothing but packages, imported once for all."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    return "forkserver"
 
 
 def _run(rank, function, size, folder):
@@ -41,7 +61,7 @@ def torchrun(*arguments, size=2, env=None):
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": "1",
-            **(env or {}),
+            **{name: str(value) for name, value in (env or {}).items()},
         },
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,

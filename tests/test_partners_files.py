@@ -1,5 +1,6 @@
 """A partner index in a folder: mapped, shared by processes, whole or refused."""
 
+import functools
 import json
 import pickle
 import shutil
@@ -7,12 +8,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from elliptica.partners import PartnerIndex
 from elliptica.partners.arrays import Arrays
 from partner_workers import Pairs, rank_draws
+from processes import fresh, together
 
 
 def twin(generator):
@@ -104,7 +105,7 @@ def test_pickle_is_the_name_of_the_folder(saved, built):
 @pytest.mark.slow
 def test_spawned_workers_share_the_folder(saved):
     """Two workers that start from nothing: partners as in this process."""
-    loader = DataLoader(Pairs(saved, 80), batch_size=8, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(Pairs(saved, 80), batch_size=8, num_workers=2, multiprocessing_context=fresh())
     dataset = Pairs(saved, 80)
     seen = 0
     for rows, partners in loader:
@@ -116,9 +117,7 @@ def test_spawned_workers_share_the_folder(saved):
 
 @pytest.mark.slow
 def test_ranks_open_the_same_folder(saved):
-    folder = str(saved.folder)
-    torch.multiprocessing.spawn(rank_draws, args=(folder, False), nprocs=2)
-    one, two = (torch.load(f"{folder}.rank{rank}.pt", weights_only=True) for rank in (0, 1))
+    one, two = together(functools.partial(rank_draws, folder=saved.folder, following=False))
     assert torch.equal(one, two)
     own = saved.sample(torch.arange(20), n_bridges=3, generator=torch.Generator().manual_seed(3))
     assert torch.equal(one, own)

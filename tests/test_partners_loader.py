@@ -1,5 +1,6 @@
 """Batches of pairs, complete training steps on them, and an index that follows a network."""
 
+import functools
 import pickle
 import threading
 import warnings
@@ -7,9 +8,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 from elliptica import Elliptic, PartnerTable
 from elliptica.partners import (
@@ -22,6 +29,7 @@ from elliptica.partners import (
 from elliptica.types import EllipticWarning
 from laws import assert_frequencies
 from partner_workers import rank_draws
+from processes import together
 
 
 @pytest.fixture
@@ -95,12 +103,24 @@ def test_partners_in_batches_follow_the_law(index, data):
 
 
 def test_ranks_draw_partners_of_their_own(index):
-    """The same rows on two ranks (one row each time) would get the same partners from a common stream."""
-    one, two = (PairBatchSampler(index, 1, rank=rank, world_size=2, shuffle=False, seed=3) for rank in (0, 1))
-    draws = [index.sample(torch.tensor([0]), n_bridges=8) for _ in range(2)]
-    assert draws[0].shape == (1, 8)
+    """Partners by the stream alone: they differ between ranks, batches and seeds, and come again."""
+
+    class Stream:
+        def __len__(self):
+            return 70
+
+        def sample(self, index, *, n_bridges=1, generator=None):
+            return torch.randint(10**9, (len(index), n_bridges), generator=generator)
+
+    def drawn(rank, seed=3):
+        sampler = PairBatchSampler(Stream(), 1, rank=rank, world_size=2, shuffle=False, seed=seed)
+        return [partner for _, partner in sampler]
+
+    one, two = (PairBatchSampler(index, 1, rank=rank, world_size=2, shuffle=False) for rank in (0, 1))
     assert [b[0] for b in one] == list(range(0, 70, 2))
     assert [b[0] for b in two] == list(range(1, 70, 2))
+    assert drawn(0) == drawn(0)
+    assert len({*drawn(0), *drawn(1), *drawn(0, seed=4)}) == 3 * 35
 
 
 def test_works_with_a_table(data):
@@ -217,12 +237,35 @@ def test_features_are_those_of_the_network(source, at, generator, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["index"]
 
 
+def test_features_leave_all_streams_alone(generator):
+    """Passing over a loader draws a number; in a thread, beside training, that would be at any moment."""
+    x, own = torch.randn(20, 4, generator=generator), torch.Generator()
+    before, own_before = torch.get_rng_state(), own.get_state()
+    for data in (x, Rows(x), DataLoader(Rows(x), 6), DataLoader(Rows(x), 6, generator=own)):
+        PartnerIndex.of_features(nn.Identity(), data, k=4, generator=generator)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(own.get_state(), own_before)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.zeros(20, 4))
+
+
 @pytest.mark.bad_input
 def test_errors_of_features(generator):
     x = torch.randn(20, 4, generator=generator)
     network = nn.Linear(4, 2)
     with pytest.raises(ValueError, match=r"rows in order, but its sampler is RandomSampler.*shuffle=False"):
         PartnerIndex.of_features(network, DataLoader(Rows(x), shuffle=True))
+    shuffled = BatchSampler(RandomSampler(Rows(x)), 4, drop_last=False)
+    with pytest.raises(ValueError, match=r"in order, but its sampler is RandomSampler"):
+        PartnerIndex.of_features(network, DataLoader(Rows(x), batch_sampler=shuffled))
+    pairs = PairBatchSampler(PartnerTable(x), 4)
+    with pytest.raises(ValueError, match=r"in order, but its sampler is PairBatchSampler"):
+        PartnerIndex.of_features(network, DataLoader(Rows(x), batch_sampler=pairs))
+    with pytest.raises(TypeError, match=r"a data set with a length.*but got Stream"):
+        PartnerIndex.of_features(network, Stream())
     with pytest.raises(ValueError, match=r"gave 18 of the 20 rows.*drop_last=False"):
         PartnerIndex.of_features(network, DataLoader(Rows(x), 6, drop_last=True))
     with pytest.raises(ValueError, match="at='head' is not a layer"):
@@ -340,9 +383,7 @@ def test_others_follow(tmp_path, generator):
     index.step()
     assert torch.equal(draw(copy), draw(index))
     assert not torch.equal(draw(index), before)
-    torch.multiprocessing.spawn(rank_draws, args=(str(tmp_path / "index"), True), nprocs=2)
-    for rank in (0, 1):
-        found = torch.load(f"{tmp_path / 'index'}.rank{rank}.pt", weights_only=True)
+    for found in together(functools.partial(rank_draws, folder=tmp_path / "index", following=True)):
         assert torch.equal(found, draw(index))
     again = RefreshingIndex(tmp_path / "index", network, x, every=1, wait=True, k=4)
     assert torch.equal(draw(copy), draw(again))  # readers notice a restart, too
@@ -356,3 +397,16 @@ def test_errors_of_refreshing(tmp_path):
         RefreshingIndex(tmp_path, nn.Linear(2, 2), torch.zeros(4, 2), every=1, overwrite=True)
     with pytest.raises(ValueError, match="every must be at least 1"):
         RefreshingIndex(tmp_path, nn.Linear(2, 2), torch.zeros(4, 2), every=0)
+    wrapped = nn.Linear(2, 2)
+    wrapped.__class__ = type("Wrapped", (nn.parallel.DistributedDataParallel,), {})  # needs no processes
+    with pytest.raises(ValueError, match=r"wrapped in DDP or FSDP2.*Pass the plain network"):
+        RefreshingIndex(tmp_path, wrapped, torch.zeros(4, 2), every=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_leftovers_of_a_killed_process_go_away(tmp_path):
+    for name in (".index-000004.abc.part", ".index-000003.abc.old", ".features.abc"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "points.npy").write_bytes(b"half")
+    RefreshingIndex(tmp_path, nn.Linear(2, 2), torch.randn(20, 2), every=1, k=4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["current.json", "index-000000"]

@@ -91,13 +91,14 @@ def _classes(labels: Tensor | NDArray[Any] | None, among: Among, n: int) -> NDAr
         return np.zeros(n, np.int64)
     if labels is None:
         raise ValueError(f"among={among!r} needs class labels. Pass labels=...")
-    given = labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
-    _checks.same_rows("labels", given, n)
-    if given.ndim != 1 or given.is_floating_point():
+    given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if given.ndim != 1 or given.dtype.kind not in "iub":
         raise TypeError(
-            f"labels must be one integer a row, but have shape {tuple(given.shape)} and dtype {given.dtype}."
+            f"labels must be one integer a row, but have shape {given.shape} and dtype {given.dtype}."
         )
-    return given.cpu().numpy().astype(np.int64)
+    found = given.astype(np.int64)
+    _checks.same_rows("labels", torch.from_numpy(found), n)
+    return found
 
 
 def _search_all(search: Search, k: int, n_probes: int | None, arena: Arena) -> dict[str, Array]:

@@ -81,7 +81,8 @@ class Envelope:
         reach = torch.from_numpy(arrays.reach[positions].astype(np.float64))[:, None]
         least = torch.where(self._searched(cell, proved and not facts.exact), least.maximum(reach), least)
         nobody = others <= 0
-        most = (away + radius + slack).clamp_min(self._floor)
+        # nor below the least: where a reach is trusted wrongly, the envelope is all that can be accepted
+        most = (away + radius + slack).maximum(least)
         self._least = least.masked_fill_(nobody, 1.0)
         near = (-power * distances.clamp_min(self._floor).log()).masked_fill(self._near < 0, -math.inf)
         #: log of a lower bound of the weights of each cell's members together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
 from elliptica import _checks
 from elliptica._inputs import call_model
@@ -87,15 +88,28 @@ def _run(network: nn.Module, x: Inputs, at: str | None) -> NDArray[np.float32]:
 
 
 def _in_order(data: Source, batch_size: int) -> DataLoader[Any]:
+    """A loader over all rows, with a random stream of its own: each pass over a loader draws a number."""
     if isinstance(data, DataLoader):
-        if not isinstance(data.sampler, SequentialSampler) or data.batch_sampler is None:
+        batches = data.batch_sampler  # a loader that was given one has a sequential sampler besides
+        rows = batches.sampler if type(batches) is BatchSampler else batches
+        if not isinstance(rows, SequentialSampler):
             raise ValueError(
-                f"The loader must give the rows in order, but its sampler is {type(data.sampler).__name__}. "
-                "Make it with shuffle=False, or pass the data set."
+                f"The loader must give batches of rows in order, but its sampler is {type(rows).__name__}. "
+                "Make it with shuffle=False and a batch_size, or pass the data set."
             )
-        return data
-    _checks.count("batch_size", batch_size)
-    return DataLoader(TensorDataset(data) if isinstance(data, Tensor) else data, batch_size)
+        loader = copy.copy(data)
+        loader._iterator = None  # of persistent workers
+    else:
+        _checks.count("batch_size", batch_size)
+        rows_of = TensorDataset(data) if isinstance(data, Tensor) else data
+        if not hasattr(rows_of, "__len__") or not hasattr(rows_of, "__getitem__"):
+            raise TypeError(
+                "data must be a tensor, a data set with a length and numbered rows, or a loader of one, but "
+                f"got {type(data).__name__}."
+            )
+        loader = DataLoader(rows_of, batch_size)
+    loader.generator = torch.Generator()
+    return loader
 
 
 def _moved(x: Any, device: torch.device) -> Any:

@@ -25,6 +25,8 @@ from elliptica.partners.store import new_folder, read_arrays, write_arrays
 if TYPE_CHECKING:
     from elliptica.partners.features import Source
 
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
 
 class PartnerIndex:
     """Partners with probability proportional to ``1 / distance**power`` among all rows, in ``O(n k)`` memory.
@@ -310,7 +312,7 @@ class PartnerIndex:
 
     def _positions(self, index: Tensor) -> Array:
         """Where rows of the data set are kept."""
-        if not isinstance(index, Tensor) or index.ndim != 1 or index.is_floating_point():
+        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in _WHOLE:
             raise TypeError("index must be a tensor of row numbers, (batch,).")
         _checks.batch("index", index)
         rows = index.cpu().numpy()

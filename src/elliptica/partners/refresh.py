@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from elliptica import _checks
 from elliptica._streams import stream
+from elliptica._wrappers import is_wrapped
 from elliptica.partners.features import Source
 from elliptica.partners.index import PartnerIndex
 from elliptica.types import EllipticWarning
@@ -88,12 +89,13 @@ class RefreshingIndex(_Following):
 
     Args:
         folder: Where to keep the indices; the newest two stay.
-        network: The network in training, e.g. ``objective.model``.
+        network: The network in training, e.g. ``objective.model``; not wrapped in DDP or FSDP2.
         data: The data set in order, see `PartnerIndex.of_features`.
         every: Steps between rebuilds.
         at: Name of a layer whose output to use; None means the network's own.
         batch_size: Rows at a time.
-        wait: Wait for each rebuild, so that runs can be repeated exactly.
+        wait: Wait for each rebuild, so that runs can be repeated exactly. With several processes that also
+            takes a barrier after each `step`, before the others draw.
         seed: Of the k-means.
         options: As of `PartnerIndex.build`: ``k``, ``power``, ``labels``, ``among``, ...
 
@@ -119,6 +121,11 @@ class RefreshingIndex(_Following):
     ) -> None:
         super().__init__(folder)
         _checks.count("every", every)
+        if is_wrapped(network):
+            raise ValueError(
+                "The network is wrapped in DDP or FSDP2, whose forward pass waits for the other processes, "
+                "but an index is rebuilt by one alone. Pass the plain network (for DDP, objective.model)."
+            )
         for name in ("folder", "overwrite", "generator"):
             if name in options:
                 raise TypeError(
@@ -135,6 +142,9 @@ class RefreshingIndex(_Following):
         #: Rebuilds that failed.
         self.failures = 0
         self.folder.mkdir(parents=True, exist_ok=True)
+        for pattern in (".index-*", ".features.*"):  # of a process that was killed
+            for left in self.folder.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True)
         if (self.folder / _CURRENT).is_file():  # go on numbering, so that readers notice
             self._version = 1 + int(json.loads((self.folder / _CURRENT).read_text())["version"])
         self._build(network, 0)

@@ -60,10 +60,13 @@ class Search:
     def near(self, cell: int, k: int, n_probes: int | None) -> Iterator[tuple[slice, Array, Array, Array]]:
         """Positions, distances and reach of the members; a slice of positions at a time.
 
-        With ``n_probes=None`` all eligible cells are searched that can hold a neighbour.
+        With ``n_probes=None`` all eligible cells are searched that can hold a neighbour. Otherwise so many,
+        and more where these are too small to hold ``k`` neighbours.
         """
         cells, away = self.order(cell)
         if n_probes is not None:
+            held = np.cumsum(np.diff(self.starts)[cells]) - 1  # a point is no neighbour of itself
+            n_probes = max(n_probes, 1 + int(np.searchsorted(held, k + _SPARE)))
             cells, away = cells[:n_probes], away[:n_probes]
         least = away - self.radius[cell] - self.radius[cells]
         begin, end = int(self.starts[cell]), int(self.starts[cell + 1])
