@@ -35,7 +35,7 @@ def main(folder: str, epochs: int = 5) -> None:
     for epoch in range(found.step if found else 0, epochs):
         sampler.set_epoch(epoch)
         for number, (inputs, labels) in enumerate(loader, start=1):
-            is_last = number % ACCUMULATE == 0
+            is_last = number % ACCUMULATE == 0 or number == len(loader)
             sharded.set_requires_gradient_sync(is_last)
             loss = sharded(inputs, labels, generator=noise["noise"])
             (loss / ACCUMULATE).backward()

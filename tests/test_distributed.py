@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 
 import two_processes
+from processes import together
 from two_processes import SECOND_ORDER, WEIGHTINGS, batch, objective_for
 
 pytestmark = [
@@ -21,11 +21,9 @@ BATCH_WISE = ("gradient_softmax", "multiplicative", "released")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """Results of both processes; they meet in a file, so no port is needed."""
-    folder = tmp_path_factory.mktemp("gloo")
-    torch.multiprocessing.spawn(two_processes.run, args=(str(folder),), nprocs=2)
-    return [torch.load(folder / f"found{rank}.pt") for rank in (0, 1)]
+def found():
+    """Results of both processes."""
+    return together(two_processes.run)
 
 
 def gradients(objective, x, y, **given):
@@ -91,6 +89,18 @@ def test_sharded_layers_are_refused_for_second_derivatives(found):
     for one in found:
         assert "which cannot differentiate twice" in one["sharded early"]
         assert "which cannot differentiate twice" in one["sharded late"]
+
+
+def test_noise_that_each_process_measures_for_itself_is_announced(found):
+    """Two batches have two deviations, so that each process would train with noise of its own."""
+    (said, first), (_, second) = (one["auto"] for one in found)
+    assert not torch.allclose(first, second)
+    assert len(said) == 1
+    assert "each of the 2 processes" in said[0]
+    assert "auto_sigma(x)" in said[0]
+    objective = objective_for("none", sigma="auto")
+    objective(*batch(0))
+    torch.testing.assert_close(objective.auto_sigma, first)
 
 
 def test_sharded_layers_with_detached_weights(found):

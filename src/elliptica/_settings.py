@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from elliptica._compiler import uncompiled
@@ -70,6 +71,20 @@ def warn_of_mode(objective_trains: bool, model_trains: bool) -> None:
         EllipticWarning,
         stacklevel=4,
     )
+
+
+def warn_of_own_sigma(model: nn.Module) -> None:
+    """Processes with different batches measure different noise; in `split_rows` all have the same batch."""
+    if not (dist.is_available() and dist.is_initialized()) or hasattr(model, "_ranks"):
+        return
+    if dist.get_world_size() > 1 and dist.get_rank() == 0:  # one says it for all
+        warnings.warn(
+            f'sigma="auto" was measured on the first batch, but each of the {dist.get_world_size()} '
+            "processes has another one, and trains with noise of its own. Measure the training data once: "
+            "sigma=elliptica.auto_sigma(x).",
+            EllipticWarning,
+            stacklevel=5,
+        )
 
 
 @uncompiled

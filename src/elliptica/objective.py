@@ -14,7 +14,13 @@ from elliptica import _checks
 from elliptica._compiler import uncompiled
 from elliptica._ends import End
 from elliptica._inputs import bridged_names, call_model, check_weight, named_inputs
-from elliptica._settings import check_combination, refuse_no_op, warn_if_negative, warn_of_mode
+from elliptica._settings import (
+    check_combination,
+    refuse_no_op,
+    warn_if_negative,
+    warn_of_mode,
+    warn_of_own_sigma,
+)
 from elliptica._wrappers import refuse_wrapped
 from elliptica.batchnorm import BATCH_NORM_MODES, BatchNormMode, path_statistics, tracking_layers
 from elliptica.bridge import Quadrature, time_weights
@@ -352,6 +358,7 @@ class Elliptic(nn.Module):
                     f'sigma="auto" measures one input, but {len(names)} are bridged. Give a number.'
                 )
             self.auto_sigma = auto_sigma(inputs[names[0]])
+            warn_of_own_sigma(self.model)
             low, high = (float(v) for v in self.auto_sigma.aminmax())
             logger.info('sigma="auto" chose %.3g to %.3g per feature', low, high)
         return self.auto_sigma

@@ -69,7 +69,7 @@ class Trained:
         """Raise if processes that do the same have come apart, before they decide differently."""
         size = float(sum(p.detach().double().abs().sum() for p in self.model.parameters()))
         found = ranks.all((size, score))
-        if any(abs(a - b) > 1e-6 * abs(b) for each in found for a, b in zip(each, found[0], strict=True)):
+        if not all(_agree(a, b) for each in found for a, b in zip(each, found[0], strict=True)):
             raise RuntimeError(
                 f"The processes do not have the same weights any more (sum of sizes and score: {found}). "
                 "Their machines or versions of torch differ, or the network or the objective draws from "
@@ -116,6 +116,10 @@ class Trained:
         self.noise.set_state(streams[1])
         torch.set_rng_state(streams[2])
         return state, best
+
+
+def _agree(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
 
 
 def _plain(settings: TrainingSettings) -> dict[str, Any]:
