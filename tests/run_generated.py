@@ -1,13 +1,20 @@
-"""The program on generated rows in the place of NO2, failing as FAIL says: for test_distributed_runs."""
+"""The program on generated rows in the place of NO2, for test_distributed_runs.
+
+The environment says how it goes: FAIL in "all" processes or in "one", STOP after an epoch as if by Ctrl-C,
+PAUSE so many seconds after each, and write to the file SEEN how many processes have done which epoch.
+"""
 
 import os
 import time
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 
 from elliptica.cli import app
 from elliptica.data.splits import Dataset, Split
 from elliptica.experiments import problems, run
+from elliptica.experiments.engines import together
 
 do_run = run.do_run
 
@@ -22,10 +29,16 @@ def do_run_or_fail(each, options, progress=lambda *_: None):
     if each.row == "mixup" and os.environ.get("FAIL") == "all":
         raise FloatingPointError("The training loss became nan.")
 
-    def slowly(*state):
-        progress(*state)
+    def slowly(state):
+        progress(state)
+        if "SEEN" in os.environ and options.ranks.is_first:
+            with Path(os.environ["SEEN"]).open("a") as file:
+                file.write(f"{options.ranks.size} {state.epoch}\n")
+        if os.environ.get("STOP") == str(state.epoch):
+            raise KeyboardInterrupt
         time.sleep(float(os.environ.get("PAUSE", 0)))
         if os.environ.get("FAIL") == "one" and options.ranks.rank == 1:
+            together.PATIENCE = timedelta(seconds=2)  # nobody will come, so that there is no use in waiting
             raise MemoryError("no memory left here")
 
     return do_run(each, options, slowly)

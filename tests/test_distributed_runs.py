@@ -1,10 +1,10 @@
 """Runs of a table in real processes: records of one process, whatever the number of them, killed or not."""
 
+import itertools
 import json
 import math
 import signal
 import subprocess
-import sys
 import time
 import types
 from pathlib import Path
@@ -13,9 +13,13 @@ import pytest
 import torch
 import torch.distributed
 from torch import nn
+from typer.testing import CliRunner
 
+import run_generated
+from elliptica.cli import app
 from elliptica.distributed import Ranks, current_ranks
 from elliptica.experiments import problems
+from elliptica.experiments import run as run_module
 from elliptica.experiments.command import Choice, Console, run_table, run_tune
 from elliptica.experiments.run import Options, do_run
 from elliptica.training import TrainingSettings, fit
@@ -111,41 +115,59 @@ def noisy_fit(_rank=0):
     return model.seen, found.losses, model.layer.weight.detach()
 
 
+def noisy_fits(_rank):
+    return noisy_fit(), noisy_fit()
+
+
 def test_processes_drop_out_different_units_reproducibly():
     """Their weights agree all the same, or fit would say so."""
-    first, second = together(noisy_fit, 2)
+    (first, again), (second, second_again) = together(noisy_fits, 2)
     assert first[0][0] != second[0][0]
     assert first[1] == second[1]
     assert torch.equal(first[2], second[2])
-    again = together(noisy_fit, 2)
-    assert [one[0] for one in again] == [first[0], second[0]]
-    assert torch.equal(again[0][2], first[2])
+    assert [again[0], second_again[0]] == [first[0], second[0]]
+    assert torch.equal(again[2], first[2])
 
 
 class Apart(Ranks):
-    """Another process whose weights are a little larger."""
+    """Another process whose weights are a little larger, or no numbers any more."""
+
+    def __init__(self, factor):
+        super().__init__(1, 2)
+        object.__setattr__(self, "factor", factor)
 
     def all(self, value):
         size, score = value
-        return [(size * 1.001, score), value]
+        return [(size * self.factor, score), value]
 
 
 def test_processes_that_come_apart_are_told():
     made = types.SimpleNamespace(model=nn.Linear(2, 1))
     Trained.check_agreement(made, math.nan, Ranks())
-    with pytest.raises(RuntimeError, match="do not have the same weights any more"):
-        Trained.check_agreement(made, 0.5, Apart(1, 2))
+    for factor in (1.001, math.nan):
+        with pytest.raises(RuntimeError, match="do not have the same weights any more"):
+            Trained.check_agreement(made, 0.5, Apart(factor))
 
 
-def command(out, *more, script=SCRIPT):
-    start = [script] if script else ["-m", "elliptica"]
-    return [*start, "run", "table3", "--dataset", "no2", "--seeds", "1", "--out", out, *more]
+def command(out, *more):
+    return ["run", "table3", "--dataset", "no2", "--seeds", "1", "--out", out, *more]
 
 
-def alone(*arguments):
-    """The same in one process, without torchrun."""
-    settings = torchrun()
-    return {**settings, "args": [sys.executable, *map(str, arguments)]}
+@pytest.fixture
+def alone(monkeypatch):
+    """The command in this process, without torchrun; on generated rows unless there is a folder of data."""
+
+    def invoke(*arguments, generated=True, **env):
+        with monkeypatch.context() as patch:
+            if generated:
+                patch.setitem(problems.DATASETS, "no2", run_generated.load)
+                patch.setattr(run_module, "do_run", run_generated.do_run_or_fail)
+            for name, value in env.items():
+                patch.setenv(name, str(value))
+            found = CliRunner().invoke(app, [str(each) for each in arguments])
+        return found.exit_code, found.output
+
+    return invoke
 
 
 def record_of(out, row):
@@ -159,15 +181,15 @@ def finished(settings, timeout=300):
     return process.returncode, out, err
 
 
-def test_torchrun_records_and_prints_once(tmp_path):
+def test_torchrun_records_and_prints_once(tmp_path, alone):
     """A run that fails everywhere is a failed run; the others are done, and equal those of one process."""
     options = ["--epochs", "3"]
-    status, out, err = finished(torchrun(*command(tmp_path / "two", *options), env={"FAIL": "all"}))
+    status, out, err = finished(torchrun(SCRIPT, *command(tmp_path / "two", *options), env={"FAIL": "all"}))
     assert status == 1, err
     assert out.count("FloatingPointError") == 1
     assert out.count("1 of 5 runs are not recorded yet") == 1
-    status, _, err = finished(alone(*command(tmp_path / "one", *options)))
-    assert status == 0, err
+    status, said = alone(*command(tmp_path / "one", *options))
+    assert status == 0, said
     for row in ("erm", "c-mixup", "elliptic", "marginal"):
         one, two = (record_of(tmp_path / name, row) for name in ("one", "two"))
         assert (one["cost"]["world_size"], two["cost"]["world_size"]) == (1, 2)
@@ -177,51 +199,61 @@ def test_torchrun_records_and_prints_once(tmp_path):
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def interrupted(settings, out, sent):
-    """Stop a command after its second epoch; returns its status and what it said."""
-    settings = {**settings, "env": {**settings["env"], "PAUSE": "0.3"}}
-    process = subprocess.Popen(**settings)
+def epochs_in(seen):
+    """Numbers of processes and of epochs, in the order in which they were done."""
+    return [tuple(map(int, line.split())) for line in seen.read_text().splitlines()]
+
+
+def interrupted(settings, seen, sent):
+    """Stop a command after two more epochs; returns its status and what it said."""
+    process, before = subprocess.Popen(**settings), len(epochs_in(seen))
     deadline = time.monotonic() + 240
-    while not list(out.rglob("*.safetensors")) and time.monotonic() < deadline and process.poll() is None:
+    while len(epochs_in(seen)) < before + 2 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
-    time.sleep(0.4)
     process.send_signal(sent)
     output, errors = process.communicate(timeout=240)
     return process.returncode, output + errors
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_goes_on_in_another_number_of_processes(tmp_path, sent):
-    options = ["--methods", "marginal", "--epochs", "12"]
-    status, _, err = finished(alone(*command(tmp_path / "whole", *options)))
-    assert status == 0, err
-    whole = comparable(record_of(tmp_path / "whole", "marginal"))
-    for before, after in ((torchrun, alone), (alone, torchrun)):
-        out = tmp_path / before.__name__
-        status, said = interrupted(before(*command(out, *options)), out, sent)
+def test_a_run_goes_on_in_another_number_of_processes(tmp_path, alone):
+    """One process, two that get Ctrl-C, two that are terminated, and one again: no epoch is done twice."""
+    options = ["--methods", "marginal", "--epochs", "24"]
+    status, said = alone(*command(tmp_path / "whole", *options))
+    assert status == 0, said
+    out, seen = tmp_path / "out", tmp_path / "seen"
+    status, said = alone(*command(out, *options), SEEN=seen, STOP=2)
+    assert status == 130, said
+    for sent in (signal.SIGINT, signal.SIGTERM):
+        env = {"SEEN": seen, "PAUSE": 0.5}
+        status, said = interrupted(torchrun(SCRIPT, *command(out, *options), env=env), seen, sent)
         assert status != 0, said
         assert not list(out.rglob("*-seed0.json"))
         assert len(list(out.rglob("*.safetensors"))) == 1, said
-        status, _, err = finished(after(*command(out, *options)))
-        assert status == 0, err
-        assert_close(comparable(record_of(out, "marginal")), whole)
+    status, said = alone(*command(out, *options), SEEN=seen)
+    assert status == 0, said
+    sizes, epochs = zip(*epochs_in(seen), strict=True)
+    assert all(a < b for a, b in itertools.pairwise(epochs)), epochs
+    assert (sizes[:2], sizes.count(2) >= 4, sizes[-1]) == ((1, 1), True, 1), sizes
+    found, whole = (comparable(record_of(folder, "marginal")) for folder in (out, tmp_path / "whole"))
+    assert_close(found, whole)
 
 
 def test_a_process_that_fails_alone_ends_all(tmp_path):
     """Within `finished`'s five minutes, not the half hour of a collective that waits."""
-    settings = torchrun(*command(tmp_path, "--methods", "erm", "--epochs", "50"), env={"FAIL": "one"})
-    status, _, err = finished(settings)
+    arguments = command(tmp_path, "--methods", "erm", "--epochs", "50")
+    status, _, err = finished(torchrun(SCRIPT, *arguments, env={"FAIL": "one"}))
     assert status != 0
     assert "failed in process 1 of 2, which ends all of them: MemoryError: no memory left here" in err
     assert not list(tmp_path.rglob("*-seed0.json"))
 
 
 @pytest.mark.needs_data
-def test_the_command_itself(data_dir, tmp_path):
+def test_the_command_itself(data_dir, tmp_path, alone):
     options = ["--methods", "elliptic", "--epochs", "2", "--data-dir", data_dir]
-    for name, start in (("one", alone), ("two", torchrun)):
-        status, _, err = finished(start(*command(tmp_path / name, *options, script=None)))
-        assert status == 0, err
+    status, _, err = finished(torchrun("-m", "elliptica", *command(tmp_path / "two", *options)))
+    assert status == 0, err
+    status, said = alone(*command(tmp_path / "one", *options), generated=False)
+    assert status == 0, said
     one, two = (comparable(record_of(tmp_path / name, "elliptic")) for name in ("one", "two"))
     assert_close(one, two)
 
