@@ -228,6 +228,22 @@ def test_peak_memory_of_a_residual_network_is_that_of_the_allocator(name):
     check_peak(objective, images(4, 3), images(24, 3), "sgd", FACTORS["convolutions"])
 
 
+@pytest.mark.parametrize("features", [8, 200])
+@pytest.mark.parametrize("pairing", ["nearest", "inverse_distance"])
+def test_distances_within_a_large_batch_are_in_the_peak(pairing, features):
+    """They are quadratic in the batch: with few features they are the peak, with more they share it."""
+    objective = Elliptic(
+        nn.Linear(features, 4),
+        nn.CrossEntropyLoss(),
+        num_classes=4,
+        pairing=pairing,
+        n_bridges=2,
+        sigma_y=0.0,
+    )
+    many = torch.randn(400, features), torch.arange(400) % 4
+    check_peak(objective, (many[0][:4], many[1][:4]), many, "sgd", 1.25)
+
+
 @pytest.mark.parametrize("name", ["marginal", "path", "norm", "multiplicative"])
 def test_activations_are_what_autograd_saves_at_another_size(name):
     objective = Elliptic(small_net(), nn.CrossEntropyLoss(), num_classes=4, sigma_y=0.0, **SETTINGS[name])
@@ -428,6 +444,8 @@ def test_errors_say_what_to_do():
         )
     with pytest.raises(ValueError, match="batch"):
         estimate(Elliptic(nn.Linear(2, 1), nn.MSELoss()), torch.zeros(4, 2), torch.zeros(4, 1), batch=0)
+    with pytest.raises(ValueError, match="batch"):
+        estimate(nn.Linear(2, 1), torch.zeros(4, 2), torch.zeros(4, 1), batch=0, loss_fn=nn.MSELoss())
 
 
 def test_units_for_people():
@@ -473,6 +491,36 @@ def test_the_command_prints_a_table():
     assert "at 4e+11 flop per second" in text
 
 
+def test_the_command_says_what_chunks_would_save_and_only_where_they_do():
+    arguments = ["--input", "8", "--batch", "1024", "--sampling", "path", "--flops", "1e12"]
+    found = invoke("--model", "mlp-64-64-64", *arguments).output
+    assert "chunk_size=1024 would bring the peak to" in found
+    assert "% less memory for 3" in found  # one more forward pass: a third more, or nearly
+    arguments[1] = "400"  # a linear layer keeps little beside its points, which are drawn all at once
+    assert "chunk_size" not in invoke("--model", "linear", *arguments).output
+
+
+def test_the_command_knows_pairings(tmp_path, monkeypatch):
+    peaks = {}
+    for pairing in ("permutation", "nearest"):
+        options = ["--pairing", pairing, "--flops", "1e12"]
+        found = invoke("--model", "linear", "--input", "4", "--batch", "8192", *options)
+        assert found.exit_code == 0, found.output
+        peaks[pairing] = next(line for line in found.output.splitlines() if "peak memory" in line)
+    assert "MiB" in peaks["permutation"] or "KiB" in peaks["permutation"]
+    assert "GiB" in peaks["nearest"].split()[3]
+    # nothing is multiplied here, so there is nothing to divide by
+    (tmp_path / "plain_net.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a = nn.Parameter(nn.init.ones_(__import__('torch').empty(3)))\n"
+        "    def forward(self, x):\n        return x * self.a\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    shape = ["--input", "3", "--classes", "3", "--batch", "8", "--sampling", "path", "--chunk-size", "5"]
+    found = invoke("--model", "plain_net:Net", *shape, "--flops", "1e12")
+    assert found.exit_code == 0, found.output
+
+
 @pytest.mark.slow
 def test_the_command_measures_a_model_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "my_net.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(6, 3)\n")
@@ -493,3 +541,6 @@ def test_the_command_refuses_what_it_cannot_do():
     assert found.exit_code == 2
     assert 'sampling="path"' in found.output
     assert invoke("--model", "lenet", "--input", "3").exit_code == 2
+    assert "3x32x32" in invoke("--model", "linear", "--input", "0x3").output
+    found = invoke("--model", "linear", "--input", "3", "--device", "nowhere")
+    assert (found.exit_code, "error: " in found.output, "Traceback" in found.output) == (2, True, False)

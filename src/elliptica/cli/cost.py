@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from elliptica.cli.app import app
-from elliptica.cli.experiments import Precision
+from elliptica.cli.experiments import DeviceOption, Precision
 
 
 class Sampling(str, Enum):
@@ -18,6 +18,14 @@ class Sampling(str, Enum):
 
     marginal = "marginal"
     path = "path"
+
+
+class Pairing(str, Enum):
+    """How partners are found in a batch."""
+
+    permutation = "permutation"
+    inverse_distance = "inverse_distance"
+    nearest = "nearest"
 
 
 class Weighting(str, Enum):
@@ -54,6 +62,7 @@ def cost(
     sampling: Annotated[Sampling, typer.Option(help="One point per bridge, or all.")] = Sampling.marginal,
     n_bridges: Annotated[int, typer.Option(min=1, help="Bridges per sample.")] = 1,
     n_times: Annotated[int, typer.Option(min=2, help="Points on a bridge.")] = 5,
+    pairing: Annotated[Pairing, typer.Option(help="Partners; distances take memory.")] = Pairing.permutation,
     weighting: Annotated[Weighting, typer.Option(help="Importance weighting.")] = Weighting.none,
     chunk_size: Annotated[int | None, typer.Option(min=1, help="Rows at a time.")] = None,
     optimizer: Annotated[Optimizer, typer.Option(help="For its state.")] = Optimizer.momentum,
@@ -66,6 +75,7 @@ def cost(
         typer.Option(min=1.0, help="Peak flop per second of your hardware, in place of a measurement here."),
     ] = None,
     utilisation: Annotated[float, typer.Option(min=1e-3, max=1.0, help="Share of --flops reached.")] = 0.4,
+    device: DeviceOption = "cpu",
     measure: Annotated[
         bool, typer.Option("--measure", help="Run steps of this size, too, and compare.")
     ] = False,
@@ -75,13 +85,15 @@ def cost(
     Example: elliptica cost --model preactresnet18 --input 3x32x32 --batch 128 --sampling path --rows 50000
     --epochs 200
     """
-    found = re.fullmatch(r"\d+(x\d+)*", shape)
+    found = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
     if found is None:
         raise typer.BadParameter(f"--input is a shape such as 3x32x32 or 20, but got {shape!r}.")
     if measure and flops is not None:
         raise typer.BadParameter(
             "--measure compares with this machine, --flops states another. Give one of them."
         )
+    import torch
+
     from elliptica.cost.command import Plan, run_cost
     from elliptica.cost.networks import make_network
     from elliptica.cost.rate import Rate
@@ -99,21 +111,25 @@ def cost(
         optimizer=optimizer.value,
         precision=precision.value,
         hardware=None if flops is None else Rate(flops * utilisation),
+        device=device,
     )
     try:
+        torch.zeros(1, device=device)
         network = load_model(model) if ":" in model else make_network(model, sizes, classes)
         objective = Elliptic(
-            network,
+            network.to(device),
             plan.loss(),
             num_classes=plan.n_classes,
             sampling=sampling.value,
             n_bridges=n_bridges,
             n_times=n_times,
+            pairing=pairing.value,
             weighting=weighting.value,
             chunk_size=chunk_size,
             sigma_y=0.0,
         )
         run_cost(objective, plan, measure, Console())
-    except (SourceError, ValueError, RuntimeError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
+    except Exception as error:  # a model of the user's own may raise anything
+        ours = isinstance(error, SourceError | ValueError | ImportError)
+        typer.echo(f"error: {error}" if ours else f"error: {type(error).__name__}: {error}", err=True)
         raise typer.Exit(2) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import statistics
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from elliptica._words import count
 from elliptica.cost.estimate import Cost, estimate
-from elliptica.cost.rate import Rate, calibrate
+from elliptica.cost.rate import Rate, calibrate, timed
 from elliptica.cost.sizes import Bench, Optimizer, Precision, some_rows
 from elliptica.cost.trace import trace_step
 from elliptica.objective import Elliptic
@@ -34,6 +35,7 @@ class Plan:
         optimizer: Its name.
         precision: Of the forward pass.
         hardware: Stated speed, or None to measure this machine.
+        device: Where it is measured.
     """
 
     shape: tuple[int, ...]
@@ -45,14 +47,17 @@ class Plan:
     optimizer: Optimizer = "sgd"
     precision: Precision = "float32"
     hardware: Rate | None = None
+    device: str = "cpu"
 
     def samples(self) -> tuple[Tensor, Tensor]:
         """A few samples to read sizes from."""
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(4, *self.shape, generator=generator)
         if self.n_classes is None:
-            return x, torch.randn(4, 1, generator=generator)
-        return x, torch.randint(self.n_classes, (4,), generator=generator)
+            y = torch.randn(4, 1, generator=generator)
+        else:
+            y = torch.randint(self.n_classes, (4,), generator=generator)
+        return x.to(self.device), y.to(self.device)
 
     def loss(self) -> nn.Module:
         """The ordinary loss."""
@@ -67,14 +72,15 @@ def run_cost(objective: Elliptic, plan: Plan, measure: bool, console: Console) -
         objective, x, y, batch=plan.batch, optimizer=plan.optimizer, precision=plan.precision
     )
     console.print(cost_table(cost, plan, rate))
-    for text in remarks(cost, plan, rate):
+    for text in remarks(cost, plan, rate, _chunked(objective, cost, plan, x, y)):
         console.print(text, highlight=False, soft_wrap=True)
     if measure:
         seconds, grown = measured(objective, plan)
         peak = grown + cost.parameters + cost.optimizer
         console.print(
             f"Measured here: {time_text(seconds)} a step (predicted / measured "
-            f"{cost.seconds(rate) / seconds:.2f}), peak {bytes_text(peak)} ({cost.peak / peak:.2f}).",
+            f"{cost.seconds(rate) / seconds:.2f}), all its tensors at their peak {bytes_text(peak)} "
+            f"({cost.peak / peak:.2f}).",
             highlight=False,
             soft_wrap=True,
         )
@@ -90,17 +96,21 @@ def _estimate(objective: Elliptic, plan: Plan, x: Tensor, y: Tensor) -> Cost:
     return estimate(objective, x, y, **options)  # type: ignore[arg-type]
 
 
+def _chunked(objective: Elliptic, cost: Cost, plan: Plan, x: Tensor, y: Tensor) -> Cost | None:
+    """The same in chunks of as many rows as the batch has; None where there are chunks, or one would do."""
+    if cost.unchunked is not None or cost.passes.rows <= cost.batch:
+        return None
+    other = copy.copy(objective)
+    other.chunk_size = cost.batch
+    return _estimate(other, plan, x, y)
+
+
 def measured(objective: Elliptic, plan: Plan) -> tuple[float, int]:
-    """Seconds and peak bytes (beyond parameters and the optimiser's state) of steps at their real size."""
+    """Seconds of steps at their real size, and bytes of their tensors beyond parameters and optimiser."""
     bench = Bench(objective, plan.optimizer, plan.precision)
     x, y = some_rows(*plan.samples(), plan.batch)
     step = bench.elliptic(x, y)
-    step()
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - begin)
+    times = [timed(step, bench.device, time.perf_counter) for _ in range(3)]
     bench.optimizer.zero_grad()
     return statistics.median(times), trace_step(step).peak
 
@@ -128,24 +138,24 @@ def cost_table(cost: Cost, plan: Plan, rate: Rate) -> Table:
         *(f"{(c.passes.input_gradient + c.passes.backward) / base.passes.backward:g}" for c in each),
     )
     add("operations", *(f"{c.flops:.3g} flop" for c in each))
-    add("  relative", *(f"{c.flops / base.flops:.2f}" if base.flops else "-" for c in each))
+    add("  relative", *(_ratio(c.flops, base.flops) for c in each))
     add("parameters", *(bytes_text(c.parameters) for c in each))
     add("gradients", *(bytes_text(c.gradients) for c in each))
     add("optimiser", *(bytes_text(c.optimizer) for c in each))
     add("activations", *(bytes_text(c.activations) for c in each))
     add("bridges", *(bytes_text(c.bridges) for c in each))
     add("peak memory", *(bytes_text(c.peak) for c in each))
-    add("  relative", *(f"{c.peak / base.peak:.2f}" for c in each))
+    add("  relative", *(_ratio(c.peak, base.peak) for c in each))
     add("time", *(time_text(c.seconds(rate)) for c in each))
-    add("  relative", *(f"{c.seconds(rate) / base.seconds(rate):.2f}" for c in each))
+    add("  relative", *(_ratio(c.seconds(rate), base.seconds(rate)) for c in each))
     if plan.rows is not None:
         options = {"rows": plan.rows, "epochs": plan.epochs, "world_size": plan.world_size}
         add("training", *(time_text(c.training_seconds(rate, **options)) for c in each))
     return table
 
 
-def remarks(cost: Cost, plan: Plan, rate: Rate) -> list[str]:
-    """What the numbers rest on."""
+def remarks(cost: Cost, plan: Plan, rate: Rate, chunked: Cost | None = None) -> list[str]:
+    """What the numbers rest on, and what chunks save or would."""
     found = []
     if plan.hardware is not None:
         found.append(
@@ -166,14 +176,23 @@ def remarks(cost: Cost, plan: Plan, rate: Rate) -> list[str]:
             f"Each process sends about {bytes_text(share)} of gradients in a step (ring all-reduce)."
         )
     if cost.unchunked is not None:
-        saved = 1 - cost.peak / cost.unchunked.peak
+        found.append(f"Chunks of {cost.passes.chunk_rows} rows: {_trade(cost, cost.unchunked)}.")
+    elif chunked is not None and chunked.peak < 0.9 * cost.peak:
         found.append(
-            f"Chunks of {cost.passes.chunk_rows} rows: {100 * saved:.0f} % less memory for "
-            f"{100 * (cost.flops / cost.unchunked.flops - 1):.0f} % more operations."
+            f"chunk_size={cost.batch} would bring the peak to {bytes_text(chunked.peak)}: "
+            f"{_trade(chunked, cost)}."
         )
-    elif cost.passes.rows > cost.batch:
-        found.append(f"chunk_size={cost.batch} would bring the peak to about that of ordinary training.")
     return found
+
+
+def _ratio(value: float | int, base: float | int) -> str:
+    """For people; a network without products has no operations to compare."""
+    return f"{value / base:.2f}" if base else "-"
+
+
+def _trade(chunked: Cost, whole: Cost) -> str:
+    more = chunked.flops / whole.flops - 1 if whole.flops else 0.0
+    return f"{100 * (1 - chunked.peak / whole.peak):.0f} % less memory for {100 * more:.0f} % more operations"
 
 
 def bytes_text(value: float | int) -> str:

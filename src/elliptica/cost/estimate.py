@@ -13,7 +13,17 @@ from elliptica import _checks
 from elliptica._inputs import named_inputs
 from elliptica.cost.passes import Passes, count_passes
 from elliptica.cost.rate import Rate
-from elliptica.cost.sizes import LARGE, SMALL, Bench, Optimizer, Precision, Steps, extended, some_rows
+from elliptica.cost.sizes import (
+    LARGE,
+    SMALL,
+    Bench,
+    Optimizer,
+    Precision,
+    Steps,
+    extended,
+    quadratic_peak,
+    some_rows,
+)
 from elliptica.cost.trace import trace_step
 from elliptica.objective import Elliptic
 from elliptica.types import Inputs, LossFn
@@ -116,20 +126,20 @@ def estimate(
         (640, 5.0)
     """
     how = How(optimizer, precision, simulate)
+    batch = len(y) if batch is None else batch
+    _checks.count("batch", batch)
     if not isinstance(objective, Elliptic):
         if loss_fn is None:
             raise ValueError("A model alone has no loss. Pass loss_fn=, e.g. torch.nn.CrossEntropyLoss().")
         classes = None if y.is_floating_point() else int(y.max()) + 1
         objective = Elliptic(objective, loss_fn, num_classes=classes)
-        return _ordinary(objective, x, y, batch or len(y), how)
-    batch = len(y) if batch is None else batch
-    _checks.count("batch", batch)
+        return _ordinary(objective, x, y, batch, how)
     ordinary = _ordinary(objective, x, y, batch, how)
     passes = count_passes(objective, batch)
     whole = count_passes(_changed(objective, None), batch)
     bench, steps = _traced(_changed(objective, None), x, y, how)
     fixed = ordinary.parameters + ordinary.optimizer
-    pairing = _pairing_bytes(objective, batch)
+    drawing = _drawing(objective, x, y, batch, how)  # all points are drawn before the model is called
     drawn, bridges = _bridges(bench, x, y, passes.rows)
     unchunked = dataclasses.replace(
         ordinary,
@@ -139,13 +149,12 @@ def estimate(
         drawn=drawn,
         activations=round(steps.saved(passes.rows)),
         bridges=bridges,
-        peak=round(fixed + max(steps.peak(passes.rows), pairing)),
+        peak=round(fixed + max(steps.peak(passes.rows), drawing)),
         ordinary=ordinary,
     )
     if passes.chunks == 1:
         return unchunked
     parts = _in_chunks(objective, x, y, how)
-    drawing = _drawing(bench, x, y).peak(passes.rows)  # all points are drawn before the first chunk
     # points of the other chunks; a weighting keeps a copy of them with its gradient
     beyond = bridges * (1 - CHUNKS * passes.chunk_rows / passes.rows) * (2 if passes.input_gradient else 1)
     return dataclasses.replace(
@@ -154,7 +163,7 @@ def estimate(
         operations=round(parts.operations * passes.chunks / CHUNKS),
         flops=parts.flops(passes.rows),
         activations=round(steps.saved(passes.chunk_rows)),
-        peak=round(fixed + max(parts.peak(CHUNKS * passes.chunk_rows) + beyond, drawing, pairing)),
+        peak=round(fixed + max(parts.peak(CHUNKS * passes.chunk_rows) + beyond, drawing)),
         unchunked=unchunked,
     )
 
@@ -213,15 +222,18 @@ def _ordinary(objective: Elliptic, x: Inputs, y: Tensor, batch: int, how: How) -
     )
 
 
-def _drawing(bench: Bench, x: Inputs, y: Tensor) -> Steps:
-    """The drawing of bridges alone."""
-    traces, rows = [], []
-    for n in (SMALL, LARGE):
-        few = bench.own(*some_rows(x, y, n))
+def _drawing(objective: Elliptic, x: Inputs, y: Tensor, batch: int, how: How) -> float:
+    """Peak of drawing the points alone; distances between all samples make it quadratic in the batch."""
+    bench = how.bench(objective)
+    least = objective.sampler.n_bridges + 1  # with fewer samples there are too few neighbours
+    sizes = (least, 2 * least, 3 * least)
+    traces = []
+    for n in sizes:
+        draw = functools.partial(bench.objective.sample, *bench.own(*some_rows(x, y, n)))
         with torch.random.fork_rng(devices=[]), bench.simulated():
-            traces.append(trace_step(functools.partial(bench.objective.sample, *few)))
-        rows.append(count_passes(bench.objective, n).rows)
-    return extended(traces[0], traces[1], (rows[0], rows[1]))
+            draw()  # sigma="auto" is measured once
+            traces.append(trace_step(draw))
+    return quadratic_peak(sizes, traces, batch)
 
 
 def _bridges(bench: Bench, x: Inputs, y: Tensor, rows: int) -> tuple[int, int]:
@@ -232,8 +244,3 @@ def _bridges(bench: Bench, x: Inputs, y: Tensor, rows: int) -> tuple[int, int]:
     values = sum(t.numel() for t in tensors) / paths.rows
     size = sum(t.numel() * t.element_size() for t in tensors) / paths.rows
     return round(values * rows), round(size * rows)
-
-
-def _pairing_bytes(objective: Elliptic, batch: int) -> int:
-    """Distances between all samples of a batch, and what is made of them before the model is called."""
-    return 0 if objective.sampler.pairing == "permutation" else 3 * 4 * batch**2

@@ -79,7 +79,7 @@ def calibrate(
     with torch.random.fork_rng(devices=[]):
         large, taken = 4, 0.0
         while True:
-            taken = _seconds(bench.ordinary(*some_rows(x, y, large)), bench.device, clock)
+            taken = timed(bench.ordinary(*some_rows(x, y, large)), bench.device, clock)
             if large >= batch or taken * 2 > _LONG:
                 break
             large = min(2 * large, max(batch, 4))
@@ -114,7 +114,8 @@ def _drawn(bench: Bench, x: Inputs, y: Tensor) -> int:
     return paths.y.numel() + sum(value.numel() for value in named_inputs(paths.x).values())
 
 
-def _seconds(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+def timed(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+    """Time of a call; the one before it, for whatever is made once, does not count."""
     run()
     _wait(device)
     begin = clock()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,6 +89,19 @@ def extended(small: Trace, large: Trace, rows: tuple[int, int]) -> Steps:
         line((rows[0], small.saved), (rows[1], large.saved)),
         live,
     )
+
+
+def quadratic_peak(sizes: Sequence[int], traces: Sequence[Trace], at: int) -> float:
+    """Peak at another size, if the bytes alive after each operation are parabolas through three traces."""
+    same = len({len(trace.live) for trace in traces}) == 1
+    columns = zip(*(trace.live if same else (trace.peak,) for trace in traces), strict=True)
+    a, b, c = sizes
+    shares = (
+        (at - b) * (at - c) / ((a - b) * (a - c)),
+        (at - a) * (at - c) / ((b - a) * (b - c)),
+        (at - a) * (at - b) / ((c - a) * (c - b)),
+    )
+    return max(sum(map(operator.mul, shares, column)) for column in columns)
 
 
 def some_rows(x: Inputs, y: Tensor, n: int) -> tuple[Inputs, Tensor]:
