@@ -1,5 +1,6 @@
 """Searching one row: resumed, shared by workers, pruned, repeatable, and blind to the test part."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -365,6 +367,66 @@ def test_a_trial_of_a_killed_process_is_taken_up_by_another(toy, tmp_path):
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_a_trial_that_kills_every_process_is_given_up(toy, tmp_path, monkeypatch):
+    """Three deaths in one epoch are enough, but not three of a trial that comes forward between them."""
+    search, real = make(toy, tmp_path / "s", trials=2), worker.do_run
+
+    def deadly(run, *arguments, **options):
+        if run.training["lr"] == 1e-4:  # the first trial
+            raise Stop
+        return real(run, *arguments, **options)
+
+    for epoch in (1, 2, 3):
+        with pytest.raises(Stop):
+            work(search, Options(tmp_path), dying(epoch - 1, epoch))
+    monkeypatch.setattr(worker, "do_run", deadly)
+    for _ in range(worker.DEATHS - 1):
+        with pytest.raises(Stop):
+            work(search, Options(tmp_path))
+    work(search, Options(tmp_path))
+    first, second = counted(open_study(search))
+    assert (first.state, second.state) == (TrialState.FAIL, TrialState.COMPLETE)
+    assert first.user_attrs["error"] == "Its process died 3 times in one epoch."
+    assert sorted(first.intermediate_values) == [1, 2, 3]
+
+
+def test_a_trial_that_runs_out_of_memory_is_a_failed_one(toy, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(worker, "do_run", full)
+    search = make(toy, tmp_path / "s", trials=2)
+    work(search, Options(tmp_path))
+    with pytest.raises(RuntimeError, match=r"None of 2 trials .* can't allocate memory"):
+        choose(search, open_study(search), Options(tmp_path))
+
+
+def test_a_trial_goes_on_in_a_folder_that_is_here(toy, tmp_path, monkeypatch):
+    """Another machine's disk is not: its path is neither made nor needed."""
+    search, absent = make(toy, tmp_path / "s", trials=1), tmp_path / "other" / "disk" / "trial-0"
+    with pytest.raises(Stop):
+        work(search, Options(tmp_path / "a"), dying(0, 2))
+    study = open_study(search)
+    (trial,) = study.get_trials(deepcopy=False)
+    study._storage.set_trial_user_attr(trial._trial_id, "folder", str(absent))
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "claimed", lambda *_: contextlib.nullcontext(True))
+        worker.take_up(study)
+    work(search, Options(tmp_path / "b"))
+    (trial,) = counted(study)
+    assert trial.state == TrialState.COMPLETE
+    assert Path(trial.user_attrs["folder"]).is_relative_to(tmp_path / "b")
+    assert not absent.parent.exists()
+
+
+def test_a_worker_waits_while_another_looks_at_its_lock(tmp_path):
+    looking = worker.claimed(tmp_path, worker._lock(tmp_path / "trial-0"))
+    assert looking.__enter__()
+    threading.Timer(0.2, looking.__exit__, (None, None, None)).start()
+    with worker._held(tmp_path / "trial-0"), worker.claimed(tmp_path, tmp_path / "trial-0" / "trial") as free:
+        assert not free
+
+
 def test_trials_of_other_machines_are_left_alone(toy, tmp_path, monkeypatch):
     search = make(toy, tmp_path / "s", trials=3)
     with pytest.raises(Stop):
@@ -537,13 +599,15 @@ def test_storages_that_cannot_be_used_are_named(toy, tmp_path):
 
 
 @pytest.mark.bad_input
-def test_a_study_with_another_space_is_refused(toy, tmp_path):
+def test_a_study_with_another_space_or_sampler_is_refused(toy, tmp_path):
     search = make(toy, tmp_path / "s", trials=1)
     work(search, Options(tmp_path))
     other = dataclasses.replace(search, space={("settings", "sigma"): Range(low=0.1, high=0.2)})
     with pytest.raises(SpecificationError, match="another search space") as error:
         open_study(other)
     assert "settings.sigma, settings.weighting, training.lr" in str(error.value)
+    with pytest.raises(SpecificationError, match=r"begun with --sampler tpe.*another --seed"):
+        open_study(dataclasses.replace(search, sampler="random"))
     foreign = dataclasses.replace(search, name="foreign")
     study = optuna.create_study(storage=open_storage(search.storage), study_name=foreign.study_name)
     study.ask()
@@ -567,6 +631,15 @@ def test_searches_that_make_no_sense_are_refused(toy, tmp_path):
     resplit = make_search(Choice("table3", ["no2"], ["marginal"]), SearchOptions("auto"), tmp_path)
     with pytest.raises(SpecificationError, match="drawn anew for each seed"):
         check_search(resplit, Options(tmp_path))
+
+
+@pytest.mark.bad_input
+def test_the_command_is_refused_under_torchrun(tmp_path, monkeypatch):
+    monkeypatch.setattr("elliptica.experiments.search.command.is_launched", lambda: True)
+    options = ["--dataset", "waterbirds-features", "--methods", "marginal", "--search", "auto"]
+    found = CliRunner().invoke(app, ["tune", "table4", *options, "--out", str(tmp_path / "out")])
+    assert (found.exit_code, "torchrun" in found.output) == (2, True)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.bad_input

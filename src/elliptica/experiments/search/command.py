@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from elliptica.experiments.command import Choice
+from elliptica.experiments.engines import EngineError, is_launched
 from elliptica.experiments.preflight import check_before
 from elliptica.experiments.problems import load_dataset
 from elliptica.experiments.run import Options
@@ -41,6 +42,9 @@ class SearchOptions:
 
 def run_search(choice: Choice, how: SearchOptions, options: Options, console: Console) -> int:
     """Search, choose and report; returns the exit status."""
+    if is_launched():
+        told = "torchrun shares the work of one run, and a search has many. Start workers with --jobs."
+        return _refuse(EngineError(told), console)
     try:
         search = make_search(choice, how, options.out)
         _, problems = check_before([search.run], options)
@@ -63,7 +67,7 @@ def run_search(choice: Choice, how: SearchOptions, options: Options, console: Co
         console.print(f"error: {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
     try:
         chosen = choose(search, study, options)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         return _refuse(error, console)
     report(search, study, chosen, options, console)
     if before:

@@ -64,7 +64,7 @@ def open_study(search: Search) -> Any:
     """Open or make the study of a search.
 
     Raises:
-        SpecificationError: If the storage cannot be used, or has the study with another space.
+        SpecificationError: If the storage cannot be used, or has the study with another space or sampler.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = open_storage(search.storage)
@@ -78,8 +78,10 @@ def open_study(search: Search) -> Any:
         load_if_exists=True,
     )
     sampler.study = study
-    before = study.user_attrs.get("space")
-    if before is None and not study.get_trials(deepcopy=False):
+    is_begun = bool(study.get_trials(deepcopy=False))
+    before = study.user_attrs.get("space")  # read second: another worker writes it before its first trial
+    if before is None and not is_begun:
+        study.set_user_attr("sampler", search.sampler)
         study.set_user_attr("space", search.ranges)
     elif before != search.ranges:
         changed = sorted(
@@ -90,6 +92,12 @@ def open_study(search: Search) -> Any:
         raise SpecificationError(
             f"The storage {search.storage} holds the study {search.study_name} with another search space "
             f"(different: {', '.join(changed)}). Choose another --storage, or another name for the space."
+        )
+    sampler_before = study.user_attrs.get("sampler", search.sampler)
+    if sampler_before != search.sampler:
+        raise SpecificationError(
+            f"The study {search.study_name} was begun with --sampler {sampler_before}, which is that of all "
+            f"its trials. Go on with it, or choose another --seed or --storage for {search.sampler}."
         )
     return study
 

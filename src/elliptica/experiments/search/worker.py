@@ -7,12 +7,12 @@ import datetime
 import math
 import shutil
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
-import torch
 from optuna.trial import TrialState
 
 from elliptica.experiments.metrics import score_of
@@ -24,6 +24,9 @@ from elliptica.training.progress import EpochEnd
 
 #: Told about a trial: its number, "start", "epoch" or "end", and details.
 Told = Callable[[int, str, dict[str, Any]], object]
+#: So many processes may die in one epoch of a trial; then it is the trial that kills them, e.g. by taking
+#: all memory.
+DEATHS = 3
 #: A trial without a sign of life was never begun, if it is older than this.
 _NEVER_BEGUN = datetime.timedelta(minutes=10)
 
@@ -44,9 +47,8 @@ def work(search: Search, options: Options, listen: Told = lambda *_: None) -> No
             trial.set_user_attr(SURPLUS, True)
             study.tell(trial, state=TrialState.FAIL)
             return
-        folder = Path(trial.user_attrs.get("folder") or _new_folder(search, options, trial.number))
-        with claimed(folder.parent, _lock(folder)) as mine:
-            assert mine, f"Two processes have trial {trial.number}."
+        folder = _folder(search, options, trial)
+        with _held(folder):
             trial.set_user_attr("folder", str(folder))
             trial.set_user_attr("host", socket.gethostname())  # from now on the lock tells whether it lives
             listen(trial.number, "start", {})
@@ -67,10 +69,26 @@ def _details(trial: Any) -> dict[str, Any]:
     }
 
 
-def _new_folder(search: Search, options: Options, number: int) -> Path:
+def _folder(search: Search, options: Options, trial: Any) -> Path:
+    """Where a trial has its checkpoint: where it was before, unless that is on another machine's disk."""
+    before = Path(trial.user_attrs.get("folder", ""))
+    if before.name and before.parent.is_dir():
+        return before
     run = search.run
     place = options.out / "searches" / run.table / run.dataset / run.row.replace("/", "-")
-    return (place / f"{search.name}-{search.seed}-{run.key}" / f"trial-{number}").resolve()
+    return (place / f"{search.name}-{search.seed}-{run.key}" / f"trial-{trial.number}").resolve()
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The lock of a trial; another worker may have it for a moment, to see whether somebody has."""
+    for _ in range(100):
+        with claimed(folder.parent, _lock(folder)) as mine:
+            if mine:
+                yield
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"Another process has {folder.name} under way, which nobody else should have.")
 
 
 def _lock(folder: Path) -> Path:
@@ -96,7 +114,7 @@ def _attempt(search: Search, options: Options, study: Any, trial: Any, folder: P
             raise FloatingPointError(f"The validation score is {score}.")
     except optuna.TrialPruned:
         study.tell(trial, state=TrialState.PRUNED)
-    except (FloatingPointError, ValueError, torch.OutOfMemoryError) as error:
+    except (FloatingPointError, ValueError, RuntimeError) as error:  # diverged, refused, or out of memory
         trial.set_user_attr("error", f"{type(error).__name__}: {error}")
         study.tell(trial, state=TrialState.FAIL)
     else:
@@ -122,15 +140,19 @@ def take_up(study: Any) -> None:
 
 
 def _put_back(study: Any, trial: Any) -> None:
-    """Close a trial and queue its like; if two workers try, one does."""
-    attributes = {key: value for key, value in trial.user_attrs.items() if key == "folder"}
+    """Close a trial and queue its like, or count it as failed; if two workers try, one does."""
+    known, reported = trial.user_attrs, len(trial.intermediate_values)
+    died = 1 if reported > known.get("reported", 0) else known.get("died", 0) + 1
+    again = {"died": died, "reported": reported, **{k: known[k] for k in ("folder",) if k in known}}
     waiting = optuna.trial.create_trial(
         state=TrialState.WAITING,
-        user_attrs=attributes,
+        user_attrs=again,
         system_attrs={"fixed_params": trial.params},
         intermediate_values=trial.intermediate_values,
     )
+    mark = (KILLED, True) if died < DEATHS else ("error", f"Its process died {died} times in one epoch.")
     with contextlib.suppress(ValueError, RuntimeError):  # it has been closed already
-        study._storage.set_trial_user_attr(trial._trial_id, KILLED, True)
+        study._storage.set_trial_user_attr(trial._trial_id, *mark)
         study.tell(trial.number, state=TrialState.FAIL)
-        study.add_trial(waiting)
+        if died < DEATHS:
+            study.add_trial(waiting)
