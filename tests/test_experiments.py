@@ -18,6 +18,7 @@ from elliptica.data.splits import Dataset, Split
 from elliptica.experiments import problems
 from elliptica.experiments.command import Choice
 from elliptica.experiments.engines import do_all
+from elliptica.experiments.engines.processes import Processes
 from elliptica.experiments.methods import METHODS
 from elliptica.experiments.metrics import measure, score_of
 from elliptica.experiments.problems import ProblemError, load_dataset, make_model
@@ -235,6 +236,25 @@ def test_a_failing_run_does_not_stop_the_others(toy, tmp_path):
     )
     assert sorted(found.values()) == ["done", "failed"]
     assert "n_tims" in failed[0][2]["error"]
+
+
+def deadly(_listen, _do):
+    time.sleep(1)  # until the others know that it has begun
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def harmless(_listen, _do):
+    return "done"
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_does_not_stop_the_other_jobs():
+    """It takes its pool along; the others get a new one, and the culprit dies alone."""
+    heard = []
+    jobs = {"deadly": deadly, "one": harmless, "two": harmless}
+    found = Processes(1).do(jobs, lambda *event: heard.append(event[:2]))
+    assert found == {"deadly": "failed", "one": "done", "two": "done"}
+    assert heard == [("deadly", "again"), ("deadly", "failed")]
 
 
 def test_two_processes_never_do_the_same_run(toy, tmp_path):

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,12 +21,14 @@ import elliptica
 from elliptica.cli import app
 from elliptica.experiments import engines
 from elliptica.experiments.engines import EngineError, do_all, open_engine
-from elliptica.experiments.engines.ray_worker import Post, version_problem
+from elliptica.experiments.engines.ray_worker import Post, scratch, version_problem
+from elliptica.experiments.ranges import Range
 from elliptica.experiments.records import model_file, read_record, record_file
-from elliptica.experiments.run import Options, RaySettings
+from elliptica.experiments.run import Options, RaySettings, do_here
 from elliptica.experiments.specification import load_specification, parse_specification, runs
-from elliptica.experiments.tune import chosen_file, tune_all
+from elliptica.experiments.tune import chosen_file, search_space, tune, tune_all
 from elliptica.training.progress import EpochEnd
+from test_tensorboard import read as read_board
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'elliptica[ray]'")
 
@@ -213,7 +217,8 @@ def test_a_worker_that_is_killed(cluster, sequential, held, tmp_path, monkeypatc
                 os.kill(pids[0], signal.SIGKILL)
                 file.unlink()
 
-    options = Options(tmp_path, keep_models=True, ray=RaySettings())
+    board = tmp_path / "board"
+    options = Options(tmp_path, keep_models=True, tensorboard=board, ray=RaySettings())
     assert do_all([run], options, listen) == {run.label: "done"}
     before, after = epochs
     assert len(told) == 1
@@ -223,6 +228,9 @@ def test_a_worker_that_is_killed(cluster, sequential, held, tmp_path, monkeypatc
     assert after[0] > 1 if is_shared else after[0] == 1
     assert records(tmp_path, [run]) == {run.label: sequential[run.label]}
     assert model_file(tmp_path, run).read_bytes() == sequential[f"{run.label} model"]
+    scalars = read_board(record_file(board, run).with_suffix(""))
+    assert [step for step, _ in scalars["train/loss"]] == list(range(1, 21))  # none twice, none left out
+    assert scalars["final/test_average"]
 
 
 @pytest.mark.slow
@@ -288,6 +296,50 @@ def test_tuning_chooses_what_it_chooses_without_ray(cluster, tmp_path):
         assert here == there
 
 
+def test_trials_of_a_row_are_asked_for_at_once(tmp_path):
+    """They meet, which one after the other could not; the draws are those of one after the other."""
+    meeting, lock, (run, *_) = threading.Barrier(3, timeout=60), threading.Lock(), moons()
+
+    def do(attempt, options, listen):
+        meeting.wait()
+        with lock:  # threads of one process, unlike workers, share torch's default stream
+            return do_here(attempt, options, listen)
+
+    space = search_space(parse_specification(MOONS, "moons"), run.row)
+    one = tune(run, space, 3, Options(tmp_path / "here"), silent)
+    assert tune(run, space, 3, Options(tmp_path / "there", ray=RaySettings()), silent, do) == one
+    only = {("training", "lr"): Range(choices=(0.01,))}  # the table's own, four times: one run
+    meeting = threading.Barrier(1)
+    found = tune(run, only, 4, Options(tmp_path / "only", ray=RaySettings()), silent, do)
+    assert len({trial["score"] for trial in found["trials"]}) == 1
+    assert len(list((tmp_path / "only").rglob("*-seed1000.json"))) == 1
+
+
+@pytest.mark.slow
+def test_jobs_bounds_the_runs_of_all_jobs(cluster, tmp_path, monkeypatch):
+    from elliptica.experiments.engines.ray_cluster import RayCluster
+    from elliptica.experiments.engines.ray_worker import Result
+
+    now, most, run = [], [], moons()[0]
+
+    def tried(*_):
+        now.append(0)
+        most.append(len(now))
+        time.sleep(0.1)
+        now.pop()
+        return Result({}, None)
+
+    def job(listen, do):
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: do(run, Options(tmp_path), listen), range(4)))
+        return "done"
+
+    monkeypatch.setattr(RayCluster, "_tried", tried)
+    with open_engine(Options(tmp_path, jobs=2, ray=RaySettings())) as engine:
+        assert set(engine.do({"a": job, "b": job}, silent).values()) == {"done"}
+    assert (len(most), max(most)) == (8, 2)
+
+
 @pytest.mark.slow
 def test_nodes_are_tried_before_any_work(cluster, tmp_path, monkeypatch):
     wanted = moons(seeds=1) + runs("table3", load_specification("table3"), datasets=["no2"], seeds=1)
@@ -320,6 +372,11 @@ def test_nodes_are_tried_before_any_work(cluster, tmp_path, monkeypatch):
         found = engine.do(engines.run_jobs([run], options), lambda *e: errors.append(e[2].get("error")))
         assert found == {run.label: "failed"}
         assert "instead of 0.1" in errors[-1]
+        assert ray_nodes.room(RaySettings(cpus_per_run=64)) == 0
+        assert ray_nodes.room(RaySettings(cpus_per_run=0.5)) == 2 * ray_nodes.room(RaySettings()) > 0
+    gpus = dataclasses.replace(options, ray=RaySettings(gpus_per_run=1), device="cuda:1")
+    with open_engine(gpus) as engine:
+        assert "Say --device cuda." in engine.check(wanted, gpus)[1][0]
     for large, message in [
         (RaySettings(cpus_per_run=64), "No node can do a run that asks for 64 processors and 0 GPUs"),
         (RaySettings(gpus_per_run=1), "--gpus-per-run 1 reserves GPUs, but runs are on the CPU"),
@@ -358,6 +415,20 @@ def test_ctrl_c_takes_the_runs_back(cluster, data_dir, tmp_path):
     while ray.available_resources().get("CPU") != 1:  # its tasks are gone
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_folders_that_killed_workers_left_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, others = tmp_path / "elliptica-run-left", tmp_path / "elliptica-of-others"
+    for folder in (left, others):
+        folder.mkdir()
+        (folder / "run.safetensors").touch()
+        os.utime(folder, (0, 0))
+    with scratch() as alive:
+        os.utime(alive, (0, 0))  # as old as the other, but its lock is held
+        with scratch() as young:
+            assert set(tmp_path.iterdir()) == {alive, young, others}
+    assert set(tmp_path.iterdir()) == {others}
 
 
 @pytest.mark.bad_input

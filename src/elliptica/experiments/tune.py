@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,12 @@ def tune(
         )
         for kind, stream in streams.items()
     }
-    trials_at = dataclasses.replace(options, out=options.out / "trials")
+    drawn: list[dict[Place, Any]] = [{}]
+    for _ in range(n_trials - 1):
+        asked = {kind: study.ask() for kind, study in studies.items()}
+        drawn.append({place: each.suggest(asked[place[0]], place[1]) for place, each in space.items()})
     tried: list[dict[str, Any]] = []
-    for number in range(n_trials):
-        values: dict[Place, Any] = {}
-        if number:
-            asked = {kind: study.ask() for kind, study in studies.items()}
-            values = {place: each.suggest(asked[place[0]], place[1]) for place, each in space.items()}
-        attempt = with_values(run, values, TRIAL_SEED)
-        score, error = _score(attempt, trials_at, listen, do)
+    for values, (score, error) in zip(drawn, _scores(run, drawn, options, listen, do), strict=True):
         tried.append({"values": {".".join(place): v for place, v in values.items()}, "score": score})
         if error:
             tried[-1]["error"] = error
@@ -100,6 +98,26 @@ def tune(
     chosen = {**best, "search": ranges, "rule": f"best {run.select} on the validation part", "trials": tried}
     write_record(chosen_file(options.out, run), chosen)
     return chosen
+
+
+def _scores(
+    run: Run, drawn: list[dict[Place, Any]], options: Options, listen: Listener, do: Do
+) -> list[tuple[float | None, str | None]]:
+    """Scores of trials, which do not depend on each other: on a cluster all of them are asked for at once."""
+    trials_at = dataclasses.replace(options, out=options.out / "trials")
+    attempts = [with_values(run, values, TRIAL_SEED) for values in drawn]
+    different = {attempt.key: attempt for attempt in attempts}  # choices may be drawn twice
+
+    def score(attempt: Run) -> tuple[float | None, str | None]:
+        return _score(attempt, trials_at, listen, do)
+
+    if options.ray is None:
+        scores = [score(attempt) for attempt in different.values()]
+    else:
+        with ThreadPoolExecutor(len(different)) as threads:
+            scores = list(threads.map(score, different.values()))
+    found = dict(zip(different, scores, strict=True))
+    return [found[attempt.key] for attempt in attempts]
 
 
 def _score(run: Run, options: Options, listen: Listener, do: Do) -> tuple[float | None, str | None]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from elliptica.experiments.engines.interface import Job, guarded
 from elliptica.experiments.preflight import check_before
 from elliptica.experiments.run import Listener, Options, do_here
 from elliptica.experiments.specification import Run
+
+#: What is told of jobs whose process died.
+AGAIN = "a process died (killed, or out of memory): it is tried alone at the end"
+DEAD = "Its process died twice, the second time alone: killed, or out of memory."
 
 
 class Processes:
@@ -36,16 +41,45 @@ class Processes:
         return check_before(runs, options)
 
     def do(self, jobs: dict[str, Job], listen: Listener) -> dict[str, str]:
-        """See `Engine`."""
+        """See `Engine`; a process that dies takes its pool along, so what is left gets another one.
+
+        Nobody says which job killed it. Those that were under way are tried once more, each alone.
+        """
+        found: dict[str, str] = {}
+        left, suspects = dict(jobs), dict[str, Job]()
+        while left:
+            done, begun = self._in_pool(left, self.n_processes, listen)
+            found |= done
+            left = {label: job for label, job in left.items() if label not in done}
+            for label in [label for label in left if label in begun] or list(left):
+                listen(label, "again", {"error": AGAIN})
+                suspects[label] = left.pop(label)
+        for label, job in suspects.items():
+            done, _ = self._in_pool({label: job}, 1, listen)
+            if label not in done:
+                listen(label, "failed", {"error": DEAD})
+            found[label] = done.get(label, "failed")
+        return found
+
+    def _in_pool(
+        self, jobs: dict[str, Job], n_processes: int, listen: Listener
+    ) -> tuple[dict[str, str], set[str]]:
+        """Do jobs until a process dies; returns what happened to those that ended, and which were begun."""
         context = multiprocessing.get_context("spawn")
         events: Any = context.Queue()
-        pool = ProcessPoolExecutor(
-            self.n_processes, mp_context=context, initializer=_begin, initargs=(events,)
-        )
+        pool = ProcessPoolExecutor(n_processes, mp_context=context, initializer=_begin, initargs=(events,))
+        begun: set[str] = set()
+
+        def hear(label: str, kind: str, details: dict[str, Any]) -> None:
+            if kind == "begun":
+                begun.add(label)
+            else:
+                listen(label, kind, details)
+
         try:
             with _deaf_to_interrupts():  # processes that start now will not hear Ctrl-C: this one tells them
                 futures = {pool.submit(_in_process, label, job): label for label, job in jobs.items()}
-            return _watch(futures, events, listen)
+            return _watch(futures, events, hear), begun
         except KeyboardInterrupt:
             for process in list((getattr(pool, "_processes", None) or {}).values()):
                 process.terminate()
@@ -68,6 +102,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _watch(futures: dict[Future[str], str], events: Any, listen: Listener) -> dict[str, str]:
+    """What happened to jobs, without those whose process died."""
     waiting = set(futures)
     found: dict[str, str] = {}
     while waiting:
@@ -78,11 +113,11 @@ def _watch(futures: dict[Future[str], str], events: Any, listen: Listener) -> di
             waiting.discard(future)
             label = futures[future]
             error = future.exception()
-            if error is not None:  # the process died: killed, or out of memory
+            if error is None:
+                found[label] = future.result()
+            elif not isinstance(error, BrokenProcessPool):  # e.g. a job that cannot be sent
                 listen(label, "failed", {"error": f"{type(error).__name__}: {error}"})
                 found[label] = "failed"
-            else:
-                found[label] = future.result()
     with contextlib.suppress(queue.Empty):
         while True:
             listen(*events.get_nowait())
@@ -91,6 +126,7 @@ def _watch(futures: dict[Future[str], str], events: Any, listen: Listener) -> di
 
 def _in_process(label: str, job: Job) -> str:
     last = [0.0]
+    _EVENTS[0].put((label, "begun", {}))
 
     def listen(name: str, kind: str, details: dict[str, Any]) -> None:
         now = time.monotonic()

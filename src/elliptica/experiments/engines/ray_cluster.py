@@ -25,14 +25,14 @@ from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elliptica.experiments.engines.interface import EngineError, Job, WorkerLost, guarded
-from elliptica.experiments.engines.ray_nodes import check_nodes
+from elliptica.experiments.engines.ray_nodes import check_nodes, room
 from elliptica.experiments.engines.ray_worker import PERIOD, Begun, Message, Order, Result, work
 from elliptica.experiments.records import model_file, versions
 from elliptica.experiments.reporting import Listener, Report, reported
 from elliptica.experiments.run import Options, RaySettings
 from elliptica.experiments.specification import Run
 
-#: Jobs that are followed at once; Ray gets more than it has workers for, and so never waits for us.
+#: Jobs that are followed at once, or twice as many as the cluster has room for: Ray never waits for us.
 FOLLOWED = 512
 #: The worker is gone, not the run's fault: worth another try.
 LOST = (
@@ -91,13 +91,14 @@ class RayCluster:
 
     Args:
         settings: What a run gets, and how often it is tried again.
-        at_once: Jobs at once; None is as many as the cluster has room for.
+        at_once: Jobs, and runs, at once; None is as many as the cluster has room for.
     """
 
     def __init__(self, settings: RaySettings, at_once: int | None = None) -> None:
         self.settings = settings
-        self.at_once = at_once or FOLLOWED
+        self.at_once = at_once or max(FOLLOWED, 2 * room(settings))
         self.stopped = threading.Event()
+        self.slots = threading.Semaphore(self.at_once)
         self.mail = Mail()
         self.versions = versions()
         self.token = f"shared-{uuid.uuid4().hex}"
@@ -118,6 +119,7 @@ class RayCluster:
                 listen(*event)
 
         self.stopped.clear()
+        self.slots = threading.Semaphore(self.at_once)  # a job may do several runs at once
         threads = ThreadPoolExecutor(min(self.at_once, max(len(jobs), 1)))
         try:
             futures = {
@@ -135,6 +137,10 @@ class RayCluster:
         """Do a run on a worker, on another one if that is lost; returns the record."""
         options = _absolute(options)
         with contextlib.ExitStack() as stack:
+            while not self.slots.acquire(timeout=PERIOD):
+                if self.stopped.is_set():
+                    raise KeyboardInterrupt
+            stack.callback(self.slots.release)
             reports: list[Report] = []
 
             def hear(message: Message) -> None:

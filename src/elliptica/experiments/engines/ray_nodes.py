@@ -71,6 +71,16 @@ def able_nodes(settings: RaySettings) -> list[dict[str, Any]]:
     return able
 
 
+def room(settings: RaySettings) -> int:
+    """Runs that the nodes of the cluster can do at once."""
+    wanted = {"CPU": settings.cpus_per_run, "GPU": settings.gpus_per_run}
+    return sum(
+        min(int(node["Resources"].get(kind, 0) / each) for kind, each in wanted.items() if each)
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+
+
 def node_name(node: dict[str, Any]) -> str:
     """A node for people."""
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
@@ -82,6 +92,11 @@ def _device_problem(options: Options, settings: RaySettings) -> str | None:
         return (
             f"--gpus-per-run {settings.gpus_per_run:g} reserves GPUs, but runs are on the CPU. "
             "Add --device cuda."
+        )
+    if settings.gpus_per_run and options.device.startswith("cuda:"):
+        return (
+            f"--device {options.device} names a GPU, but Ray gives each run its own, which is the first that "
+            "the run sees. Say --device cuda."
         )
     if not settings.gpus_per_run and options.device.startswith("cuda"):
         return (

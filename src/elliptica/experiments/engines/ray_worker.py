@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
+import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from elliptica.experiments.records import model_file, versions
+from elliptica.experiments.records import HAS_LOCKS, claimed, model_file, versions
 from elliptica.experiments.run import Options, do_run
 from elliptica.experiments.specification import Run
 from elliptica.training.progress import EpochEnd
@@ -21,6 +24,8 @@ from elliptica.training.progress import EpochEnd
 COMPARED = ("elliptica", "torch", "revision")
 #: Seconds between two messages of a run.
 PERIOD = 0.3
+#: How names of temporary folders begin.
+SCRATCH = "elliptica-run-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +92,9 @@ def work(order: Order, messages: Any) -> Result:
     post = Post(messages, order.box)
     post(Begun(platform.node(), os.getpid()))
     options, is_shared = order.options, order.token.exists()
-    with tempfile.TemporaryDirectory(prefix="elliptica-") as folder:
+    with contextlib.ExitStack() as stack:
         if not is_shared:
-            options = dataclasses.replace(options, out=Path(folder))
+            options = dataclasses.replace(options, out=stack.enter_context(scratch()))
         try:
             record = do_run(order.run, options, post)
         except OSError as error:  # a file that this machine lacks
@@ -98,6 +103,20 @@ def work(order: Order, messages: Any) -> Result:
             post.send()
         kept = options.keep_models and not is_shared
         return Result(record, model_file(options.out, order.run).read_bytes() if kept else None)
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for the time of a run; those that killed workers left are removed, as their locks tell."""
+    if HAS_LOCKS:
+        for old in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+            with contextlib.suppress(OSError):  # another user's, or removed by another worker
+                if time.time() - old.stat().st_mtime > 60:  # a new one may not have its lock yet
+                    with claimed(old, old / "run") as is_left:
+                        if is_left:
+                            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as name, claimed(Path(name), Path(name) / "run"):
+        yield Path(name)
 
 
 class Post:
