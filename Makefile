@@ -37,7 +37,7 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-bench: $(INSTALLED)   ## the cost table of benchmarks/README.md (about ten minutes; leave the machine alone)
+bench: $(INSTALLED)   ## the cost table of benchmarks/README.md (takes long; leave the machine alone)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks
 
