@@ -148,13 +148,17 @@ def test_from_a_card_to_a_chart_and_back(site, visit):
     assert seen.problems == []
 
 
-def test_only_a_gallery_is_replaced(site, tmp_path):
+def test_only_a_gallery_is_replaced(site, tmp_path, monkeypatch):
     results = site.parent / "results"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(ReportError, match="holds something that is no gallery"):
         build_gallery(results, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    with monkeypatch.context() as inside:
+        inside.chdir(tmp_path / "mine")
+        with pytest.raises(ReportError, match="is the current folder"):
+            build_gallery(results, Path())
     with pytest.raises(ReportError, match="is a file"):
         build_gallery(results, tmp_path / "mine" / "thesis.tex")
     with pytest.raises(ReportError, match="There is no folder"):

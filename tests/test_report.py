@@ -206,6 +206,39 @@ def test_half_finished_and_damaged_folders_say_what_is_missing(tmp_path):
     assert "11 files could not be used" in page
 
 
+DAMAGE = [
+    ("metrics.test.average", "high"),
+    ("metrics.test.by_class", [1.0]),
+    ("metrics.test.by_group.0", None),
+    ("metrics.test.uncertainty", {"0": {}}),
+    ("metrics.test.reliability", {"rows": [1], "confidence": [0.5], "right": []}),
+    ("metrics.test", None),
+    ("cost.epochs", 0),
+    ("cost.seconds", None),
+    ("cost.first_stage", {"evaluations": "many"}),
+    ("curves.loss", ["low"]),
+    ("curves", [1]),
+    ("epoch", None),
+    ("rows", {"train": {"class": {"0": "many"}}}),
+    ("versions", ["2"]),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), DAMAGE, ids=[place for place, _ in DAMAGE])
+def test_a_damaged_entry_is_named_and_the_rest_is_shown(tmp_path, place, value):
+    records = [make_record(row, seed, 0.7) for row in ("erm", "new") for seed in range(2)]
+    *folders, last = place.split(".")
+    entry = records[-1]
+    for name in folders:
+        entry = entry[name]
+    entry[last] = value
+    report = make_report(Request(str(write_records(tmp_path, records))))
+    ((file, reason),) = report.unusable
+    assert file.startswith("own/some/row003/")
+    assert f"has a wrong entry: {place}" in reason
+    assert report.studies[0].n_runs == 3
+
+
 def test_places_on_the_page_have_names_of_their_own(tmp_path):
     names = [("a b", "x"), ("a-b", "x"), ("\u03b1", "\u03b2"), ("\u03b3", "\u03b4")]
     records = [make_record("erm", 0, 0.7, table=table, dataset=dataset) for table, dataset in names]

@@ -176,6 +176,7 @@ def test_own_models_as_diagnose_takes_them(tmp_path, monkeypatch):
     assert {finding[0] for finding in report.findings} <= {"fine", "look", "warning"}
     ranks = [("warning", "look", "fine").index(f[0]) for f in report.findings]
     assert ranks == sorted(ranks)
+    assert not any(finding[2].endswith(":") for finding in report.findings)  # the list is not on the page
     assert report.studies[0].landscapes[0]["features"] == 4
     assert "mine_for_report:make on data.npz" in render_page(report).lower()
     quick = make_report(Request("data.npz", model="mine_for_report:make", landscape=False))
@@ -282,10 +283,17 @@ def test_half_a_comparison_shows_what_is_there(compared, tmp_path):
     assert study.missing["seeds"].startswith("Not finished: 3 of 6 runs are there, 1 repeats are complete")
     assert study.verdict.headline.startswith("No verdict")
     assert "holds no model.elliptica" in study.missing["landscape"]
-    results["records"] = []
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    with pytest.raises(ReportError, match="no finished run"):
-        make_report(Request(str(tmp_path)))
+    for place, value, said in (
+        ("methods", {"a": 1}, "is damaged"),
+        ("notices", 3, "is damaged"),
+        ("repeats", "five", "is damaged"),
+        ("about", [], "does not say what was compared"),
+        ("records", {}, "no finished run"),
+        ("records", [], "no finished run"),
+    ):
+        (tmp_path / "results.json").write_text(json.dumps({**results, place: value}))
+        with pytest.raises(ReportError, match=said):
+            make_report(Request(str(tmp_path)))
 
 
 @pytest.mark.slow

@@ -244,6 +244,8 @@ def test_printing_draws_what_was_not_in_view(visit, page):
     seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert seen.page.locator("figure:not([data-chart=surface]) .waiting").count() == 0
     assert seen.page.evaluate("document.documentElement.dataset.theme") == "light"
+    wide = "all => Math.max(...all.map((svg) => svg.getBoundingClientRect().width))"
+    assert 600 < seen.page.eval_on_selector_all(".main-svg", wide) <= 688  # A4 without margins of 14 mm
     seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert seen.page.evaluate("document.documentElement.dataset.theme") is None
     assert len(seen.page.pdf()) > 50_000

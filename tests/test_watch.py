@@ -430,3 +430,28 @@ def test_a_folder_of_a_search_says_what_is_there(tmp_path):
     assert "search of 3 trials (1 finished, 1 pruned, 1 failed): table4/data/erm" in shown
     assert "search of 4 trials (1 finished, 1 pruned, 1 failed, 1 under way): table4" in shown
     assert "chosen for table4 data marginal: sigma 0.25" in shown
+
+
+def test_many_choices_leave_room_for_the_runs(tmp_path, toy):
+    for run in runs("toy", toy):
+        finish_run(run, Options(tmp_path), lambda *_: None)
+    for row in range(30):
+        file = tmp_path / "table4" / "birds" / f"row{row:02}" / "chosen-0123456789ab.json"
+        file.parent.mkdir(parents=True)
+        file.write_text('{"values": {"training.lr": 0.1}}')
+    output = show(tmp_path, rows=8)
+    assert output.count("chosen for table4") == 3
+    assert "and 27 more searches and choices" in output
+    assert len(output.splitlines()) < 20
+    assert "erm" in output
+    assert show(tmp_path, rows=0).count("chosen for table4") == 30
+
+
+def test_a_progress_file_with_words_for_numbers_is_unreadable(tmp_path, toy):
+    state = ProgressFile(tmp_path, runs("toy", toy, seeds=1)[0], "x")
+    state(EpochEnd(1, 3, 0.5, 0.5, 0.5, 0.1, 1.0, 10))
+    state.end("interrupted")
+    content = json.loads(state.file.read_text())
+    assert content["loss"] == 0.5
+    state.file.write_text(json.dumps({**content, "loss": "low"}))
+    assert "1 unreadable file" in show(tmp_path)

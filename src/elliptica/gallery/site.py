@@ -64,6 +64,8 @@ def _check_out(out: Path, results: Path) -> None:
         raise ReportError(
             f"There is no folder {results}. Say where the results are: elliptica gallery FOLDER."
         )
+    if out == Path.cwd():
+        raise ReportError(f"{out} is the current folder, which cannot be replaced. Pass another one to -o.")
     if out.is_file():
         raise ReportError(f"{out} is a file. Pass the name of a folder to -o.")
     if out.is_dir() and any(out.iterdir()) and not (out / _MARK).is_file():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from elliptica.report.content import Study, mean_interval
 from elliptica.report.payload import highlighted
 
-_WIDTH, _ROW, _LEFT, _RIGHT = 320, 19, 128, 12
+_WIDTH, _ROW, _LEFT, _RIGHT = 330, 19, 140, 12
 #: Rows at most, and letters of their names.
 _ROWS, _LETTERS = 6, 18
 

@@ -188,7 +188,7 @@ def headline(studies: list[Study]) -> str:
         text = (
             f"In {len(better)} of {len(studies)} tables a method is shown to be better than the reference, "
         )
-        text += f"in {ours or 'none'} of them an elliptic one better than one that is not."
+        text += f"in {ours or 'none'} of them elliptic training over another method."
     else:
         text = f"In none of the {len(studies)} tables is a method shown to be better than the reference."
     return text + (

@@ -28,6 +28,8 @@ LOOK: dict[State, tuple[str, str, str]] = {
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 #: Seeds up to which each has a sign of its own; more are counted.
 _SIGNS = 10
+#: Lines on searches and choices beside runs.
+_SEARCHES = 3
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,10 @@ def frame(scan: Scan, folder: Path, screen: Screen) -> RenderableType:
     """Everything that is known at one moment, the summary first."""
     groups = make_groups(scan)
     parts: list[RenderableType] = [_summary(scan, groups, folder, screen)]
-    parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in scan.searches]
+    searches = _searches(scan, screen)
+    parts += searches
     ordered = by_urgency(groups)
-    shown = ordered if screen.rows is None else ordered[: max(screen.rows, 1)]
+    shown = ordered if screen.rows is None else ordered[: max(screen.rows - len(searches), 1)]
     if shown:
         parts += ["", _table(shown, groups, screen)]
         parts += _rest(ordered[len(shown) :], screen)
@@ -78,6 +81,18 @@ def _summary(scan: Scan, groups: Sequence[Group], folder: Path, screen: Screen) 
     if left is not None:
         line.append(f"; {clock(left)} left", style="bold")
     return Lines(line, _bar(scan, total, min(screen.width, 80), screen.ascii))
+
+
+def _searches(scan: Scan, screen: Screen) -> list[RenderableType]:
+    """Lines on searches and choices; beside runs only a few of them, so that runs stay on the screen."""
+    most = len(scan.searches) if screen.rows is None else _SEARCHES if scan.runs else max(screen.rows, 1)
+    lines: list[RenderableType] = [
+        Text(line, no_wrap=True, overflow="ellipsis") for line in scan.searches[:most]
+    ]
+    if len(scan.searches) > most:
+        rest = f"and {len(scan.searches) - most} more searches and choices (--rows 0 shows all)"
+        lines.append(Text(rest, style="bright_black"))
+    return lines
 
 
 def _bar(scan: Scan, total: int, width: int, is_ascii: bool) -> Text:
