@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from filelock import FileLock  # torch needs it, too
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What the processes need: imported once, in a server that they are forked from.
 PRELOADED = [
+    "torch._dynamo",  # which every optimiser imports
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "elliptica.distributed.checkpoint",
@@ -33,6 +35,17 @@ def together(function, size=2):
             _run, args=(function, size, folder), nprocs=size, start_method=fresh()
         )
         return [torch.load(f"{folder}/found{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def once(tmp_path_factory, function, size=2):
+    """`together`, but once for all workers of pytest: the others wait for it, and read what was found."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return together(function, size)
+    common = tmp_path_factory.getbasetemp().parent / f"{function.__module__}-{size}.pt"
+    with FileLock(f"{common}.lock"):
+        if not common.exists():
+            torch.save(together(function, size), common)
+        return torch.load(common, weights_only=False)
 
 
 def fresh():

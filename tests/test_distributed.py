@@ -7,7 +7,7 @@ import torch
 import torch.distributed
 
 import two_processes
-from processes import together
+from processes import once
 from two_processes import SECOND_ORDER, WEIGHTINGS, batch, objective_for
 
 pytestmark = [
@@ -21,9 +21,9 @@ BATCH_WISE = ("gradient_softmax", "multiplicative", "released")
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(tmp_path_factory):
     """Results of both processes."""
-    return together(two_processes.run)
+    return once(tmp_path_factory, two_processes.run)
 
 
 def gradients(objective, x, y, **given):

@@ -8,7 +8,7 @@ import torch.distributed
 
 import split_cases
 from elliptica.distributed import Ranks, split_rows
-from processes import together
+from processes import once
 
 pytestmark = [
     pytest.mark.slow,
@@ -18,8 +18,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def found(request):
-    return together(split_cases.run, request.param)
+def found(request, tmp_path_factory):
+    return once(tmp_path_factory, split_cases.run, request.param)
 
 
 @pytest.fixture(scope="module")

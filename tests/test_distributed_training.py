@@ -10,7 +10,7 @@ from elliptica import Elliptic
 from elliptica.baselines import ERM
 from elliptica.distributed import Ranks, current_ranks, over_global_batch, rank_generator, shard
 from laws import ALPHA
-from processes import together
+from processes import once
 from training_cases import ROWS, SAMPLERS, class_weighted, cut, global_batch, global_paths
 from two_processes import WEIGHTINGS, network, noise, objective_for
 
@@ -24,8 +24,8 @@ BATCH_WISE = ("gradient_softmax", "multiplicative", "released")
 
 
 @pytest.fixture(scope="module")
-def found():
-    return together(training_cases.run, 2)
+def found(tmp_path_factory):
+    return once(tmp_path_factory, training_cases.run)
 
 
 def gradients(objective, *args, **kwargs):

@@ -108,7 +108,9 @@ def compiled(weighting, order):
     x, y = shard(global_batch())
     paths = shard(global_paths(objective_for(weighting)))
     objective = objective_for(weighting)
-    compiler = functools.partial(torch.compile, backend="aot_eager")
+    # traced backward passes take long: for one weighting in two processes, for all in one (test_compile_amp)
+    backend = "aot_eager" if weighting == "gradient_norm" else "eager"
+    compiler = functools.partial(torch.compile, backend=backend)
     module = (
         compiler(DistributedDataParallel(objective))
         if order == "outside"
