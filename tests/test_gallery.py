@@ -140,7 +140,9 @@ def test_pages_in_a_browser(site, visit, name):
 @pytest.mark.slow
 def test_from_a_card_to_a_chart_and_back(site, visit):
     seen = visit(site / INDEX)
+    seen.page.click("#theme")
     seen.page.get_by_role("link", name="Table 1. Natural images").click()
+    seen.page.wait_for_function("document.documentElement.dataset.theme === 'light'")  # as on the index
     seen.page.locator("[data-chart]").first.evaluate("card => card.scrollIntoView({block: 'center'})")
     seen.page.wait_for_selector(".js-plotly-plot .main-svg")
     seen.page.get_by_role("link", name="all results").click()

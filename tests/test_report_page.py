@@ -43,7 +43,7 @@ def page(tmp_path_factory):
             record = make_record(row, seed, 0.7 + 0.05 * i + 0.003 * ((3 * seed + i) % 5))
             record["metrics"]["test"]["reliability"] = bins
             record["rows"] = {"train": {"rows": 90, "class": {"0": 70, "1": 20}, "group": {"0": 60, "1": 30}}}
-            record["cost"]["evaluations"] = 3000 * (1 + i)
+            record["cost"]["evaluations"] = 3_000_000 * (1 + i)
             records.append(record)
     report = make_report(Request(str(write_records(folder, records))))
     (study,) = report.studies
@@ -209,7 +209,9 @@ def test_tables_copy_what_is_shown(desk):
     assert latex.startswith("\\begin{tabular}{lr")
     assert "accuracy, \\%" in latex
     assert "$\\pm$" in latex
-    assert copied(desk, "CSV").splitlines()[0].startswith('method,"accuracy, %"')
+    head, *rows = copied(desk, "CSV").splitlines()
+    assert head.startswith('method,"accuracy, %"')
+    assert {row.split(",")[3] for row in rows} == {"2000", "4000", "6000", "8000"}  # numbers, not "2,000"
 
 
 def test_numbers_stand_beside_every_chart(desk):

@@ -202,11 +202,12 @@ def _reach(
 
 
 def cost_ratio(cost: BySeed, method: str, reference: str) -> float | None:
-    """Mean cost of a method over that of the reference; None if one is not recorded."""
-    ours, theirs = (list(cost.get(name, {}).values()) for name in (method, reference))
-    if not ours or not theirs or statistics.fmean(theirs) <= 0:
+    """Mean cost of a method over that of the reference, on the seeds of both; None if it is not recorded."""
+    ours, theirs = cost.get(method, {}), cost.get(reference, {})
+    common = set(ours) & set(theirs)
+    if not common or sum(theirs[s] for s in common) <= 0:
         return None
-    return statistics.fmean(ours) / statistics.fmean(theirs)
+    return sum(ours[s] for s in common) / sum(theirs[s] for s in common)
 
 
 def _price(cost: Mapping[str, BySeed], best: str, reference: str) -> list[str]:

@@ -5,6 +5,7 @@ const charts = (() => {
   const studies = new Map(data.studies.map((study) => [study.name, study]));
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "hexagon"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+  const STROKES = { solid: "none", dash: "6 3", dot: "2 2", dashdot: "6 2 2 2", longdash: "10 3", longdashdot: "10 2 2 2" };
   const slots = new Map();  // by study: method -> number of its colour
   const builders = {};
   const drawn = new Map();  // figure -> what it shows, to draw it again
@@ -61,12 +62,15 @@ const charts = (() => {
     range: [names.length - 0.4, -0.6], showgrid: false,
   });
 
-  function legend(study, methods) {
+  // dots for bars; lines are told apart by their dashes, too, where colours cannot be
+  function legend(study, methods, isLines) {
     const box = tables.element("p", { class: "legend" });
     for (const method of methods) {
-      const dot = tables.element("span", { class: "swatch", "aria-hidden": "true" });
-      dot.style.background = dot.style.borderColor = look(study, method).colour;
-      box.append(tables.element("span", {}, dot, method));
+      const { colour, dash } = look(study, method);
+      const mark = tables.element("span", { class: isLines ? "stroke" : "swatch", "aria-hidden": "true" });
+      if (isLines) mark.innerHTML = `<svg width="26" height="8"><line x2="26" y1="4" y2="4" stroke="${colour}" stroke-width="2.2" stroke-dasharray="${STROKES[dash]}"/></svg>`;
+      else mark.style.background = mark.style.borderColor = colour;
+      box.append(tables.element("span", {}, mark, method));
     }
     return box;
   }
@@ -121,7 +125,7 @@ const charts = (() => {
     const active = document.activeElement?.closest?.("[data-controls]") === figure.querySelector("[data-controls]");
     if (!active) figure.querySelector("[data-controls]").replaceChildren(...(made.controls ?? []));
     figure.querySelector(".legend")?.remove();
-    if (made.legend && study.methods.length > 1) plot.before(legend(study, made.legend));
+    if (made.legend && study.methods.length > 1) plot.before(legend(study, made.legend, made.isLines));
     plot.style.height = `${made.layout.height ?? 320}px`;
     Plotly.react(plot, made.traces, made.layout, CONFIG);
     made.after?.(plot);
@@ -143,6 +147,8 @@ const charts = (() => {
     drawn.get(figure).isReleased = true;
   }
 
+  // what was released is drawn again when it comes into view
+  const redraw = (figures) => figures.filter((figure) => !drawn.get(figure).isReleased).forEach(draw);
   const figuresOf = (name) => [...drawn.keys()].filter((figure) => figure.dataset.study === name);
 
   function start() {
@@ -162,7 +168,7 @@ const charts = (() => {
     }
     for (const box of document.querySelectorAll("[data-chips]")) startChips(box);
     theme.onChange(() => {
-      for (const [figure, state] of drawn) if (!state.isReleased) draw(figure);
+      redraw([...drawn.keys()]);
       for (const box of document.querySelectorAll("[data-chips]")) paintChips(box);
     });
     let opened = [];
@@ -200,7 +206,7 @@ const charts = (() => {
       if (!event.target.checked) taken.delete(method);
       else taken.set(method, SYMBOLS.findIndex((_, i) => ![...taken.values()].includes(i)));
       paintChips(box);
-      figuresOf(study.name).forEach(draw);
+      redraw(figuresOf(study.name));
     });
     paintChips(box);
   }

@@ -74,7 +74,7 @@
     return {
       traces, controls: controls(study), numbers: numbers(study, plane),
       layout: layout({
-        height: 430, margin: { l: 0, r: 0, t: 0, b: 0 }, dragmode: "turntable",
+        height: narrow ? 340 : 430, margin: { l: 0, r: 0, t: 0, b: 0 }, dragmode: "turntable",
         scene: { xaxis: { ...side, title: title(plane.axes[0]) }, yaxis: { ...side, title: title(plane.axes[1]) },
           zaxis: { ...side, title: title(""), ...(ticks ?? {}) }, aspectmode: "manual", aspectratio: { x: 1.25, y: 1.25, z: 0.72 },
           camera: state.camera ?? (narrow ? { ...CAMERA, eye: { x: 1.8, y: -1.93, z: 1.3 } } : CAMERA) },

@@ -86,7 +86,7 @@
     const least = Math.min(...traces.flatMap((t) => t.x.slice(t === traces[0] ? 2 : 0)), 100);
     const from = Math.max(0, Math.floor((least - 5) / 10) * 10);
     return {
-      traces, legend: methods, controls: [note],
+      traces, legend: methods, isLines: true, controls: [note],
       layout: layout({ height: 350, xaxis: axis("confidence, %", { range: [from, 102] }), yaxis: axis("right, %", { range: [0, 104] }) }),
       numbers: {
         caption: "Reliability, all seeds together", head: ["method", "rows", "mean confidence", "share right"],
@@ -109,12 +109,12 @@
     const methods = shown(study).filter((m) => study.curves[m]?.length), traces = [];
     const panels = [["loss", "y"], ["validation", "y2"]].filter(([key]) => methods.some((m) => study.curves[m].some((c) => c[key])));
     for (const method of methods) {
-      const { colour } = look(study, method), curves = study.curves[method];
+      const { colour, dash } = look(study, method), curves = study.curves[method];
       for (const [key, yaxis] of panels) {
         for (const curve of curves.filter((c) => c[key] && curves.length > 1)) traces.push({ type: "scatter", mode: "lines",
           x: curve.epochs, y: curve[key], yaxis, hoverinfo: "skip", opacity: 0.22, line: { color: colour, width: 1 } });
         const mean = meanCurve(curves, key);
-        traces.push({ type: "scatter", mode: "lines", ...mean, yaxis, hoverinfo: "text", line: { color: colour, width: 2.2 },
+        traces.push({ type: "scatter", mode: "lines", ...mean, yaxis, hoverinfo: "text", line: { color: colour, width: 2.2, dash },
           hovertext: mean.x.map((e, i) => `${plain(method)}, epoch ${e}: ${Number(mean.y[i].toPrecision(4))}`) });
         const chosen = curves.filter((c) => c[key] && c.chosen && c.epochs.includes(c.chosen));
         traces.push({ type: "scatter", mode: "markers", yaxis, hoverinfo: "skip", x: chosen.map((c) => c.chosen),
@@ -125,7 +125,7 @@
     const split = panels.length > 1;
     const log = isPositive ? charts.logTicks(traces.filter((t) => t.yaxis === "y").flatMap((t) => t.y)) : {};
     return {
-      traces, legend: methods,
+      traces, legend: methods, isLines: true,
       layout: layout({ height: split ? 430 : 320, xaxis: axis("epoch", { anchor: split ? "y2" : "y", showgrid: false }),
         yaxis: axis("training loss", { domain: split ? [0.54, 1] : [0, 1], ...log }),
         ...(split ? { yaxis2: axis(short(study.scoreLabel, 32), { domain: [0, 0.46] }) } : {}) }),

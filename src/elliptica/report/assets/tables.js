@@ -42,7 +42,8 @@ const tables = (() => {
 
   // a text that a spreadsheet would take for a formula gets an apostrophe; numbers stay numbers
   function inCsv(text) {
-    const plain = text.replace(/−/g, "-");
+    const minus = text.replace(/−/g, "-");
+    const plain = /^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$/.test(minus) ? minus.replace(/,/g, "") : minus;  // 1,234 is 1234
     const isNumber = /^[+-]?[\d.,]+(e[+-]?\d+)?( ± [\d.,]+)?$/i.test(plain);
     const safe = !isNumber && /^[=+\-@\t\r]/.test(plain) ? `'${plain}` : plain;
     return /[",\n\r;]/.test(safe) ? `"${safe.replace(/"/g, '""')}"` : safe;

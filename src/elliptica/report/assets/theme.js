@@ -3,7 +3,16 @@
 const theme = (() => {
   const names = { system: "System", light: "Light", dark: "Dark" };
   const listeners = [];
-  let chosen = "system", onPaper = false;
+  // kept for the other pages of a gallery; a browser may refuse to keep anything
+  const kept = (value) => {
+    try {
+      if (value) localStorage.setItem("elliptica-colours", value);
+      return localStorage.getItem("elliptica-colours");
+    } catch {
+      return null;
+    }
+  };
+  let chosen = kept() in names ? kept() : "system", onPaper = false;
   const button = document.getElementById("theme");
   const root = document.documentElement;
 
@@ -19,6 +28,7 @@ const theme = (() => {
   button.addEventListener("click", () => {
     const order = Object.keys(names);
     chosen = order[(order.indexOf(chosen) + 1) % order.length];
+    kept(chosen);
     apply();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", apply);
