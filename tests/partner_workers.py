@@ -3,7 +3,7 @@
 import torch
 from torch.utils.data import Dataset
 
-from elliptica.partners import PartnerIndex, RefreshingIndex
+from elliptica.partners import PairBatchSampler, PartnerIndex, RefreshingIndex
 
 
 class Pairs(Dataset):
@@ -21,6 +21,7 @@ class Pairs(Dataset):
 
 
 def rank_draws(rank, folder, following):
-    """What a rank draws from the common folder."""
+    """What a rank draws from the common folder, and its batches of pairs."""
     index = RefreshingIndex.follow(folder) if following else PartnerIndex.load(folder)
-    return index.sample(torch.arange(20), n_bridges=3, generator=torch.Generator().manual_seed(3))
+    drawn = index.sample(torch.arange(20), n_bridges=3, generator=torch.Generator().manual_seed(3))
+    return drawn, list(PairBatchSampler(index, 7))

@@ -117,10 +117,15 @@ def test_spawned_workers_share_the_folder(saved):
 
 @pytest.mark.slow
 def test_ranks_open_the_same_folder(saved):
-    one, two = together(functools.partial(rank_draws, folder=saved.folder, following=False))
+    """The same partners of the same rows; samplers know their rank, so that each row is a start once."""
+    found = together(functools.partial(rank_draws, folder=saved.folder, following=False))
+    (one, _), (two, _) = found
     assert torch.equal(one, two)
     own = saved.sample(torch.arange(20), n_bridges=3, generator=torch.Generator().manual_seed(3))
     assert torch.equal(one, own)
+    assert [len(batches) for _, batches in found] == [6, 6]
+    starts = [row for _, batches in found for batch in batches for row in batch[: len(batch) // 2]]
+    assert sorted(starts) == list(range(80))
 
 
 # --------------------------------------------------------------------------------------- what is refused

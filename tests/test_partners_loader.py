@@ -383,7 +383,7 @@ def test_others_follow(tmp_path, generator):
     index.step()
     assert torch.equal(draw(copy), draw(index))
     assert not torch.equal(draw(index), before)
-    for found in together(functools.partial(rank_draws, folder=tmp_path / "index", following=True)):
+    for found, _ in together(functools.partial(rank_draws, folder=tmp_path / "index", following=True)):
         assert torch.equal(found, draw(index))
     again = RefreshingIndex(tmp_path / "index", network, x, every=1, wait=True, k=4)
     assert torch.equal(draw(copy), draw(again))  # readers notice a restart, too
