@@ -99,9 +99,11 @@ def _attempt(search: Search, options: Options, study: Any, trial: Any, folder: P
     """Train with one setting and tell the study how it went; the test part is not looked at."""
     values = {place: each.suggest(trial, ".".join(place)) for place, each in search.space.items()}
     run = with_values(search.run, values, TRIAL_SEED)
+    told = set(study._storage.get_trial(trial._trial_id).intermediate_values)  # by a process that died
 
     def progress(end: EpochEnd) -> None:
-        trial.report(end.score, end.epoch)
+        if end.epoch not in told:
+            trial.report(end.score, end.epoch)
         details = {"epoch": end.epoch, "epochs": end.epochs, "loss": end.loss, "score": end.score}
         listen(trial.number, "epoch", details)
         if end.epoch < end.epochs and trial.should_prune():
