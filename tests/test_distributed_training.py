@@ -1,5 +1,7 @@
 """Precision, accumulation, checkpointing and compiling in two real processes, for every weighting."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.distributed
@@ -155,14 +157,20 @@ def test_given_partners_in_the_global_batch_several_processes_are_one(found):
     assert_equal(found, "far ends", gradients(objective, *global_batch(), partners=partners))
 
 
+class Pair(NamedTuple):
+    x: torch.Tensor
+    target: torch.Tensor
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_parts_make_up_the_whole(size):
     x, y = torch.randn(7, 2), torch.arange(7)
-    value = {"x": x, "rest": [y, None]}
+    value = {"x": x, "rest": [y, None], "pair": Pair(x, y)}
     parts = [shard(value, Ranks(rank, size)) for rank in range(size)]
     assert torch.equal(torch.cat([part["x"] for part in parts]), x)
     assert torch.equal(torch.cat([part["rest"][0] for part in parts]), y)
     assert {part["rest"][1] for part in parts} == {None}
+    assert torch.equal(torch.cat([part["pair"].target for part in parts]), y)
     assert max(len(part["x"]) for part in parts) - min(len(part["x"]) for part in parts) <= 1
 
 

@@ -141,7 +141,8 @@ def _shard(value: Any, ranks: Ranks) -> Any:
     if isinstance(value, Mapping):
         return {name: _shard(item, ranks) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(_shard(item, ranks) for item in value)
+        parts = [_shard(item, ranks) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # named tuples
     raise TypeError(
         f"shard takes tensors, tuples, lists and dicts of them, and Paths, but got {type(value).__name__}."
     )
