@@ -105,6 +105,18 @@ const charts = (() => {
 
   const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false };
 
+  // plotly draws surfaces with twice the pixels each way; without a graphics card they would hardly turn
+  let sharpness;
+  function surfaceConfig() {
+    if (sharpness === undefined) {
+      const gl = document.createElement("canvas").getContext("webgl"), info = gl?.getExtension("WEBGL_debug_renderer_info");
+      const renderer = info ? gl.getParameter(info.UNMASKED_RENDERER_WEBGL) : "";
+      sharpness = /swiftshader|llvmpipe|software|basic render/i.test(renderer) ? 1 : 2;
+      gl?.getExtension("WEBGL_lose_context")?.loseContext();
+    }
+    return { ...CONFIG, plotGlPixelRatio: sharpness };
+  }
+
   function draw(figure) {
     ready();
     const study = studies.get(figure.dataset.study);
@@ -127,7 +139,7 @@ const charts = (() => {
     figure.querySelector(".legend")?.remove();
     if (made.legend && study.methods.length > 1) plot.before(legend(study, made.legend, made.isLines));
     plot.style.height = `${made.layout.height ?? 320}px`;
-    Plotly.react(plot, made.traces, made.layout, CONFIG);
+    Plotly.react(plot, made.traces, made.layout, kind === "surface" ? surfaceConfig() : CONFIG);
     made.after?.(plot);
     state.numbers = made.numbers;
     if (figure.querySelector("details.numbers").open) showNumbers(figure);
