@@ -29,15 +29,15 @@ from elliptica.models import mlp
 BASE = {"batch": 256, "points": 4, "features": 512}
 SIZES: dict[str, tuple[int, ...]] = {
     "batch": (128, 256, 512, 1024),
-    "points": (2, 4, 8, 16),
-    "features": (256, 512, 1024, 2048),
+    "points": (4, 8, 16, 32),
+    "features": (1024, 2048, 4096, 8192),
 }
 NAMES = {"batch": "batch", "points": "points per sample, n_b n_t", "features": "features"}
 
 
 def make_step(batch: int, points: int, features: int) -> Callable[[], None]:
-    """A step of path training: half of the points are times, the rest bridges."""
-    n_times = max(points // 2, 2)
+    """A step of path training: paths of four points, and as many bridges as make the points."""
+    n_times = 4
     model = mlp(features, 10, hidden=(512, 512))
     objective = Elliptic(
         model,
