@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 from elliptica import Elliptic, PartnerTable
+from elliptica.distributed import Ranks, split_rows
 from elliptica.partners import (
     PairBatchSampler,
     PartnerIndex,
@@ -402,6 +403,10 @@ def test_errors_of_refreshing(tmp_path):
     with pytest.raises(ValueError, match=r"wrapped in DDP or FSDP2.*Pass the plain network"):
         RefreshingIndex(tmp_path, wrapped, torch.zeros(4, 2), every=1)
     assert not list(tmp_path.iterdir())
+    network = nn.Linear(2, 2)
+    index = RefreshingIndex(tmp_path, network, torch.randn(4, 2), every=1)
+    with split_rows(network, Ranks(0, 2)), pytest.raises(ValueError, match="outside of split_rows"):
+        index.step()
 
 
 def test_leftovers_of_a_killed_process_go_away(tmp_path):

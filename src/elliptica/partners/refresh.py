@@ -121,11 +121,7 @@ class RefreshingIndex(_Following):
     ) -> None:
         super().__init__(folder)
         _checks.count("every", every)
-        if is_wrapped(network):
-            raise ValueError(
-                "The network is wrapped in DDP or FSDP2, whose forward pass waits for the other processes, "
-                "but an index is rebuilt by one alone. Pass the plain network (for DDP, objective.model)."
-            )
+        _refuse_shared(network)
         for name in ("folder", "overwrite", "generator"):
             if name in options:
                 raise TypeError(
@@ -166,6 +162,7 @@ class RefreshingIndex(_Following):
         self._harvest()
         if self._thread is not None or self.steps - self._begun < self.every:
             return
+        _refuse_shared(self._network)
         self._begun = self.steps
         with torch.no_grad():
             copied = copy.deepcopy(self._network)
@@ -224,3 +221,13 @@ class RefreshingIndex(_Following):
                 EllipticWarning,
                 stacklevel=3,
             )
+
+
+def _refuse_shared(network: nn.Module) -> None:
+    """A forward pass that waits for other processes would wait for ever: one alone rebuilds the index."""
+    if is_wrapped(network) or hasattr(network, "_ranks"):
+        raise ValueError(
+            "The network is wrapped in DDP or FSDP2, or shared out by split_rows, so that its forward pass "
+            "waits for the others, but an index is rebuilt by one alone. Pass the plain network (for DDP, "
+            "objective.model), and call step() outside of split_rows."
+        )
