@@ -243,3 +243,18 @@ def test_loss_survives_pickling_and_copying(logits, soft):
         again = pickle.loads(pickle.dumps(loss))
         assert torch.equal(again(logits, soft), loss(logits, soft))
         assert torch.equal(copy.deepcopy(loss)(logits, soft), loss(logits, soft))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_means_over_processes_count_rows_exactly(dtype, generator):
+    """Two processes with the same 301 rows, a number that bfloat16 does not have."""
+    losses = torch.rand(301, generator=generator).to(dtype)
+    weight = torch.randint(1, 4, (301,), generator=generator).to(dtype)
+
+    def twice(own):
+        return torch.stack([own, own])
+
+    assert torch.equal(weighted_mean(losses, None, None, across=twice), losses.mean())
+    found = weighted_mean(losses, None, weight, across=twice)
+    expected = losses.double().mean() / weight.double().mean()
+    assert float(found) == pytest.approx(float(expected), rel=2 * torch.finfo(dtype).eps)

@@ -30,13 +30,12 @@ def weighted_mean(
         total = total * over_time
         class_weight = None if class_weight is None else class_weight * over_time
     if across is not None:
-        sums = [total.numel(), 0.0 if class_weight is None else class_weight.sum()]
-        found = across(
-            torch.stack([torch.as_tensor(s, dtype=total.dtype, device=total.device) for s in sums])
-        )
+        wide = torch.promote_types(total.dtype, torch.float32)  # bfloat16 cannot count to 257
+        sums = [total.numel(), 0.0 if class_weight is None else class_weight.sum(dtype=wide)]
+        found = across(torch.stack([torch.as_tensor(s, dtype=wide, device=total.device) for s in sums]))
         rows, weights = found.sum(0)
-        mean = total.sum() * len(found) / rows
-        return mean if class_weight is None else mean * (rows / weights)
+        share = total.numel() * len(found) / (rows if class_weight is None else weights)
+        return total.mean() * share.to(total.dtype)
     return total.mean() if class_weight is None else total.mean() / class_weight.mean()
 
 
