@@ -45,4 +45,4 @@ def main(folder: str, epochs: int = 5) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(*sys.argv[1:2] or ["checkpoints"], *map(int, sys.argv[2:]))

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 
+from elliptica.cli import app
 from elliptica.demo.settings import QUICK
 from elliptica.figures import command as figure_command
 from elliptica.figures import draw_boundary_losses, draw_idea, draw_surfaces, draw_uncertainty, save_figure
@@ -239,3 +241,21 @@ def test_uncertainty_from_records_and_data(data_dir, tmp_path):
     assert run_figure(order, screen) == 0
     streams = re.findall(rb"stream\r?\n(.*?)endstream", (tmp_path / "u.pdf").read_bytes(), re.DOTALL)
     assert any(b"BT" in zlib.decompressobj().decompress(s) for s in streams if s[:1] == b"x")  # text as text
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-o", "f.png", "--format", "svg"], "f.png should be .svg"),
+        (["-o", "f.jpg"], "f.jpg should be one of .png, .svg, .pdf"),
+        (["-o", "f.jpg", "--format", "png"], "f.jpg should be .png"),
+        (["-o", "f"], "f should be one of"),
+    ],
+)
+def test_a_file_has_the_ending_of_its_format(tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["figure", "2", *options])
+    assert found.exit_code == 2
+    assert said in " ".join(found.output.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())

@@ -141,6 +141,8 @@ def test_errors_of_the_sampler(index):
         PairBatchSampler(index, 8, rank=0, world_size=71)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         PairBatchSampler(index, 0)
+    with pytest.raises(TypeError, match=r"got Tensor\. For an array x: PartnerIndex\.build\(x\)"):
+        PairBatchSampler(torch.zeros(8, 2), 4)
     with pytest.raises(ValueError, match="multiple of 3 rows, but y has 4"):
         split_pairs(torch.zeros(4, 1), torch.zeros(4), n_bridges=2)
     with pytest.raises(ValueError, match="even number"):

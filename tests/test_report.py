@@ -5,6 +5,7 @@ import math
 import statistics
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scipy import stats
@@ -13,6 +14,7 @@ from elliptica.report import ReportError, Request, make_report, render_page, wri
 from elliptica.report.content import Measure, mean_interval
 from elliptica.report.judge import judge_rows
 from elliptica.report.payload import embed, highlighted, report_data, rounded
+from elliptica.report.source import headline
 from report_cases import HOSTILE, hostile_report, make_record, write_records
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -321,6 +323,30 @@ def test_wrong_sources_are_refused_with_what_to_do(tmp_path, name, content, said
     source = path.parent if name and name.endswith("results.json") else path
     with pytest.raises(ReportError, match=said):
         make_report(Request(str(source)))
+
+
+def test_a_folder_of_comparisons_is_told_from_records(tmp_path):
+    (tmp_path / "wine").mkdir()
+    (tmp_path / "wine" / "results.json").write_text('{"about": {}, "records": []}')
+    with pytest.raises(ReportError, match=r"wine/results\.json: is of elliptica compare"):
+        make_report(Request(str(tmp_path)))
+
+
+def test_several_tables_say_where_elliptic_training_is_worse_too():
+    def study(erm, ours):
+        rows = {"erm": seeds(*erm), "elliptic": seeds(*ours)}
+        return SimpleNamespace(
+            verdict=judged(rows), reference="erm", own={"elliptic"}, measures=[RMSE], methods=list(rows)
+        )
+
+    low, high = (1.0, 1.1, 1.05, 0.95, 1.0, 1.02), (2.0, 2.2, 2.0, 1.9, 2.1, 2.05)
+    better, worse, short = study(high, low), study(low, high), study(low[:1], high[:1])
+    assert headline([better, worse, short]) == (
+        "In 1 of 2 tables a method is shown to be better than the reference, in 1 of them elliptic training "
+        "over another method. In 1, elliptic training is shown to be worse than it. 1 more has too few runs for a "
+        "verdict."
+    )
+    assert headline([worse, short]).startswith("In none of 1 table is a method shown to be better")
 
 
 def test_a_page_does_not_overwrite_what_it_is_made_from(tmp_path):

@@ -687,6 +687,11 @@ def test_the_command_searches_real_data_in_two_processes(tmp_path):
     assert found.exit_code == 0, found.output
     assert "4 trials: 4 finished" in found.output
     assert "Elliptic(model, nn.CrossEntropyLoss(), num_classes=2" in found.output
+    assert "replaces" not in found.output
+    file = next(tmp_path.rglob("chosen-*.json"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "score": 1.5}))
+    found = CliRunner().invoke(app, ["tune", *arguments, *options, *search])
+    assert "replaces an earlier one (1.5, which was better" in " ".join(found.output.split())
     found = CliRunner().invoke(app, ["run", *arguments, *options, "--seeds", "1", "--tuned"])
     assert found.exit_code == 0, found.output
     assert "epoch chosen by average" in found.output

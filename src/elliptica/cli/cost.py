@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from enum import Enum
 from typing import Annotated
@@ -113,6 +114,8 @@ def cost(
         hardware=None if flops is None else Rate(flops * utilisation),
         device=device,
     )
+    # it prints tracebacks of errors that it also raises
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:
         torch.zeros(1, device=device)
         network = load_model(model) if ":" in model else make_network(model, sizes, classes)
@@ -131,5 +134,6 @@ def cost(
         run_cost(objective, plan, measure, Console())
     except Exception as error:  # a model of the user's own may raise anything
         ours = isinstance(error, SourceError | ValueError | ImportError)
-        typer.echo(f"error: {error}" if ours else f"error: {type(error).__name__}: {error}", err=True)
+        told = f"error: {error}" if ours else f"error: {type(error).__name__}: {error}"
+        typer.echo(told if ours else f"{told} The network was called on rows of --input {shape}.", err=True)
         raise typer.Exit(2) from None

@@ -68,8 +68,9 @@ def figure(
         require_extra("experiments")
     known = [each.value for each in Form]
     suffix = "" if out is None else out.suffix.lstrip(".").lower()
-    if form is None and out is not None and suffix not in known:
-        raise typer.BadParameter(f"{out.name} has no ending of {', '.join(known)}. Say --format, too.")
+    if out is not None and suffix not in ([form.value, ""] if form else known):
+        meant = f".{form.value}, the --format" if form else f"one of .{', .'.join(known)}"
+        raise typer.BadParameter(f"The ending of {out.name} should be {meant}.")
     from elliptica.figures.command import Order, run_figure
 
     order = Order(

@@ -187,8 +187,7 @@ def judge_profile(case: Case) -> Finding:
         )
     sentence = (
         f"Along a bridge the mean loss is {along} above the line between its two ends "
-        f"({along.value / case.yardstick:.2g} times {case.yardstick_name}): {shape}. From one end (s = 0) "
-        "to the other:"
+        f"({along.value / case.yardstick:.2g} times {case.yardstick_name}): {shape}."
     )
     return Finding("profile", severity, sentence, advice, numbers, breakdown)
 

@@ -69,6 +69,11 @@ class PairBatchSampler(Sampler[list[int]]):
     ) -> None:
         _checks.count("batch_size", batch_size)
         _checks.count("n_bridges", n_bridges)
+        if not hasattr(index, "sample"):
+            raise TypeError(
+                f"index must be a PartnerIndex, RefreshingIndex or PartnerTable, but got "
+                f"{type(index).__name__}. For an array x: PartnerIndex.build(x)."
+            )
         self.index, self.batch_size, self.n_bridges = index, batch_size, n_bridges
         self.shuffle, self.seed, self.epoch = shuffle, seed, 0
         self.rank, self.world_size = _place(rank, world_size)

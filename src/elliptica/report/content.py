@@ -137,6 +137,7 @@ class Study:
         curves: By method: courses of the training, one for each seed.
         score_label: What the curves' validation score is.
         cost: By unit (``"evaluations"``, ``"seconds"``).
+        cost_span: Of what part of the training, in words; empty means of all.
         settings: By method, in words.
         commands: To repeat it.
         versions: What it was run with.
@@ -165,6 +166,7 @@ class Study:
     curves: Mapping[str, Sequence[Mapping[str, Sequence[Number]]]] = field(default_factory=dict)
     score_label: str = "validation score"
     cost: Mapping[str, BySeed] = field(default_factory=dict)
+    cost_span: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     commands: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -138,6 +138,8 @@ def _take_json(file: Path, found: Folder) -> None:
     if file.name.startswith("chosen-") and "values" in content:
         found.chosen[file.parent, file.stem.removeprefix("chosen-")] = content
         return
+    if "about" in content and "records" in content:
+        raise ValueError("is of elliptica compare, which has a page of its own: elliptica report its folder")
     missing = [key for key in ("run", "metrics", "cost", "versions") if key not in content]
     if missing:
         raise ValueError(f"has no {', '.join(missing)}: it is not a record of elliptica run")

@@ -181,23 +181,25 @@ def headline(studies: list[Study]) -> str:
     """What all studies together say."""
     if len(studies) == 1:
         return studies[0].verdict.headline
-    better = [s for s in studies if s.verdict.best not in (None, s.reference)]
-    silent = sum(s.verdict.best is None for s in studies)
+    judged = [s for s in studies if s.verdict.best is not None]
+    better = [s for s in judged if s.verdict.best != s.reference]
     if better:
-        ours = sum(_is_ours_better(s) for s in better)
-        text = (
-            f"In {len(better)} of {len(studies)} tables a method is shown to be better than the reference, "
-        )
+        ours = sum(_is_ours(s, "better") for s in better)
+        text = f"In {len(better)} of {len(judged)} tables a method is shown to be better than the reference, "
         text += f"in {ours or 'none'} of them elliptic training over another method."
     else:
-        text = f"In none of the {len(studies)} tables is a method shown to be better than the reference."
+        text = f"In none of {count(len(judged), 'table')} is a method shown to be better than the reference."
+    worse = sum(_is_ours(s, "worse") for s in judged)
+    if worse:
+        text += f" In {worse}, elliptic training is shown to be worse than it."
+    silent = len(studies) - len(judged)
     return text + (
-        f" {silent} {'have' if silent > 1 else 'has'} too few runs for a verdict." if silent else ""
+        f" {silent} more {'have' if silent > 1 else 'has'} too few runs for a verdict." if silent else ""
     )
 
 
-def _is_ours_better(study: Study) -> bool:
-    """Whether elliptic training is shown to be better than a reference that is something else."""
+def _is_ours(study: Study, result: str) -> bool:
+    """Whether elliptic training is shown to be better or worse than a reference that is something else."""
     first = study.measures[0].name
-    winners = {d.method for d in study.verdict.differences if d.measure == first and d.result == "better"}
-    return study.reference not in study.own and any(method in study.own for method in winners)
+    found = {d.method for d in study.verdict.differences if d.measure == first and d.result == result}
+    return study.reference not in study.own and any(method in study.own for method in found)

@@ -102,6 +102,7 @@ def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
         curves=curves_of(members),
         score_label=_score_label(metric, select, parts),
         cost=cost,
+        cost_span="up to the chosen epoch",
         settings={row: _settings(next(k.run for k in members if k.run.row == row)) for row in rows},
         commands=[_command(place, members, rows, folder)],
         versions=_versions(members),
@@ -209,7 +210,7 @@ def _grid(
         n = len(table.cells[row, dataset, next(iter(measures))].values)
         lines.append([*line, (str(n), n, False)])
     titles = [f"{measures[c].label}, paper" if is_paper else _titled(measures[c]) for c, is_paper in heads]
-    head = ["method", *titles, "thousand rows", "seconds", "seeds"]
+    head = ["method", *titles, "thousand rows to the chosen epoch", "seconds to it", "seeds"]
     return Grid("Test part, mean ± deviation over seeds", head, lines, notes)
 
 

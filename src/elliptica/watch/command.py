@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 
 from elliptica.watch.scan import Reader
 from elliptica.watch.view import Screen, frame
@@ -27,6 +28,13 @@ def run_watch(folder: Path, console: Console, *, once: bool, rows: int | None, e
         rows: Rows at most, None is what fits, 0 is all.
         every: Seconds between two frames.
     """
+    if not folder.is_dir() and console.is_terminal and not once and folder.parent.is_dir():
+        try:  # a run that was started just now makes it soon
+            with console.status(f"Waiting for the folder {escape(str(folder))} (Ctrl-C ends this)"):
+                while not folder.is_dir():
+                    time.sleep(every)
+        except KeyboardInterrupt:
+            return 0
     if not folder.is_dir():
         console.print(
             f"error: There is no folder {folder}. Say where the records are: elliptica watch FOLDER.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from elliptica.experiments.run import Options
 from elliptica.experiments.search.choice import check_search, choose, chosen_run, python_line
 from elliptica.experiments.search.processes import work_together
 from elliptica.experiments.search.report import (
+    ENOUGH,
     best_trials,
     importance_table,
     importances,
@@ -54,7 +57,7 @@ def run_search(choice: Choice, how: SearchOptions, options: Options, console: Co
         study = open_study(search)
     except SpecificationError as error:
         return _refuse(error, console)
-    before = chosen_file(options.out, search.run).exists()
+    before = _score(chosen_file(options.out, search.run))
     console.print(f"{search.study_name} in {search.storage}", highlight=False, markup=False, soft_wrap=True)
     try:
         problems = work_together(search, options, lambda trial: _tell(search, trial, console))
@@ -70,9 +73,22 @@ def run_search(choice: Choice, how: SearchOptions, options: Options, console: Co
     except (RuntimeError, OSError) as error:
         return _refuse(error, console)
     report(search, study, chosen, options, console)
-    if before:
-        console.print("The choice replaces an earlier one.")
+    if before is not None:
+        is_better = before > chosen["score"]
+        console.print(
+            f"The choice (score {chosen['score']:.4g}) replaces an earlier one ({before:.4g}"
+            f"{', which was better: its command again brings it back' if is_better else ''}).",
+            highlight=False,
+            soft_wrap=True,
+        )
     return int(bool(problems))
+
+
+def _score(file: Path) -> float | None:
+    """Of an earlier choice, if there is one that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return float(json.loads(file.read_text())["score"])
+    return None
 
 
 def make_search(choice: Choice, how: SearchOptions, out: Path) -> Search:
@@ -106,6 +122,8 @@ def report(search: Search, study: Any, chosen: dict[str, Any], options: Options,
     mattered = importances(study)
     if mattered:
         console.print(importance_table(mattered))
+    else:
+        console.print(f"Which settings mattered is told from {ENOUGH} finished trials on.", highlight=False)
     values = ", ".join(f"{name} {shown(value)}" for name, value in chosen["values"].items())
     console.print(f"Chosen ({chosen['rule']}): {values}", highlight=False, soft_wrap=True)
     data = load_dataset(search.run.load, search.run.seed, options.data_dir)
@@ -117,7 +135,7 @@ def report(search: Search, study: Any, chosen: dict[str, Any], options: Options,
     left = unfinished(study)
     if left:
         console.print(
-            f"{left} trials are under way elsewhere: whoever ends last chooses among all.", highlight=False
+            f"Under way elsewhere: {left} more; whoever ends last chooses among all.", highlight=False
         )
 
 
