@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from elliptica import sample_bridge
 from elliptica.bridge import (
@@ -637,3 +638,13 @@ def test_quantile_times_edges():
         s = quantile_times(u, 5, quadrature)
         assert ((s >= 0) & (s <= 1)).all()
     assert torch.equal(quantile_times(u, 5, "uniform"), u)
+
+
+def test_shapes_without_numbers_are_not_kept(generator):
+    """Tracing a step on shapes alone (as `elliptica.cost` does) must not reach the next real one."""
+    start, end = torch.zeros(3, 2), torch.ones(3, 2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert type(bridge_rows(start, end, n_times=7, std=0.123)) is FakeTensor
+    found = bridge_rows(start, end, n_times=7, std=0.123, generator=generator)
+    assert type(found) is torch.Tensor
+    assert torch.equal(found[-1], end)

@@ -117,8 +117,10 @@ def test_collate_fn_gives_the_same_batches_on_any_number_of_workers():
 
 @pytest.mark.slow
 def test_accelerate_loop(tmp_path):
+    from accelerate.state import AcceleratorState
     from safetensors.torch import load_file
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # one per process; others may have had one
     model = example("accelerate_loop")(str(tmp_path))
     saved = load_file(tmp_path / "model.safetensors")
     fresh = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))

@@ -132,7 +132,10 @@ def test_watching_two_processes_of_elliptica_run(data_dir, tmp_path):
     command = [sys.executable, "-m", "elliptica", "run", "table3", "--dataset", "no2", "--jobs", "2"]
     command += ["--methods", "erm,marginal", "--seeds", "2", "--epochs", "3000", "--out", str(tmp_path)]
     process = subprocess.Popen(
-        command, env={**os.environ, "ELLIPTICA_DATA": str(data_dir)}, stdout=subprocess.DEVNULL
+        command,
+        env={**os.environ, "ELLIPTICA_DATA": str(data_dir)},
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored here
     )
     try:
         wait_for(lambda: list(states(tmp_path).values()).count("running") == 2)

@@ -82,8 +82,18 @@ def stratified_times(
     return s.reshape(1, -1).div_(n_draws * rows)
 
 
-@functools.lru_cache(maxsize=128)
 def _grid_tensors(
+    n_times: int, std: float, ndim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Kept from call to call, unless they are shapes without numbers (as in `elliptica.cost`)."""
+    found = _kept_grid_tensors(n_times, std, ndim, dtype, device)
+    if type(found[0]) is not Tensor:
+        _kept_grid_tensors.cache_clear()
+    return found
+
+
+@functools.lru_cache(maxsize=128)
+def _kept_grid_tensors(
     n_times: int, std: float, ndim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Times ``(time, 1, ...)``, and ``std`` times the Cholesky factor of ``min(s, t) - s t`` inside."""
