@@ -17,6 +17,11 @@ from elliptica.distributed import load_checkpoint, over_global_batch, rank_gener
 
 def main(folder: str, epochs: int = 5) -> None:
     dist.init_process_group("gloo")  # "nccl" on GPUs
+    train(folder, epochs)
+    dist.destroy_process_group()  # once the wrapper is gone: it could wait for the group for ever otherwise
+
+
+def train(folder: str, epochs: int) -> None:
     torch.manual_seed(0)  # the same data and initial weights in all processes
     x = torch.randn(256, 20)
     data = TensorDataset(x, x[:, :3].argmax(1))
@@ -41,7 +46,6 @@ def main(folder: str, epochs: int = 5) -> None:
         dist.all_reduce(loss, op=dist.ReduceOp.SUM)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss of the last batch {loss.item() / dist.get_world_size():.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
