@@ -5,13 +5,12 @@ import math
 import statistics
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from scipy import stats
 
 from elliptica.report import ReportError, Request, make_report, render_page, write_report
-from elliptica.report.content import Measure, mean_interval
+from elliptica.report.content import Grid, Measure, Study, mean_interval
 from elliptica.report.judge import judge_rows
 from elliptica.report.payload import embed, highlighted, report_data, rounded
 from elliptica.report.source import headline
@@ -335,9 +334,9 @@ def test_a_folder_of_comparisons_is_told_from_records(tmp_path):
 def test_several_tables_say_where_elliptic_training_is_worse_too():
     def study(erm, ours):
         rows = {"erm": seeds(*erm), "elliptic": seeds(*ours)}
-        return SimpleNamespace(
-            verdict=judged(rows), reference="erm", own={"elliptic"}, measures=[RMSE], methods=list(rows)
-        )
+        table = Grid("", [], [])
+        measures, values = [RMSE], {RMSE.name: rows}
+        return Study("", "", "", measures, list(rows), "erm", values, judged(rows), table, own={"elliptic"})
 
     low, high = (1.0, 1.1, 1.05, 0.95, 1.0, 1.02), (2.0, 2.2, 2.0, 1.9, 2.1, 2.05)
     better, worse, short = study(high, low), study(low, high), study(low[:1], high[:1])
