@@ -275,9 +275,14 @@ def test_hostile_names_are_text_everywhere(visit, hostile_page):
     assert seen.page.locator("svg a, .plot script, main a[href^=javascript]").count() == 0
     assert HOSTILE[0] in seen.page.locator(".legend > span").all_inner_texts()
     point = seen.page.locator("figure[data-chart='parts-0'] .bars path").first
-    point.evaluate("point => point.scrollIntoView({block: 'center'})")
-    point.hover(force=True)
     said = seen.page.locator("figure[data-chart='parts-0'] .hoverlayer .hovertext")
+    for _ in range(40):  # what is drawn above it meanwhile moves it from under the pointer
+        point.evaluate("point => point.scrollIntoView({block: 'center'})")
+        point.hover(force=True)
+        seen.page.wait_for_timeout(250)
+        if said.count():
+            break
+        seen.page.mouse.move(0, 0)
     said.first.wait_for()
     hover = said.first.text_content()
     assert f"{HOSTILE[0]}, {HOSTILE[0]}: 5" in hover
