@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(shell $(PYTHON) -c "import os;
 # Waterbirds on frozen features, under a linear head and under one of two layers.
 FEATURES := waterbirds-features,waterbirds-features-mlp
 
-.PHONY: help demo test lint types bench docs gallery results clean
+.PHONY: help demo test lint types bench docs results clean
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -43,9 +43,6 @@ bench: $(INSTALLED)   ## the cost table of benchmarks/README.md (takes long; lea
 
 docs: $(INSTALLED)   ## the documentation site, in site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-
-gallery: $(INSTALLED)   ## all committed results as a static site, in gallery/ (open gallery/index.html)
-	$(BIN)/elliptica gallery results --out gallery
 
 results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
@@ -78,4 +75,4 @@ results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/compare_tables.py
 
 clean:
-	rm -rf $(VENV) demo site gallery
+	rm -rf $(VENV) demo site

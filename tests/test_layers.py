@@ -22,9 +22,8 @@ LAYERS = [
     {"partners", "distributed"},
     {"landscape", "training"},
     {"experiments", "estimators", "integrations", "cost"},
-    {"demo", "inspection", "compare", "watch"},
+    {"demo", "inspection", "compare"},
     {"figures", "report"},
-    {"gallery"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -7,11 +7,9 @@ from elliptica.cli import demo as demo
 from elliptica.cli import diagnose as diagnose
 from elliptica.cli import experiments as experiments
 from elliptica.cli import figure as figure
-from elliptica.cli import gallery as gallery
 from elliptica.cli import landscape as landscape
 from elliptica.cli import report as report
 from elliptica.cli import tune as tune
-from elliptica.cli import watch as watch
 from elliptica.cli.app import app as app
 
 __all__ = ["app"]

@@ -144,8 +144,7 @@ def run(
 ) -> None:
     """Run a table of the paper: train what is not recorded yet, then print the table.
 
-    Killed runs continue after their last finished epoch; finished ones are never repeated. In another
-    terminal, elliptica watch shows how they go. Example:
+    Killed runs continue after their last finished epoch; finished ones are never repeated. Example:
     elliptica run table3 --dataset no2 --seeds 3
     """
     require_extra("experiments")
