@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # A second, shorter run in which every annotated tensor shape is checked at run time (typer cannot read
 # checked signatures, and wrong arguments meet the checker before our own messages).
 SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not bad_input and not statistical" \
-	--ignore=tests/test_cli.py --ignore=tests/test_compare_cli.py --ignore=tests/test_demo.py --ignore=tests/test_inspection.py tests
+	--ignore=tests/cli/test_cli.py --ignore=tests/compare/test_command.py --ignore=tests/lab/demo/test_demo.py --ignore=tests/diagnostics/test_command.py tests
 
 # One worker more than there are cores, because some tests wait for processes; one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)") --dist worksteal

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Measurement, compare
 from elliptica.baselines import CMixup, TargetKernel
-from elliptica.models import mlp
+from elliptica.lab.models import mlp
 
 N_ROWS, N_FEATURES, BATCH, EPOCHS, BANDWIDTH = 1003, 5, 16, 100, 1.75
 #: From rows of a batch to their partners.

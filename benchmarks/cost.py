@@ -15,7 +15,7 @@ from benchmarks.timing import Measurement
 from elliptica import Elliptic
 from elliptica.cost import calibrate, estimate, trace_step
 from elliptica.cost.sizes import Bench
-from elliptica.models import mlp, preact_resnet
+from elliptica.lab.models import mlp, preact_resnet
 
 #: Networks, inputs, and the batch that is predicted.
 CASES: dict[str, tuple[nn.Module, Tensor, int]] = {

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from benchmarks.timing import Measurement
 from elliptica import BridgeMix, Elliptic
 from elliptica.cost import trace_step
-from elliptica.models import mlp
+from elliptica.lab.models import mlp
 
 #: Perceptron wide enough that arithmetic, not calls, takes the time.
 BASE = {"batch": 256, "points": 4, "features": 512}

@@ -17,7 +17,7 @@ _CHILD = """
 import sys, torch
 from torch import nn
 from elliptica import Elliptic
-from elliptica.models import preact_resnet
+from elliptica.lab.models import preact_resnet
 
 def resident():
     with open("/proc/self/statm") as file:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.steps import erm_step
 from benchmarks.timing import Measurement
 from elliptica import PartnerIndex
-from elliptica.models import preact_resnet
+from elliptica.lab.models import preact_resnet
 
 BATCH, INTRINSIC, CLUSTERS = 256, 8, 50
 POWERS = (1.0, 4.0)

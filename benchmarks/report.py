@@ -21,7 +21,7 @@ _ARGUMENTS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swifts
 
 def records(n: int) -> Iterator[dict[str, Any]]:
     """Runs of ten methods with five seeds on as many data sets as it takes, 100 epochs each."""
-    from elliptica.experiments.specification import Run
+    from elliptica.lab.experiments.specification import Run
 
     for number in range(n):
         dataset, row, seed = number // 50, number // 5 % 10, number % 5

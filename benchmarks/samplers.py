@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.timing import Measurement, compare
 from elliptica import sample_bridge
-from elliptica.bridge import bridge_rows
+from elliptica.core.bridge import bridge_rows
 
 SIGMA, N_TIMES = 0.05, 5
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Measurement, compare
 from elliptica import Elliptic
-from elliptica.models import mlp, preact_resnet
+from elliptica.lab.models import mlp, preact_resnet
 
 N_TIMES = 5
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Measurement
-from elliptica.experiments.engines import Engine, open_engine, run_jobs
-from elliptica.experiments.engines.processes import Processes
-from elliptica.experiments.engines.sequential import Sequential
-from elliptica.experiments.run import Options, RaySettings
-from elliptica.experiments.specification import Run, parse_specification, runs
+from elliptica.lab.experiments.engines import Engine, open_engine, run_jobs
+from elliptica.lab.experiments.engines.processes import Processes
+from elliptica.lab.experiments.engines.sequential import Sequential
+from elliptica.lab.experiments.run import Options, RaySettings
+from elliptica.lab.experiments.specification import Run, parse_specification, runs
 
 N_RUNS, ROUNDS, SECONDS = 8, 3, 3.0
 #: Two workers must give at least 1.6 times the throughput of one.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Measurement
 from elliptica import Elliptic
-from elliptica.models import mlp
+from elliptica.lab.models import mlp
 
 SIGMA, BATCH, FEATURES, DRAWS, REPEATS = 0.05, 64, 20, 400, 5
 

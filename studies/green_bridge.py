@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import elliptica
 from elliptica.baselines import CMixup, Mixup, TargetKernel
-from elliptica.data import (
+from elliptica.lab.data import (
     Dataset,
     Split,
     load_airfoil,
@@ -38,7 +38,7 @@ from elliptica.data import (
     load_skillcraft,
     load_waterbirds_features,
 )
-from elliptica.models import mlp
+from elliptica.lab.models import mlp
 from stacked import stack
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "green_bridge"

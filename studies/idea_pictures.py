@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import elliptica
 from elliptica.baselines import ERM, Mixup
-from elliptica.data.toy import two_moons
+from elliptica.lab.data.toy import two_moons
 from elliptica.landscape.loss import excess_cross_entropy
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"

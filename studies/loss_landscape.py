@@ -25,13 +25,13 @@ from torch.nn import functional as F
 
 import elliptica
 from elliptica.baselines import ERM, Mixup
-from elliptica.data import two_moons
+from elliptica.diagnostics import bridge_probes, maximum_principle_report, subharmonicity_report
+from elliptica.lab.data import two_moons
+from elliptica.lab.models import mlp
 from elliptica.landscape import Ball, Box, DataDomain, LossField, Monopoles, Operator
 from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.loss import excess_cross_entropy
-from elliptica.landscape.reports import bridge_probes, maximum_principle_report, subharmonicity_report
 from elliptica.landscape.spheres import walk_on_spheres
-from elliptica.models import mlp
 from loss_landscape_table import draw_surfaces, write_table
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "loss_landscape"

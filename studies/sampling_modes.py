@@ -25,9 +25,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 import elliptica
-from elliptica.data import load_airfoil, load_no2
-from elliptica.data.splits import Dataset, Split
-from elliptica.models import mlp
+from elliptica.lab.data import load_airfoil, load_no2
+from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.models import mlp
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "sampling_modes"
 LOADERS: dict[str, Callable[..., Dataset]] = {"airfoil": load_airfoil, "no2": load_no2}

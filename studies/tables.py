@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elliptica.experiments.command import Choice
-from elliptica.experiments.records import read_records
-from elliptica.experiments.render import render
-from elliptica.experiments.specification import load_specification
-from elliptica.experiments.table import Part, make_table
+from elliptica.lab.experiments.command import Choice
+from elliptica.lab.experiments.records import read_records
+from elliptica.lab.experiments.specification import load_specification
+from elliptica.lab.experiments.table import Part, make_table, render
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "tables"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"

@@ -3,7 +3,7 @@
 import torch
 from torch.utils.data import Dataset
 
-from elliptica.partners import PairBatchSampler, PartnerIndex, RefreshingIndex
+from elliptica.partner_index import PairBatchSampler, PartnerIndex, RefreshingIndex
 
 
 class Pairs(Dataset):

@@ -20,8 +20,8 @@ PRELOADED = [
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "elliptica.distributed.checkpoint",
-    "elliptica.experiments.command",
-    "elliptica.partners.index",
+    "elliptica.lab.experiments.command",
+    "elliptica.partner_index.index",
 ]
 
 

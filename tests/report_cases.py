@@ -2,9 +2,9 @@
 
 import json
 
-from elliptica.experiments.specification import Run
+from elliptica.lab.experiments.specification import Run
 from elliptica.report.content import Grid, Measure, Parts, Report, Study
-from elliptica.report.judge import judge_rows
+from elliptica.report.verdict import judge_rows
 
 #: Names that would break out of HTML, scripts, plotly's labels, Markdown, LaTeX or a spreadsheet.
 HOSTILE = [

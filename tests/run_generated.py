@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from elliptica.cli import app
-from elliptica.data.splits import Dataset, Split
-from elliptica.experiments import problems, run
-from elliptica.experiments.engines import together
+from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments import problems, run
+from elliptica.lab.experiments.engines import together
 
 do_run = run.do_run
 

@@ -6,8 +6,8 @@ from torch import nn
 from elliptica import Elliptic, elliptic_loss
 from elliptica.baselines import CORAL, IBIRM, CMixup, ManifoldMixup
 from elliptica.distributed import current_ranks, split_rows
-from elliptica.distributed._collectives import copied, gather_rows, summed, take_rows
-from elliptica.models import preact_resnet
+from elliptica.distributed.rows import copied, gather_rows, summed, take_rows
+from elliptica.lab.models import preact_resnet
 
 ROWS = 7  # in two parts of different sizes
 WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released")

@@ -77,7 +77,7 @@ def check_code(name):
 
 def check_test(name):
     path, _, function = name.partition("::")
-    assert re.fullmatch(r"tests/test_\w+\.py", path), f"{path} is not a test file"
+    assert re.fullmatch(r"tests/(?:\w+/)*test_\w+\.py", path), f"{path} is not a test file"
     assert (ROOT / path).is_file(), f"no file {path}"
     assert not function or function in functions_in(path), f"no test {name}"
 
@@ -105,7 +105,7 @@ def test_names_of_a_row_exist(row):
 
 
 @pytest.mark.parametrize(
-    "name", ["elliptica.Eliptic", "elliptica.objective.Elliptic.forwards", "elliptica.nothing"]
+    "name", ["elliptica.Eliptic", "elliptica.core.elliptic.Elliptic.forwards", "elliptica.nothing"]
 )
 def test_wrong_names_are_noticed(name):
     with pytest.raises((AttributeError, ModuleNotFoundError)):
@@ -113,7 +113,8 @@ def test_wrong_names_are_noticed(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["tests/test_bridge.py::test_lore", "tests/test_nothing.py", "docs/index.md", "test_bridge.py"]
+    "name",
+    ["tests/core/test_bridge.py::test_lore", "tests/test_nothing.py", "docs/index.md", "test_bridge.py"],
 )
 def test_wrong_tests_are_noticed(name):
     with pytest.raises(AssertionError):

@@ -18,12 +18,12 @@ DOCS = ROOT / "docs"
 PACKAGES = [
     "elliptica",
     "elliptica.landscape",
-    "elliptica.landscape.reports",
+    "elliptica.diagnostics",
     "elliptica.baselines",
     "elliptica.estimators",
     "elliptica.report",
     "elliptica.integrations",
-    "elliptica.partners",
+    "elliptica.partner_index",
 ]
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from elliptica.models import mlp
+from elliptica.lab.models import mlp
 from stacked import stack
 
 

@@ -6,57 +6,57 @@ Names are imported when first used, so that ``elliptica --help`` need not wait f
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from elliptica._version import __version__ as __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from elliptica.augment import BridgeMix as BridgeMix
-    from elliptica.bridge import sample_bridge as sample_bridge
-    from elliptica.diffusion import Green as Green
-    from elliptica.diffusion import Screened as Screened
-    from elliptica.diffusion import auto_sigma as auto_sigma
-    from elliptica.dimension import intrinsic_dimension as intrinsic_dimension
-    from elliptica.evaluate import log_weights as log_weights
-    from elliptica.evaluate import path_losses as path_losses
-    from elliptica.functional import elliptic_loss as elliptic_loss
-    from elliptica.functional import sample_paths as sample_paths
-    from elliptica.inspection.diagnose import diagnose as diagnose
+    from elliptica.core.bridge import sample_bridge as sample_bridge
+    from elliptica.core.bridgemix import BridgeMix as BridgeMix
+    from elliptica.core.elliptic import Elliptic as Elliptic
+    from elliptica.core.elliptic import elliptic_loss as elliptic_loss
+    from elliptica.core.elliptic import sample_paths as sample_paths
+    from elliptica.core.evaluate import log_weights as log_weights
+    from elliptica.core.evaluate import path_losses as path_losses
+    from elliptica.core.noise import Green as Green
+    from elliptica.core.noise import Screened as Screened
+    from elliptica.core.noise import auto_sigma as auto_sigma
+    from elliptica.core.noise import intrinsic_dimension as intrinsic_dimension
+    from elliptica.core.partners import PartnerTable as PartnerTable
+    from elliptica.core.partners import partner_probabilities as partner_probabilities
+    from elliptica.core.partners import sample_partners as sample_partners
+    from elliptica.core.schedule import ramp as ramp
+    from elliptica.core.schedule import switch_off as switch_off
+    from elliptica.core.targets import project_to_simplex as project_to_simplex
+    from elliptica.core.types import EllipticWarning as EllipticWarning
+    from elliptica.core.types import Paths as Paths
+    from elliptica.diagnostics.diagnose import diagnose as diagnose
     from elliptica.landscape import check_maximum_principle as check_maximum_principle
     from elliptica.landscape import estimate_landscape as estimate_landscape
-    from elliptica.objective import Elliptic as Elliptic
-    from elliptica.pairing import partner_probabilities as partner_probabilities
-    from elliptica.pairing import sample_partners as sample_partners
-    from elliptica.partner_table import PartnerTable as PartnerTable
-    from elliptica.partners import PartnerIndex as PartnerIndex
-    from elliptica.schedule import ramp as ramp
-    from elliptica.schedule import switch_off as switch_off
-    from elliptica.targets import project_to_simplex as project_to_simplex
-    from elliptica.types import EllipticWarning as EllipticWarning
-    from elliptica.types import Paths as Paths
+    from elliptica.partner_index import PartnerIndex as PartnerIndex
 
 _HOME = {
-    "BridgeMix": "augment",
-    "Elliptic": "objective",
-    "EllipticWarning": "types",
-    "Green": "diffusion",
-    "PartnerIndex": "partners",
-    "PartnerTable": "partner_table",
-    "Paths": "types",
-    "Screened": "diffusion",
-    "auto_sigma": "diffusion",
+    "BridgeMix": "core.bridgemix",
+    "Elliptic": "core.elliptic",
+    "EllipticWarning": "core.types",
+    "Green": "core.noise",
+    "PartnerIndex": "partner_index",
+    "PartnerTable": "core.partners",
+    "Paths": "core.types",
+    "Screened": "core.noise",
+    "auto_sigma": "core.noise",
     "check_maximum_principle": "landscape",
-    "diagnose": "inspection.diagnose",
-    "elliptic_loss": "functional",
+    "diagnose": "diagnostics.diagnose",
+    "elliptic_loss": "core.elliptic",
     "estimate_landscape": "landscape",
-    "intrinsic_dimension": "dimension",
-    "log_weights": "evaluate",
-    "partner_probabilities": "pairing",
-    "path_losses": "evaluate",
-    "project_to_simplex": "targets",
-    "ramp": "schedule",
-    "sample_bridge": "bridge",
-    "sample_partners": "pairing",
-    "sample_paths": "functional",
-    "switch_off": "schedule",
+    "intrinsic_dimension": "core.noise",
+    "log_weights": "core.evaluate",
+    "partner_probabilities": "core.partners",
+    "path_losses": "core.evaluate",
+    "project_to_simplex": "core.targets",
+    "ramp": "core.schedule",
+    "sample_bridge": "core.bridge",
+    "sample_partners": "core.partners",
+    "sample_paths": "core.elliptic",
+    "switch_off": "core.schedule",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import call_model, check_batch, check_weight, count_rows, named_inputs
-from elliptica._random import check_generator, compute_dtype
+from elliptica._utils import checks
+from elliptica._utils.random import check_generator, compute_dtype
 from elliptica.baselines.erm import ERM
-from elliptica.hidden import replaced_output
-from elliptica.types import Inputs, LossFn
+from elliptica.core.hidden import replaced_output
+from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
+from elliptica.core.types import Inputs, LossFn
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def find_groups(group: object, rows: int) -> Groups:
             "group is missing: this method needs to know the group of each row. Call objective(x, y, group) "
             f"with an integer tensor of shape ({rows},)."
         )
-    _checks.same_rows("group", group, rows)  # type: ignore[arg-type]  # it checks the type
+    checks.same_rows("group", group, rows)  # type: ignore[arg-type]  # it checks the type
     values = cast(Tensor, group)
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(
@@ -167,8 +167,8 @@ class AnnealedObjective(GroupObjective):
         self, model: nn.Module, loss_fn: LossFn, *, penalty: float, anneal_steps: int, num_classes: int | None
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.nonnegative("penalty", penalty)
-        _checks.count("anneal_steps", anneal_steps, 0)
+        checks.nonnegative("penalty", penalty)
+        checks.count("anneal_steps", anneal_steps, 0)
         self.penalty = float(penalty)
         self.anneal_steps = int(anneal_steps)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))  # training calls so far
@@ -210,7 +210,7 @@ def read_layer(model: nn.Module, x: Inputs, at: str) -> tuple[Any, Tensor]:
     with replaced_output(model, at, lambda hidden: hidden) as outputs:
         output = call_model(model, x)
     features = outputs[0]
-    _checks.same_rows(f"the output of the layer at={at!r}", features, count_rows(named_inputs(x)))
+    checks.same_rows(f"the output of the layer at={at!r}", features, count_rows(named_inputs(x)))
     return output, features.reshape(len(features), -1).to(compute_dtype(features.dtype))
 
 

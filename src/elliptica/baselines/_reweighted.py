@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elliptica._ends import End
-from elliptica._inputs import check_weight
 from elliptica.baselines.erm import ERM
-from elliptica.types import Inputs
+from elliptica.core.inputs import check_weight
+from elliptica.core.paths import End
+from elliptica.core.types import Inputs
 
 
 class Reweighted(ERM):

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._ends import End
-from elliptica._random import check_generator
+from elliptica._utils import checks
+from elliptica._utils.random import check_generator
 from elliptica.baselines.mixup import Mixup, mix
-from elliptica.pairing import draw_from
-from elliptica.types import Inputs, LossFn
+from elliptica.core.partners import draw_from
+from elliptica.core.paths import End
+from elliptica.core.types import Inputs, LossFn
 
 _CHUNK_BYTES = 64 * 2**20
 
@@ -59,7 +59,7 @@ class CMixup(Mixup):
         at: str | None = None,
     ) -> None:
         super().__init__(model, loss_fn, alpha=alpha, at=at)
-        _checks.positive("bandwidth", bandwidth)
+        checks.positive("bandwidth", bandwidth)
         self.bandwidth = float(bandwidth)
 
     def forward(
@@ -108,9 +108,9 @@ class TargetKernel:
         self, y: Float[Tensor, " n *target"], bandwidth: float, *, max_bytes: int = 4 * 2**30
     ) -> None:
         _check_targets(y)
-        _checks.batch("y", y)
-        _checks.finite("y", y)
-        _checks.positive("bandwidth", bandwidth)
+        checks.batch("y", y)
+        checks.finite("y", y)
+        checks.positive("bandwidth", bandwidth)
         n = len(y)
         if 4 * n * n > max_bytes:
             raise ValueError(

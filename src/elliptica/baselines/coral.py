@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
+from elliptica._utils import checks
 from elliptica.baselines._groups import GroupObjective, Groups, count_pairs, read_layer, sum_over_pairs
-from elliptica.hidden import find_layer
-from elliptica.types import Inputs, LossFn
+from elliptica.core.hidden import find_layer
+from elliptica.core.types import Inputs, LossFn
 
 CORALVariant = Literal["domainbed", "deep"]
 CORAL_VARIANTS: tuple[CORALVariant, ...] = ("domainbed", "deep")
@@ -58,8 +58,8 @@ class CORAL(GroupObjective):
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
         find_layer(model, at)
-        _checks.nonnegative("penalty", penalty)
-        _checks.choice("variant", variant, CORAL_VARIANTS)
+        checks.nonnegative("penalty", penalty)
+        checks.choice("variant", variant, CORAL_VARIANTS)
         self.at = at
         self.penalty = float(penalty)
         self.variant = variant

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import call_model, named_inputs, rebuild_inputs
-from elliptica._random import draw_permutation
+from elliptica._utils import checks
+from elliptica._utils.random import draw_permutation
 from elliptica.baselines._groups import GroupObjective, Groups, mix_rows
 from elliptica.baselines.mixup import draw_share
-from elliptica.types import Inputs, LossFn
+from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
+from elliptica.core.types import Inputs, LossFn
 
 
 class DomainMix(GroupObjective):
@@ -44,7 +44,7 @@ class DomainMix(GroupObjective):
         self, model: nn.Module, loss_fn: LossFn, *, alpha: float = 0.2, num_classes: int | None = None
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.nonnegative("alpha", alpha)
+        checks.nonnegative("alpha", alpha)
         self.alpha = float(alpha)
 
     def extra_repr(self) -> str:

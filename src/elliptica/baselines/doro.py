@@ -9,10 +9,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
+from elliptica._utils import checks
 from elliptica.baselines._reweighted import base_measure
 from elliptica.baselines.dro import DRO, Divergence, check_share
-from elliptica.types import EllipticWarning, LossFn
+from elliptica.core.types import EllipticWarning, LossFn
 
 Variant = Literal["exact", "doro"]
 
@@ -64,13 +64,13 @@ class DORO(DRO):
     ) -> None:
         check_share("alpha", alpha)
         super().__init__(model, loss_fn, divergence=divergence, alpha=alpha, num_classes=num_classes)
-        _checks.number("epsilon", epsilon)
+        checks.number("epsilon", epsilon)
         if not 0 <= epsilon < 1:
             raise ValueError(
                 f"epsilon must be at least 0 and below 1, but got {epsilon}: it is the share of the batch "
                 "that is left out. Use epsilon=0.0 for DRO."
             )
-        _checks.choice("variant", variant, get_args(Variant))
+        checks.choice("variant", variant, get_args(Variant))
         self.epsilon = float(epsilon)
         self.variant = variant
 
@@ -79,7 +79,7 @@ class DORO(DRO):
         return f"{super().extra_repr()}, epsilon={self.epsilon}, variant={self.variant!r}"
 
     def _weights(self, losses: Tensor, weight: Tensor | None) -> Tensor:
-        _checks.finite("losses", losses)
+        checks.finite("losses", losses)
         base = base_measure(losses.detach(), weight)
         present = (base > 0).nonzero().squeeze(1)
         order = present[losses.detach()[present].argsort(descending=True)]

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elliptica import _checks
-from elliptica._random import compute_dtype
+from elliptica._utils import checks
+from elliptica._utils.random import compute_dtype
 from elliptica.baselines._reweighted import Reweighted, base_measure
-from elliptica.types import LossFn
+from elliptica.core.types import LossFn
 
 Divergence = Literal["cvar", "chi2"]
 
@@ -68,7 +68,7 @@ class DRO(Reweighted):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.choice("divergence", divergence, get_args(Divergence))
+        checks.choice("divergence", divergence, get_args(Divergence))
         sizes = {"alpha": alpha, "rho": rho, "penalty": penalty}
         given = [name for name, size in sizes.items() if size is not None]
         if len(given) > 1 or (divergence == "cvar" and given not in ([], ["alpha"])):
@@ -79,9 +79,9 @@ class DRO(Reweighted):
         if alpha is not None:
             check_share("alpha", alpha)
         if rho is not None:
-            _checks.nonnegative("rho", rho)
+            checks.nonnegative("rho", rho)
         if penalty is not None:
-            _checks.positive("penalty", penalty)
+            checks.positive("penalty", penalty)
         self.divergence = divergence
         self.alpha, self.rho, self.penalty = alpha, rho, penalty
 
@@ -156,7 +156,7 @@ def chi2_weights(
         >>> chi2_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), rho=0.1)
         tensor([0.1000, 0.4000, 0.2000, 0.3000])
     """
-    _checks.nonnegative("rho", rho)
+    checks.nonnegative("rho", rho)
     v, base = _prepare(losses, sample_weight)
     depth, order = (v.max() - v).sort()
     if rho < _LEAST or depth[-1] == 0:
@@ -196,7 +196,7 @@ def chi2_penalty_weights(
         >>> chi2_penalty_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), penalty=2.5)
         tensor([0.1000, 0.4000, 0.2000, 0.3000])
     """
-    _checks.positive("penalty", penalty)
+    checks.positive("penalty", penalty)
     v, base = _prepare(losses, sample_weight)
     depth, order = (v.max() - v).sort()
     base = base[order]
@@ -210,7 +210,7 @@ def chi2_penalty_weights(
 
 def check_share(name: str, value: float) -> None:
     """A share of the batch: above 0, at most 1."""
-    _checks.number(name, value)
+    checks.number(name, value)
     if not 0 < value <= 1:
         raise ValueError(
             f"{name} must be above 0 and at most 1, but got {value}: it is a share of the batch. "
@@ -230,8 +230,8 @@ def _prepare(losses: Tensor, sample_weight: Tensor | None) -> tuple[Tensor, Tens
             f"losses must be a floating tensor of shape (batch,), but got {got}. Use a loss with "
             'reduction="none", and convert with torch.as_tensor(...).'
         )
-    _checks.batch("losses", losses)
-    _checks.finite("losses", losses)
+    checks.batch("losses", losses)
+    checks.finite("losses", losses)
     v = losses.detach().to(torch.float32 if losses.device.type == "mps" else torch.float64)
     base = base_measure(v, sample_weight)
     return torch.where(base > 0, v, v[base > 0].min()), base  # an absent sample is never the largest

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._ends import End
-from elliptica._inputs import call_model, check_batch, check_weight, count_rows, named_inputs
-from elliptica._random import compute_dtype
-from elliptica.losses import PerSampleLoss
-from elliptica.reduction import weighted_mean
-from elliptica.targets import encode_targets, infer_target_space
-from elliptica.types import Inputs, LossFn
+from elliptica._utils import checks
+from elliptica._utils.random import compute_dtype
+from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
+from elliptica.core.losses import PerSampleLoss, weighted_mean
+from elliptica.core.paths import End
+from elliptica.core.targets import encode_targets, infer_target_space
+from elliptica.core.types import Inputs, LossFn
 
 
 class ERM(nn.Module):
@@ -39,9 +38,9 @@ class ERM(nn.Module):
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, *, num_classes: int | None = None) -> None:
         super().__init__()
-        _checks.model(model, type(self).__name__)
+        checks.model(model, type(self).__name__)
         if num_classes is not None:
-            _checks.count("num_classes", num_classes)
+            checks.count("num_classes", num_classes)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
         self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import count_rows, named_inputs, rebuild_inputs
+from elliptica._utils import checks
 from elliptica.baselines._groups import find_groups
-from elliptica.types import Inputs
+from elliptica.core.inputs import count_rows, named_inputs, rebuild_inputs
+from elliptica.core.types import Inputs
 
 
 def fish_step(
@@ -105,7 +105,7 @@ def split_by_group(x: Inputs, y: Tensor, group: Int[Tensor, " batch"]) -> list[t
     """
     inputs = named_inputs(x)
     rows = count_rows(inputs)
-    _checks.same_rows("y", y, rows)
+    checks.same_rows("y", y, rows)
     groups = find_groups(group, rows)
     parts = []
     for number in range(len(groups.labels)):
@@ -119,11 +119,11 @@ def _resolve_rate(rate: float | None, meta_lr: float | None, steps: int) -> floa
     if rate is not None and meta_lr is not None:
         raise ValueError(f"Pass rate or meta_lr, not both, but got {rate} and {meta_lr}.")
     if meta_lr is not None:
-        _checks.nonnegative("meta_lr", meta_lr)
+        checks.nonnegative("meta_lr", meta_lr)
         rate = meta_lr / steps
     elif rate is None:
         rate = 0.5
-    _checks.number("rate", rate)
+    checks.number("rate", rate)
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must be between 0 and 1, but got {rate}. DomainBed uses 0.5.")
     return float(rate)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
+from elliptica._utils import checks
 from elliptica.baselines._reweighted import Reweighted
-from elliptica.targets import infer_target_space
-from elliptica.types import LossFn
+from elliptica.core.targets import infer_target_space
+from elliptica.core.types import LossFn
 
 
 class Focal(Reweighted):
@@ -43,7 +43,7 @@ class Focal(Reweighted):
         self, model: nn.Module, loss_fn: LossFn, *, gamma: float = 2.0, num_classes: int | None = None
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.nonnegative("gamma", gamma)
+        checks.nonnegative("gamma", gamma)
         if _is_for_real_targets(loss_fn):
             name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
             raise TypeError(

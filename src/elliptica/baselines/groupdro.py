@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import call_model
+from elliptica._utils import checks
 from elliptica.baselines._groups import GroupObjective, Groups, find_groups
-from elliptica.types import Inputs, LossFn
+from elliptica.core.inputs import call_model
+from elliptica.core.types import Inputs, LossFn
 
 
 class GroupDRO(GroupObjective):
@@ -62,9 +62,9 @@ class GroupDRO(GroupObjective):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.count("n_groups", n_groups)
-        _checks.nonnegative("step_size", step_size)
-        _checks.nonnegative("adjustment", adjustment)
+        checks.count("n_groups", n_groups)
+        checks.nonnegative("step_size", step_size)
+        checks.nonnegative("adjustment", adjustment)
         if adjustment > 0 and group_sizes is None:
             raise ValueError(
                 f"adjustment={adjustment} is divided by the square root of group sizes, but group_sizes is "
@@ -133,7 +133,7 @@ def group_balanced_weights(group: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         [1.3333333333333333, 1.3333333333333333, 1.3333333333333333, 4.0]
     """
     if isinstance(group, Tensor):
-        _checks.batch("group", group)
+        checks.batch("group", group)
     groups = find_groups(group, len(group))
     return (len(group) / groups.counts.double())[groups.index]
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from elliptica import _checks
+from elliptica._utils import checks
 from elliptica.baselines._groups import Groups, read_layer
 from elliptica.baselines.irm import IRM
-from elliptica.hidden import find_layer
-from elliptica.types import Inputs, LossFn
+from elliptica.core.hidden import find_layer
+from elliptica.core.types import Inputs, LossFn
 
 IBIRMVariant = Literal["domainbed", "authors"]
 
@@ -69,12 +69,12 @@ class IBIRM(IRM):
         variant: IBIRMVariant = "domainbed",
         num_classes: int | None = None,
     ) -> None:
-        _checks.choice("variant", variant, _IB_PENALTIES)
+        checks.choice("variant", variant, _IB_PENALTIES)
         super().__init__(model, loss_fn, penalty=penalty, anneal_steps=anneal_steps, num_classes=num_classes)
         find_layer(model, at)
         ib_penalty = _IB_PENALTIES[variant] if ib_penalty is None else ib_penalty
-        _checks.nonnegative("ib_penalty", ib_penalty)
-        _checks.count("ib_anneal_steps", ib_anneal_steps, 0)
+        checks.nonnegative("ib_penalty", ib_penalty)
+        checks.count("ib_anneal_steps", ib_anneal_steps, 0)
         self.at = at
         self.ib_penalty = float(ib_penalty)
         self.ib_anneal_steps = int(ib_anneal_steps)

@@ -7,14 +7,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._ends import End
-from elliptica._inputs import check_batch, count_rows, named_inputs, rebuild_inputs
-from elliptica._random import check_generator, draw_uniform
+from elliptica._utils import checks
+from elliptica._utils.random import check_generator, draw_uniform
 from elliptica.baselines.erm import ERM
-from elliptica.bridge import marginal_rows
-from elliptica.diffusion import noise_std
-from elliptica.types import Inputs, LossFn
+from elliptica.core.bridge import marginal_rows
+from elliptica.core.inputs import check_batch, count_rows, named_inputs, rebuild_inputs
+from elliptica.core.noise import noise_std
+from elliptica.core.paths import End
+from elliptica.core.types import Inputs, LossFn
 
 NoiseLaw = Literal["gaussian", "bridge"]
 
@@ -54,8 +54,8 @@ class InputNoise(ERM):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.nonnegative("sigma", sigma)
-        _checks.choice("law", law, get_args(NoiseLaw))
+        checks.nonnegative("sigma", sigma)
+        checks.choice("law", law, get_args(NoiseLaw))
         if isinstance(sigma, Tensor):
             self.register_buffer("sigma", sigma.detach().clone(), persistent=False)
         else:

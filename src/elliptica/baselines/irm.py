@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import call_model
-from elliptica._random import compute_dtype
+from elliptica._utils import checks
+from elliptica._utils.random import compute_dtype
 from elliptica.baselines._groups import AnnealedObjective, Groups
-from elliptica.types import Inputs, LossFn
+from elliptica.core.inputs import call_model
+from elliptica.core.types import Inputs, LossFn
 
 IRMVariant = Literal["unbiased", "original"]
 
@@ -65,7 +65,7 @@ class IRM(AnnealedObjective):
         variant: IRMVariant = "unbiased",
         num_classes: int | None = None,
     ) -> None:
-        _checks.choice("variant", variant, _DEFAULTS)
+        checks.choice("variant", variant, _DEFAULTS)
         default_penalty, default_steps = _DEFAULTS[variant]
         super().__init__(
             model,

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import call_model, count_rows, named_inputs, rebuild_inputs
-from elliptica.targets import encode_targets
-from elliptica.types import Inputs
+from elliptica._utils import checks
+from elliptica.core.inputs import call_model, count_rows, named_inputs, rebuild_inputs
+from elliptica.core.targets import encode_targets
+from elliptica.core.types import Inputs
 
 
 def find_errors(model: nn.Module, x: Inputs, y: Tensor, *, batch_size: int = 256) -> Bool[Tensor, " n"]:
@@ -34,10 +34,10 @@ def find_errors(model: nn.Module, x: Inputs, y: Tensor, *, batch_size: int = 256
         >>> find_errors(nn.Identity(), x, torch.tensor([0, 0]))
         tensor([False,  True])
     """
-    _checks.count("batch_size", batch_size)
+    checks.count("batch_size", batch_size)
     inputs = named_inputs(x)
     rows = count_rows(inputs)
-    _checks.same_rows("y", y, rows)
+    checks.same_rows("y", y, rows)
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     errors = []
@@ -75,7 +75,7 @@ class ErrorRecorder:
     """
 
     def __init__(self, n_rows: int) -> None:
-        _checks.count("n_rows", n_rows)
+        checks.count("n_rows", n_rows)
         self.n_right = torch.zeros(n_rows, dtype=torch.int32)
         self.n_seen = torch.zeros(n_rows, dtype=torch.int32)
 
@@ -83,7 +83,7 @@ class ErrorRecorder:
         """Note a batch: rows ``index`` of the training set, what the model said, and their labels."""
         _check_index(index, len(self.n_seen))
         right = is_correct(output, y).to(self.n_right)
-        _checks.same_rows("index", index, len(right), "output")
+        checks.same_rows("index", index, len(right), "output")
         index = index.to(self.n_seen.device)
         self.n_right.index_add_(0, index, right)
         self.n_seen.index_add_(0, index, torch.ones_like(right))
@@ -118,7 +118,7 @@ def upsampled_rows(errors: Bool[Tensor, " n"], factor: int = 100) -> Int[Tensor,
         tensor([0, 1, 2, 1, 1])
     """
     _check_errors(errors)
-    _checks.count("factor", factor, 0)
+    checks.count("factor", factor, 0)
     rows = torch.arange(len(errors), device=errors.device)
     return torch.cat([rows, rows[errors].repeat(factor)])
 
@@ -138,7 +138,7 @@ def error_weights(errors: Bool[Tensor, " n"], weight: float = 10.0) -> Float[Ten
         tensor([ 1., 10.])
     """
     _check_errors(errors)
-    _checks.nonnegative("weight", weight)
+    checks.nonnegative("weight", weight)
     return torch.ones(errors.shape, device=errors.device).masked_fill(errors, weight)
 
 
@@ -153,8 +153,8 @@ def is_correct(output: Any, y: Tensor) -> Bool[Tensor, " batch"]:
             f"The model must give logits of shape (batch, classes) or (batch,), but gives {got}. Wrap it in "
             "a module that returns the logits alone."
         )
-    _checks.same_rows("y", y, len(output), "output")
-    _checks.finite("output", output)
+    checks.same_rows("y", y, len(output), "output")
+    checks.finite("output", output)
     output, y = output.detach(), y.detach()
     if output.ndim == 1 or output.shape[1] == 1:
         if y.numel() != len(output):

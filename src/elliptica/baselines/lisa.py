@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import call_model, named_inputs, rebuild_inputs
-from elliptica._random import draw_gamma, draw_uniform
+from elliptica._utils import checks
+from elliptica._utils.random import draw_gamma, draw_uniform
 from elliptica.baselines._groups import GroupObjective, Groups, mix_rows
-from elliptica.pairing import draw_from
-from elliptica.types import Inputs, LossFn
+from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
+from elliptica.core.partners import draw_from
+from elliptica.core.types import Inputs, LossFn
 
 LISAMix = Literal["input", "cutmix"]
 LISA_MIXES: tuple[LISAMix, ...] = ("input", "cutmix")
@@ -64,11 +64,11 @@ class LISA(GroupObjective):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.number("selection", selection)
+        checks.number("selection", selection)
         if not 0 <= selection <= 1:
             raise ValueError(f"selection must be between 0 and 1, but got {selection}.")
-        _checks.nonnegative("alpha", alpha)
-        _checks.choice("mix", mix, LISA_MIXES)
+        checks.nonnegative("alpha", alpha)
+        checks.choice("mix", mix, LISA_MIXES)
         self.selection = float(selection)
         self.alpha = float(alpha)
         self.mix = mix

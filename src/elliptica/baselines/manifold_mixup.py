@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from elliptica._ends import End
-from elliptica._inputs import check_batch, count_rows, named_inputs
-from elliptica._random import check_generator, draw_uniform
+from elliptica._utils.random import check_generator, draw_uniform
 from elliptica.baselines.mixup import Mixup
-from elliptica.hidden import find_layer
-from elliptica.types import Inputs, LossFn
+from elliptica.core.hidden import find_layer
+from elliptica.core.inputs import check_batch, count_rows, named_inputs
+from elliptica.core.paths import End
+from elliptica.core.types import Inputs, LossFn
 
 _CPU = torch.device("cpu")
 

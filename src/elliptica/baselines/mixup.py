@@ -8,13 +8,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._ends import End, Ends, ends_given
-from elliptica._inputs import call_model, check_batch, check_weight, count_rows, named_inputs, rebuild_inputs
-from elliptica._random import check_generator, draw_gamma, draw_permutation, draw_uniform
+from elliptica._utils import checks
+from elliptica._utils.random import check_generator, draw_gamma, draw_permutation, draw_uniform
 from elliptica.baselines.erm import ERM
-from elliptica.hidden import find_layer, replaced_output
-from elliptica.types import Inputs, LossFn
+from elliptica.core.hidden import find_layer, replaced_output
+from elliptica.core.inputs import (
+    call_model,
+    check_batch,
+    check_weight,
+    count_rows,
+    named_inputs,
+    rebuild_inputs,
+)
+from elliptica.core.paths import End, Ends, ends_given
+from elliptica.core.types import Inputs, LossFn
 
 _CPU = torch.device("cpu")
 
@@ -54,7 +61,7 @@ class Mixup(ERM):
         at: str | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.nonnegative("alpha", alpha)
+        checks.nonnegative("alpha", alpha)
         if at is not None:
             find_layer(model, at)
         self.alpha = float(alpha)
@@ -136,7 +143,7 @@ class Mixup(ERM):
         rows = count_rows(named_inputs(x))
 
         def mixed_layer(hidden: Tensor) -> Tensor:
-            _checks.same_rows(f"the output of the layer at={self.at!r}", hidden, rows)
+            checks.same_rows(f"the output of the layer at={self.at!r}", hidden, rows)
             near, far = hidden.chunk(2) if ends.index is None else (hidden, hidden[ends.index])
             return self._points(near, far, share, generator)
 
@@ -174,9 +181,9 @@ def mixup_batch(
         >>> torch.allclose(mixed_y.mean(0), y.mean(0))
         True
     """
-    _checks.batch("x", x)
-    _checks.same_rows("y", y, len(x))
-    _checks.positive("alpha", alpha)
+    checks.batch("x", x)
+    checks.same_rows("y", y, len(x))
+    checks.positive("alpha", alpha)
     check_generator(generator, x.device)
     if share is None:
         share = draw_share(alpha, generator)

@@ -7,12 +7,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._ends import End
-from elliptica._inputs import call_model
-from elliptica._random import compute_dtype
+from elliptica._utils import checks
+from elliptica._utils.random import compute_dtype
 from elliptica.baselines.mixup import Mixup
-from elliptica.types import Inputs, LossFn
+from elliptica.core.inputs import call_model
+from elliptica.core.paths import End
+from elliptica.core.types import Inputs, LossFn
 
 Version = Literal[1, 2, 3, 4]
 
@@ -68,8 +68,8 @@ class MixupE(Mixup):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, alpha=alpha, num_classes=num_classes)
-        _checks.nonnegative("eta", eta)
-        _checks.number("threshold", threshold)
+        checks.nonnegative("eta", eta)
+        checks.number("threshold", threshold)
         if version not in get_args(Version):
             raise ValueError(f"version must be 1, 2, 3 or 4, but got {version!r}. The authors use 3.")
         if version in (1, 2) and mean is None:

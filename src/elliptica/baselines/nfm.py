@@ -8,11 +8,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._random import compute_dtype, draw_gamma, draw_normal, draw_uniform
+from elliptica._utils import checks
+from elliptica._utils.random import compute_dtype, draw_gamma, draw_normal, draw_uniform
 from elliptica.baselines.manifold_mixup import ManifoldMixup
 from elliptica.baselines.mixup import mix
-from elliptica.types import LossFn
+from elliptica.core.types import LossFn
 
 Levels = Literal["random", "fixed"]
 
@@ -62,9 +62,9 @@ class NFM(ManifoldMixup):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, layers=layers, alpha=alpha, num_classes=num_classes)
-        _checks.nonnegative("additive", additive)
-        _checks.nonnegative("multiplicative", multiplicative)
-        _checks.choice("levels", levels, get_args(Levels))
+        checks.nonnegative("additive", additive)
+        checks.nonnegative("multiplicative", multiplicative)
+        checks.choice("levels", levels, get_args(Levels))
         self.additive = float(additive)
         self.multiplicative = float(multiplicative)
         self.levels = levels

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._ends import End, Ends
-from elliptica._inputs import call_model, named_inputs, rebuild_inputs
+from elliptica._utils import checks
 from elliptica.baselines.mixup import Mixup, mix
-from elliptica.types import Inputs, LossFn
+from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
+from elliptica.core.paths import End, Ends
+from elliptica.core.types import Inputs, LossFn
 
 
 class RegMixup(Mixup):
@@ -47,7 +47,7 @@ class RegMixup(Mixup):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, alpha=alpha, num_classes=num_classes)
-        _checks.nonnegative("weight", weight)
+        checks.nonnegative("weight", weight)
         self.weight = float(weight)
         self._clean: list[Tensor] = []  # the model at the clean rows, during a call only
 
@@ -84,7 +84,7 @@ class RegMixup(Mixup):
         }
         output = call_model(self.model, rebuild_inputs(x, both))
         rows = 2 * len(next(iter(inputs.values())))
-        _checks.same_rows("the output of the model", output, rows, "the clean and mixed inputs")
+        checks.same_rows("the output of the model", output, rows, "the clean and mixed inputs")
         clean, mixed = output.chunk(2)
         self._clean.append(clean)
         return mixed

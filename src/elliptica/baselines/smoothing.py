@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._ends import End
-from elliptica._inputs import call_model, check_batch, check_weight, count_rows, named_inputs
+from elliptica._utils import checks
 from elliptica.baselines.erm import ERM
-from elliptica.bridge import QUADRATURES, Quadrature, quantile_times, unit_spread
-from elliptica.targets import SIMPLEX_MAPS, SimplexMap, project_to_simplex
-from elliptica.types import Inputs, LossFn
+from elliptica.core.bridge import QUADRATURES, Quadrature, quantile_times, unit_spread
+from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
+from elliptica.core.paths import End
+from elliptica.core.targets import SIMPLEX_MAPS, SimplexMap, project_to_simplex
+from elliptica.core.types import Inputs, LossFn
 
 _CHUNK_NUMBERS = 2**22
 
@@ -51,7 +51,7 @@ class LabelSmoothing(ERM):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        _checks.number("smoothing", smoothing)
+        checks.number("smoothing", smoothing)
         if not 0 <= smoothing <= 1:
             raise ValueError(
                 f"smoothing must be between 0 and 1, but got {smoothing}. It is the share of a label that is "
@@ -131,13 +131,13 @@ def matched_smoothing(
         >>> round(matched_smoothing(100, 0.05, simplex="euclidean"), 2)
         0.03
     """
-    _checks.count("num_classes", num_classes, 2, " (one class cannot be smoothed)")
-    _checks.nonnegative("sigma_y", sigma_y)
-    _checks.positive("horizon", horizon)
-    _checks.choice("simplex", simplex, SIMPLEX_MAPS)
-    _checks.choice("quadrature", quadrature, QUADRATURES)
-    _checks.count("n_times", n_times, 2, " (it counts both end points of a path)")
-    _checks.count("n_points", n_points)
+    checks.count("num_classes", num_classes, 2, " (one class cannot be smoothed)")
+    checks.nonnegative("sigma_y", sigma_y)
+    checks.positive("horizon", horizon)
+    checks.choice("simplex", simplex, SIMPLEX_MAPS)
+    checks.choice("quadrature", quadrature, QUADRATURES)
+    checks.count("n_times", n_times, 2, " (it counts both end points of a path)")
+    checks.count("n_points", n_points)
     sequence = torch.quasirandom.SobolEngine(num_classes + 1, scramble=True, seed=0)
     spilt = torch.zeros((), dtype=torch.float64)
     step = max(1, _CHUNK_NUMBERS // num_classes)

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elliptica import _checks
-from elliptica._random import check_generator
+from elliptica._utils import checks
+from elliptica._utils.random import check_generator
 
 _PACKAGE = "imblearn"
 
@@ -50,7 +50,7 @@ def smote_rows(
         tensor([15, 15])
     """
     _check_table(x, y)
-    _checks.count("k_neighbors", k_neighbors)
+    checks.count("k_neighbors", k_neighbors)
     check_generator(generator, x.device)
     classes, counts = (v.tolist() for v in y.unique(return_counts=True))
     largest = max(counts)
@@ -80,15 +80,15 @@ def smote_rows(
 
 
 def _check_table(x: Tensor, y: Tensor) -> None:
-    _checks.floating("x", x)
-    _checks.batch("x", x)
+    checks.floating("x", x)
+    checks.batch("x", x)
     if x.ndim != 2:
         raise ValueError(
             f"x must be a table (rows, features), but has shape {tuple(x.shape)}. Neighbours of images mean "
             "little; use SMOTE on features of a network, or x.flatten(1) if you must."
         )
-    _checks.finite("x", x)
-    _checks.same_rows("y", y, len(x))
+    checks.finite("x", x)
+    checks.same_rows("y", y, len(x))
     if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
         raise TypeError(
             f"y must hold one integer label per row, but has dtype {y.dtype} and shape {tuple(y.shape)}. Use "

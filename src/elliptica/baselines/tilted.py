@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._random import compute_dtype
+from elliptica._utils import checks
+from elliptica._utils.random import compute_dtype
 from elliptica.baselines._reweighted import Reweighted, base_measure
-from elliptica.types import LossFn
+from elliptica.core.types import LossFn
 
 _MOST = 1e30  # beyond it, a tilt would not fit into float32
 
@@ -69,8 +69,8 @@ def tilted_mean(
         >>> [round(tilted_mean(losses, t).item(), 3) for t in (-100.0, 0.0, 1.0, 100.0)]
         [0.011, 1.0, 1.309, 1.989]
     """
-    _checks.batch("losses", losses)
-    _checks.finite("losses", losses)
+    checks.batch("losses", losses)
+    checks.finite("losses", losses)
     _check_tilt(t)
     losses = losses.to(compute_dtype(losses.dtype))
     base = base_measure(losses, sample_weight)
@@ -84,7 +84,7 @@ def tilted_mean(
 
 
 def _check_tilt(t: float) -> None:
-    _checks.number("t", t)
+    checks.number("t", t)
     if not abs(t) <= _MOST:
         raise ValueError(
             f"t must be a number from {-_MOST:.0e} to {_MOST:.0e}, but got {t}. For the largest loss itself "

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._ends import End
-from elliptica._inputs import check_batch, check_weight, count_rows, named_inputs
-from elliptica._random import check_generator, draw_uniform
+from elliptica._utils import checks
+from elliptica._utils.random import check_generator, draw_uniform
 from elliptica.baselines.jtt import ErrorRecorder
 from elliptica.baselines.mixup import Mixup, mix
-from elliptica.types import Inputs, LossFn
+from elliptica.core.inputs import check_batch, check_weight, count_rows, named_inputs
+from elliptica.core.paths import End
+from elliptica.core.types import Inputs, LossFn
 
 
 class CorrectnessTable:
@@ -68,8 +68,8 @@ class CorrectnessTable:
 
         A sample that did not come in these epochs, as can happen where incomplete batches are dropped, has 1.
         """
-        _checks.count("start", start, 0)
-        _checks.count("length", length)
+        checks.count("start", start, 0)
+        checks.count("length", length)
         if start + length > self.n_epochs:
             raise ValueError(
                 f"Epochs {start} to {start + length - 1} are asked for (counted from 0), but {self.n_epochs} "
@@ -99,7 +99,7 @@ def umix_weights(
         >>> umix_weights(table, start=0, length=1)
         tensor([ 1., 81.])
     """
-    _checks.nonnegative("eta", eta)
+    checks.nonnegative("eta", eta)
     return 1 + eta * (1 - table.correctness(start, length))
 
 
@@ -139,7 +139,7 @@ class UMIX(Mixup):
         at: str | None = None,
     ) -> None:
         super().__init__(model, loss_fn, alpha=alpha, num_classes=num_classes, at=at)
-        _checks.number("probability", probability)
+        checks.number("probability", probability)
         if not 0 <= probability <= 1:
             raise ValueError(f"probability must be from 0 to 1, but got {probability}. The authors use 0.5.")
         self.probability = float(probability)

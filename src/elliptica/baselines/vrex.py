@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import call_model
+from elliptica._utils import checks
 from elliptica.baselines._groups import AnnealedObjective, Groups, count_pairs, sum_over_pairs
-from elliptica.types import Inputs, LossFn
+from elliptica.core.inputs import call_model
+from elliptica.core.types import Inputs, LossFn
 
 VRExVariant = Literal["domainbed", "authors"]
 
@@ -59,7 +59,7 @@ class VREx(AnnealedObjective):
         variant: VRExVariant = "domainbed",
         num_classes: int | None = None,
     ) -> None:
-        _checks.choice("variant", variant, _DEFAULTS)
+        checks.choice("variant", variant, _DEFAULTS)
         default_penalty, default_steps = _DEFAULTS[variant]
         super().__init__(
             model,

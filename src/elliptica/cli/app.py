@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from elliptica._version import __version__
+from elliptica import __version__
 
 app = typer.Typer(
     help="Elliptic loss regularisation for PyTorch: train on Brownian bridges between your data points.",

@@ -39,7 +39,7 @@ def ray_settings(
     engine: Engine, address: str | None, cpus: float | None, gpus: float | None, retries: int | None
 ) -> Any:
     """What the options say about Ray; None without it."""
-    from elliptica.experiments.run import RaySettings
+    from elliptica.lab.experiments.run import RaySettings
 
     named = {"address": address, "cpus_per_run": cpus, "gpus_per_run": gpus, "retries": retries}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}

@@ -95,11 +95,11 @@ def cost(
         )
     import torch
 
+    from elliptica.core.elliptic import Elliptic
     from elliptica.cost.command import Plan, run_cost
     from elliptica.cost.networks import make_network
     from elliptica.cost.rate import Rate
-    from elliptica.inspection.source import SourceError, load_model
-    from elliptica.objective import Elliptic
+    from elliptica.diagnostics.source import SourceError, load_model
 
     sizes = tuple(int(part) for part in shape.split("x"))
     plan = Plan(

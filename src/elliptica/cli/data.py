@@ -22,7 +22,7 @@ def list_data(
 ) -> None:
     """List data sets with their licence, and whether their files are here."""
     require_extra("experiments")
-    from elliptica.data.command import run_list
+    from elliptica.lab.data.command import run_list
 
     raise typer.Exit(run_list(Console(), data_dir, verify=verify))
 
@@ -34,6 +34,6 @@ def fetch_data(
 ) -> None:
     """Download a data set: resumable, checked, and complete or not there at all."""
     require_extra("experiments")
-    from elliptica.data.command import run_fetch
+    from elliptica.lab.data.command import run_fetch
 
     raise typer.Exit(run_fetch(Console(), name, data_dir))

@@ -53,8 +53,8 @@ def demo(
     About a minute and a half on two cores. Ctrl-C stops it and keeps what is finished.
     """
     require_extra("report")
-    from elliptica.demo.command import run_demo
-    from elliptica.demo.settings import QUICK, DemoSettings
+    from elliptica.lab.demo.command import run_demo
+    from elliptica.lab.demo.settings import QUICK, DemoSettings
 
     base = QUICK if quick else DemoSettings()
     settings = dataclasses.replace(

@@ -13,7 +13,7 @@ from elliptica.cli.app import app, require_extra
 from elliptica.cli.landscape import Steps, Train, Training, Weights
 
 if TYPE_CHECKING:
-    from elliptica.inspection.diagnose_command import Trained
+    from elliptica.diagnostics.diagnose_command import Trained
 
 #: Of a saved model.
 SUFFIX = ".elliptica"
@@ -89,7 +89,7 @@ def diagnose(
     saved = model is not None and (model.endswith(SUFFIX) or Path(model).is_file())
     if saved:
         require_extra("compare")
-    from elliptica.inspection.diagnose_command import from_code, run_diagnose
+    from elliptica.diagnostics.diagnose_command import from_code, run_diagnose
 
     messages = Console(stderr=True)
 
@@ -130,8 +130,8 @@ def _check_options(data: str, model: str | None, target: str | None, group: str 
 
 def _from_file(model: str, data: str, target: str | None, group: str | None, odd: list[str]) -> Trained:
     """A model that a comparison or an estimator has left, and a table for it."""
-    from elliptica.compare.labelled import read_labelled
-    from elliptica.inspection.diagnose_command import Trained
+    from elliptica.compare.predict import read_labelled
+    from elliptica.diagnostics.diagnose_command import Trained
 
     if odd:
         raise ValueError(f"{odd[0]} is for a model from your code; {model} holds weights and loss.")

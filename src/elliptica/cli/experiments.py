@@ -112,7 +112,7 @@ def list_tables(
 ) -> None:
     """List the tables of the paper, their methods, and whether their data are here."""
     require_extra("experiments")
-    from elliptica.experiments.listing import run_list
+    from elliptica.lab.experiments.listing import run_list
 
     raise typer.Exit(run_list(Console(), table, data_dir))
 
@@ -150,8 +150,8 @@ def run(
     require_extra("experiments")
     if tensorboard is not None:
         require_extra("report", "tensorboard")
-    from elliptica.experiments.command import run_table
-    from elliptica.experiments.run import Options
+    from elliptica.lab.experiments.command import run_table
+    from elliptica.lab.experiments.run import Options
 
     wanted = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
     options = Options(
@@ -188,7 +188,7 @@ def table(
 ) -> None:
     """Print a table from its records: mean, deviation, the paper's values beside ours."""
     require_extra("experiments")
-    from elliptica.experiments.command import show_table
+    from elliptica.lab.experiments.command import show_table
 
     wanted = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
     raise typer.Exit(show_table(wanted, out, form.value, part.value, Console()))
@@ -206,7 +206,7 @@ def make_choice(
     select: Select | None = None,
 ) -> Any:
     """The options that say which runs are meant."""
-    from elliptica.experiments.command import Choice
+    from elliptica.lab.experiments.command import Choice
 
     training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     if precision is not None and precision is not Precision.float32:

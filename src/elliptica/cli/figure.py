@@ -71,7 +71,7 @@ def figure(
     if out is not None and suffix not in ([form.value, ""] if form else known):
         meant = f".{form.value}, the --format" if form else f"one of .{', .'.join(known)}"
         raise typer.BadParameter(f"The ending of {out.name} should be {meant}.")
-    from elliptica.figures.command import Order, run_figure
+    from elliptica.lab.demo.figures.command import Order, run_figure
 
     order = Order(
         name=name.value,

@@ -82,8 +82,8 @@ def landscape(
     picture. Example: elliptica landscape two-moons --train erm
     """
     require_extra("report")
-    from elliptica.inspection.command import run_landscape
-    from elliptica.inspection.subject import Options
+    from elliptica.diagnostics.command import run_landscape
+    from elliptica.diagnostics.subject import Options
 
     try:
         options = Options(

@@ -112,16 +112,16 @@ def tune(
         if search is not None:
             raise typer.BadParameter("--tensorboard is for trials without --search.")
         require_extra("report", "tensorboard")
-    from elliptica.experiments.run import Options
+    from elliptica.lab.experiments.run import Options
 
     wanted = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)
     ray = ray_settings(engine, address, cpus_per_run, gpus_per_run, retries)
     options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, tensorboard=tensorboard, ray=ray)
     if search is None:
-        from elliptica.experiments.command import run_tune
+        from elliptica.lab.experiments.command import run_tune
 
         raise typer.Exit(run_tune(wanted, trials, options, Console()))
-    from elliptica.experiments.search.command import SearchOptions, run_search
+    from elliptica.lab.experiments.search.command import SearchOptions, run_search
 
     how = SearchOptions(
         space=search,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from elliptica.compare._csv import TableError
+from elliptica.compare.csv import TableError
 from elliptica.compare.table import as_numbers
 
 #: Whole numbers with at most so many values may be codes.

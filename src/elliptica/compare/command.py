@@ -20,13 +20,11 @@ from rich.progress import (
 )
 from rich.table import Table as Grid
 
-from elliptica._words import count
-from elliptica.compare._csv import TableError
-from elliptica.compare.cautions import cautions
-from elliptica.compare.comparison import Comparison, Listener, Session
-from elliptica.compare.model import fit_model
+from elliptica._utils.text import count
+from elliptica.compare.comparison import Comparison, Listener, Session, fit_model
+from elliptica.compare.csv import TableError
 from elliptica.compare.predict import predict_file
-from elliptica.compare.report import markdown, model_words, page, result_rows
+from elliptica.compare.report import cautions, markdown, model_words, page, result_rows
 from elliptica.compare.store import MODEL
 from elliptica.compare.verdict import MIN_REPEATS
 

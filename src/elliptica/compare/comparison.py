@@ -10,15 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from sklearn.pipeline import Pipeline
 
+from elliptica._utils.random import stream_seed
 from elliptica.compare.metrics import Metric, metrics_of
-from elliptica.compare.plan import TREES, Plan, Select, check_methods, choose_methods
+from elliptica.compare.plan import (
+    TREES,
+    Plan,
+    Select,
+    check_methods,
+    choose_methods,
+    draw_settings,
+    make_estimator,
+)
 from elliptica.compare.problem import Problem, Task, make_problem
-from elliptica.compare.protocol import Prepared, Record, prepare, run_method
+from elliptica.compare.protocol import Prepared, Record, final_trial, prepare, run_method
 from elliptica.compare.splits import split_rows
 from elliptica.compare.store import Store
 from elliptica.compare.table import MAX_ROWS, read_table
 from elliptica.compare.verdict import NAMES, REFERENCE, Scores, Verdict, judge
+from elliptica.estimators import TablePreprocessor, save
 
 #: Told before each run: how many are finished, how many there are, and what comes.
 Listener = Callable[[int, int, str], None]
@@ -253,3 +264,39 @@ def compare(
     )
     session.run(listen or (lambda *_: None))
     return session.result()
+
+
+# The model that a comparison leaves: the chosen method trained on all rows, in one safe file.
+
+
+def notes_of(problem: Problem) -> dict[str, Any]:
+    """What predictions for another table must know beside the model itself."""
+    return {
+        "target": problem.target_name,
+        "ids": list(problem.ids),
+        "text_as_missing": list(problem.text_as_missing),
+    }
+
+
+def fit_model(comparison: Comparison, file: Path | None = None) -> Pipeline:
+    """Train the best network of a comparison on all rows.
+
+    Its settings are those of the trial that was best on the validation rows on average over repeats. All rows
+    are used, test rows among them, since nothing is measured with this model.
+
+    Args:
+        comparison: With at least one finished repeat.
+        file: Where to save it; None: not saved.
+
+    Returns:
+        Preprocessing and network in a pipeline; takes frames with the columns of the inputs.
+    """
+    problem, plan, method = comparison.problem, comparison.plan, comparison.model_method
+    settings = draw_settings(method, final_trial(comparison.records, method, problem, plan), plan)
+    seed = stream_seed("model", plan.seed) % 2**32
+    network = make_estimator(method, problem.task, settings, plan, len(problem.target), seed)
+    model = Pipeline([("table", TablePreprocessor()), ("network", network)])
+    model.fit(problem.features, problem.target)
+    if file is not None:
+        save(model, file, notes=notes_of(problem))
+    return model

@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 import polars as pl
 
-from elliptica._words import count
-from elliptica.compare._csv import TableError
+from elliptica._utils.text import count
 from elliptica.compare.columns import FEW_VALUES, STRAY_SHARE, find_strays, make_inputs
+from elliptica.compare.csv import TableError
 from elliptica.compare.table import Table, check_column
 
 Task = Literal["auto", "classification", "regression"]

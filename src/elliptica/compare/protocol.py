@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from elliptica._streams import stream_seed
-from elliptica.compare.methods import make_estimator
+from elliptica._utils.random import stream_seed
 from elliptica.compare.metrics import classification_scores, metrics_of, regression_scores, target_bounds
-from elliptica.compare.plan import TREES, Plan, draw_settings
+from elliptica.compare.plan import TREES, Plan, draw_settings, make_estimator
 from elliptica.compare.problem import Problem
 from elliptica.compare.splits import Split, split_rows
 from elliptica.estimators import TablePreprocessor

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold, StratifiedShuffleSplit
 
-from elliptica._streams import stream_seed
-from elliptica.compare._csv import TableError
+from elliptica._utils.random import stream_seed
+from elliptica.compare.csv import TableError
 from elliptica.compare.problem import MIN_CLASS_ROWS, Problem
 
 TEST_SHARE = 0.2

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from elliptica._version import __version__
-from elliptica.compare._csv import TableError
+from elliptica import __version__
+from elliptica.compare.csv import TableError
 from elliptica.compare.plan import Plan
 from elliptica.compare.problem import Problem
 from elliptica.compare.protocol import Record

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from elliptica._streams import stream_seed
-from elliptica.compare._csv import Dialect, TableError, check_rectangular, look_at_csv, looks_like_numbers
+from elliptica._utils.random import stream_seed
+from elliptica.compare.csv import Dialect, TableError, check_rectangular, look_at_csv, looks_like_numbers
 
 MAX_ROWS = 200_000
 TOO_LONG = (

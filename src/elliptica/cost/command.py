@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from elliptica._words import count
+from elliptica._utils.text import count
+from elliptica.core.elliptic import Elliptic
 from elliptica.cost.estimate import Cost, estimate
 from elliptica.cost.rate import Rate, calibrate, timed
 from elliptica.cost.sizes import Bench, Optimizer, Precision, some_rows
 from elliptica.cost.trace import trace_step
-from elliptica.objective import Elliptic
 
 
 @dataclass(frozen=True)

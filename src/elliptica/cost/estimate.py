@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import named_inputs
+from elliptica._utils import checks
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.inputs import named_inputs
+from elliptica.core.types import Inputs, LossFn
 from elliptica.cost.passes import Passes, count_passes
 from elliptica.cost.rate import Rate
 from elliptica.cost.sizes import (
@@ -25,8 +27,6 @@ from elliptica.cost.sizes import (
     some_rows,
 )
 from elliptica.cost.trace import trace_step
-from elliptica.objective import Elliptic
-from elliptica.types import Inputs, LossFn
 
 #: Chunks of a traced step: from the third on, every chunk adds its points and nothing else.
 CHUNKS = 3
@@ -127,7 +127,7 @@ def estimate(
     """
     how = How(optimizer, precision, simulate)
     batch = len(y) if batch is None else batch
-    _checks.count("batch", batch)
+    checks.count("batch", batch)
     if not isinstance(objective, Elliptic):
         if loss_fn is None:
             raise ValueError("A model alone has no loss. Pass loss_fn=, e.g. torch.nn.CrossEntropyLoss().")

@@ -8,8 +8,8 @@ from typing import get_args
 
 from torch import nn
 
-from elliptica.models import load_backbone, mlp, preact_resnet, wide_resnet
-from elliptica.models.backbones import Backbone
+from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
+from elliptica.lab.models.backbones import Backbone
 
 #: For messages.
 NAMES = ", ".join(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elliptica import _checks
-from elliptica.objective import Elliptic
-from elliptica.weighting import READINGS
+from elliptica._utils import checks
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.weighting import READINGS
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def count_passes(objective: Elliptic, batch: int) -> Passes:
         >>> count_passes(objective, 32).rows
         320
     """
-    _checks.count("batch", batch)
+    checks.count("batch", batch)
     sampler = objective.sampler
     n_times = sampler.n_times if sampler.sampling == "path" else 1
     paths = batch * sampler.n_bridges

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from elliptica import _checks
+from elliptica._utils import checks
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.types import Inputs
 from elliptica.cost.sizes import Bench, Optimizer, Precision, some_rows
-from elliptica.objective import Elliptic
-from elliptica.types import Inputs
 
 #: A step that takes as many seconds is long enough to be timed, and more rows are not tried.
 _LONG = 0.5
@@ -36,7 +36,7 @@ class Rate:
     per_sample: float = 0.0
 
     def __post_init__(self) -> None:
-        _checks.positive("flops", self.flops)
+        checks.positive("flops", self.flops)
 
     def seconds(self, flops: float, operations: int, drawn: int) -> float:
         """Time of a step."""
@@ -108,7 +108,7 @@ def _drawing(bench: Bench, x: Inputs, y: Tensor) -> Callable[[], object]:
 
 
 def _drawn(bench: Bench, x: Inputs, y: Tensor) -> int:
-    from elliptica._inputs import named_inputs
+    from elliptica.core.inputs import named_inputs
 
     paths = bench.objective.sample(x, y)
     return paths.y.numel() + sum(value.numel() for value in named_inputs(paths.x).values())

@@ -24,11 +24,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from elliptica import _checks
-from elliptica._inputs import named_inputs, rebuild_inputs
+from elliptica._utils import checks
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.inputs import named_inputs, rebuild_inputs
+from elliptica.core.types import Inputs
 from elliptica.cost.trace import Trace, trace_step
-from elliptica.objective import Elliptic
-from elliptica.types import Inputs
 
 Optimizer = Literal["sgd", "momentum", "adam", "adamw"]
 Precision = Literal["float32", "bfloat16"]
@@ -114,7 +114,7 @@ def some_rows(x: Inputs, y: Tensor, n: int) -> tuple[Inputs, Tensor]:
 
 def make_optimizer(name: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """An optimiser by name, with a rate so small that a step leaves the weights nearly alone."""
-    _checks.choice("optimizer", name, OPTIMIZERS)
+    checks.choice("optimizer", name, OPTIMIZERS)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if name == "adam":
         return torch.optim.Adam(parameters, lr=1e-9)

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from elliptica.core.elliptic import Elliptic
 from elliptica.distributed.ranks import Ranks, current_ranks
-from elliptica.objective import Elliptic
 
 
 class _Gathered:

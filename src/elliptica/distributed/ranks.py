@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elliptica._streams import stream_seed
-from elliptica.types import Paths
+from elliptica._utils.random import stream_seed
+from elliptica.core.types import Paths
 
 T = TypeVar("T")
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
-from elliptica._compiler import uncompiled
-from elliptica._wrappers import is_wrapped
-from elliptica.distributed._batchnorm import forward_over_all_rows
-from elliptica.distributed._collectives import copied, gather_rows, take_rows
+from elliptica._utils.compiler import uncompiled
+from elliptica.core.hidden import all_rows
+from elliptica.core.wrappers import is_wrapped
 from elliptica.distributed.ranks import Ranks, current_ranks
-from elliptica.hidden import all_rows
 
 
 @contextlib.contextmanager
@@ -153,3 +152,173 @@ def _gathered(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
             f"shape {tuple(part.shape)}. Keep the batch axis first, and do not reduce over it."
         )
     return gather_rows(part, ranks, rows)
+
+
+# Batch normalisation with the statistics of all rows when processes run a part each.
+
+
+def forward_over_all_rows(layer: _BatchNorm, x: Tensor) -> Tensor:
+    """What the layer's forward pass would give for these rows if it saw all rows."""
+    exchange = all_rows.get()
+    uses_batch = layer.training or (layer.running_mean is None and layer.running_var is None)
+    if exchange is None or not uses_batch:
+        return type(layer).forward(layer, x)
+    layer._check_input_dim(x)
+    ranks: Ranks = exchange.ranks  # type: ignore[attr-defined]
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    axes = [0, *range(2, x.ndim)]
+    shape = [1, -1, *[1] * (x.ndim - 2)]
+    local = wide.new_tensor(wide.numel() // wide.shape[1])
+    # used on the rows here, so that gradients of both statistics are sums over the processes as well
+    total, count = copied(summed([wide.sum(axes), local], ranks), ranks)
+    if count <= 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, but got {int(count)} in all processes."
+        )
+    mean = total / count
+    centred = wide - mean.view(shape)
+    (squares,) = copied(summed([centred.square().sum(axes)], ranks), ranks)
+    variance = squares / count
+    _track(layer, mean.detach(), (squares / (count - 1)).detach())
+    result = centred * torch.rsqrt(variance + layer.eps).view(shape)
+    if layer.weight is not None:
+        result = result * layer.weight.view(shape) + layer.bias.view(shape)
+    return result.to(x.dtype)
+
+
+@torch.no_grad()
+def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    """Update running statistics as torch does: with the unbiased variance."""
+    if not (layer.training and layer.track_running_stats) or layer.running_mean is None:
+        return
+    assert layer.running_var is not None
+    share = layer.momentum
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+        share = 1 / float(layer.num_batches_tracked) if share is None else share
+    share = 0.0 if share is None else share
+    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
+    layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)
+
+
+# Collectives whose derivatives, of any order, are what one process would compute.
+
+
+def gather_rows(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
+    """All rows, from the part of each process."""
+    whole: Tensor = _Gather.apply(part, ranks, rows)
+    return whole
+
+
+def take_rows(whole: Tensor, ranks: Ranks) -> Tensor:
+    """This process' part of the rows."""
+    part: Tensor = _Take.apply(whole, ranks)
+    return part
+
+
+def copied(whole: Sequence[Tensor], ranks: Ranks) -> tuple[Tensor, ...]:
+    """The same tensors, for use on a part of the rows: their gradients are summed over the processes."""
+    copies: tuple[Tensor, ...] = _Copy.apply(ranks, *whole)
+    return copies
+
+
+def summed(parts: Sequence[Tensor], ranks: Ranks) -> tuple[Tensor, ...]:
+    """Sums over the processes."""
+    sums: tuple[Tensor, ...] = _Sum.apply(ranks, *parts)
+    return sums
+
+
+def _all_rows(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
+    """Parts may differ by a row, which gloo does not allow, so the shorter ones are filled up."""
+    counts = ranks.counts(rows)
+    filled = part.new_zeros(max(counts), *part.shape[1:])
+    filled[: len(part)] = part
+    parts = [torch.empty_like(filled) for _ in counts]
+    dist.all_gather(parts, filled, ranks.group)
+    return torch.cat([each[:count] for each, count in zip(parts, counts, strict=True)])
+
+
+def _all_sums(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
+    """One message for each dtype, not one for each tensor."""
+    sums: list[Tensor] = list(parts)
+    for dtype in dict.fromkeys(part.dtype for part in parts):
+        own = [i for i, part in enumerate(parts) if part.dtype == dtype]
+        flat = torch.cat([parts[i].reshape(-1) for i in own])
+        dist.all_reduce(flat, group=ranks.group)
+        for i, values in zip(own, flat.split([parts[i].numel() for i in own]), strict=True):
+            sums[i] = values.view(parts[i].shape)
+    return sums
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
+        return _all_rows(part.detach(), ranks, rows)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.ranks, ctx.rows = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Take.apply(gradient, ctx.ranks), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
+        return _Gather.apply(tangent, ctx.ranks, ctx.rows)
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(whole: Tensor, ranks: Ranks) -> Tensor:
+        return whole[ranks.part(len(whole))].clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.rows, ctx.ranks = len(inputs[0]), inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Gather.apply(gradient, ctx.ranks, ctx.rows), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
+        return _Take.apply(tangent, ctx.ranks)
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ranks: Ranks, *whole: Tensor) -> tuple[Tensor, ...]:
+        return tuple(each.view_as(each) for each in whole)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.ranks = inputs[0]
+        ctx.set_materialize_grads(False)  # what a loss does not depend on has no gradient, not a zero
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        sums = iter(_Sum.apply(ctx.ranks, *[g for g in gradients if g is not None]))
+        return None, *[None if g is None else next(sums) for g in gradients]
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Tensor) -> Any:
+        return _Copy.apply(ctx.ranks, *tangents)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ranks: Ranks, *parts: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_all_sums(parts, ranks))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.ranks = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, *_Copy.apply(ctx.ranks, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Tensor) -> Any:
+        return _Sum.apply(ctx.ranks, *tangents)

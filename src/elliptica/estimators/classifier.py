@@ -14,8 +14,8 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
-from elliptica.estimators._base import EllipticEstimator
-from elliptica.estimators._input import check_table
+from elliptica.estimators.base import EllipticEstimator
+from elliptica.estimators.columns import check_table
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -17,13 +17,11 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from elliptica._version import __version__
-from elliptica.estimators._base import EllipticEstimator
-from elliptica.estimators._fit import private_stream
-from elliptica.estimators._json import decode, decode_labels, encode, encode_labels
-from elliptica.estimators._methods import ModuleLike, check_output, make_network
-from elliptica.estimators._savable import savable_parts
+from elliptica import __version__
+from elliptica.core.noise import Green, Screened
+from elliptica.estimators.base import EllipticEstimator, ModuleLike, check_output, make_network
 from elliptica.estimators.classifier import EllipticClassifier
+from elliptica.estimators.fit import private_stream
 from elliptica.estimators.preprocess import TablePreprocessor
 from elliptica.estimators.regressor import EllipticRegressor
 
@@ -297,3 +295,117 @@ def _own_network(model: EllipticEstimator, weights: dict[str, Tensor], module: M
     except RuntimeError as error:
         raise ValueError(f"module= is not the network that was trained: {_reason(error)}") from error
     return network.eval()
+
+
+# Values of parameters and labels as JSON, and back with the types they had.
+
+
+#: Strings of class labels that are read may take so much room, far above what labels need.
+_MOST_CHARACTERS = 2**26
+
+_LAWS = {"green": Green, "screened": Screened}
+
+
+def encode(name: str, value: Any) -> Any:
+    """A value that JSON can hold; tuples, dicts and laws of the noise are marked as such."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [encode(name, item) for item in value]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {"dict": [[encode(name, k), encode(name, v)] for k, v in value.items()]}
+    for kind, law in _LAWS.items():
+        if isinstance(value, law):
+            return {kind: {k: encode(name, v) for k, v in vars(value).items()}}
+    if isinstance(value, torch.device):
+        return str(value)
+    raise TypeError(
+        f"The parameter {name}={value!r:.60} ({type(value).__name__}) cannot be written to a safe file: it "
+        f"holds numbers, strings, tuples, lists and dicts. Set {name} to one of these and save again."
+    )
+
+
+def decode(value: Any) -> Any:
+    """The inverse of `encode`."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1:
+        raise TypeError(f"a value with the marks {', '.join(map(repr, value))} instead of one mark")
+    ((kind, content),) = value.items()
+    if kind == "tuple":
+        return tuple(decode(item) for item in content)
+    if kind == "dict":
+        return {decode(k): decode(v) for k, v in content}
+    return _LAWS[kind](**content)
+
+
+def encode_labels(labels: np.ndarray) -> dict[str, Any]:
+    """Class labels with their dtype: whole or real numbers, strings, booleans."""
+    values = labels.tolist()
+    if any(not isinstance(value, (bool, int, float, str)) for value in values):
+        odd = next(value for value in values if not isinstance(value, (bool, int, float, str)))
+        raise TypeError(
+            f"Class labels of type {type(odd).__name__} cannot be written to a safe file. Use strings, "
+            "numbers or booleans as labels."
+        )
+    return {"dtype": labels.dtype.str, "values": values}
+
+
+def decode_labels(state: dict[str, Any]) -> np.ndarray:
+    """The inverse of `encode_labels`; strings get the length of the longest, whatever the dtype says."""
+    name, values = state["dtype"], state["values"]
+    kind = np.dtype(name).kind if isinstance(name, str) else "?"
+    if kind not in "biufUO":
+        raise TypeError(f"labels of dtype {name!r}")
+    odd = [value for value in values if not isinstance(value, (bool, int, float, str))]
+    if not isinstance(values, list) or odd:
+        raise TypeError("labels that are not a list of strings, numbers or booleans")
+    if kind == "U":
+        longest = max((len(str(value)) for value in values), default=0)
+        if longest * len(values) > _MOST_CHARACTERS:  # each label takes the room of the longest
+            raise ValueError(f"{len(values)} labels of up to {longest} characters")
+        return np.array(values, dtype=str)
+    return np.array(values, dtype=np.dtype(name))
+
+
+# Which objects `save` takes, and what to save instead of the others.
+
+
+def savable_parts(estimator: Any) -> tuple[TablePreprocessor | None, EllipticEstimator, list[str]]:
+    """The preprocessor, if any, the estimator, and the names of the steps."""
+    steps = estimator.steps if isinstance(estimator, Pipeline) else [("", estimator)]
+    names, parts = [name for name, _ in steps], [part for _, part in steps]
+    if type(parts[-1]) in (EllipticClassifier, EllipticRegressor):
+        if len(parts) == 1:
+            return None, parts[0], names
+        if len(parts) == 2 and type(parts[0]) is TablePreprocessor:
+            return parts[0], parts[1], names
+    raise TypeError(
+        "save takes EllipticClassifier, EllipticRegressor, or a pipeline of TablePreprocessor and one of "
+        f"them, but got {_kind(estimator)}. {_remedy(estimator, parts)}"
+    )
+
+
+def _kind(estimator: Any) -> str:
+    """What an object is; of a pipeline, its steps too."""
+    name = type(estimator).__name__
+    if not isinstance(estimator, Pipeline):
+        return name
+    return f"{name} of {', '.join(type(part).__name__ for _, part in estimator.steps)}"
+
+
+def _remedy(estimator: Any, parts: list[Any]) -> str:
+    """How to save what can be saved of an object that `save` does not take."""
+    if type(estimator).__name__.endswith("SearchCV"):
+        return "Save the estimator that the search chose: save(search.best_estimator_, path)."
+    if len(parts) > 1 and isinstance(parts[-1], EllipticEstimator):
+        return (
+            "The network alone can be saved, and then takes rows as the steps before it give them: "
+            "save(pipeline[-1], path). For the whole pipeline use joblib, whose files must be trusted."
+        )
+    return "For other objects use joblib, whose files must be trusted."

@@ -13,8 +13,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import validate_data
 
-from elliptica import _checks
-from elliptica.bridge import marginal_rows
+from elliptica._utils import checks
+from elliptica.core.bridge import marginal_rows
 
 Task = Literal["auto", "classification", "regression"]
 
@@ -121,12 +121,12 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _plan(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
         """Set ``sampling_strategy_``; return rows, targets, class or bin of each, and whether it is real."""
-        _checks.nonnegative("sigma", self.sigma)
+        checks.nonnegative("sigma", self.sigma)
         if self.sigma_y is not None:
-            _checks.nonnegative("sigma_y", self.sigma_y)
-        _checks.count("k_neighbors", self.k_neighbors)
-        _checks.count("n_bins", self.n_bins)
-        _checks.choice("task", self.task, get_args(Task))
+            checks.nonnegative("sigma_y", self.sigma_y)
+        checks.count("k_neighbors", self.k_neighbors)
+        checks.count("n_bins", self.n_bins)
+        checks.choice("task", self.task, get_args(Task))
         x, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
         is_real = self.task == "regression" or (
             self.task == "auto" and type_of_target(target) == "continuous"
@@ -184,14 +184,14 @@ def _missing_rows(strategy: object, classes: list[Any], sizes: list[int]) -> dic
             raise ValueError(f"sampling_strategy names classes {unknown} that y does not have, {classes}.")
         wanted = {label: strategy.get(label, size) for label, size in zip(classes, sizes, strict=True)}
     elif isinstance(strategy, str):
-        _checks.choice("sampling_strategy", strategy, ("auto", "not majority", "minority"))
+        checks.choice("sampling_strategy", strategy, ("auto", "not majority", "minority"))
         is_grown = [strategy != "minority" or i == sizes.index(smallest) for i in range(len(sizes))]
         wanted = {
             label: largest if grown else size
             for label, size, grown in zip(classes, sizes, is_grown, strict=True)
         }
     else:
-        _checks.number("sampling_strategy", strategy)
+        checks.number("sampling_strategy", strategy)
         ratio = float(strategy)  # type: ignore[arg-type]  # checked
         if len(classes) != 2 or not 0 < ratio <= 1:
             raise ValueError(

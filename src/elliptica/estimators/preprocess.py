@@ -10,7 +10,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from elliptica.estimators._columns import Kind, is_frame, named_columns, read_column
+from elliptica.estimators.columns import Kind, is_frame, named_columns, read_column
 
 
 class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types

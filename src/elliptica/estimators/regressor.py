@@ -10,9 +10,9 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import column_or_1d
 
-from elliptica.estimators._base import EllipticEstimator
-from elliptica.estimators._fit import location_and_scale
-from elliptica.estimators._input import check_table
+from elliptica.estimators.base import EllipticEstimator
+from elliptica.estimators.columns import check_table
+from elliptica.estimators.fit import location_and_scale
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from elliptica.augment import BridgeMix
-from elliptica.integrations._steps import StepNoise, missing, refuse_auto_sigma
-from elliptica.objective import Elliptic
-from elliptica.types import Inputs, LossFn
+from elliptica.core.bridgemix import BridgeMix
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.types import Inputs, LossFn
+from elliptica.integrations.steps import StepNoise, missing, refuse_auto_sigma
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

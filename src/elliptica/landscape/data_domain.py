@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elliptica import _checks
+from elliptica._utils import checks
 from elliptica.landscape.domains import Ball, Box, Domain, Polytope, check_points, reflect, step_radius
 
 Outer = Literal["ball", "box", "reflecting_box", "hull"]
@@ -58,7 +58,7 @@ class Whitened:
             fraction: Radius as a share of the distance to the nearest neighbour.
         """
         check_points(points)
-        _checks.positive("ridge", ridge)
+        checks.positive("ridge", ridge)
         centre = points.mean(0)
         deviation = (points - centre).double()
         covariance = deviation.T @ deviation / (len(points) - 1)
@@ -116,12 +116,12 @@ class DataDomain:
 
     def _radii(self, neighbour: Tensor) -> Tensor:
         if self.epsilon is None:
-            _checks.positive("fraction", self.fraction)
+            checks.positive("fraction", self.fraction)
             if self.fraction >= 0.5:
                 raise ValueError(f"fraction must be below 0.5, or balls overlap, but got {self.fraction}.")
             return self.fraction * neighbour
         if not isinstance(self.epsilon, Tensor):
-            _checks.positive("epsilon", self.epsilon)
+            checks.positive("epsilon", self.epsilon)
         radii = torch.as_tensor(self.epsilon, dtype=self.points.dtype, device=self.points.device)
         radii = radii.expand(len(self.points))
         if not bool((radii > 0).all() and radii.isfinite().all()):
@@ -146,7 +146,7 @@ class DataDomain:
     def _outer(self) -> Domain:
         if not isinstance(self.outer, str):
             return self.outer
-        _checks.choice("outer", self.outer, get_args(Outer))
+        checks.choice("outer", self.outer, get_args(Outer))
         if self.outer == "ball":
             return self._ball()
         if self.outer == "hull":

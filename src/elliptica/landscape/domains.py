@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from elliptica import _checks
+from elliptica._utils import checks
 
 #: Above this dimension a convex hull has too many facets.
 MAX_HULL_DIM = 7
@@ -50,7 +50,7 @@ class Ball:
 
     def __post_init__(self) -> None:
         _check_vector("Ball.centre", self.centre)
-        _checks.positive("Ball.radius", self.radius)
+        checks.positive("Ball.radius", self.radius)
 
     @classmethod
     def around(cls, points: Float[Tensor, "n dim"], margin: float = 1.1) -> Ball:
@@ -95,7 +95,7 @@ class Box:
     def __post_init__(self) -> None:
         _check_vector("Box.low", self.low)
         _check_vector("Box.high", self.high)
-        _checks.choice("Box.wall", self.wall, ("absorb", "reflect"))
+        checks.choice("Box.wall", self.wall, ("absorb", "reflect"))
         if self.low.shape != self.high.shape or not bool((self.low < self.high).all()):
             raise ValueError(
                 "Every value of Box.low must be below that of Box.high, but got shapes "
@@ -162,8 +162,8 @@ class Polytope:
                 "Polytope needs normals (facets, dim) and offsets (facets,), but got "
                 f"{tuple(self.normals.shape)} and {tuple(self.offsets.shape)}."
             )
-        _checks.finite("Polytope.normals", self.normals)
-        _checks.finite("Polytope.offsets", self.offsets)
+        checks.finite("Polytope.normals", self.normals)
+        checks.finite("Polytope.offsets", self.offsets)
         length = self.normals.norm(dim=1)
         if not bool((length > 0).all()):
             raise ValueError("Every row of Polytope.normals must be a direction, but one of them is zero.")
@@ -267,25 +267,25 @@ def step_radius(domain: Domain, z: Tensor, scale: Tensor) -> Tensor:
 
 def check_points(points: Tensor) -> None:
     """At least two finite rows."""
-    _checks.floating("points", points)
+    checks.floating("points", points)
     if points.ndim != 2:
         raise ValueError(f"points must have shape (n, dim), but have {tuple(points.shape)}. Use .flatten(1).")
     if len(points) < 2:
         raise ValueError(f"A domain around data needs at least two points, but got {len(points)}.")
-    _checks.finite("points", points)
+    checks.finite("points", points)
     if bool((points == points[0]).all()):
         raise ValueError("All points are the same: there is no region around them.")
 
 
 def _check_vector(name: str, value: Tensor) -> None:
-    _checks.floating(name, value)
+    checks.floating(name, value)
     if value.ndim != 1 or len(value) == 0:
         raise ValueError(f"{name} must be a vector of shape (dim,), but has shape {tuple(value.shape)}.")
-    _checks.finite(name, value)
+    checks.finite(name, value)
 
 
 def _check_margin(margin: float) -> None:
-    _checks.positive("margin", margin)
+    checks.positive("margin", margin)
     if margin < 1:
         raise ValueError(f"margin must be at least 1, or the data would lie outside, but got {margin}.")
 

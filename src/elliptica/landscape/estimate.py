@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica.types import EllipticWarning
+from elliptica.core.types import EllipticWarning
 
 #: Below this share of walks that end on the data, the answer is the outer boundary's.
 FEW_HITS = 0.05

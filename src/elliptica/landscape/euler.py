@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica import _checks, _random
+from elliptica._utils import checks, random
 from elliptica.landscape.data_domain import OUTER
 from elliptica.landscape.domains import Domain, reflect, step_radius
 from elliptica.landscape.operator import Operator
@@ -47,10 +47,10 @@ def euler_maruyama(
     Returns:
         Where the walks ended, with ``exp(-int r)`` as weight and ``steps * dt`` as time.
     """
-    _checks.floating("start", start)
-    _checks.positive("dt", dt)
-    _checks.count("max_steps", max_steps)
-    _random.check_generator(generator, start.device)
+    checks.floating("start", start)
+    checks.positive("dt", dt)
+    checks.count("max_steps", max_steps)
+    random.check_generator(generator, start.device)
     operator.check_dim(start.shape[1])
     scale = operator.scale(start)
     margin = SHIFT * math.sqrt(dt) if shift else 0.0
@@ -88,12 +88,12 @@ def _advance(
     dt: float,
     generator: torch.Generator | None,
 ) -> Tensor:
-    noise = _random.draw_normal(z.shape, dtype=z.dtype, device=z.device, generator=generator)
+    noise = random.draw_normal(z.shape, dtype=z.dtype, device=z.device, generator=generator)
     drift = operator.drift_at(z)
     moved = z + noise.mul_(math.sqrt(dt) * scale)
     if drift is not None:
         if callable(operator.drift):
-            _checks.finite("What the drift returned", drift)
+            checks.finite("What the drift returned", drift)
         moved = moved.add_(drift, alpha=dt)
     return reflect(domain, moved)
 
@@ -101,7 +101,7 @@ def _advance(
 def _rate(operator: Operator, z: Tensor) -> Tensor | float:
     rate = operator.absorption_at(z)
     if isinstance(rate, Tensor):
-        _checks.nonnegative("What the absorption returned", rate)
+        checks.nonnegative("What the absorption returned", rate)
     return rate
 
 

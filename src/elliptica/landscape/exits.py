@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica import _checks, _random
+from elliptica._utils import checks, random
 
 #: Nodes of the table of one query, over the places whose density is within `_NATS` of the largest.
 _NODES = 4096
@@ -44,11 +44,11 @@ def sample_ball_exit(
         n_walks: Exits per start.
         generator: Source of randomness; None is torch's global one.
     """
-    _checks.count("n_walks", n_walks)
-    _random.check_generator(generator, start.device)
+    checks.count("n_walks", n_walks)
+    random.check_generator(generator, start.device)
     offset, length, share = _inside(start, centre, radius)
     rows, dim = start.shape
-    draw = partial(_random.draw_normal, dtype=torch.float64, device=start.device, generator=generator)
+    draw = partial(random.draw_normal, dtype=torch.float64, device=start.device, generator=generator)
     # float64 uniforms; at most 1 - 2^-53, at least 0
     uniform = torch.special.ndtr(draw((rows, n_walks)))
     if dim == 1:
@@ -60,7 +60,7 @@ def sample_ball_exit(
     else:
         w = _tabulated(place, uniform, dim) + place
     cos, sin = w.tanh().to(start), (1 / w.cosh()).to(start)
-    normal = _random.draw_normal(
+    normal = random.draw_normal(
         (rows, n_walks, dim), dtype=start.dtype, device=start.device, generator=generator
     )
     direction = _tilt(_axis(offset, length)[:, None].to(start), cos, sin, normal)
@@ -83,7 +83,7 @@ def ball_exit_time(
     """
     length = _inside(start, centre, radius)[1]
     total = float(diffusion.sum()) if isinstance(diffusion, Tensor) else diffusion * start.shape[1]
-    _checks.positive("diffusion", total)
+    checks.positive("diffusion", total)
     return ((radius - length) * (radius + length) / total).to(start.dtype)
 
 
@@ -114,7 +114,7 @@ def control_variates(
         Mean and its standard error, one per query.
     """
     n_walks = values.shape[1]
-    _checks.count("n_walks", n_walks, 16, " for control variates (each half fits three coefficients)")
+    checks.count("n_walks", n_walks, 16, " for control variates (each half fits three coefficients)")
     unit = torch.nn.functional.normalize(direction.double(), dim=1)
     s = torch.einsum("qwd,qd->qw", exits.double() - start.double()[:, None], unit)
     known = unit.square().sum(1) * ball_exit_time(start.double(), centre, radius)
@@ -142,7 +142,7 @@ def sample_drifted_direction(
         generator: Source of randomness; None is torch's global one.
     """
     rows, dim = drift.shape
-    draw = partial(_random.draw_normal, dtype=torch.float64, device=drift.device, generator=generator)
+    draw = partial(random.draw_normal, dtype=torch.float64, device=drift.device, generator=generator)
     mean = drift.double()
     kappa = mean.norm(dim=1)
     if dim == 1:
@@ -154,22 +154,22 @@ def sample_drifted_direction(
     waiting = torch.arange(rows, device=drift.device)
     while len(waiting):
         normal, spare = draw((2, len(waiting)))
-        rest = 2 * _random.draw_gamma((dim - 1) / 2, len(waiting), device=drift.device, generator=generator)
+        rest = 2 * random.draw_gamma((dim - 1) / 2, len(waiting), device=drift.device, generator=generator)
         t = normal / torch.sqrt(normal.square() + rest)  # one coordinate of a uniform direction
         stretch = 1 + shift[waiting] * t
         gain = kappa[waiting] * flat[waiting] * t / stretch - (dim - 1) * stretch.log()
         cos[waiting] = (shift[waiting] + t) / stretch
         sin[waiting] = torch.sqrt(flat[waiting] * rest / (normal.square() + rest)) / stretch
         waiting = waiting[torch.special.log_ndtr(spare) > gain]
-    normal = _random.draw_normal((rows, dim), dtype=drift.dtype, device=drift.device, generator=generator)
+    normal = random.draw_normal((rows, dim), dtype=drift.dtype, device=drift.device, generator=generator)
     axis = _axis(mean, kappa).to(drift.dtype)
     return _tilt(axis, cos.to(drift.dtype), sin.to(drift.dtype), normal)
 
 
 def _inside(start: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Tensor, Tensor]:
     """Offset from the centre, its length, and its share of the radius, in float64."""
-    _checks.floating("start", start)
-    _checks.positive("radius", radius)
+    checks.floating("start", start)
+    checks.positive("radius", radius)
     if start.ndim != 2 or centre.shape != start.shape[1:]:
         raise ValueError(
             f"start must have shape (queries, dim) and centre (dim,), but got {tuple(start.shape)} and "

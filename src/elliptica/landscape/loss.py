@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from elliptica import _checks
-from elliptica._inputs import call_model, count_rows, named_inputs, rebuild_inputs
-from elliptica.losses import PerSampleLoss
-from elliptica.targets import encode_targets
-from elliptica.types import Inputs, LossFn
+from elliptica._utils import checks
+from elliptica.core.inputs import call_model, count_rows, named_inputs, rebuild_inputs
+from elliptica.core.losses import PerSampleLoss
+from elliptica.core.targets import encode_targets
+from elliptica.core.types import Inputs, LossFn
 
 _NEEDS_FLOAT = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
 
@@ -51,8 +51,8 @@ class LossField:
                 "module with a forward method."
             )
         if num_classes is not None:
-            _checks.count("num_classes", num_classes)
-        _checks.count("chunk_size", chunk_size)
+            checks.count("num_classes", num_classes)
+        checks.count("chunk_size", chunk_size)
         self.model = model
         self.loss_fn = loss_fn
         self.num_classes = num_classes
@@ -70,7 +70,7 @@ class LossField:
         if first.ndim and len(first) == 0:  # no walk ended here: nothing to ask the model
             return first.new_zeros(0)
         rows = count_rows(inputs)
-        _checks.same_rows("y", y, rows)
+        checks.same_rows("y", y, rows)
         n_chunks = -(-rows // self.chunk_size)
         step = -(-rows // n_chunks)
         parts = []
@@ -98,7 +98,7 @@ class LossField:
             feature_shape: Shape of one input, if it is not a vector.
             target_shape: Shape of one target, if it is not a vector; ``()`` for ``y`` of shape (rows,).
         """
-        _checks.count("n_features", n_features)
+        checks.count("n_features", n_features)
 
         def loss(z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
             if z.ndim != 2 or z.shape[1] <= n_features:
@@ -162,9 +162,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def join(x: Tensor, y: Tensor) -> Float[Tensor, "rows dim"]:
     """Points ``z = (x, y)`` of the joint space, one flat row each."""
-    _checks.floating("x", x)
-    _checks.batch("x", x)
-    _checks.same_rows("y", y, len(x))
+    checks.floating("x", x)
+    checks.batch("x", x)
+    checks.same_rows("y", y, len(x))
     if not y.is_floating_point():
         raise TypeError(
             f"Labels of dtype {y.dtype} cannot diffuse: there is nothing between two classes. Use "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica import _checks
+from elliptica._utils import checks
 
 
 @dataclass(frozen=True)
@@ -100,4 +100,4 @@ def _check_losses(name: str, losses: object) -> None:
         )
     if len(losses) == 0:
         raise ValueError(f"{name} is empty: there is nothing to compare. Pass at least one loss.")
-    _checks.finite(name, losses)
+    checks.finite(name, losses)

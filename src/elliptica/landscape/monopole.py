@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from elliptica import _checks
+from elliptica._utils import checks
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball
 
@@ -73,7 +73,7 @@ class Monopoles:
                 f"values must have one value per data point, ({len(domain.points)},), but have shape "
                 f"{tuple(values.shape)}."
             )
-        _checks.finite("values", values)
+        checks.finite("values", values)
         values = values.to(domain.points.device)
         kept = domain.nearest_ball(domain.points)[1] == torch.arange(len(values), device=values.device)
         field = _Field(domain, sphere, kept)

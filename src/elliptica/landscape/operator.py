@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica import _checks
+from elliptica._utils import checks
 
 #: A function on the data space: rows ``(n, dim)`` to one value ``(n,)`` (or one vector) per row.
 Field = Callable[[Tensor], Tensor]
@@ -51,16 +51,16 @@ class Operator:
                     + (f" with least value {float(a.min()):.3g}." if a.numel() else ".")
                 )
         else:
-            _checks.positive("Operator.diffusion", a)
+            checks.positive("Operator.diffusion", a)
         if not callable(self.absorption):
-            _checks.nonnegative("Operator.absorption", self.absorption)
+            checks.nonnegative("Operator.absorption", self.absorption)
         if isinstance(self.drift, Tensor):
             if self.drift.ndim != 1:
                 raise ValueError(
                     "A constant drift must have one value per coordinate, but has shape "
                     f"{tuple(self.drift.shape)}."
                 )
-            _checks.finite("Operator.drift", self.drift)
+            checks.finite("Operator.drift", self.drift)
         elif self.drift is not None and not callable(self.drift):
             raise TypeError(f"drift must be a vector or a function of the points, but got {self.drift!r}.")
 

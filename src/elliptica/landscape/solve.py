@@ -10,24 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica import _checks, _random
-from elliptica.landscape import methods
-from elliptica.landscape.boundary import Boundary
+from elliptica._utils import checks, random
+from elliptica.landscape import solvers as methods
 from elliptica.landscape.data_domain import DataDomain, Whitened
-from elliptica.landscape.defaults import (
-    default_shell,
-    default_step,
-    domain_size,
-    drift_mode,
-    euler_steps,
-    merge_repeated,
-)
-from elliptica.landscape.domains import Box, Domain, inside
+from elliptica.landscape.domains import Ball, Box, Domain, inside
 from elliptica.landscape.estimate import LandscapeEstimate, judge
 from elliptica.landscape.operator import Operator
-from elliptica.landscape.selection import choose
+from elliptica.landscape.solvers import choose
 from elliptica.landscape.spheres import DriftMode
-from elliptica.landscape.walks import Averages
+from elliptica.landscape.walks import Averages, Boundary
 
 #: Laplace's equation, the paper's choice.
 LAPLACE = Operator()
@@ -100,11 +91,11 @@ def estimate_landscape(
     _check_queries(at, n_walks, context, generator)
     for name, number in (("shell", shell), ("dt", dt)):
         if number is not None:
-            _checks.positive(name, number)
+            checks.positive(name, number)
     if max_steps is not None:
-        _checks.count("max_steps", max_steps)
-    _checks.choice("drift", drift, ("auto", "weight", "sample"))
-    at = at.to(_random.compute_dtype(at.dtype))
+        checks.count("max_steps", max_steps)
+    checks.choice("drift", drift, ("auto", "weight", "sample"))
+    at = at.to(random.compute_dtype(at.dtype))
     region, operator, at, place = _inner(domain, operator, at)
     _check_inside(region, operator, at, data_values)
     size = domain_size(region, at)
@@ -129,7 +120,7 @@ def estimate_landscape(
     if name == "euler" and max_steps is None:
         problem = replace(problem, max_steps=euler_steps(operator, at, size, step))
     if chunk_size is not None:
-        _checks.count("chunk_size", chunk_size)
+        checks.count("chunk_size", chunk_size)
     chunk = chunk_size or problem.batch
     if progress is not None and chunk_size is None:
         chunk = min(chunk, -(-len(at) // 20))  # something to show
@@ -220,18 +211,18 @@ def _inner(
 def _check_queries(
     at: Tensor, n_walks: int, context: Tensor | None, generator: torch.Generator | None
 ) -> None:
-    _checks.floating("at", at)
+    checks.floating("at", at)
     if at.ndim != 2:
         raise ValueError(
             f"at must have shape (queries, dim), but has {tuple(at.shape)}. Use at[None] for one point, "
             "at.flatten(1) for images."
         )
-    _checks.batch("at", at)
-    _checks.finite("at", at)
-    _checks.count("n_walks", n_walks, 2, " (one walk has no standard error)")
-    _random.check_generator(generator, at.device)
+    checks.batch("at", at)
+    checks.finite("at", at)
+    checks.count("n_walks", n_walks, 2, " (one walk has no standard error)")
+    random.check_generator(generator, at.device)
     if context is not None:
-        _checks.same_rows("context", context, len(at), "at")
+        checks.same_rows("context", context, len(at), "at")
 
 
 def _check_dim(dim: int, at: Tensor) -> None:
@@ -255,13 +246,77 @@ def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: T
     if data_values is not None:
         if not isinstance(domain, DataDomain):
             raise ValueError("data_values are the values on balls around data, but the domain has none.")
-        _checks.same_rows("data_values", data_values, len(domain.points), "the points of the domain")
+        checks.same_rows("data_values", data_values, len(domain.points), "the points of the domain")
         if data_values.ndim != 1:
             raise ValueError(f"data_values must be one number per point, but are {tuple(data_values.shape)}.")
-        _checks.finite("data_values", data_values)
+        checks.finite("data_values", data_values)
     off = (~inside(domain, at)).nonzero().flatten().tolist()
     if off:
         raise ValueError(
             f"{len(off)} of {len(at)} queries lie outside the domain, e.g. rows {off[:5]}. Enlarge the "
             "domain (margin=...), or drop those rows: nothing is known beyond the boundary."
         )
+
+
+# Numbers that `estimate_landscape` chooses when the user does not: sizes, shells, steps.
+
+
+#: Drift times size over diffusion, up to which weights keep most of their walks.
+WEAK_DRIFT = 2.0
+
+
+def drift_mode(operator: Operator, at: Tensor, size: float) -> DriftMode:
+    """Weights of a strong drift rest on a few walks."""
+    mu = operator.drift_at(at[:1])
+    if mu is None:
+        return "weight"
+    scale = operator.scale(at)
+    return "weight" if float((mu / scale**2).norm() * size) <= WEAK_DRIFT else "sample"
+
+
+def domain_size(domain: Domain, at: Tensor) -> float:
+    """Radius of a ball, half the shortest side of a box, else the largest distance of a query."""
+    outer = domain.domain if isinstance(domain, DataDomain) else domain
+    if isinstance(outer, Ball):
+        return outer.radius
+    if isinstance(outer, Box):
+        return float((outer.high - outer.low).min()) / 2
+    return float(outer.distance(at).max().clamp_min(torch.finfo(at.dtype).tiny))
+
+
+def default_shell(domain: Domain, at: Tensor, size: float) -> float:
+    """Width of the shell in which walks on spheres end: small beside the domain and the balls."""
+    shell = 1e-4 * size
+    if isinstance(domain, DataDomain):
+        shell = min(shell, 1e-2 * float(domain.radii.min()) / max(at.shape[1] - 2, 1))
+    resolution = torch.finfo(at.dtype).eps
+    floor = max(1e-5 * size if resolution > 1e-10 else 0.0, 16 * resolution * float(at.abs().max()))
+    return max(shell, floor)
+
+
+def euler_steps(operator: Operator, at: Tensor, size: float, dt: float) -> int:
+    """Thirty times the time in which a ball of this size is left, but no more than two million steps."""
+    slowest = float(operator.scale(at).min()) ** 2
+    return min(max(10_000, int(30 * size**2 / (slowest * at.shape[1] * dt))), 2_000_000)
+
+
+def merge_repeated(domain: Domain, data_values: Tensor | None) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Repeated points share a ball: its value is the mean of theirs."""
+    if data_values is None or not isinstance(domain, DataDomain):
+        return data_values, ()
+    _, which = domain.points.unique(dim=0, return_inverse=True)
+    counts = torch.bincount(which)
+    if int(counts.max()) == 1:
+        return data_values, ()
+    values = data_values.to(domain.points)
+    mean = torch.zeros_like(counts, dtype=values.dtype).scatter_add(0, which, values) / counts
+    note = f"{len(which) - len(counts)} data points repeat others: the value of their ball is the mean."
+    return mean[which], (note,)
+
+
+def default_step(domain: Domain, at: Tensor, operator: Operator, size: float) -> float:
+    """Step in time of Euler-Maruyama: its deviation is small beside the domain and the balls."""
+    step = 0.03 * size  # standard deviation of a step
+    if isinstance(domain, DataDomain):
+        step = min(step, 0.2 * float(domain.radii.min()))
+    return (step / float(operator.scale(at).max())) ** 2

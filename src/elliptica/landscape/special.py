@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica import _checks
+from elliptica._utils import checks
 
 #: From this order on, ten terms of the expansions are exact to about 1e-13.
 _LEAST_ORDER = 16.0
@@ -36,7 +36,7 @@ def log_phi(kappa: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]
         kappa: At least 0.
         dim: Dimension of the space, at least 1.
     """
-    _checks.count("dim", dim)
+    checks.count("dim", dim)
     x = kappa.double()
     if dim == 1:
         value = x + torch.log1p(torch.exp(-2 * x)) - math.log(2)
@@ -60,7 +60,7 @@ def log_phi(kappa: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]
 
 def log_alpha(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
     """Logarithm of ``alpha``, from three dimensions on; computed in float64."""
-    _checks.count("dim", dim, 3)
+    checks.count("dim", dim, 3)
     nu, point = dim / 2 - 1, x.double().clamp_min(_TINY)
     if nu >= _LEAST_ORDER:
         return _debye(point, nu, -1).to(x.dtype)
@@ -92,7 +92,7 @@ def screened_green_ratio(
     Returns:
         Values from 0 to 1; ``1 / Phi(k radius)`` at the sphere.
     """
-    _checks.count("dim", dim)
+    checks.count("dim", dim)
     outer = radius.double().clamp_min(_TINY)
     share = (rho.double() / outer).clamp(1e-100, 1.0)
     rate = torch.as_tensor(k, dtype=torch.float64, device=rho.device)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica import _checks, _random
+from elliptica._utils import checks, random
 from elliptica.landscape.data_domain import OUTER
 from elliptica.landscape.domains import Domain, reflect, step_radius
 from elliptica.landscape.exits import sample_drifted_direction
@@ -147,7 +147,7 @@ class _Step:
         return torch.where(live.done, 0.0, radius)
 
     def _direction(self, z: Tensor) -> Tensor:
-        normal = _random.draw_normal(z.shape, dtype=z.dtype, device=z.device, generator=self.generator)
+        normal = random.draw_normal(z.shape, dtype=z.dtype, device=z.device, generator=self.generator)
         return normal.div_(normal.norm(dim=1, keepdim=True))
 
     def _rate(self, push: Tensor | None, radius: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class _Step:
             if lower:
                 time = -torch.expm1(-log_phi(self._rate(push, radius) * radius, dim)) / self._absorption
             return self.operator.source_at(z) * time
-        first, second = _random.draw_uniform((2, len(z)), device=z.device, generator=self.generator).to(z)
+        first, second = random.draw_uniform((2, len(z)), device=z.device, generator=self.generator).to(z)
         rho = radius * first.sqrt() * second ** (1 / dim)
         offset = rho[:, None] * self._direction(z)
         if lower:
@@ -215,17 +215,17 @@ def _check(
     max_radius: float | None,
     generator: torch.Generator | None,
 ) -> None:
-    _checks.floating("start", start)
+    checks.floating("start", start)
     if start.ndim != 2:
         raise ValueError(f"start must have shape (walks, dim), but has {tuple(start.shape)}.")
-    _checks.finite("start", start)
+    checks.finite("start", start)
     operator.check_dim(start.shape[1])
-    _checks.positive("shell", shell)
-    _checks.count("max_steps", max_steps)
-    _checks.choice("drift", drift, ("weight", "sample"))
+    checks.positive("shell", shell)
+    checks.count("max_steps", max_steps)
+    checks.choice("drift", drift, ("weight", "sample"))
     if max_radius is not None:
-        _checks.positive("max_radius", max_radius)
-    _random.check_generator(generator, start.device)
+        checks.positive("max_radius", max_radius)
+    random.check_generator(generator, start.device)
     if callable(operator.absorption):
         raise ValueError(
             "Walk on spheres needs an absorption that is a number, but got a function. Use "

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from elliptica._statistics import corrected_interval
+from elliptica._utils.statistics import corrected_interval
 
 #: JSON has both.
 Number = int | float

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from elliptica._version import __version__
-from elliptica.report.content import Report
-from elliptica.report.payload import embed, report_data
+from elliptica import __version__
+from elliptica.report.content import BySeed, Number, Parts, Report, Study, mean_interval
 
 STYLES = ("style.css", "layout.css")
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "plots.js", "plots-more.js", "landscape.js", "start.js")
@@ -66,3 +68,143 @@ def _inline(script: str) -> str:
 
 def _asset(name: str) -> str:
     return resources.files("elliptica.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+# The data of a page as one compact JSON text that is safe inside a script element.
+
+
+#: Points of a curve that are kept: more cannot be seen.
+_MOST_POINTS = 120
+
+
+def embed(content: Any) -> str:
+    r"""JSON that cannot end the script element it stands in, nor be taken for anything else.
+
+    Example:
+        >>> embed("</script>&")
+        '"\\u003c/script\\u003e\\u0026"'
+    """
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)  # ASCII: other characters are escaped
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def rounded(value: Any, digits: int = 5) -> Any:
+    """Numbers with few digits, None for what is not finite, in any nesting."""
+    if isinstance(value, Mapping):
+        return {str(key): rounded(each, digits) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [rounded(each, digits) for each in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        short = float(f"{value:.{digits}g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    return value
+
+
+def report_data(report: Report) -> dict[str, Any]:
+    """Everything that the scripts of the page draw from."""
+    return {"studies": [rounded(_study(study)) for study in report.studies]}
+
+
+def _study(study: Study) -> dict[str, Any]:
+    scored = next((m for m in study.measures if m.name == "average"), study.measures[0])  # by parts
+    return {
+        "name": study.name,
+        "title": study.title,
+        "methods": list(study.methods),
+        "reference": study.reference,
+        "shown": highlighted(study),
+        "measures": [
+            {
+                "name": m.name,
+                "label": m.label,
+                "up": m.higher_is_better,
+                "percent": m.percent,
+                "decimals": m.decimals,
+            }
+            for m in study.measures
+        ],
+        "values": {
+            m.name: _columns(
+                study, study.values[m.name], (0.0, 100.0) if m.percent else (-math.inf, math.inf)
+            )
+            for m in study.measures
+        },
+        "paper": {name: {k: list(v) for k, v in found.items()} for name, found in study.paper.items()},
+        "differences": [vars(d) for d in study.verdict.differences],
+        "parts": [
+            _parts(each, study.test_share, 100.0 if scored.percent else math.inf) for each in study.parts
+        ],
+        "reliability": study.reliability,
+        "uncertainty": None if study.uncertainty is None else _parts(study.uncertainty, study.test_share),
+        "curves": {row: [_thinned(curve) for curve in curves] for row, curves in study.curves.items()},
+        "scoreLabel": study.score_label,
+        "repetition": study.repetition,
+        "cost": {unit: _columns(study, found, (0.0, math.inf)) for unit, found in study.cost.items()},
+        "missing": study.missing,
+        "landscapes": study.landscapes,
+    }
+
+
+def highlighted(study: Study, most: int = 5) -> list[str]:
+    """Methods in colour at first: the reference, the best one, and elliptic training."""
+    measure = study.measures[0]
+    found = study.values[measure.name]
+    means = {m: sum(v.values()) / len(v) for m, v in found.items() if v}
+    pick = max if measure.higher_is_better else min
+    best = [pick(means, key=lambda m: means[m])] if means else []
+    ours = [m for m in study.methods if m.startswith(("elliptic", "marginal"))]
+    order = [study.reference, *best, *ours, *study.methods]
+    return [m for m in dict.fromkeys(order) if m in study.methods][:most]
+
+
+def _columns(study: Study, values: BySeed, ends: tuple[float, float]) -> list[dict[str, Any]]:
+    """Seeds, values and an interval for each method."""
+    found = []
+    for method in study.methods:
+        by_seed = dict(sorted(values.get(method, {}).items()))
+        numbers = list(by_seed.values())
+        limits = mean_interval(numbers, test_share=study.test_share) if numbers else (math.nan,) * 3
+        found.append({"seeds": list(by_seed), "values": numbers, "mean": _within(limits, ends)})
+    return found
+
+
+def _within(limits: tuple[float, float, float], ends: tuple[float, float]) -> list[float]:
+    """A mean and its interval, which ends where scores do; NaN (no interval) stays."""
+    mean, low, high = limits
+    # NaN comes first, and no number is larger or smaller
+    return [mean, max(low, ends[0]), min(high, ends[1])]
+
+
+def _parts(parts: Parts, test_share: float, most: float = math.inf) -> dict[str, Any]:
+    """Means with intervals, which end where scores do: at 0 and at ``most``."""
+    cells: dict[str, dict[str, Any]] = {}
+    for method, by_name in parts.values.items():
+        for name, numbers in by_name.items():
+            limits = mean_interval(numbers, test_share=test_share)
+            if method in parts.limits and name in parts.limits[method]:
+                limits = (limits[0], *parts.limits[method][name])
+            shown = _within(limits, (0.0, most))
+            cells.setdefault(method, {})[name] = {"values": list(numbers), "mean": shown}
+    return {
+        "kind": parts.kind,
+        "names": list(parts.names),
+        "sizes": parts.sizes,
+        "counted": parts.counted,
+        "cells": cells,
+    }
+
+
+def _thinned(curve: Mapping[str, Sequence[Number]]) -> dict[str, Any]:
+    """At most so many epochs, the first, the last and the chosen one among them."""
+    n = max(len(curve["loss"]), len(curve.get("validation", ())))
+    step = max(1, math.ceil(n / _MOST_POINTS))
+    chosen = int(curve["epoch"][0]) if curve.get("epoch") else n - 1
+    epochs = sorted({*range(0, n, step), n - 1, min(chosen, n - 1)})
+    kept = {
+        name: [curve[name][i] if i < len(curve[name]) else math.nan for i in epochs]
+        for name in ("loss", "validation")
+        if curve.get(name)
+    }
+    return {"epochs": [e + 1 for e in epochs], "chosen": chosen + 1, **rounded(kept, 4)}

@@ -6,7 +6,7 @@ import hashlib
 import platform
 from pathlib import Path
 
-from elliptica._version import __version__
+from elliptica import __version__
 
 
 def digest(file: Path) -> str:

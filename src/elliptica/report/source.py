@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from elliptica._words import count
+from elliptica._utils.text import count
 from elliptica.report.content import Report, ReportError, Study
 from elliptica.report.page import render_page
 
@@ -68,13 +68,13 @@ def make_report(request: Request) -> Report:
             f"Or, with a saved model, elliptica report model.elliptica --data {path} --target COLUMN."
         )
     if request.source.endswith(".elliptica") or (path.is_file() and request.target is not None):
-        from elliptica.report.saved import saved_model_report
+        from elliptica.compare.saved import saved_model_report
 
         return saved_model_report(path, request)
     if path.is_file() and path.suffix == ".json":
         raise ReportError(f"{path} is one file. Pass the folder it is in: {path.parent or '.'}.")
     if path.is_file() or request.source in ("two-moons", "digits"):
-        from elliptica.report.model import own_model_report
+        from elliptica.diagnostics.own_model import own_model_report
 
         return own_model_report(request)
     raise ReportError(
@@ -119,7 +119,7 @@ def _refuse_model_options(request: Request) -> None:
 def _of_folder(path: Path, request: Request) -> Report:
     kind = _kind_of_results(path / RESULTS)
     if kind == "compare":
-        from elliptica.report.comparison import comparison_report
+        from elliptica.compare.page import comparison_report
 
         return comparison_report(path, request)
     if request.data is not None:
@@ -127,7 +127,7 @@ def _of_folder(path: Path, request: Request) -> Report:
             f"--data belongs to model.elliptica or to a folder of elliptica compare, but {path} is neither."
         )
     if kind == "demo":
-        from elliptica.report.moons import demo_report
+        from elliptica.lab.demo.report import demo_report
 
         return demo_report(path / RESULTS, request.title)
     return _records_report(path, request)
@@ -151,8 +151,8 @@ def _kind_of_results(file: Path) -> str | None:
 
 def _records_report(path: Path, request: Request) -> Report:
     try:
-        from elliptica.report.records import read_folder
-        from elliptica.report.studies import studies_of
+        from elliptica.lab.experiments.report_records import read_folder
+        from elliptica.lab.experiments.report_studies import studies_of
     except ModuleNotFoundError as error:
         raise ReportError(f'Records need {error.name}: pip install "elliptica[experiments]"') from error
     folder = read_folder(path)
@@ -162,7 +162,7 @@ def _records_report(path: Path, request: Request) -> Report:
         raise ReportError(f"No table can be made of the records in {path}: {reasons}.")
     studies = [study for _, study, _ in found]
     if request.landscape:
-        from elliptica.report.kept import add_landscapes
+        from elliptica.lab.experiments.report_kept import add_landscapes
 
         studies, more = add_landscapes(found, request)
         notes += more

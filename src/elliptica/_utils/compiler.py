@@ -1,0 +1,37 @@
+"""Functions that torch.compile is to leave alone, without the price of importing the compiler.
+
+``torch.compiler.disable`` as a decorator imports the compiler at once, which takes as long as all of torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Run a function as ordinary Python inside a compiled one, together with all that it calls.
+
+    Example:
+        >>> @uncompiled
+        ... def double(x):
+        ...     return 2 * x
+        >>> double(3)
+        6
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling():
+            from elliptica._utils.uncompiled import run
+
+            return run(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,181 @@
+"""The few classical formulae the reports need, without scipy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from elliptica._utils import checks
+
+_TINY = 1e-300
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """Regularised incomplete beta function, the distribution function of a Beta(a, b) variable."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side of the mean
+        return 1.0 - incomplete_beta(b, a, 1 - x)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(log_front) * _beta_fraction(a, b, x) / a
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """Its continued fraction, evaluated forwards."""
+    c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1))
+    result = d
+    for m in range(1, 100_000):
+        for factor in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / _away(1 + factor * d)
+            c = _away(1 + factor / c)
+            result *= d * c
+        if abs(d * c - 1) < 1e-15:
+            break
+    return result
+
+
+def _away(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY
+
+
+def beta_quantile(probability: float, a: float, b: float) -> float:
+    """Where the distribution function of Beta(a, b) has this value, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if incomplete_beta(a, b, middle) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Limits of a binomial probability that cover it at least with this confidence (two-sided)."""
+    checks.count("trials", trials)
+    if not 0 <= successes <= trials:
+        raise ValueError(f"successes must lie in 0..{trials}, but got {successes}.")
+    check_level("confidence", confidence)
+    tail = (1 - confidence) / 2
+    hit, miss = float(successes), float(trials - successes)
+    low = 0.0 if successes == 0 else beta_quantile(tail, hit, miss + 1)
+    high = 1.0 if successes == trials else beta_quantile(1 - tail, hit + 1, miss)
+    return low, high
+
+
+def student_tail(t: float, degrees: int) -> float:
+    """Probability that a Student variable is below ``t``."""
+    if math.isinf(t):
+        return float(t > 0)
+    tail = incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t)) / 2
+    return tail if t < 0 else 1 - tail
+
+
+def student_quantile(probability: float, degrees: int) -> float:
+    """Inverse of `student_tail`."""
+    low, high = -1e8, 1e8
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, degrees) < probability else (low, middle)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over repeats and an interval for it."""
+
+    mean: float
+    low: float
+    high: float
+    n_repeats: int
+
+    @property
+    def half_width(self) -> float:
+        """How far the interval reaches to either side."""
+        return (self.high - self.low) / 2
+
+
+def corrected_interval(differences: Sequence[float], test_share: float, confidence: float = 0.95) -> Interval:
+    """Interval for a mean difference over repeated splits of the same rows (Nadeau and Bengio, 2003).
+
+    Repeats share training rows, so their spread understates the uncertainty. The corrected resampled
+    t-test replaces the variance ``s^2 / J`` of the mean of J repeats by ``s^2 (1 / J + n_test / n_train)``,
+    with J - 1 degrees of freedom.
+
+    Args:
+        differences: One per repeat.
+        test_share: ``n_test / n_train``, where training rows are all that the learner saw (validation
+            rows among them).
+        confidence: Of the two-sided interval.
+
+    Returns:
+        The interval; without limits for a single repeat.
+
+    Example:
+        >>> found = corrected_interval([1.0, 2.0, 3.0], test_share=0.25)
+        >>> f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
+        '2.00 (-1.29 to 5.29)'
+    """
+    n, mean = len(differences), float(np.mean(differences))
+    if n < 2:
+        return Interval(mean, -np.inf, np.inf, n)
+    variance = float(np.var(differences, ddof=1)) * (1 / n + test_share)
+    half = _quantile((1 + confidence) / 2, n - 1) * variance**0.5
+    return Interval(mean, mean - half, mean + half, n)
+
+
+@lru_cache(maxsize=256)
+def _quantile(probability: float, degrees: int) -> float:
+    """The same few are asked for again and again, and each is a bisection."""
+    return student_quantile(probability, degrees)
+
+
+def bonferroni(confidence: float, n: int) -> float:
+    """Level of each of ``n`` intervals so that all hold at once with this confidence.
+
+    Example:
+        >>> round(bonferroni(0.95, 5), 4)
+        0.99
+    """
+    return 1 - (1 - confidence) / max(n, 1)
+
+
+def holm(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
+    """Holm's adjusted p-values: below ``alpha`` is significant, all tests of the family together."""
+    flat = p.flatten()
+    order = flat.argsort()
+    count = torch.arange(len(flat), 0, -1, dtype=flat.dtype, device=flat.device)
+    adjusted = (flat[order] * count).cummax(0).values.clamp_max(1.0)
+    out = torch.empty_like(flat)
+    out[order] = adjusted
+    return out.reshape(p.shape)
+
+
+def ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Ranks from 1, ties share their mean."""
+    _, inverse, counts = values.double().unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    return (last - (counts - 1) / 2).double()[inverse]
+
+
+def spearman(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> float:
+    """Rank correlation; NaN if one of them is constant."""
+    first, second = (r - r.mean() for r in (ranks(a), ranks(b)))
+    scale = float(first.norm() * second.norm())
+    return float(first @ second) / scale if scale > 0 else math.nan
+
+
+def check_level(name: str, value: float) -> None:
+    """A probability strictly between 0 and 1."""
+    checks.number(name, value)
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie between 0 and 1, but got {value}. Write 0.95 for 95 %.")

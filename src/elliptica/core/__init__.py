@@ -1,0 +1,1 @@
+"""The method: Algorithms 1 and 2 of the paper, on torch alone."""

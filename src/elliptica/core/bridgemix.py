@@ -1,0 +1,177 @@
+"""BridgeMix: bridges as a batch transform with mixup's calling convention, ``x, y = mix(x, y)``."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from elliptica.core.bridge import Quadrature
+from elliptica.core.inputs import named_inputs, rebuild_inputs
+from elliptica.core.noise import Sigma
+from elliptica.core.partners import Among, Pairing
+from elliptica.core.paths import PathSampler, flatten_rows
+from elliptica.core.settings import Sampling
+from elliptica.core.targets import SimplexMap, TargetSpace
+from elliptica.core.types import Inputs
+
+
+class BridgeMix:
+    """Replace a batch by points on Brownian bridges between its samples (mixup-like augmentation).
+
+    Call it where you would call mixup, in the loop or in a ``collate_fn``; the targets it returns are
+    ordinary soft targets, for any loss that takes those. By default one point per sample, i.e. the price
+    of ordinary training. Inputs are never changed, odd batches and batches of one work (``sigma="auto"``
+    needs two rows), and the same generator gives the same batch. Importance weighting needs the model and
+    is not available here: use `Elliptic`.
+
+    Args:
+        num_classes: Number of classes, for integer labels.
+        target_space: ``"simplex"``, ``"unit"`` or ``"real"``; None means ``"simplex"`` if
+            ``num_classes`` is given, and is an error otherwise.
+        sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
+        n_times: Points on a path, both ends included; marginal points are drawn from the same times.
+        n_bridges: Bridges per sample.
+        sigma: Diffusion coefficient, see `Elliptic`; ``"auto"`` is measured on every batch.
+        sigma_y: The same for targets.
+        horizon: Length of the time interval.
+        antithetic: Pairs of opposite noise.
+        pairing: Where bridges end, see `sample_partners`.
+        power: Exponent of the inverse distance.
+        among: Restrict partners by class.
+        simplex: Map to the simplex, see `project_to_simplex`.
+        quadrature: Law of the times of marginal points, see `Elliptic`.
+        bridged: Which inputs to bridge when there are several.
+        validate: Check inputs in every call.
+
+    Example:
+        >>> mix = BridgeMix(num_classes=3, sigma=0.05)
+        >>> x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+        >>> mixed_x, mixed_y = mix(x, y)
+        >>> mixed_x.shape, mixed_y.shape
+        (torch.Size([5, 4]), torch.Size([5, 3]))
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int | None = None,
+        target_space: TargetSpace | None = None,
+        sampling: Sampling = "marginal",
+        n_times: int = 5,
+        n_bridges: int = 1,
+        sigma: Sigma = 0.05,
+        sigma_y: float | Tensor | None = None,
+        horizon: float = 1.0,
+        antithetic: bool = False,
+        pairing: Pairing = "permutation",
+        power: float = 1.0,
+        among: Among = "all",
+        simplex: SimplexMap = "abs",
+        quadrature: Quadrature = "mean",
+        bridged: Sequence[Hashable] | None = None,
+        validate: bool = True,
+    ) -> None:
+        if target_space is None:
+            if num_classes is None:
+                raise ValueError(
+                    "BridgeMix sees no loss, so say what the targets are: num_classes=... for labels, or "
+                    'target_space="real" (regression), "unit" (multilabel), "simplex" (soft labels).'
+                )
+            target_space = "simplex"
+        self.sampler = PathSampler(
+            target_space=target_space,
+            num_classes=num_classes,
+            sampling=sampling,
+            n_times=n_times,
+            n_bridges=n_bridges,
+            sigma=sigma,
+            sigma_y=sigma_y,
+            horizon=horizon,
+            antithetic=antithetic,
+            pairing=pairing,
+            power=power,
+            among=among,
+            simplex=simplex,
+            quadrature=quadrature,
+            bridged=bridged,
+            validate=validate,
+        )
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        partners: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Inputs, Tensor]:
+        """Return as many rows as there are points, with soft targets."""
+        paths = self.sampler.draw(x, y, partners=partners, generator=generator)
+        rows = {k: flatten_rows(v).flatten(0, 1) for k, v in named_inputs(paths.x).items()}
+        return rebuild_inputs(x, rows), flatten_rows(paths.y).flatten(0, 1)
+
+    def collate_fn(self, seed: int) -> SeededCollate:
+        """A ``collate_fn`` for a loader whose batches do not depend on the number of workers."""
+        return SeededCollate(self, seed)
+
+
+class SeededCollate:
+    """Collate, then mix, with noise that depends on the seed, the epoch and the batch alone.
+
+    Loader workers each have a random stream of their own, so noise drawn from it depends on their number.
+    Here the stream is derived from the content of the batch instead.
+
+    Args:
+        mix: The transform.
+        seed: Seed of the run.
+        collate: What makes ``(x, y)`` of a list of samples.
+    """
+
+    def __init__(
+        self,
+        mix: BridgeMix,
+        seed: int,
+        collate: Callable[[list[Any]], tuple[Inputs, Tensor]] = default_collate,
+    ) -> None:
+        self.mix = mix
+        self.seed = seed
+        self.collate = collate
+        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # persistent workers see changes
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call before each epoch; without it a batch that returns unchanged gets the same noise."""
+        self._epoch.fill_(epoch)
+
+    def __call__(self, samples: list[Any]) -> tuple[Inputs, Tensor]:
+        """Collate and mix."""
+        x, y = self.collate(samples)
+        digest = hashlib.blake2b(f"{self.seed}/{int(self._epoch)}".encode(), digest_size=7)
+        for value in (*named_inputs(x).values(), y):
+            digest.update(_row_sums(value).tobytes())
+        seed = int.from_bytes(digest.digest(), "big")
+        return self.mix(x, y, generator=torch.Generator().manual_seed(seed))
+
+
+def _row_sums(value: Tensor) -> NDArray[np.uint64]:
+    """A number for the bytes of each row, which differs when they do (but for one chance in 2**32).
+
+    Sums of words of up to 32 bits times fixed random odd numbers of 64, modulo 2**64: a cryptographic digest
+    of all bytes of a batch of images would take longer than the bridges.
+    """
+    rows = value.contiguous().view(len(value), -1).view(torch.uint8).numpy()
+    words = rows.view(next(word for word in ("u4", "u2", "u1") if rows.shape[1] % int(word[1]) == 0))
+    return np.einsum("rw,w->r", words, _odd_numbers(words.shape[1]))
+
+
+@functools.lru_cache(maxsize=8)
+def _odd_numbers(n: int) -> NDArray[np.uint64]:
+    return np.random.default_rng(0).integers(2**64 - 1, size=n, dtype=np.uint64, endpoint=True) | np.uint64(1)

@@ -1,0 +1,261 @@
+"""The model's loss at every point of a set of paths, in bounded memory, with its input gradients.
+
+Rows are evaluated as whole paths laid out ``(time, rows, *feature)``; results come as ``(time, rows)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from elliptica.core.batchnorm import BatchNormMode, recompute_statistics
+from elliptica.core.hidden import replaced_output
+from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
+from elliptica.core.losses import PerSampleLoss
+from elliptica.core.paths import flatten_rows, view_rows
+from elliptica.core.types import Drift, Inputs, LossFn, Paths
+from elliptica.core.weighting import (
+    READINGS,
+    Points,
+    Reading,
+    drift_points,
+    drift_terms,
+    increments,
+    path_log_weights,
+)
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Computes losses, and the terms of a weighting, at points of paths.
+
+    Attributes:
+        model: Called on flattened rows.
+        loss: One value per row.
+        reading: Weighting whose terms are wanted, or None.
+        drift: Drift that replaces the loss gradient in those terms, or None.
+        chunk_size: Rows evaluated at a time; None for all. Activations are recomputed per chunk in
+            the backward pass, so memory is that of one chunk and the gradient is unchanged.
+        bn: How normalisation layers treat path points; that second pass must not count twice.
+    """
+
+    model: nn.Module
+    loss: PerSampleLoss
+    reading: Reading | None = None
+    drift: Drift | None = None
+    chunk_size: int | None = None
+    bn: BatchNormMode = "paths"
+
+    def __call__(self, paths: Paths) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Losses ``(time, rows)`` and the weighting's terms, each of the same shape."""
+        items = {name: flatten_rows(value) for name, value in named_inputs(paths.x).items()}
+        y = flatten_rows(paths.y)
+        n_times, rows = y.shape[:2]
+        step = rows if self.chunk_size is None else max(1, self.chunk_size // n_times)
+        if step >= rows:
+            return self._rows(paths, items, y, slice(0, rows))
+        step = -(-rows // -(-rows // step))  # chunks of equal size: none with a single row left over
+        chunks = [self._chunk(paths, items, y, slice(i, i + step)) for i in range(0, rows, step)]
+        losses, terms = zip(*chunks, strict=True)
+        return torch.cat(losses, 1), tuple(torch.cat(t, 1) for t in zip(*terms, strict=True))
+
+    def _chunk(
+        self, paths: Paths, items: dict[Hashable, Tensor], y: Tensor, rows: slice
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Some rows, keeping nothing for the backward pass but the points."""
+        if not torch.is_grad_enabled():
+            return self._rows(paths, items, y, rows)
+
+        def contexts() -> tuple[
+            contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]
+        ]:
+            return contextlib.nullcontext(), _Reusable(lambda: recompute_statistics(self.bn, self.model))
+
+        result: tuple[Tensor, tuple[Tensor, ...]] = checkpoint(
+            self._rows, paths, items, y, rows, use_reentrant=False, context_fn=contexts
+        )
+        return result
+
+    def _rows(
+        self, paths: Paths, items: dict[Hashable, Tensor], y: Tensor, rows: slice
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Losses and terms of some rows."""
+        x = items
+        if rows.stop - rows.start < y.shape[1]:
+            x, y = {name: value[:, rows] for name, value in items.items()}, y[:, rows]
+        reading = self.reading
+        if reading is None:
+            return self._losses(paths, x, y), ()
+        if self.drift is not None:
+            losses = self._losses(paths, x, y)
+            (z,) = x.values()
+            assert paths.free_y is not None
+            free_y = flatten_rows(paths.free_y)[:, rows]
+            return losses, drift_terms(drift_points(self.drift, z, free_y, _slice(paths, rows)))
+        # Fused attention has no second derivative; the plain form has.
+        plain_attention = sdpa_kernel(SDPBackend.MATH) if reading.second_order else contextlib.nullcontext()
+        with plain_attention:
+            losses, points = self._losses_and_slopes(paths, x, y, _slice(paths, rows).variance)
+        return losses, reading.terms(points)
+
+    def _losses(self, paths: Paths, x: dict[Hashable, Tensor], y: Tensor) -> Tensor:
+        """Losses of rows, bridging in a hidden layer if that is asked for."""
+        if paths.hidden is None:
+            return self._call(paths.x, x, y)
+        with replaced_output(self.model, paths.hidden.at, lambda h: paths.hidden.bridge(h)[0]):
+            return self._call(paths.x, x, y)
+
+    def _call(self, template: Inputs, x: dict[Hashable, Tensor], y: Tensor) -> Tensor:
+        """One forward pass over flattened rows: ``(time, rows)``."""
+        flat = {name: value.flatten(0, 1) for name, value in x.items()}
+        output = call_model(self.model, rebuild_inputs(template, flat))
+        expected = y.shape[0] * y.shape[1]
+        if isinstance(output, Tensor) and (output.ndim == 0 or len(output) != expected):
+            raise ValueError(
+                f"The model must return one row per input row ({expected}), but returned shape "
+                f"{tuple(output.shape)}. Keep the batch axis first, and do not reduce over it."
+            )
+        losses: Tensor = self.loss(output, y.flatten(0, 1))
+        return losses.view(y.shape[:2])
+
+    def _losses_and_slopes(
+        self,
+        paths: Paths,
+        x: dict[Hashable, Tensor],
+        y: Tensor,
+        variance: dict[Any, float | Tensor],
+    ) -> tuple[Tensor, list[Points]]:
+        """Losses, and the gradient of each point's loss with respect to the point."""
+        assert self.reading is not None
+        if paths.hidden is not None:
+            return self._hidden_slopes(paths, x, y)
+        names = list(variance)
+
+        def losses_at(points: tuple[Tensor, ...]) -> Tensor:
+            return self._call(paths.x, {**x, **dict(zip(names, points, strict=True))}, y)
+
+        points = tuple(x[name] for name in names)
+        if torch.compiler.is_compiling():  # autograd.grad cannot be compiled, torch.func can
+
+            def total(points: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+                losses = losses_at(points)
+                return losses.sum(), losses
+
+            slopes, (_, losses) = torch.func.grad_and_value(total, has_aux=True)(points)
+        else:
+            with torch.enable_grad():
+                points = tuple(z.detach().requires_grad_() for z in points)
+                losses = losses_at(points)
+                slopes = self._gradient(losses, points)
+        return losses, [
+            Points(z.detach(), slope, variance[name])
+            for name, z, slope in zip(names, points, slopes, strict=True)
+        ]
+
+    def _hidden_slopes(
+        self, paths: Paths, x: dict[Hashable, Tensor], y: Tensor
+    ) -> tuple[Tensor, list[Points]]:
+        """The same for points in a hidden layer."""
+        variances: list[float | Tensor] = []
+
+        def replace(rows: Tensor) -> Tensor:
+            points, variance = paths.hidden.bridge(rows)
+            variances.append(variance)
+            return points if points.requires_grad else points.requires_grad_()
+
+        with torch.enable_grad():
+            with replaced_output(self.model, paths.hidden.at, replace) as layer:
+                losses = self._call(paths.x, x, y)
+            (slope,) = self._gradient(losses, (layer[0],))
+        z = layer[0].detach().unflatten(0, y.shape[:2])
+        return losses, [Points(z, slope.unflatten(0, y.shape[:2]), variances[0])]
+
+    def _gradient(self, losses: Tensor, points: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Gradient of each loss at its own point (exact unless the model couples rows)."""
+        assert self.reading is not None
+        return torch.autograd.grad(
+            losses.sum(), points, create_graph=self.reading.second_order, retain_graph=True
+        )
+
+
+class _Reusable(contextlib.AbstractContextManager[None]):
+    """A context that can be entered again: a chunk may be recomputed more than once."""
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._open: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self._open.append(self._make())
+        self._open[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.pop().__exit__(*error)
+
+
+def _slice(paths: Paths, rows: slice) -> Paths:
+    """Variances of some rows; those that are the same for all rows stay as they are."""
+    n_rows = paths.s.shape[0] * paths.s.shape[1]
+
+    def cut(variance: float | Tensor, feature_axes: int) -> float | Tensor:
+        if isinstance(variance, Tensor) and variance.ndim == feature_axes + 1:
+            assert len(variance) == n_rows
+            return variance[rows]
+        return variance
+
+    inputs = named_inputs(paths.x)
+    variance = {k: cut(v, inputs[k].ndim - 3) for k, v in paths.variance.items()}
+    variance_y = cut(paths.variance_y, paths.y.ndim - 3)
+    return Paths(paths.x, paths.y, paths.s, variance, variance_y=variance_y)
+
+
+def path_losses(
+    model: nn.Module, loss_fn: LossFn, paths: Paths, *, chunk_size: int | None = None
+) -> Float[Tensor, "batch bridge time"]:
+    """Evaluate the loss at every point of every path (paper: the integrand of Eq. (6)).
+
+    Example:
+        >>> from elliptica import sample_paths
+        >>> x, y = torch.randn(6, 3), torch.randn(6, 1)
+        >>> paths = sample_paths(x, y, target_space="real", sampling="path", n_times=4)
+        >>> path_losses(nn.Linear(3, 1), nn.MSELoss(), paths).shape
+        torch.Size([6, 1, 4])
+    """
+    losses, _ = Evaluator(model, PerSampleLoss(loss_fn), chunk_size=chunk_size)(paths)
+    return view_rows(losses, paths.y.shape[1])
+
+
+def log_weights(
+    model: nn.Module,
+    loss_fn: LossFn,
+    paths: Paths,
+    *,
+    xi: float = 1.0,
+    drift: Drift | None = None,
+) -> Float[Tensor, "batch bridge"]:
+    """Logarithm of dp/dq of each path: the exponential martingale (paper: Eq. (4), appendix C.1).
+
+    With ``drift=None`` the drift is ``xi`` times the gradient of the loss (appendix C.2), scaled by
+    ``sigma**2``; otherwise it is ``xi * drift(x, y)`` per unit of relative time. Differentiable, so a
+    drift that is a network can be trained on it. Needs ``sampling="path"``; on a coarse grid the sum
+    is a rough approximation of the integral (see docs).
+    """
+    if paths.s.shape[2] < 2:
+        raise ValueError('log_weights needs whole paths; draw them with sampling="path".')
+    reading = READINGS["girsanov"]
+    _, terms = Evaluator(model, PerSampleLoss(loss_fn), reading, drift)(paths)
+    weights = path_log_weights(terms, xi, time_steps(paths))
+    return weights.unflatten(0, (paths.y.shape[1], -1)).t()
+
+
+def time_steps(paths: Paths) -> Tensor:
+    """Steps between the points of each path, ``(time, rows)``, zero at the last."""
+    return increments(flatten_rows(paths.s))

@@ -1,0 +1,161 @@
+"""The paper's other readings of the bridge objective, as objectives (paper: appendix E; docs: deviations).
+
+Three formulas stand there. Minimising the source term is the method itself plus the loss at the start
+(`SourceTerm`). Dynkin's sum makes sense over free Brownian paths, where it is the expected loss at their
+end (`DynkinSum`); over bridges it is either ordinary training (successors drawn from the bridge) or has
+no lower bound (Brownian successors). The source-term PDE itself gives ``u = E[l(end)] - E[integral of l]``,
+which rewards a large loss inside: nothing to minimise, but `estimate_landscape` evaluates it with
+``Operator(source=lambda z: -loss(z))``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica._utils import checks
+from elliptica._utils.random import check_generator, compute_dtype, draw_normal
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.inputs import check_batch, check_weight, named_inputs
+from elliptica.core.losses import PerSampleLoss, weighted_mean
+from elliptica.core.targets import encode_targets, infer_target_space
+from elliptica.core.types import Inputs, LossFn
+
+
+class SourceTerm(Elliptic):
+    """Loss at the data plus the integral of the loss along the bridges (paper: appendix E, last formula).
+
+    ``l(start) + duration * (mean loss along the bridge)``: Dynkin's formula for a loss that satisfies
+    ``A l = l``. Compared with `Elliptic` the data themselves get the additional weight 1 against
+    ``duration``; at zero it is ordinary training. Batch-norm statistics see both passes.
+
+    Args:
+        model: As for `Elliptic`.
+        loss_fn: As for `Elliptic`.
+        duration: Weight of the integral (the paper's fixed exit time).
+        **settings: Every other setting of `Elliptic`.
+
+    Example:
+        >>> objective = SourceTerm(nn.Linear(4, 1), nn.MSELoss(), duration=0.5, sigma=0.05)
+        >>> objective(torch.randn(8, 4), torch.randn(8, 1)).backward()
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn, *, duration: float = 1.0, **settings: Any) -> None:
+        super().__init__(model, loss_fn, **settings)
+        checks.nonnegative("duration", duration)
+        self.duration = float(duration)
+
+    def forward(self, x: Inputs, y: Tensor, **options: Any) -> Tensor:
+        """Loss of a batch, a scalar; options are those of `Elliptic.forward`."""
+        clean = self.clean_loss(x, y, sample_weight=options.get("sample_weight"))
+        if self._strength() is None or self.duration == 0:
+            return clean
+        return clean + self.duration * super().forward(x, y, **options)
+
+
+class DynkinSum(nn.Module):
+    """Dynkin's sum over free Brownian paths from the data (paper: appendix E, first formula, corrected).
+
+    ``l(Z_0) + sum_i (E[l(Z_{i+1}) | Z_i] - l(Z_i))``, each conditional expectation by a pair of opposite
+    steps. Its expected value is the loss at the end of the path, ``E l(Z_T)``, for every step size; with
+    one step it is noise added to the inputs. (The factor ``1 / dt`` in print cancels.) Labels are kept;
+    real targets diffuse with ``sigma_y``.
+
+    A single value may be negative though the loss is not: only the expectation is a loss. It costs
+    ``3 * n_steps`` evaluations per sample. Use it to study the formulation; `Elliptic` is the method.
+
+    Args:
+        model: Any network that takes one tensor.
+        loss_fn: Your ordinary loss.
+        sigma: Diffusion coefficient of the inputs.
+        sigma_y: The same for real targets.
+        horizon: Length ``T`` of the paths.
+        n_steps: Steps on a path.
+        num_classes: Needed for integer labels if the loss does not know it.
+
+    Example:
+        >>> objective = DynkinSum(nn.Linear(4, 1), nn.MSELoss(), sigma=0.1)
+        >>> objective(torch.randn(8, 4), torch.randn(8, 1)).backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        sigma: float = 0.05,
+        sigma_y: float = 0.0,
+        horizon: float = 1.0,
+        n_steps: int = 4,
+        num_classes: int | None = None,
+    ) -> None:
+        super().__init__()
+        checks.nonnegative("sigma", sigma)
+        checks.nonnegative("sigma_y", sigma_y)
+        checks.positive("horizon", horizon)
+        checks.count("n_steps", n_steps)
+        self.model = model
+        self.loss = PerSampleLoss(loss_fn)
+        self._user_loss = (loss_fn,)
+        self.sigma, self.sigma_y = float(sigma), float(sigma_y)
+        self.horizon, self.n_steps = float(horizon), n_steps
+        self.num_classes = self.loss.num_classes() if num_classes is None else num_classes
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Loss of a batch, a scalar; the ordinary loss in ``eval()`` mode."""
+        checks.batch("x", x)
+        check_batch(named_inputs(x), list(named_inputs(x)), y, len(x), finite=True)
+        check_weight(sample_weight, len(x))
+        check_generator(generator, x.device)
+        space = infer_target_space(self._user_loss[0], y)
+        if self.sigma_y and space != "real":
+            raise ValueError(
+                f"sigma_y={self.sigma_y} moves targets, but classes must stay on the simplex, where Dynkin's "
+                "formula does not hold. Use sigma_y=0."
+            )
+        y = encode_targets(y, space, num_classes=self.num_classes, dtype=x.dtype)
+        n_steps = self.n_steps if self.training else 0
+        points, factors = self._points(x, y, n_steps, generator)
+        rows = [torch.cat(part) for part in zip(*points, strict=True)]
+        losses = self.loss(self.model(rows[0]), rows[1]).unflatten(0, (-1, len(x)))
+        return weighted_mean((factors.to(losses)[:, None] * losses).sum(0), sample_weight, None)
+
+    def _points(
+        self, x: Tensor, y: Tensor, n_steps: int, generator: torch.Generator | None
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Where the loss is needed, and the factor it has in the sum."""
+        root = math.sqrt(self.horizon / max(n_steps, 1))
+        points, factors = [(x, y)], [1.0]
+        for step in range(n_steps):
+            if step:  # the start cancels against the sum's first term
+                points.append((x, y))
+                factors.append(-1.0)
+            else:
+                factors[0] = 0.0
+            dx, dy = (
+                self._step(x, self.sigma * root, generator),
+                self._step(y, self.sigma_y * root, generator),
+            )
+            points += [(x + dx, y + dy), (x - dx, y - dy)]
+            factors += [0.5, 0.5]
+            x = x + self._step(x, self.sigma * root, generator)
+            y = y + self._step(y, self.sigma_y * root, generator)
+        kept = [i for i, factor in enumerate(factors) if factor]
+        return [points[i] for i in kept], torch.tensor([factors[i] for i in kept], device=x.device)
+
+    def _step(self, like: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
+        if std == 0:
+            return torch.zeros_like(like)
+        dtype = compute_dtype(like.dtype)
+        noise = draw_normal(like.shape, dtype=dtype, device=like.device, generator=generator)
+        return (std * noise).to(like.dtype)

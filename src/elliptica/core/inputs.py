@@ -1,0 +1,109 @@
+"""Models take one tensor, several, or named ones; here they all become a dict of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from elliptica._utils import checks
+from elliptica.core.types import Inputs
+
+#: Key of the only input of a model that takes one tensor.
+ONLY = "x"
+
+
+def named_inputs(x: Inputs) -> dict[Hashable, Tensor]:
+    """Tensors by name: their key in a dict, their position in a tuple."""
+    if isinstance(x, Tensor):
+        return {ONLY: x}
+    items: dict[Hashable, Any]
+    if isinstance(x, Mapping):
+        items = {name: value for name, value in x.items()}
+    elif isinstance(x, (tuple, list)):
+        items = dict(enumerate(x))
+    else:
+        raise TypeError(
+            f"x must be a tensor, or a tuple or dict of tensors, but got {type(x).__name__}. "
+            "Convert arrays with torch.as_tensor(...)."
+        )
+    for name, value in items.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"x[{name!r}] must be a tensor, but got {type(value).__name__}. "
+                "Pass only what the model takes; constants can be bound with functools.partial."
+            )
+    if not items:
+        raise ValueError("x is empty: it holds no tensor. Pass what the model is to be called with.")
+    return items
+
+
+def rebuild_inputs(template: Inputs, items: Mapping[Any, Tensor]) -> Inputs:
+    """The inverse of `named_inputs`, in the caller's structure."""
+    if isinstance(template, Tensor):
+        return items[ONLY]
+    return dict(items) if isinstance(template, Mapping) else tuple(items.values())
+
+
+def call_model(model: nn.Module, x: Inputs) -> Any:
+    """Call ``model(x)``, ``model(*x)`` or ``model(**x)``."""
+    if isinstance(x, Tensor):
+        return model(x)
+    return model(**x) if isinstance(x, Mapping) else model(*x)
+
+
+def count_rows(items: Mapping[Hashable, Tensor]) -> int:
+    """Common number of rows of all inputs; refuses an empty batch."""
+    first_name, first = next(iter(items.items()))
+    checks.batch("x" if first_name == ONLY else f"x[{first_name!r}]", first)
+    rows = len(first)
+    for name, value in items.items():
+        checks.same_rows(f"x[{name!r}]", value, rows, f"x[{first_name!r}]")
+    return rows
+
+
+def bridged_names(items: Mapping[Hashable, Tensor], bridged: Sequence[Hashable] | None) -> list[Hashable]:
+    """Which inputs are bridged; the others are carried along from the nearer end point."""
+    if bridged is None:
+        if len(items) > 1:
+            raise ValueError(
+                f"x has several tensors ({', '.join(map(repr, items))}): say which to bridge, e.g. "
+                f"bridged=({next(iter(items))!r},). The others are taken from the nearer end point."
+            )
+        return list(items)
+    if isinstance(bridged, str):
+        raise TypeError(f"bridged must be a tuple of names, but got a string. Write bridged=({bridged!r},).")
+    missing = [name for name in bridged if name not in items]
+    if missing or not bridged:
+        raise ValueError(
+            f"bridged={tuple(bridged)!r} must name inputs that exist; x has {', '.join(map(repr, items))}."
+        )
+    return list(bridged)
+
+
+def check_batch(
+    items: Mapping[Hashable, Tensor], floating: Sequence[Hashable], y: Tensor, rows: int, finite: bool
+) -> None:
+    """Check a batch before anything is drawn; ``floating`` names the inputs that must be."""
+    checks.same_rows("y", y, rows)
+    for name, value in items.items():
+        shown = "x" if name == ONLY else f"x[{name!r}]"
+        if name in floating:
+            checks.floating(shown, value)
+        if finite:
+            checks.finite(shown, value)
+    if finite:
+        checks.finite("y", y)
+
+
+def check_weight(sample_weight: Tensor | None, rows: int) -> None:
+    """Sample weights: one per row, at least zero."""
+    if sample_weight is not None:
+        checks.same_rows("sample_weight", sample_weight, rows)
+        if sample_weight.ndim > 1:
+            raise ValueError(
+                f"sample_weight must hold one number per row, shape ({rows},), but has shape "
+                f"{tuple(sample_weight.shape)}. Use sample_weight.flatten()."
+            )
+        checks.nonnegative("sample_weight", sample_weight)

@@ -1,0 +1,192 @@
+"""The user's ordinary loss, made to give one value per row."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from elliptica.core.paths import flatten_rows
+from elliptica.core.types import Across, LossFn, Paths
+
+_REMEDY = (
+    "Pass an unreduced loss, e.g. torch.nn.CrossEntropyLoss() (its reduction is switched off for "
+    'you) or functools.partial(torch.nn.functional.cross_entropy, reduction="none").'
+)
+
+
+_LABEL_LOSSES = (nn.NLLLoss, nn.MultiMarginLoss)
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
+
+
+class PerSampleLoss(nn.Module):
+    """Calls ``loss_fn`` without its reduction and averages whatever is not the batch axis.
+
+    A module with a ``reduction`` is used through a copy, a function with a ``reduction`` argument
+    through a partial; the original is never changed. Anything else must keep the batch axis
+    itself: a callable that returns a scalar is refused.
+
+    Args:
+        loss_fn: Called as ``loss_fn(output, target)``.
+    """
+
+    def __init__(self, loss_fn: LossFn) -> None:
+        super().__init__()
+        if not callable(loss_fn):
+            raise TypeError(f"loss_fn must be callable, but got {type(loss_fn).__name__}. {_REMEDY}")
+        if isinstance(loss_fn, type):
+            raise TypeError(f"loss_fn is a class; make an instance of it: {loss_fn.__name__}().")
+        if isinstance(loss_fn, nn.CrossEntropyLoss) and loss_fn.ignore_index != -100:
+            raise ValueError(
+                f"loss_fn has ignore_index={loss_fn.ignore_index}, but along a bridge labels become "
+                "probabilities, of which none can be ignored. Drop those rows before the call."
+            )
+        if isinstance(loss_fn, _LABEL_LOSSES) or loss_fn in (F.nll_loss, F.multi_margin_loss):
+            name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+            raise TypeError(
+                f"loss_fn={name} takes labels only, but along a bridge labels become probabilities. Use "
+                "torch.nn.CrossEntropyLoss(), which equals NLLLoss on outputs of log_softmax, too."
+            )
+        reduction = getattr(loss_fn, "reduction", "mean")
+        if reduction not in ("mean", "none", "batchmean"):
+            raise ValueError(
+                f'loss_fn has reduction={reduction!r}, but elliptica averages over points; use "mean" '
+                "and multiply the result yourself if you need another scale."
+            )
+        self._sums_features = reduction == "batchmean"
+        #: torch divides a class-weighted mean over labels by the sum of the labels' weights
+        self._class_weighted = isinstance(loss_fn, nn.CrossEntropyLoss) and reduction == "mean"
+        if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
+            loss_fn = copy.copy(loss_fn)
+            loss_fn._buffers = dict(loss_fn._buffers)  # or moving the copy would move the original
+            loss_fn.reduction = "none"  # type: ignore[assignment]  # nn.Module attributes are untyped
+        elif "reduction" in _parameters(loss_fn) and not isinstance(loss_fn, functools.partial):
+            loss_fn = functools.partial(loss_fn, reduction="none")
+        self.loss_fn: Any = loss_fn
+
+    def forward(self, output: object, target: Tensor) -> Tensor:
+        """One loss per row of ``target``."""
+        if isinstance(output, Tensor):
+            self._check_shapes(output, target)
+        losses = self.loss_fn(output, target)
+        rows = len(target)
+        if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != rows:
+            got = (
+                type(losses).__name__
+                if not isinstance(losses, Tensor)
+                else "a scalar"
+                if losses.ndim == 0
+                else f"shape {tuple(losses.shape)}"
+            )
+            raise ValueError(
+                f"loss_fn must return one value per sample, shape ({rows},), but returned {got}. " + _REMEDY
+            )
+        if losses.ndim == 1:
+            return losses
+        _refuse_broadcast(output, target, losses)
+        losses = losses.flatten(1)
+        return losses.sum(1) if self._sums_features else losses.mean(1)
+
+    def _check_shapes(self, output: Tensor, target: Tensor) -> None:
+        """Catch what torch would refuse obscurely, or broadcast silently."""
+        shapes = f"The model returns shape {tuple(output.shape)}, but the targets have {tuple(target.shape)}"
+        if isinstance(self.loss_fn, nn.CrossEntropyLoss):
+            if target.ndim == output.ndim + 1:
+                raise ValueError(
+                    f"{shapes}: y has an axis too many for labels. Pass y.squeeze(1) for labels of shape "
+                    "(n, 1), y.float() for one-hot labels."
+                )
+            if output.ndim == target.ndim > 1 and output.shape[1] != target.shape[1]:
+                raise ValueError(
+                    f"{shapes}, i.e. {output.shape[1]} against {target.shape[1]} classes. Make num_classes "
+                    "and the model's last layer agree."
+                )
+        elif isinstance(self.loss_fn, _ELEMENTWISE) and output.shape != target.shape:
+            raise ValueError(
+                f"{shapes}, so the loss would compare every row with every other or broadcast. Give both the "
+                "same shape, e.g. y.unsqueeze(1) or model output .squeeze(1)."
+            )
+
+    @property
+    def weights_classes(self) -> bool:
+        """Whether the loss weights classes and averages by those weights."""
+        return self._class_weighted and getattr(self.loss_fn, "weight", None) is not None
+
+    def class_weight(self, target: Tensor) -> Tensor:
+        """Mean weight of each row's classes."""
+        weight = self.loss_fn.weight.to(target.dtype)
+        weighted = target * weight.view(1, -1, *[1] * (target.ndim - 2))
+        return weighted.sum(1).reshape(len(target), -1).mean(1)
+
+    def num_classes(self) -> int | None:
+        """Number of classes, when class weights give it away."""
+        return len(self.loss_fn.weight) if self.weights_classes else None
+
+
+def _parameters(function: object) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+
+
+def _refuse_broadcast(output: object, target: Tensor, losses: Tensor) -> None:
+    """Catch (rows, 1) against (rows,), which broadcasts to every pair of rows."""
+    if isinstance(output, Tensor) and output.ndim != target.ndim and losses.shape == (len(target),) * 2:
+        raise ValueError(
+            f"The model returns shape {tuple(output.shape)} but the targets have shape "
+            f"{tuple(target.shape)}, so the loss would compare every row with every other. "
+            "Give both the same shape, e.g. y.unsqueeze(1) or model output .squeeze(1)."
+        )
+
+
+# From losses at points to one number: the integral over time, and the average over the batch.
+
+
+def weighted_mean(
+    losses: Tensor,
+    weight: Tensor | None,
+    class_weight: Tensor | None,
+    over_time: Tensor | None = None,
+    across: Across | None = None,
+) -> Tensor:
+    """Mean of weight times loss over rows.
+
+    A loss that weights classes is divided by the mean weight of the classes at hand, as torch does for
+    labels, so that the scale of the loss does not depend on the scale of the weights. Like torch's, that
+    is a ratio of two means over the batch, hence biased by a term of order one over the batch size.
+
+    With ``across``, the mean over processes of the results is the mean over the rows of all of them.
+    """
+    total = losses if weight is None else losses * weight
+    if over_time is not None:
+        total = total * over_time
+        class_weight = None if class_weight is None else class_weight * over_time
+    if across is not None:
+        wide = torch.promote_types(total.dtype, torch.float32)  # bfloat16 cannot count to 257
+        sums = [total.numel(), 0.0 if class_weight is None else class_weight.sum(dtype=wide)]
+        found = across(torch.stack([torch.as_tensor(s, dtype=wide, device=total.device) for s in sums]))
+        rows, weights = found.sum(0)
+        share = total.numel() * len(found) / (rows if class_weight is None else weights)
+        return total.mean() * share.to(total.dtype)
+    return total.mean() if class_weight is None else total.mean() / class_weight.mean()
+
+
+def path_mean(
+    losses: Tensor,
+    paths: Paths,
+    loss: PerSampleLoss,
+    over_time: Tensor | None,
+    across: Across | None = None,
+) -> Tensor:
+    """Integrate losses ``(time, rows)`` over time and average them over the batch."""
+    weight = None if paths.weight is None else flatten_rows(paths.weight)
+    class_weight = None
+    if loss.weights_classes:
+        class_weight = loss.class_weight(flatten_rows(paths.y).flatten(0, 1)).view(losses.shape)
+    return weighted_mean(losses, weight, class_weight, over_time, across)

@@ -1,0 +1,195 @@
+"""Importance weighting: the readings of Eq. (4), Algorithm 1 and appendix C, by name.
+
+The paper's line ``l = l + xi * grad l`` adds a vector to a number. Each reading below is a term per
+point (computed from the input gradient ``g`` of the point's loss, or from a drift of the user's) and a
+rule that turns terms into new losses. ``docs/weighting.md`` compares them.
+
+With drift ``mu`` per unit of relative time, a path's logarithm of ``dp/dq`` is
+``sum mu . dZ / V - 1/2 sum |mu|**2 ds / V`` with ``V = sigma**2 * horizon``. The paper's drift, the loss
+gradient, is taken as ``mu = V * xi * g``, which keeps weights finite as ``sigma`` goes to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from elliptica.core.types import Across, Drift, Paths
+
+Weighting = Literal["none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released"]
+
+#: Per-point quantities, each ``(time, rows)``.
+Terms = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Points:
+    """One bridged input at whole paths, ``(time, rows, *feature)``, with its gradient or drift."""
+
+    z: Tensor
+    slope: Tensor
+    variance: float | Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Times of the points: steps ``(time, rows)``, quadrature weights ``(time, 1)`` unless all are equal.
+
+    With ``across``, batch means the rows of all processes.
+    """
+
+    ds: Tensor
+    weights: Tensor | None = None
+    across: Across | None = None
+
+    def total(self, value: Tensor) -> Tensor:
+        """Sum over the processes of a number."""
+        return value if self.across is None else self.across(value.detach().reshape(1)).sum()
+
+    def largest(self, value: Tensor) -> Tensor:
+        """The largest among the processes of a number."""
+        return value if self.across is None else self.across(value.detach().reshape(1)).max()
+
+    def count(self, like: Tensor, number: int) -> Tensor | int:
+        """Sum over the processes of a count."""
+        return number if self.across is None else self.total(like.new_tensor(float(number)))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of importance weighting.
+
+    Attributes:
+        terms: From points to per-point terms.
+        apply: From losses, terms (both ``(time, rows)``), ``xi`` and the time grid to new losses.
+        second_order: Whether the result must be differentiated through the gradient.
+        needs_path: Whether increments along a path are needed.
+    """
+
+    terms: Callable[[Sequence[Points]], Terms]
+    apply: Callable[[Tensor, Terms, float, Grid], Tensor]
+    second_order: bool
+    needs_path: bool
+
+
+def _features(z: Tensor) -> Tensor:
+    """``(time, rows, *feature)`` with the features in one axis."""
+    return z.flatten(2) if z.ndim > 2 else z.unsqueeze(2)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product over the features: ``(time, rows, *feature)`` twice gives ``(time, rows)``."""
+    return _features(a * b).sum(2)
+
+
+def increments(z: Tensor) -> Tensor:
+    """Forward increments along time, zero at the last point: the left-point (Ito) rule."""
+    return torch.cat([z[1:] - z[:-1], torch.zeros_like(z[:1])])
+
+
+def _norm_terms(points: Sequence[Points]) -> Terms:
+    norms = [torch.linalg.vector_norm(_features(p.slope), dim=2) for p in points]
+    return (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0),)
+
+
+def _girsanov_terms(points: Sequence[Points]) -> Terms:
+    """``g . dZ`` and ``V |g|**2``: linear and quadratic part of the log-weight for ``mu = V xi g``."""
+    linear = sum(_dot(p.slope, increments(p.z.detach())) for p in points)
+    quadratic = sum(_dot(p.slope * p.variance, p.slope) for p in points)
+    return torch.as_tensor(linear), torch.as_tensor(quadratic)
+
+
+def drift_terms(points: Sequence[Points]) -> Terms:
+    """``mu . dZ / V`` and ``|mu|**2 / V``: the same parts for a drift that was given."""
+    linear = sum(_dot(p.slope / p.variance, increments(p.z.detach())) for p in points)
+    quadratic = sum(_dot(p.slope / p.variance, p.slope) for p in points)
+    return torch.as_tensor(linear), torch.as_tensor(quadratic)
+
+
+def _released_terms(points: Sequence[Points]) -> Terms:
+    linear = sum(_dot(p.slope, p.z.detach()) for p in points)
+    quadratic = sum(_dot(p.slope, p.slope) for p in points)
+    return torch.as_tensor(linear), torch.as_tensor(quadratic)
+
+
+def path_log_weights(terms: Terms, xi: float, ds: Tensor) -> Tensor:
+    """Logarithm of dp/dq of each path, ``(rows,)``: ``sum xi l_i - 1/2 xi**2 q_i ds_i``."""
+    linear, quadratic = terms
+    return (xi * linear - 0.5 * xi**2 * quadratic * ds).sum(0)
+
+
+def self_normalised(log_weights: Tensor, grid: Grid | None = None) -> Tensor:
+    """Weights of mean one over the batch, without gradient."""
+    log_weights = log_weights.detach()
+    if grid is None or grid.across is None:
+        return (log_weights.flatten().softmax(0) * log_weights.numel()).reshape(log_weights.shape)
+    weights = (log_weights - grid.largest(log_weights.max())).exp()
+    return weights * (grid.count(weights, weights.numel()) / grid.total(weights.sum()))
+
+
+def _add_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    return losses + xi * terms[0]
+
+
+def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    """Points that the quadrature leaves out take no part; the weighted mean of the weights is one."""
+    norm = terms[0].detach()
+    share = torch.ones_like(norm) if grid.weights is None else grid.weights.expand_as(norm)
+    share = share / grid.total(share.sum())
+    mean = grid.total((share * norm).sum())
+    count = grid.count(norm, norm.numel())
+    variance = grid.total((share * (norm - mean).square()).sum()) * count / max(count - 1, 1)
+    score = xi * (norm - mean) / variance.sqrt().clamp_min(torch.finfo(norm.dtype).tiny)
+    weights = (score - grid.largest(score.max())).exp()
+    return losses * (weights / grid.total((share * weights).sum()))
+
+
+def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    return losses - path_log_weights(terms, xi, grid.ds)
+
+
+def _weigh_paths(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    return losses * self_normalised(path_log_weights(terms, xi, grid.ds), grid)
+
+
+def _subtract_released(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    # The gradient of the *batch mean* is 1/rows of the gradient of a point's own loss. Both loss and term
+    # are summed over time there; here both are averaged.
+    rows = grid.count(losses, losses.shape[1])
+    return losses - xi * (terms[0] / rows - 0.5 * terms[1] / rows**2).mean(0)
+
+
+READINGS: dict[str, Reading] = {
+    "gradient_norm": Reading(_norm_terms, _add_norm, second_order=True, needs_path=False),
+    "gradient_softmax": Reading(_norm_terms, _weigh_by_norm, second_order=False, needs_path=False),
+    "girsanov": Reading(_girsanov_terms, _subtract_log_weight, second_order=True, needs_path=True),
+    "multiplicative": Reading(_girsanov_terms, _weigh_paths, second_order=False, needs_path=True),
+    "released": Reading(_released_terms, _subtract_released, second_order=True, needs_path=False),
+}
+
+WEIGHTINGS: tuple[str, ...] = ("none", *READINGS)
+
+
+def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths) -> list[Points]:
+    """Evaluate a drift at whole paths, ``(time, rows, *feature)`` of the only bridged input."""
+    slope = drift(x.flatten(0, 1), y.flatten(0, 1))
+    slopes = slope if isinstance(slope, tuple) else (slope,)
+    (variance,) = paths.variance.values()
+    points = []
+    for name, z, mu, v in zip(("x", "y"), (x, y), slopes, (variance, paths.variance_y), strict=False):
+        if mu.shape != z.flatten(0, 1).shape:
+            raise ValueError(
+                f"drift must return the drift of {name} with its shape {tuple(z.flatten(0, 1).shape)}, "
+                f"but returned {tuple(mu.shape)}. Return mu_x, or a tuple (mu_x, mu_y)."
+            )
+        if (not isinstance(v, Tensor) and v == 0.0) or (isinstance(v, Tensor) and not bool((v > 0).all())):
+            raise ValueError(
+                f"A drift acts on {name} only where it diffuses, but its variance is zero. "
+                f"Use {'sigma' if name == 'x' else 'sigma_y'} > 0 in every feature."
+            )
+        points.append(Points(z, mu.unflatten(0, z.shape[:2]), v))
+    return points

@@ -1,0 +1,23 @@
+"""Reports for practitioners: what the landscape says about a trained model, and how far to believe it."""
+
+from elliptica.diagnostics.hitting import HittingReport as HittingReport
+from elliptica.diagnostics.hitting import hitting_report as hitting_report
+from elliptica.diagnostics.loss_map import loss_map as loss_map
+from elliptica.diagnostics.maximum import MaximumPrincipleReport as MaximumPrincipleReport
+from elliptica.diagnostics.maximum import maximum_principle_report as maximum_principle_report
+from elliptica.diagnostics.occupation import OccupationReport as OccupationReport
+from elliptica.diagnostics.occupation import occupation_report as occupation_report
+from elliptica.diagnostics.ordering import OrderingReport as OrderingReport
+from elliptica.diagnostics.ordering import ordering_report as ordering_report
+from elliptica.diagnostics.report import bridge_probes as bridge_probes
+from elliptica.diagnostics.report import shifted_probes as shifted_probes
+from elliptica.diagnostics.shift import ShiftBound as ShiftBound
+from elliptica.diagnostics.shift import certified_lipschitz as certified_lipschitz
+from elliptica.diagnostics.shift import estimated_lipschitz as estimated_lipschitz
+from elliptica.diagnostics.shift import shift_bound as shift_bound
+from elliptica.diagnostics.subharmonicity import Defect as Defect
+from elliptica.diagnostics.subharmonicity import SubharmonicityReport as SubharmonicityReport
+from elliptica.diagnostics.subharmonicity import mean_value_defect as mean_value_defect
+from elliptica.diagnostics.subharmonicity import subharmonicity_report as subharmonicity_report
+from elliptica.diagnostics.weights import WeightsReport as WeightsReport
+from elliptica.diagnostics.weights import weights_report as weights_report

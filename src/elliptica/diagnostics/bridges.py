@@ -1,0 +1,105 @@
+"""Where the loss is looked at between the data: points on bridges with their ends, and the region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elliptica._utils.random import draw_permutation
+from elliptica.core.elliptic import sample_paths
+from elliptica.core.noise import Sigma
+from elliptica.core.partners import sample_partners
+from elliptica.core.targets import TargetSpace
+from elliptica.landscape.data_domain import DataDomain
+from elliptica.landscape.domains import Ball, Box, Domain, Polytope
+
+RegionName = Literal["auto", "ball", "box", "reflecting_box", "hull"]
+
+#: Features up to which every walk is let meet the data; steps double with each further one.
+REFLECTING = 3
+
+
+@dataclass(frozen=True)
+class Bridges:
+    """One point on each of many bridges.
+
+    Attributes:
+        x: Inputs of the points.
+        y: Targets half-way as far, in the space of targets.
+        s: Time of each point, between 0 and 1.
+        start: Row of the data at which the bridge starts.
+        end: Row at which it ends.
+    """
+
+    x: Float[Tensor, " probes *feature"]
+    y: Float[Tensor, " probes *target"]
+    s: Float[Tensor, " probes"]
+    start: Int[Tensor, " probes"]
+    end: Int[Tensor, " probes"]
+
+
+def draw_bridges(
+    x: Tensor,
+    y: Tensor,
+    n: int,
+    *,
+    target_space: TargetSpace,
+    num_classes: int | None = None,
+    sigma: Sigma,
+    generator: torch.Generator,
+) -> Bridges:
+    """One point, at any time, on each of ``n`` bridges; no datum starts two unless there are too few.
+
+    Bridges from a datum to itself (possible only where data are used more than once) are left out.
+    """
+    rounds = [draw_permutation(len(x), device=x.device, generator=generator) for _ in range(-(-n // len(x)))]
+    rows = torch.cat(rounds)[:n]
+    partners = sample_partners(x[rows], generator=generator)
+    paths = sample_paths(
+        x[rows],
+        y[rows],
+        target_space=target_space,
+        num_classes=num_classes,
+        partners=partners,
+        sampling="marginal",
+        quadrature="uniform",
+        sigma=sigma,
+        sigma_y=0.0,
+        generator=generator,
+    )
+    assert isinstance(paths.x, Tensor)
+    end = rows[partners[:, 0]]
+    s = paths.s[:, 0, 0]
+    inner = (s > 0) & (rows != end)
+    return Bridges(paths.x[:, 0, 0][inner], paths.y[:, 0, 0][inner], s[inner], rows[inner], end[inner])
+
+
+def region(
+    points: Float[Tensor, "n dim"],
+    name: RegionName = "auto",
+    fraction: float = 0.3,
+    around: Float[Tensor, "m dim"] | None = None,
+) -> tuple[DataDomain, str]:
+    """Balls around the data in an outer region, and the name of that region.
+
+    Args:
+        points: The data.
+        name: Outer region; ``"auto"``: a reflecting box up to 3 features, a ball beyond.
+        fraction: Radius of each ball as a share of the distance to the nearest neighbour.
+        around: Points that the outer region must hold; None for the data alone.
+    """
+    if name == "auto":
+        name = "reflecting_box" if points.shape[1] <= REFLECTING else "ball"
+    everything = points if around is None else around
+    outer: Domain
+    if name == "ball":
+        outer = Ball.around(everything)
+    elif name == "hull":
+        outer = Polytope.hull(everything)
+    else:
+        outer = Box.around(everything, wall="reflect" if name == "reflecting_box" else "absorb")
+    return DataDomain(points, fraction=fraction, outer=outer), name.replace("_", " ")

@@ -1,0 +1,182 @@
+"""Mean loss along the diffusion: the occupation functional that the bridge objective minimises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from elliptica._utils import checks
+from elliptica.diagnostics.report import Report, notes_lines, table
+from elliptica.diagnostics.subharmonicity import point_loss
+from elliptica.landscape.data_domain import Whitened
+from elliptica.landscape.domains import Domain
+from elliptica.landscape.estimate import LandscapeEstimate
+from elliptica.landscape.loss import LossField
+from elliptica.landscape.operator import Operator
+from elliptica.landscape.solve import estimate_landscape
+
+
+@dataclass(frozen=True)
+class OccupationReport(Report):
+    """What `occupation_report` found, one entry per query.
+
+    Attributes:
+        loss: Loss at the query.
+        integral: ``v = E int_0^tau l ds``, which solves ``A v = -l`` with ``v = 0`` on the boundary.
+        integral_stderr: At most this standard error.
+        exit_time: ``E tau``.
+        exit_time_stderr: Its standard error.
+        mean_loss: ``v / E tau``: mean loss over the places the diffusion visits.
+        mean_loss_stderr: At most this standard error.
+        largest_loss: Largest loss met on the way, over all queries.
+        within_bound: Whether ``0 <= v <= largest_loss * E tau``, within four standard errors.
+        notes: What the reader should know.
+    """
+
+    loss: Float[Tensor, " queries"]
+    integral: Float[Tensor, " queries"]
+    integral_stderr: Float[Tensor, " queries"]
+    exit_time: Float[Tensor, " queries"]
+    exit_time_stderr: Float[Tensor, " queries"]
+    mean_loss: Float[Tensor, " queries"]
+    mean_loss_stderr: Float[Tensor, " queries"]
+    largest_loss: float
+    within_bound: bool
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        columns = (self.loss, self.mean_loss, self.mean_loss_stderr, self.integral, self.exit_time)
+        rows = list(zip(*(c.tolist() for c in columns), strict=True))
+        head = ("loss at query", "mean loss on the way", "s.e. <=", "v", "E tau")
+        lost = any("ran out of steps" in note for note in self.notes)
+        missed = (
+            "UNKNOWN: walks ran out of steps" if lost else "MISSED: raise n_walks, or the loss is negative"
+        )
+        bound = "kept" if self.within_bound else missed
+        return "\n".join(
+            [
+                f"occupation of the loss at {len(self.loss)} queries",
+                *table(head, rows),
+                f"  bound 0 <= v <= {self.largest_loss:.4g} E tau: {bound}",
+                *notes_lines(self.notes),
+            ]
+        )
+
+
+@dataclass
+class _Solve:
+    """Integrals of the loss minus a constant, for queries of one target; remembers the largest loss.
+
+    With a constant near the mean loss, the integral hardly depends on how long a walk lasts.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    row: Tensor
+    domain: Domain | Whitened
+    at: Tensor
+    diffusion: float
+    generator: torch.Generator | None
+    settings: dict[str, Any]
+    largest: float = -torch.inf
+
+    def __call__(self, base: float, n_walks: int) -> LandscapeEstimate:
+        def source(z: Tensor) -> Tensor:
+            values = self.loss(z, self.row.expand(len(z)))
+            if len(values):
+                self.largest = max(self.largest, float(values.max()))
+            return values.to(z.dtype) - base
+
+        found = estimate_landscape(
+            lambda p: torch.zeros_like(p[:, 0]),
+            self.domain,
+            self.at,
+            operator=Operator(diffusion=self.diffusion, source=source),
+            n_walks=n_walks,
+            generator=self.generator,
+            **self.settings,
+        )
+        if found.exit_time is None or found.exit_time_stderr is None:
+            raise ValueError(
+                f'solver="{found.solver}" knows no exit times. Leave solver="auto", or use "spheres".'
+            )
+        return found
+
+
+def occupation_report(
+    field: LossField,
+    domain: Domain | Whitened,
+    at: Tensor,
+    y: Tensor,
+    n_walks: int = 1000,
+    *,
+    joint: bool = False,
+    diffusion: float = 1.0,
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> OccupationReport:
+    """Mean loss along Brownian motion from each query until it leaves the domain (Lemma 1, corrected).
+
+    Args:
+        field: Loss of the model.
+        domain: On flattened inputs, or with ``joint`` on inputs and targets.
+        at: Queries.
+        y: Their targets, fixed along a walk unless ``joint``. Queries with the same target are solved
+            together; many different real targets take one solve each (use ``joint`` there).
+        n_walks: Walks per query.
+        joint: Let real targets diffuse, too.
+        diffusion: ``sigma^2``, a scale of time only.
+        generator: Source of randomness.
+        **settings: Those of `estimate_landscape`.
+    """
+    z, loss = point_loss(field, at, y, joint)
+    own = loss(z, torch.arange(len(z), device=z.device))
+    columns = torch.zeros(4, len(z), dtype=z.dtype, device=z.device)
+    largest = float(own.max())
+    notes: list[str] = []
+    base = torch.zeros_like(z[:, 0])  # a constant near the mean loss of each group of queries
+    for rows in _same_target(y, joint):
+        solve = _Solve(loss, rows[:1].to(z.device), domain, z[rows], diffusion, generator, settings)
+        pilot = solve(0.0, max(n_walks // 10, 2))
+        total = float(pilot.exit_time.sum())  # type: ignore[union-attr]
+        base[rows] = float(pilot.value.sum()) / total if total > 0 else 0.0
+        found = solve(float(base[rows[0]]), n_walks)
+        columns[:, rows] = torch.stack(
+            [found.value, found.stderr, found.exit_time, found.exit_time_stderr]  # type: ignore[list-item]
+        ).to(columns)
+        largest = max(largest, solve.largest)
+        notes += [note for note in found.notes if "ran out of steps" in note and note not in notes]
+    rest, rest_error, time, time_error = columns
+    v, v_error = rest + base * time, rest_error + base.abs() * time_error
+    mean = v / time
+    reach = 4 * (v_error + max(largest, 0.0) * time_error) + 1e-9 * abs(largest) * time
+    lost = any("ran out of steps" in note for note in notes)
+    within = not lost and bool(((v >= -reach) & (v <= largest * time + reach)).all())
+    started = int((time <= 0).sum())
+    if started:
+        notes.append(f"{started} queries lie inside a ball around a data point: their walks end at once.")
+    return OccupationReport(
+        own,
+        v,
+        v_error,
+        time,
+        time_error,
+        mean,
+        (rest_error + (mean - base).abs() * time_error) / time,
+        largest,
+        within,
+        tuple(notes),
+    )
+
+
+def _same_target(y: Tensor, joint: bool) -> list[Tensor]:
+    """Row numbers, grouped by target."""
+    if joint:
+        return [torch.arange(len(y), device=y.device)]
+    checks.batch("y", y)
+    groups, index = y.reshape(len(y), -1).unique(dim=0, return_inverse=True)
+    return [(index == i).nonzero().flatten() for i in range(len(groups))]

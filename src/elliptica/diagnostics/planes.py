@@ -1,0 +1,178 @@
+"""Planes through data of any dimension: the data's own, two principal directions, or three data points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elliptica._utils.random import draw_permutation
+
+#: Triples that are tried before none is found, and how many are shown.
+_TRIES, _TRIPLES = 40, 3
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A plane in the space of the inputs, ``origin + u * first + v * second``.
+
+    Attributes:
+        title: In the selector.
+        note: How targets are set on it.
+        axes: Names of the two directions.
+        origin: A point of it.
+        first: Unit vector.
+        second: Unit vector, at a right angle to the first.
+        low: Least coordinates shown.
+        high: Largest ones.
+        corners: Rows of the three data points that it passes through; empty for others.
+    """
+
+    title: str
+    note: str
+    axes: tuple[str, str]
+    origin: Float[Tensor, " dim"]
+    first: Float[Tensor, " dim"]
+    second: Float[Tensor, " dim"]
+    low: tuple[float, float]
+    high: tuple[float, float]
+    corners: tuple[int, ...] = ()
+
+    def coordinates(self, x: Float[Tensor, "n dim"]) -> Float[Tensor, "n 2"]:
+        """Of the points of the plane that are nearest to some points."""
+        gap = x.double() - self.origin
+        return torch.stack([gap @ self.first, gap @ self.second], dim=1)
+
+    def grid(self, n: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"], Float[Tensor, "nn dim"]]:
+        """Both coordinates, and the ``n * n`` points, the first coordinate varying fastest."""
+        u, v = (
+            torch.linspace(a, b, n, dtype=torch.float64) for a, b in zip(self.low, self.high, strict=True)
+        )
+        at = torch.cartesian_prod(v, u)
+        return u, v, self.origin + at[:, 1:] * self.first + at[:, :1] * self.second
+
+    def targets(
+        self,
+        points: Float[Tensor, "n dim"],
+        x: Float[Tensor, "rows dim"],
+        y: Float[Tensor, "rows *target"],
+        *,
+        is_share: bool,
+    ) -> Float[Tensor, "n *target"]:
+        """Targets of points of the plane: mixed as the three corners are, or those of the nearest datum.
+
+        Beyond the triangle, shares of classes are clipped to what shares can be.
+        """
+        if not self.corners:
+            return y[torch.cdist(points, x.double()).argmin(1)]
+        corners = x[list(self.corners)].double()
+        edges = torch.stack([corners[1] - corners[0], corners[2] - corners[0]], dim=1)
+        inner = torch.linalg.lstsq(edges, (points - corners[0]).T).solution.T
+        weights = torch.cat([1 - inner.sum(1, keepdim=True), inner], dim=1)
+        if is_share:
+            weights = weights.clamp_min(0)
+            weights = weights / weights.sum(1, keepdim=True)
+        ends = y[list(self.corners)].double()
+        return (weights @ ends.flatten(1)).reshape(len(points), *y.shape[1:]).to(y)
+
+
+NEAREST = "Each point has the target of its nearest datum."
+MIXED = "Targets are mixed as the three points are; what that costs any network is taken off."
+
+
+def choose_planes(
+    x: Float[Tensor, "rows dim"],
+    classes: Int[Tensor, " rows"] | None,
+    losses: Float[Tensor, " rows"],
+    generator: torch.Generator,
+) -> list[Plane]:
+    """The plane itself for data in it; else two principal directions, and some through three data points.
+
+    Args:
+        x: The data.
+        classes: Of the rows: the three points are then of different ones, where there are three.
+        losses: Of the rows: one plane passes through the largest.
+        generator: Draws the points.
+
+    Example:
+        >>> x = torch.randn(20, 5)
+        >>> planes = choose_planes(x, None, torch.rand(20), torch.Generator().manual_seed(0))
+        >>> [len(plane.corners) for plane in planes]
+        [0, 3, 3, 3]
+    """
+    x = x.double()
+    if x.shape[1] == 1:
+        raise ValueError("The data have one feature: there is no plane to draw.")
+    if x.shape[1] == 2:
+        low, high = _margins(x.amin(0), x.amax(0))
+        a, b = torch.eye(2, dtype=torch.float64)
+        origin = torch.zeros(2, dtype=torch.float64)
+        return [Plane("The data's own plane", NEAREST, ("first", "second"), origin, a, b, low, high)]
+    found = [_principal(x)]
+    worst = int(losses.argmax())
+    seen: set[tuple[int, ...]] = set()
+    for attempt in range(_TRIES):
+        order = draw_permutation(len(x), device=x.device, generator=generator).tolist()
+        rows = _three(order, classes, first=worst if len(found) == _TRIPLES else None)
+        plane = None if tuple(sorted(rows)) in seen else _through(x, rows, has_worst=worst in rows)
+        if plane is not None:
+            seen.add(tuple(sorted(rows)))
+            found.append(plane)
+        if len(found) == _TRIPLES + 1 or attempt == _TRIES - 1:
+            break
+    return found
+
+
+def _three(order: list[int], classes: Tensor | None, first: int | None) -> tuple[int, ...]:
+    """Three rows in a random order, of different classes as far as there are any."""
+    rows = [first] if first is not None else []
+    if classes is not None:
+        for row in order:
+            if len(rows) < 3 and int(classes[row]) not in {int(classes[r]) for r in rows}:
+                rows.append(row)
+    rows += [row for row in order if row not in rows][: 3 - len(rows)]
+    return tuple(rows)
+
+
+def _through(x: Float[Tensor, "rows dim"], rows: tuple[int, ...], *, has_worst: bool) -> Plane | None:
+    """The plane through three rows; None if they lie on a line."""
+    if len(rows) < 3:
+        return None
+    a, b, c = x[list(rows)]
+    first = b - a
+    if float(first.norm()) == 0:
+        return None
+    first = first / first.norm()
+    second = (c - a) - ((c - a) @ first) * first
+    if float(second.norm()) <= 1e-6 * float((c - a).norm() + 1e-300):
+        return None
+    second = second / second.norm()
+    plane = Plane("", MIXED, ("", ""), a, first, second, (0.0, 0.0), (0.0, 0.0), rows)
+    at = plane.coordinates(x[list(rows)])
+    low, high = _margins(at.amin(0), at.amax(0), 0.2)
+    names = ", ".join(str(row) for row in rows)
+    title = f"Through rows {names}" + (" (with the largest loss)" if has_worst else "")
+    axes = ("from the first towards the second", "towards the third")
+    return Plane(title, MIXED, axes, a, first, second, low, high, rows)
+
+
+def _principal(x: Float[Tensor, "rows dim"]) -> Plane:
+    centre = x.mean(0)
+    directions = torch.linalg.svd(x - centre, full_matrices=False).Vh
+    if len(directions) < 2:
+        raise ValueError("The data have fewer than two rows: there is no plane to draw.")
+    at = (x - centre) @ directions[:2].T
+    low, high = _margins(at.amin(0), at.amax(0))
+    first, second = directions[:2]
+    axes = ("first direction", "second direction")
+    return Plane("Two principal directions", NEAREST, axes, centre, first, second, low, high)
+
+
+def _margins(
+    low: Float[Tensor, "2"], high: Float[Tensor, "2"], share: float = 0.08
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    room = share * (high - low).clamp_min(float((high - low).max()) * 0.1 + 1e-12)
+    (a, b), (c, d) = (low - room).tolist(), (high + room).tolist()
+    return (a, b), (c, d)

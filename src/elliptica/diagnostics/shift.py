@@ -1,0 +1,323 @@
+"""A guarantee for the loss under a known affine shift, beside what walks estimate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from elliptica._utils import checks, random
+from elliptica.diagnostics.loss_map import loss_map
+from elliptica.diagnostics.report import Report, notes_lines, shifted_probes, table
+from elliptica.landscape.data_domain import DataDomain
+from elliptica.landscape.domains import Ball, Domain
+from elliptica.landscape.exits import ball_exit_time
+from elliptica.landscape.loss import LossField, evaluation_mode, join
+from elliptica.landscape.operator import Operator
+
+#: Points per row at which the gradient is looked at for an estimated constant.
+_SAMPLES = 16
+
+
+@dataclass(frozen=True)
+class ShiftBound(Report):
+    """What `shift_bound` found, one entry per row.
+
+    Attributes:
+        error: ``|f(x) - y|`` before the shift.
+        shift: ``|T x - x|``.
+        exit_time: Expected exit time from the ball.
+        bound: Upper bound of ``u(T x, y)``; proved if ``certified``.
+        value: Monte-Carlo estimate of ``u(T x, y)``.
+        stderr: Its standard error.
+        printed: The right side of Prop. 2 as printed in the paper, which is not a bound; None for other
+            networks than its two-layer ReLU ones.
+        lipschitz: Constant ``C`` of the network.
+        certified: Whether ``C`` is proved, or only the largest gradient that was seen.
+        notes: What the reader should know.
+    """
+
+    error: Float[Tensor, " rows"]
+    shift: Float[Tensor, " rows"]
+    exit_time: Float[Tensor, " rows"]
+    bound: Float[Tensor, " rows"]
+    value: Float[Tensor, " rows"]
+    stderr: Float[Tensor, " rows"]
+    printed: Float[Tensor, " rows"] | None
+    lipschitz: float
+    certified: bool
+    notes: tuple[str, ...]
+
+    @property
+    def violations(self) -> int:
+        """Rows whose estimate exceeds the bound by more than four standard errors."""
+        return _exceed(self.value, self.stderr, self.bound)
+
+    @property
+    def printed_violations(self) -> int | None:
+        """The same for the formula as printed."""
+        return None if self.printed is None else _exceed(self.value, self.stderr, self.printed)
+
+    def __str__(self) -> str:
+        kind = "certified" if self.certified else "estimated, NOT a certificate"
+        head = ["|f-y|", "shift", "u (walks)", "low 95 %", "high 95 %", "bound"]
+        low, high = self.value - 1.96 * self.stderr, self.value + 1.96 * self.stderr
+        columns = [self.error, self.shift, self.value, low, high, self.bound]
+        if self.printed is not None:
+            head.append("as printed, not a bound")
+            columns.append(self.printed)
+        lines = [
+            f"landscape after the shift at {len(self.value)} rows; Lipschitz constant "
+            f"{self.lipschitz:.4g} ({kind})",
+            *table(head, list(zip(*(c.tolist() for c in columns), strict=True))),
+            f"  estimate above the bound at {self.violations} rows; median bound / estimate "
+            f"{float((self.bound / self.value).median()):.3g}",
+        ]
+        if self.printed is not None:
+            lines.append(f"  estimate above the printed formula at {self.printed_violations} rows")
+        return "\n".join([*lines, *notes_lines(self.notes)])
+
+
+def shift_bound(
+    field: LossField,
+    x: Tensor,
+    y: Tensor,
+    transform: tuple[Tensor | None, Tensor | None],
+    domain: Domain,
+    *,
+    lipschitz: Literal["certified", "estimated"] | float = "certified",
+    joint: bool = True,
+    n_walks: int = 1000,
+    diffusion: float = 1.0,
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> ShiftBound:
+    """Bound the landscape of a regression at shifted inputs (paper: Prop. 2, corrected).
+
+    ``u(Tx, y)^(1/2) <= |f(x) - y| + C |Tx - x| + ((C^2 + 1) (R^2 - |z - c|^2))^(1/2)`` for the squared loss
+    and a ball of centre ``c`` and radius ``R``, ``z = (Tx, y)``; without the ``+ 1`` if targets are fixed.
+    True for every Lipschitz network, kinks included, and for domains inside the ball. It is loose: read the
+    estimate, and the bound as its guarantee.
+
+    Args:
+        field: Loss of the model; must be `torch.nn.MSELoss` (several outputs are averaged).
+        x: Inputs before the shift.
+        y: Real targets.
+        transform: ``(matrix, offset)`` of the shift on flattened inputs; None leaves a part out.
+        domain: `Ball`, or `DataDomain` in one, on inputs and targets (``joint``) or on inputs.
+        lipschitz: ``"certified"`` (product of spectral norms), ``"estimated"`` (largest sampled gradient), or
+            a constant that you know to hold.
+        joint: Whether targets diffuse with the inputs, as in the paper.
+        n_walks: Walks per row for the estimate.
+        diffusion: ``sigma^2``; enters exit times (and the printed formula) only.
+        generator: Source of randomness.
+        **settings: Those of `estimate_landscape`.
+    """
+    if not field.is_squared:
+        raise ValueError(
+            f"The shift bound is for the squared loss, but the field has {field.loss_fn!r}. Use "
+            "LossField(model, torch.nn.MSELoss()); for other losses read loss_map at the shifted inputs."
+        )
+    ball = domain.domain if isinstance(domain, DataDomain) else domain
+    dim = x[0].numel() + (y[0].numel() if joint else 0)
+    if isinstance(ball, Ball) and len(ball.centre) != dim:
+        space = "inputs and targets together (joint=True)" if joint else "inputs (joint=False)"
+        raise ValueError(
+            f"The domain must live on {space}, dimension {dim}, but has dimension {len(ball.centre)}. Use "
+            "Ball.around(torch.cat([x.flatten(1), y], dim=1)), or joint=False."
+        )
+    if not isinstance(ball, Ball):
+        raise TypeError(
+            f"The shift bound needs a ball, whose exit time is known, but got {type(ball).__name__}. Use "
+            "Ball.around(join(x, y)), or DataDomain(..., outer='ball')."
+        )
+    checks.positive("diffusion", diffusion)
+    moved, _ = shifted_probes(x, y, *transform)
+    z = join(moved, y) if joint else moved.reshape(len(moved), -1)
+    n_outputs = y[0].numel()
+    error = (field(x, y).double() * n_outputs).sqrt()
+    shift = (moved - x).reshape(len(x), -1).double().norm(dim=1)
+    time = ball_exit_time(z, ball.centre.to(z), ball.radius, diffusion).double()
+    constant, certified = _constant(field, x, moved, ball, lipschitz, generator)
+    spread = time * z.shape[1] * diffusion  # E |Z_tau - z|^2
+    root = error + constant * shift + ((constant**2 + float(joint)) * spread).sqrt()
+    settings.setdefault("operator", Operator(diffusion=diffusion))
+    found = loss_map(
+        field,
+        domain,
+        moved,
+        y,
+        labels="joint" if joint else "carry",
+        n_walks=n_walks,
+        generator=generator,
+        **settings,
+    )
+    return ShiftBound(
+        error,
+        shift,
+        time,
+        root.square() / n_outputs,
+        found.value,
+        found.stderr,
+        _printed(field, constant, error, shift, time),
+        constant,
+        certified,
+        _notes(certified, found.notes),
+    )
+
+
+def _constant(
+    field: LossField,
+    x: Tensor,
+    moved: Tensor,
+    ball: Ball,
+    lipschitz: str | float,
+    generator: torch.Generator | None,
+) -> tuple[float, bool]:
+    if not isinstance(lipschitz, str):
+        checks.nonnegative("lipschitz", lipschitz)
+        return float(lipschitz), True
+    checks.choice("lipschitz", lipschitz, ("certified", "estimated"))
+    if lipschitz == "certified":
+        return certified_lipschitz(field.model), True
+    shape = (_SAMPLES, *x.shape)
+    share = random.draw_uniform(shape[:2], device=x.device, generator=generator).to(x)
+    noise = random.draw_normal(shape, dtype=x.dtype, device=x.device, generator=generator)
+    between = torch.lerp(x, moved, share.reshape(*shape[:2], *[1] * (x.ndim - 1)))
+    wide = moved + noise * (ball.radius / math.sqrt(x[0].numel()))
+    points = torch.cat([x, moved, between.flatten(0, 1), wide.flatten(0, 1)])
+    return estimated_lipschitz(field.model, points, field.chunk_size), False
+
+
+def _printed(field: LossField, constant: float, error: Tensor, shift: Tensor, time: Tensor) -> Tensor | None:
+    """``2 |W1 W0|^2 tau + C |D| (|D| + 2 e)``, with the mean exit time for ``tau``."""
+    product = product_weight(field.model)
+    if product is None:
+        return None
+    return 2 * float(product.square().sum()) * time + constant * shift * (shift + 2 * error)
+
+
+def _exceed(value: Tensor, stderr: Tensor, bound: Tensor) -> int:
+    return int((value.double() > bound * (1 + 1e-6) + 4 * stderr.double()).sum())
+
+
+def _notes(certified: bool, found: tuple[str, ...]) -> tuple[str, ...]:
+    notes = list(found)
+    if not certified:
+        notes.append(
+            "The Lipschitz constant is the largest gradient that was sampled: a lower bound of the true one, "
+            "so the bound is not a guarantee."
+        )
+    notes.append(
+        "The bound is of u, the expected loss on the boundary, not of the loss at the shifted input."
+    )
+    return tuple(notes)
+
+
+# Lipschitz constant of a network: proved from its layers, or read off sampled gradients.
+
+
+#: Layers that never move two points further apart.
+_CONTRACTIONS = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.Tanh,
+    nn.Hardtanh,
+    nn.Softplus,
+    nn.Softsign,
+    nn.LogSigmoid,
+    nn.Identity,
+    nn.Dropout,
+    nn.Flatten,
+)
+
+
+def certified_lipschitz(model: nn.Module) -> float:
+    """Product of the spectral norms of the layers: an upper bound, often a loose one.
+
+    For `torch.nn.Sequential` (nested if you like) of linear layers, common activations, dropout and
+    normalisation in evaluation mode. Computed in float64; proved up to its rounding.
+
+    Raises:
+        TypeError: For a layer whose constant is not known.
+    """
+    return math.prod(_layer(layer) for layer in layers(model))
+
+
+def layers(model: nn.Module) -> Iterator[Any]:
+    """Layers of a sequential model in order of use."""
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise TypeError(
+            f"{type(model).__name__} has forward hooks, which may change what it computes. Remove them, or "
+            'use lipschitz="estimated".'
+        )
+    if type(model).forward is nn.Sequential.forward:
+        for child in model.children():
+            yield from layers(child)
+    else:
+        yield model
+
+
+def _layer(layer: Any) -> float:
+    kind = type(layer)
+    if kind is nn.Linear:
+        return float(torch.linalg.svdvals(layer.weight.detach().double())[0])
+    if kind in _CONTRACTIONS:
+        return 1.0
+    if kind is nn.LeakyReLU:
+        return max(1.0, abs(float(layer.negative_slope)))
+    if kind is nn.ELU:
+        return max(1.0, abs(float(layer.alpha)))
+    if kind is nn.Sigmoid:
+        return 0.25
+    if kind is nn.BatchNorm1d and layer.running_var is not None:
+        scale = (layer.running_var.double() + layer.eps).rsqrt()
+        return float((scale if layer.weight is None else scale * layer.weight.detach().double().abs()).max())
+    raise TypeError(
+        f"The Lipschitz constant of a {kind.__name__} layer is not known here, so nothing can be proved. Use "
+        'lipschitz="estimated" (not a certificate), or pass the constant as a number.'
+    )
+
+
+def estimated_lipschitz(model: nn.Module, x: Tensor, chunk_size: int = 4096) -> float:
+    """Largest spectral norm of the Jacobian at given inputs: a lower bound of the constant.
+
+    Args:
+        model: With one output tensor; rows must not influence each other.
+        x: Inputs at which to look.
+        chunk_size: Rows at a time.
+    """
+    checks.floating("x", x)
+    checks.batch("x", x)
+    largest = 0.0
+    with evaluation_mode(model), torch.enable_grad():
+        for part in x.detach().split(chunk_size):
+            points = part.clone().requires_grad_(True)
+            output = model(points).reshape(len(part), -1)
+            slopes = [
+                torch.autograd.grad(column.sum(), points, retain_graph=True)[0].reshape(len(part), -1)
+                for column in output.unbind(1)
+            ]
+            largest = max(largest, float(torch.linalg.matrix_norm(torch.stack(slopes, 1), ord=2).max()))
+            if not math.isfinite(largest):
+                raise ValueError("The gradient of the model is NaN or infinite at some of the points.")
+    return largest
+
+
+def product_weight(model: nn.Module) -> Tensor | None:
+    """``W1 W0`` of a two-layer ReLU network with one output, the paper's setting; else None."""
+    try:
+        used = [
+            layer for layer in layers(model) if not isinstance(layer, (nn.Identity, nn.Dropout, nn.Flatten))
+        ]
+    except TypeError:
+        return None
+    if [type(layer) for layer in used] != [nn.Linear, nn.ReLU, nn.Linear]:
+        return None
+    first, last = (used[i].weight.detach().double() for i in (0, 2))
+    return (last @ first)[0] if len(last) == 1 else None

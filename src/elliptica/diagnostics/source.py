@@ -1,0 +1,232 @@
+"""Bring a user's model and data in, without unpickling anything."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from elliptica.lab.data.toy import two_moons
+
+#: Data sets that need no file.
+BUILT_IN = ("two-moons", "digits")
+
+
+class SourceError(ValueError):
+    """Model or data cannot be used; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Training data on which the landscape rests, and points at which it is looked at.
+
+    Attributes:
+        name: For headings.
+        x: Training inputs, ``(n, *feature)``.
+        y: Training targets: int64 labels, or float values.
+        test_x: Other points; None if there are none.
+        test_y: Their targets.
+        group: Group of each test point, or None.
+        train_group: Group of each training point, or None.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    test_x: Tensor | None = None
+    test_y: Tensor | None = None
+    group: list[str] | None = None
+    train_group: list[str] | None = None
+
+    @property
+    def is_classification(self) -> bool:
+        """Targets are labels."""
+        return not self.y.is_floating_point()
+
+    @property
+    def n_outputs(self) -> int:
+        """Classes (of training and test labels), or values per target."""
+        if not self.is_classification:
+            return self.y[0].numel()
+        labels = self.y if self.test_y is None else torch.cat([self.y, self.test_y])
+        return int(labels.max()) + 1
+
+
+def load_samples(source: str, seed: int = 0) -> Samples:
+    """Read a built-in data set, or an ``.npz`` file with arrays ``x``, ``y`` and, if wanted, test points.
+
+    Arrays of the file: ``x`` (rows, *feature) and ``y`` (rows,) or (rows, targets), whole numbers for
+    classes; optional ``group``, ``x_test``, ``y_test`` and ``group_test``.
+    """
+    if source in ("two-moons", "two_moons"):
+        moons = two_moons(0, 1200, generator=torch.Generator().manual_seed(seed))
+        x, y = moons.interior_x, moons.interior_y
+        return Samples("two-moons", x[:200], y[:200], x[200:], y[200:])
+    if source == "digits":
+        return _digits(seed)
+    path = Path(source)
+    if not path.exists():
+        raise SourceError(
+            f"There is no file {source}. Pass an .npz file with arrays x and y, or one of "
+            f"{', '.join(BUILT_IN)}."
+        )
+    arrays = _arrays(path)
+    if "group_test" in arrays and "x_test" not in arrays:
+        raise SourceError(f"{path.name} holds group_test but no x_test.")
+    missing = [key for key in ("x", "y") if key not in arrays]
+    if missing:
+        found = ", ".join(sorted(arrays)) or "nothing"
+        raise SourceError(f"{path.name} must hold arrays x and y, but holds {found}.")
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise SourceError(f"{path.name} holds only one of x_test and y_test; give both or neither.")
+    if "x_test" in arrays and arrays["x_test"].shape[1:] != arrays["x"].shape[1:]:
+        raise SourceError(
+            f"x_test must have rows of shape {arrays['x'].shape[1:]} as x has, but has "
+            f"{arrays['x_test'].shape[1:]}."
+        )
+    if "y_test" in arrays and (arrays["y_test"].dtype.kind == "f") != (arrays["y"].dtype.kind == "f"):
+        raise SourceError("One of y and y_test holds whole numbers (classes) and the other does not.")
+    return Samples(
+        path.name,
+        _inputs("x", arrays["x"]),
+        _targets("y", arrays["y"], len(arrays["x"])),
+        _inputs("x_test", arrays["x_test"]) if "x_test" in arrays else None,
+        _targets("y_test", arrays["y_test"], len(arrays["x_test"])) if "x_test" in arrays else None,
+        _groups("group_test", arrays["group_test"], len(arrays["x_test"]))
+        if "group_test" in arrays
+        else None,
+        _groups("group", arrays["group"], len(arrays["x"])) if "group" in arrays else None,
+    )
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an ``.npz`` file."""
+    if not zipfile.is_zipfile(path):
+        raise SourceError(f"{path.name} is not an .npz file. Write one with numpy.savez(file, x=..., y=...).")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise SourceError(
+            f"{path.name} cannot be read as an .npz file of plain arrays ({error}). Write it with "
+            "numpy.savez(file, x=..., y=...), without objects."
+        ) from error
+    return arrays
+
+
+def _digits(seed: int) -> Samples:
+    try:
+        from sklearn import datasets
+    except ModuleNotFoundError as error:
+        raise SourceError('The digits come with scikit-learn: pip install "elliptica[sklearn]".') from error
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    x, y = torch.as_tensor(pixels).float() / 16, torch.as_tensor(labels).long()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, test = order[:1000], order[1000:]
+    return Samples("digits", x[train], y[train], x[test], y[test])
+
+
+def _groups(name: str, array: Any, rows: int) -> list[str]:
+    if array.shape != (rows,):
+        raise SourceError(
+            f"{name} must have one entry for each of the {rows} rows of {name.replace('group', 'x')}."
+        )
+    return [str(value) for value in array.tolist()]
+
+
+def _inputs(name: str, array: Any) -> Tensor:
+    if array.dtype.kind not in "fiu" or array.ndim < 2 or len(array) < 2:
+        raise SourceError(
+            f"{name} must be numbers of shape (rows, *feature) with at least two rows, but has shape "
+            f"{array.shape} and dtype {array.dtype}."
+        )
+    value = torch.as_tensor(array).float()
+    if not bool(value.isfinite().all()):
+        raise SourceError(f"{name} holds NaN or infinity. Fill in or drop those rows first.")
+    return value
+
+
+def _targets(name: str, array: Any, rows: int) -> Tensor:
+    if array.dtype.kind not in "fiu" or array.ndim == 0 or len(array) != rows:
+        raise SourceError(
+            f"{name} must hold one number (or row of numbers) for each of the {rows} rows, but has shape "
+            f"{array.shape} and dtype {array.dtype}."
+        )
+    value = torch.as_tensor(array)
+    if value.is_floating_point():
+        value = value.float()
+        if not bool(value.isfinite().all()):
+            raise SourceError(f"{name} holds NaN or infinity. Fill in or drop those rows first.")
+        return value[:, None] if value.ndim == 1 else value
+    value = value.long()
+    if value.ndim == 2 and value.shape[1] == 1:
+        value = value[:, 0]
+    if int(value.min()) < 0:
+        raise SourceError(f"Labels in {name} must count from 0, but the least is {int(value.min())}.")
+    return value
+
+
+def load_model(source: str, weights: Path | None = None) -> nn.Module:
+    """A model from your own code, ``package.module:name``: a module object or a function that makes one.
+
+    ``weights`` is a state dict, read with ``weights_only=True``. (Files of `torch.export` are not read:
+    loading them runs pickle.)
+    """
+    if ":" not in source:
+        raise SourceError(
+            f"A model is given as package.module:name, but got {source!r}. Write a function that makes the "
+            "model into a file my_model.py, pass my_model:function, and its state dict with --weights."
+        )
+    model = _imported(source)
+    if weights is not None:
+        try:
+            state = torch.load(weights, map_location="cpu", weights_only=True)
+        except FileNotFoundError as error:
+            raise SourceError(f"There is no file {weights}.") from error
+        except Exception as error:  # torch raises many kinds for a file that is no plain state dict
+            raise SourceError(
+                f"{weights.name} cannot be read safely. Save it with torch.save(model.state_dict(), file)."
+            ) from error
+        try:
+            model.load_state_dict(state)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise SourceError(f"The weights {weights.name} do not fit the model: {error}") from error
+    return model
+
+
+def _imported(source: str) -> nn.Module:
+    module_name, _, name = source.partition(":")
+    sys.path.insert(0, str(Path.cwd()))  # where the command was started
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except ModuleNotFoundError as error:
+        raise SourceError(
+            f"No module {error.name!r}. Start the command in the folder that holds it, and write "
+            "package.module:name without .py."
+        ) from error
+    except AttributeError as error:
+        raise SourceError(f"{module_name} has no {name!r}.") from error
+    except Exception as error:  # the user's code
+        raise SourceError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not isinstance(found, nn.Module) and not callable(found):
+        raise SourceError(
+            f"{source} is {type(found).__name__}, neither a model nor a function that makes one."
+        )
+    try:
+        model = found if isinstance(found, nn.Module) else found()
+    except Exception as error:  # the user's code
+        raise SourceError(
+            f"{source}() failed: {type(error).__name__}: {error}. It is called without arguments."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise SourceError(f"{source} gave {type(model).__name__}, not a torch.nn.Module.")
+    return model

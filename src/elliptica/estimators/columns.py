@@ -1,0 +1,183 @@
+"""Columns of a table, whatever holds it, as numbers or as categories."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.utils.validation import validate_data
+
+Kind = Literal["number", "category"]
+
+#: Stands for a missing category.
+MISSING = "(missing)"
+
+_DAY = np.timedelta64(1, "D")
+
+
+def is_frame(X: object) -> bool:
+    """Whether ``X`` has named columns, as frames of pandas and polars have."""
+    return hasattr(X, "columns") and hasattr(X, "__getitem__") and not isinstance(X, np.ndarray)
+
+
+def named_columns(X: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of the columns; those of an array are called x0, x1, ..."""
+    if is_frame(X):
+        for name in X.columns:
+            yield str(name), X[name]
+    else:
+        for j in range(X.shape[1]):
+            yield f"x{j}", X[:, j]
+
+
+def read_column(name: str, values: Any, kind: Kind | None = None) -> tuple[Kind, np.ndarray]:
+    """A column as float64 with NaN where it is missing, or as strings.
+
+    Numbers, booleans (0 and 1) and times (days since 1970, or days of a duration) are numbers; strings,
+    pandas' and polars' categories and mixtures of strings and numbers are categories, with `MISSING` where
+    they are missing.
+
+    Args:
+        name: For messages.
+        values: A column of a frame, or of an array.
+        kind: What it has to become; None decides by its dtype.
+    """
+    dtype = str(values.dtype).lower()
+    is_category = dtype.startswith(("categor", "enum"))
+    if dtype.startswith("datetime64[") and "," in dtype:  # pandas with a time zone: as UTC
+        array = values.to_numpy(dtype="datetime64[ns]")
+    else:
+        array = np.asarray(values)
+    found: Kind
+    if array.dtype.kind in "Mm":
+        found, array = "number", _days(array)
+    elif array.dtype.kind in "biuf":
+        found = "number"
+    else:
+        found, array = _read_objects(name, array.astype(object))
+    if is_category and found == "number" and kind != "number":
+        found, array = _read_objects(name, array.astype(object), kind="category")
+    if kind == "number" and found == "category":
+        known = array[array != MISSING]
+        if len(known):
+            raise ValueError(
+                f"Column {name!r} held numbers when the preprocessor was fitted, but now holds "
+                f"{known[0]!r}. Convert the column to numbers first."
+            )
+        return kind, np.full(len(array), np.nan)
+    if kind == "category" and found == "number":
+        return _read_objects(name, array.astype(object), kind="category")
+    if found == "number":
+        array = array.astype(np.float64)
+        if np.isinf(array).any():
+            raise ValueError(
+                f"Column {name!r} contains infinity. Replace it by a number, or by NaN if it is missing."
+            )
+    return found, array
+
+
+def _read_objects(name: str, array: np.ndarray, kind: Kind | None = None) -> tuple[Kind, np.ndarray]:
+    """A column of Python objects: numbers if all are, otherwise categories."""
+    missing = np.array([_is_missing(value) for value in array], dtype=bool)
+    present = array[~missing]
+    odd = next((v for v in present if not isinstance(v, (str, numbers.Number))), None)
+    if odd is not None:
+        raise TypeError(
+            f"Column {name!r} holds {type(odd).__name__} values ({odd!r:.40}), but every argument must be a "
+            "string or a number. Convert the column, or drop it."
+        )
+    # an empty column says nothing of itself: a number, unless it is known better
+    if kind != "category" and all(isinstance(v, numbers.Number) for v in present):
+        out = np.full(len(array), np.nan)
+        out[~missing] = present.astype(np.float64)
+        return "number", out
+    text = np.full(len(array), MISSING, dtype=object)
+    text[~missing] = [_as_text(value) for value in present]
+    return "category", text
+
+
+def _is_missing(value: object) -> bool:
+    """None, NaN, and pandas' NA and NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
+
+
+def _as_text(value: object) -> str:
+    """Numbers as categories: 1 and 1.0 are the same one."""
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _days(array: np.ndarray) -> np.ndarray:
+    """Times as days (since 1970)."""
+    since = array - np.datetime64(0, "D") if array.dtype.kind == "M" else array
+    return np.where(np.isnat(array), np.nan, since / _DAY)
+
+
+# The tables that estimators take, checked; where a table has text or gaps, the way to the preprocessor.
+
+
+_NO_TARGETS = "no_validation"  # scikit-learn's word; None would mean that targets were forgotten
+_NAMED = 5  # columns that a message names
+
+
+def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_numeric: bool = False) -> Any:
+    """Inputs as floating point numbers, and targets if there are any; refused with the remedy.
+
+    Args:
+        estimator: Whose columns are remembered, or compared with.
+        X: Table of the user.
+        y: Targets, one or several columns.
+        reset: Remember the columns instead of comparing them.
+        y_numeric: Whether targets must be numbers.
+    """
+    options: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": False, "reset": reset}
+    if not (isinstance(y, str) and y == _NO_TARGETS):
+        options |= {"y": y, "multi_output": True, "y_numeric": y_numeric}
+    try:
+        return validate_data(estimator, X, **options)
+    except (TypeError, ValueError) as error:
+        odd = _odd_columns(X)
+        if not odd:
+            raise
+        name, kind = type(estimator).__name__, TypeError if isinstance(error, TypeError) else ValueError
+        first, *_ = str(error).splitlines()
+        raise kind(
+            f"{first}\n{name} takes numbers, but {odd}. Put the preprocessor before it:\n"
+            "    from sklearn.pipeline import make_pipeline\n"
+            "    from elliptica.estimators import TablePreprocessor\n"
+            f"    model = make_pipeline(TablePreprocessor(), {name}(...))"
+        ) from error
+
+
+def _odd_columns(X: Any) -> str:
+    """Which columns the preprocessor takes and the estimators do not, in words; empty if it is not that."""
+    found: dict[str, list[str]] = {"text": [], "times": [], "gaps": []}
+    try:
+        table = X if is_frame(X) else np.asarray(X)
+        if not is_frame(X) and table.ndim != 2:
+            return ""
+        for name, values in named_columns(table):
+            is_time = "date" in (dtype := str(values.dtype).lower()) or dtype.startswith(("time", "duration"))
+            kind, column = read_column(name, values)
+            if kind == "category":
+                found["text"].append(name)
+            elif is_time:
+                found["times"].append(name)
+            if (column == MISSING).any() if kind == "category" else np.isnan(column).any():
+                found["gaps"].append(name)
+    except (AttributeError, TypeError, ValueError):  # nothing that the preprocessor would take
+        return ""
+    return " and ".join(_in_words(names, what) for what, names in found.items() if names)
+
+
+def _in_words(names: list[str], what: str) -> str:
+    shown = ", ".join(map(repr, names[:_NAMED]))
+    if len(names) == 1:
+        return f"column {shown} holds {what}"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"columns {shown}{more} hold {what}"

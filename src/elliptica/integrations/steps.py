@@ -1,0 +1,57 @@
+"""What every trainer needs: noise that depends on the step alone, and how to say what is missing."""
+
+from __future__ import annotations
+
+import torch
+
+from elliptica._utils.random import stream_seed
+from elliptica.core.settings import PathSettings
+
+
+class StepNoise:
+    """Generators for training steps, made anew for each step instead of kept.
+
+    The noise is a function of the seed, the process and the step, so that processes draw different noise and
+    a run that is resumed at a step draws what the uninterrupted run would have drawn, with nothing to save.
+
+    Args:
+        seed: Seed of the run.
+
+    Example:
+        >>> noise = StepNoise(seed=0)
+        >>> a = noise.generator(torch.device("cpu"), 0, 5).initial_seed()  # process 0, step 5
+        >>> a == StepNoise(seed=0).generator(torch.device("cpu"), 0, 5).initial_seed()
+        True
+        >>> a == noise.generator(torch.device("cpu"), 0, 5).initial_seed()  # second call of that step
+        False
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._step: tuple[int, ...] | None = None
+        self._calls = 0
+
+    def generator(self, device: torch.device, *step: int) -> torch.Generator:
+        """The generator of the next call in ``step``, on the device of the data where that is faster."""
+        self._calls = self._calls + 1 if step == self._step else 0
+        self._step = step
+        source = device if device.type == "cuda" else "cpu"
+        seed = stream_seed("integrations", self.seed, *step, self._calls)
+        return torch.Generator(source).manual_seed(seed)
+
+
+def missing(package: str, extra: str) -> str:
+    """What to say when a trainer's package cannot be imported."""
+    return (
+        f"elliptica.integrations.{package} needs {package}, which could not be imported. Install it with: "
+        f'pip install "elliptica[{extra}]"'
+    )
+
+
+def refuse_auto_sigma(settings: PathSettings, why: str) -> None:
+    """``sigma="auto"`` measured on the first batch of inputs, where there is no right first batch."""
+    if settings.sigma == "auto" and settings.at is None:
+        raise ValueError(
+            f'sigma="auto" measures the first batch, but {why}. Measure the training data once: '
+            "sigma=elliptica.auto_sigma(x)."
+        )

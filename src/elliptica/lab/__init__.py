@@ -1,0 +1,1 @@
+"""The laboratory: what reproduces the paper (data, networks, training, experiments, demo)."""

@@ -1,0 +1,204 @@
+"""Every data set the library can load: what it is, whether it is here, and how to get it."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from elliptica.lab.data.download import download_file
+from elliptica.lab.data.entries import IMAGES, TABLES_AND_MEDICAL, DataFile, Entry
+from elliptica.lab.data.location import checksum, data_directories
+
+#: All data sets.
+ENTRIES = (*TABLES_AND_MEDICAL, *IMAGES)
+
+Status = Literal["present", "missing", "wrong", "generated"]
+#: Called with the file's relative path, the bytes that are there and the bytes of the whole file.
+FetchProgress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A data set and its state on this machine.
+
+    Attributes:
+        entry: What is known about the data set.
+        status: ``"present"``, ``"missing"``, ``"wrong"`` (another size or hash than the published one), or
+            ``"generated"`` (it needs no files).
+        detail: Where the files are, or what is missing or wrong.
+        paths: The files, if they are present.
+    """
+
+    entry: Entry
+    status: Status
+    detail: str
+    paths: tuple[Path, ...] = ()
+
+
+def list_datasets(
+    data_dir: str | os.PathLike[str] | None = None, *, verify: bool = True
+) -> tuple[Listing, ...]:
+    """List all data sets with their state on this machine.
+
+    Args:
+        data_dir: The one directory to look in; see `data_directories` if None.
+        verify: Compare hashes, which reads every file that is there; otherwise sizes only.
+
+    Example:
+        >>> next(item.status for item in list_datasets("nowhere") if item.entry.name == "airfoil")
+        'missing'
+    """
+    return tuple(_look(entry, data_dir, verify) for entry in ENTRIES)
+
+
+def find_entry(name: str) -> Entry:
+    """The entry of that name, in capitals or not, with hyphens or underscores; near misses are suggested.
+
+    Raises:
+        ValueError: If there is none.
+
+    Example:
+        >>> find_entry("no2").task
+        'regression'
+    """
+    by_name = {plain_name(entry.name): entry for entry in ENTRIES}
+    plain = plain_name(name)
+    if plain in by_name:
+        return by_name[plain]
+    near = [by_name[key].name for key in difflib.get_close_matches(plain, by_name, n=3, cutoff=0.5)]
+    raise ValueError(
+        f"There is no data set {name!r}. "
+        + (
+            f"Did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else f"There are {', '.join(e.name for e in ENTRIES)}."
+        )
+    )
+
+
+def plain_name(name: str) -> str:
+    """What two spellings of a name have in common.
+
+    Example:
+        >>> plain_name("Waterbirds-Features") == plain_name("waterbirds_features")
+        True
+    """
+    return name.lower().replace("-", "_")
+
+
+def fetch(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    progress: FetchProgress | None = None,
+) -> tuple[Path, ...]:
+    """Download a data set's published files into the data directory, unless they are there.
+
+    Downloads go on where an earlier one stopped, are checked against the published hashes, and appear
+    under their names only when complete. Files that are there and are not the published ones are left
+    alone and reported.
+
+    Args:
+        name: Name in `list_datasets`.
+        data_dir: Directory to put the files in; the first of `data_directories` if None.
+        progress: Called from time to time during each download.
+
+    Returns:
+        Where the files are.
+
+    Raises:
+        ValueError: If there is no such data set, it cannot be downloaded, or a file is not the published
+            one.
+        ConnectionError: If the network does not serve it. What has arrived is kept.
+        OSError: If the directory cannot be written to.
+    """
+    entry = find_entry(name)
+    here = _look(entry, data_dir, verify=True)
+    if here.status in ("present", "generated"):
+        return here.paths
+    if here.status == "wrong":
+        raise ValueError(
+            f"Expected the published files of {entry.name}, but {here.detail}. Nothing was downloaded. "
+            "Delete or move that file and run the command again."
+        )
+    if not entry.can_fetch:
+        raise ValueError(f"{entry.name} cannot be downloaded by this command. {entry.hint}")
+    folder = data_directories(data_dir)[0]
+    paths = []
+    for file in entry.forms[0]:
+        target = folder / file.path
+        if not target.exists():
+            report = None if progress is None else _named(progress, file.path)
+            download_file(file.urls, target, _verifier(file, entry), progress=report)
+        paths.append(target)
+    return tuple(paths)
+
+
+def _named(progress: FetchProgress, name: str) -> Callable[[int, int | None], None]:
+    return lambda have, total: progress(name, have, total)
+
+
+def _look(entry: Entry, data_dir: str | os.PathLike[str] | None, verify: bool) -> Listing:
+    """The first form whose files are all there decides; a good one comes before a wrong one."""
+    if not entry.forms:
+        return Listing(entry, "generated", "made when it is loaded")
+    wrong = ""
+    for form in entry.forms:
+        found = [(file, _find(file, data_dir)) for file in form]
+        there = [(file, path) for file, path in found if path is not None]
+        problems = [p for p in (_problem(file, path, verify) for file, path in there) if p]
+        if len(there) == len(form) and not problems:
+            paths = tuple(path for _, path in there)
+            return Listing(entry, "present", str(paths[0].parent), paths)
+        wrong = wrong or next(iter(problems), "")
+    if wrong:
+        return Listing(entry, "wrong", wrong)
+    missing = [file.path for file in entry.forms[0] if _find(file, data_dir) is None]
+    return Listing(entry, "missing", ", ".join(missing))
+
+
+def _find(file: DataFile, data_dir: str | os.PathLike[str] | None) -> Path | None:
+    if Path(file.path).is_absolute():
+        places = [Path(file.path)]
+    else:
+        places = [place / file.path for place in data_directories(data_dir)]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _problem(file: DataFile, path: Path, verify: bool) -> str:
+    """Say what is wrong with a file, or nothing."""
+    size = path.stat().st_size
+    if file.n_bytes is not None and size != file.n_bytes:
+        return f"{path} has {size} bytes instead of {file.n_bytes}"
+    if verify and file.checksum is not None:
+        kind, expected = file.checksum.split(":")
+        try:
+            got = checksum(_blocks(path, file.is_packed), kind)
+        except (OSError, EOFError, zlib.error) as error:
+            return f"{path} cannot be read ({error})"
+        if got != expected:
+            return f"{path} has the {kind} hash {got} instead of {expected}"
+    return ""
+
+
+def _blocks(path: Path, is_packed: bool) -> Iterator[bytes]:
+    with gzip.open(path, "rb") if is_packed else path.open("rb") as file:
+        while block := file.read(1 << 20):
+            yield block
+
+
+def _verifier(file: DataFile, entry: Entry) -> Callable[[Path], None]:
+    def verify(path: Path) -> None:
+        if problem := _problem(file, path, verify=True):
+            raise ValueError(
+                f"The download of {file.path} is not the published file: {problem}. It was not kept. Try "
+                f"again later, or get it by hand. {entry.hint} Source: {entry.source}."
+            )
+
+    return verify

@@ -1,0 +1,193 @@
+"""MedMNIST: small medical images in their published files (paper: Table 6)."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from elliptica.lab.data.images import UNIT_RANGE, Pixels, as_pixels, check_pixels
+from elliptica.lab.data.location import find_file, verify_checksum
+from elliptica.lab.data.splits import Dataset, Split
+
+Evaluation = Literal["test", "validation"]
+
+_SOURCE = "MedMNIST v2, Zenodo record 10519652, https://doi.org/10.5281/zenodo.10519652 (or package medmnist)"
+_SIZE = 28
+
+
+@dataclass(frozen=True)
+class MedMNIST:
+    """What is known about a published file of 28x28 images.
+
+    Attributes:
+        name: Name in MedMNIST, in small letters.
+        sizes: Images for training, validation and test.
+        n_channels: 1 for grey, 3 for colour.
+        n_classes: Number of classes.
+        checksum: Published hash of the file.
+        file: Name of the file if it is not that of the data set.
+        source: Where the file comes from.
+    """
+
+    name: str
+    sizes: tuple[int, int, int]
+    n_channels: int
+    n_classes: int
+    checksum: str
+    file: str = ""
+    source: str = _SOURCE
+
+    @property
+    def relative_path(self) -> str:
+        """Path inside a data directory."""
+        folder = self.name.removesuffix("_subset")
+        return f"{folder}/{self.file or self.name + '.npz'}"
+
+
+_KNOWN = (
+    MedMNIST("breastmnist", (546, 78, 156), 1, 2, "md5:750601b1f35ba3300ea97c75c52ff8f6"),
+    MedMNIST("bloodmnist", (11959, 1712, 3421), 3, 8, "md5:7053d0359d879ad8a5505303e11de1dc"),
+    MedMNIST("pathmnist", (89996, 10004, 7180), 3, 9, "md5:a8b06965200029087d5bd730944a56c1"),
+    MedMNIST(
+        "pathmnist_subset",
+        (9000, 1001, 7180),
+        3,
+        9,
+        "sha256:7f2ed88660a8640af2ef9ce542453b7e01c86e1d2ea65c6a28aa0343205adbd5",
+        source="every tenth training and validation image and all test images of pathmnist.npz; " + _SOURCE,
+    ),
+    MedMNIST("organamnist", (34561, 6491, 17778), 1, 11, "md5:68e3f8846a6bd62f0c9bf841c0d9eacc"),
+    MedMNIST("organcmnist", (12975, 2392, 8216), 1, 11, "md5:b9ceb9546e10131b32923c5bbeaea2b1"),
+    MedMNIST("organsmnist", (13932, 2452, 8827), 1, 11, "md5:9ab87b696fb54e2a387ebe992d6ed5f1"),
+    MedMNIST("retinamnist", (1080, 120, 400), 3, 5, "md5:bd4c0672f1bba3e3a89f0e4e876791e4"),
+    MedMNIST("dermamnist", (7007, 1003, 2005), 3, 7, "md5:0744692d530f8e62ec473284d019b0c7"),
+    MedMNIST("pneumoniamnist", (4708, 524, 624), 1, 2, "md5:28209eda62fecd6e6a2d98b1501bb15f"),
+    MedMNIST("tissuemnist", (165466, 23640, 47280), 1, 8, "md5:ebe78ee8b05294063de985d821c1c34b"),
+    MedMNIST("octmnist", (97477, 10832, 1000), 1, 4, "md5:c68d92d5b585d8d81f7112f81e2d0842"),
+)
+#: The data sets by name.
+MEDMNIST = {known.name: known for known in _KNOWN}
+
+
+def medmnist_names() -> tuple[str, ...]:
+    """Names of the data sets that `load_medmnist` knows."""
+    return tuple(known.name for known in _KNOWN)
+
+
+def load_medmnist(
+    name: str,
+    seed: int = 0,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    evaluate_on: Evaluation = "test",
+    pixels: Pixels = "float32",
+) -> Dataset:
+    """Load one of the 28x28 MedMNIST data sets in its official parts (paper: Table 6).
+
+    Pixels are scaled to [0, 1] and normalised by mean 0.5 and deviation 0.5, hence lie in [-1, 1].
+
+    The paper trains PathMNIST on the official training part and *tests on the official validation part*
+    (the official test part comes from another clinical centre): ``evaluate_on="validation"``. There is
+    then no third part, so a tenth of the training images, drawn by the seed, becomes the validation part;
+    that is our choice.
+
+    Args:
+        name: ``"breastmnist"``, ``"bloodmnist"``, ``"pathmnist"``, ``"pathmnist_subset"`` (a tenth of its
+            training and validation images), ``"organamnist"``, ``"organcmnist"``, ``"organsmnist"``,
+            ``"retinamnist"`` (grades as classes), ``"dermamnist"``, ``"pneumoniamnist"``,
+            ``"tissuemnist"`` or ``"octmnist"``, with or without "mnist".
+        seed: Seed of the order of the training images, and of the split if there is one.
+        data_dir: Directory that holds e.g. ``breastmnist/breastmnist.npz``; see `data_directories` if None.
+        evaluate_on: Official part that becomes ``Dataset.test``.
+        pixels: ``"uint8"`` keeps a quarter of the memory; normalise batches by `normalise` then.
+
+    Returns:
+        Images of shape ``(n, channels, 28, 28)``; classes of shape ``(n,)``, int64.
+
+    Raises:
+        FileNotFoundError: If the file is missing.
+        ValueError: If the file is not the published one, or the name is unknown.
+
+    Example:
+        >>> load_medmnist("breastmnist").train.x.shape  # doctest: +SKIP
+        torch.Size([546, 1, 28, 28])
+    """
+    known = _find(name)
+    if evaluate_on not in get_args(Evaluation):
+        raise ValueError(
+            f"evaluate_on must be 'test' or 'validation', but got {evaluate_on!r}. Pass one of the two."
+        )
+    check_pixels(pixels)
+    path = find_file(known.relative_path, data_dir, source=known.source)
+    parts = _read(path, known)  # before the hash: its message says what is wrong with a bad file
+    verify_checksum(path, known.checksum, source=known.source)
+    rng = np.random.RandomState(seed)
+    images, labels = parts[0]
+    order = rng.permutation(len(images))
+    if evaluate_on == "validation":
+        cut = max(1, len(order) // 10)
+        held_out, order = np.sort(order[:cut]), order[cut:]
+        parts = [(images[order], labels[order]), (images[held_out], labels[held_out]), parts[1]]
+    else:
+        parts[0] = (images[order], labels[order])
+    train, validation, test = (
+        Split(as_pixels(x, UNIT_RANGE, pixels), torch.from_numpy(y.astype(np.int64))) for x, y in parts
+    )
+    return Dataset(known.name, train, validation, test, task="classification")
+
+
+def _find(name: str) -> MedMNIST:
+    plain = name.lower()
+    if plain in ("chest", "chestmnist"):
+        raise ValueError(
+            f"name={name!r} has 14 labels per image, but load_medmnist gives one class per image. Read "
+            "chestmnist.npz by numpy.load and use torch.nn.BCEWithLogitsLoss on its labels."
+        )
+    for candidate in (plain, f"{plain}mnist"):
+        if candidate in MEDMNIST:
+            return MEDMNIST[candidate]
+    near = difflib.get_close_matches(plain, MEDMNIST, n=3, cutoff=0.5)
+    raise ValueError(
+        f"name must be one of {', '.join(MEDMNIST)}, but got {name!r}."
+        + (f" Did you mean {' or '.join(map(repr, near))}?" if near else " Pass one of these.")
+    )
+
+
+def _read(path: Path, known: MedMNIST) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    """Images ``(n, channels, 28, 28)`` and labels ``(n,)`` of the official parts."""
+    keys = [f"{part}_{what}" for part in ("train", "val", "test") for what in ("images", "labels")]
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in keys}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise _refusal(path, known, f"reading it failed: {error}") from error
+    shape = (_SIZE, _SIZE) if known.n_channels == 1 else (_SIZE, _SIZE, known.n_channels)
+    parts = []
+    for n, image_key, label_key in zip(known.sizes, keys[::2], keys[1::2], strict=True):
+        images, labels = arrays[image_key], arrays[label_key]
+        if images.shape != (n, *shape) or images.dtype != np.uint8:
+            raise _refusal(path, known, f"{image_key} is {images.dtype} of shape {images.shape}")
+        if labels.shape != (n, 1) or labels.dtype.kind not in "ui":
+            raise _refusal(path, known, f"{label_key} is {labels.dtype} of shape {labels.shape}")
+        if labels.min() < 0 or labels.max() >= known.n_classes:
+            raise _refusal(path, known, f"{label_key} runs from {labels.min()} to {labels.max()}")
+        channels_last = images.reshape(n, _SIZE, _SIZE, known.n_channels)
+        parts.append((np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2)), labels[:, 0]))
+    return parts
+
+
+def _refusal(path: Path, known: MedMNIST, problem: str) -> ValueError:
+    return ValueError(
+        f"Expected {path} to hold {' / '.join(map(str, known.sizes))} images (train / val / test) of "
+        f"{_SIZE}x{_SIZE} pixels, {known.n_channels} channels and {known.n_classes} classes, but {problem}. "
+        "The file is damaged or another edition (another resolution, an older release): delete it and put "
+        f"the original there. The original comes from: {known.source}."
+    )

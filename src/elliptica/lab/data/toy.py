@@ -1,0 +1,182 @@
+"""Two moons with a boundary to train on and an interior to test on (paper: Figs. 1 and 3).
+
+The paper draws training points on the boundary of two moon-shaped regions and test points inside,
+without defining the regions. Ours are tubes: all points closer than ``radius`` to a half circle.
+
+The half circles are those of scikit-learn's ``make_moons``: the upper one has radius 1 around the
+origin, the lower one is its point reflection ``p -> (1, 0.5) - p``. Their least distance, 0.5, is
+reached from the end ``(1, 0)`` of the upper to ``(1, -0.5)`` on the lower, and by symmetry from
+``(0, 0.5)`` to ``(0, 1)``. Tubes of radius below 0.25 therefore do not touch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elliptica._utils.random import check_generator, draw_uniform
+
+_LARGEST_RADIUS = 0.25
+_CPU = torch.device("cpu")
+
+
+class TwoMoons(NamedTuple):
+    """Points of the two tubes with the number of their moon, 0 (upper) or 1 (lower).
+
+    Attributes:
+        boundary_x: Points at distance ``radius`` from the centre line of their moon, float32.
+        boundary_y: Their moons, int64.
+        interior_x: Points at less than ``radius`` from the centre line of their moon, float32.
+        interior_y: Their moons, int64.
+    """
+
+    boundary_x: Float[Tensor, "n_boundary 2"]
+    boundary_y: Int[Tensor, " n_boundary"]
+    interior_x: Float[Tensor, "n_interior 2"]
+    interior_y: Int[Tensor, " n_interior"]
+
+
+def two_moons(
+    n_boundary: int,
+    n_interior: int,
+    *,
+    radius: float = 0.2,
+    generator: torch.Generator | None = None,
+) -> TwoMoons:
+    """Draw points on and inside tubes around two interleaved half circles (paper: Figs. 1, 3).
+
+    Boundary points are uniform by arc length on the tube's outline: two concentric arcs and a half
+    circle around each end. Interior points are uniform by area. The moons alternate, 0, 1, 0, ...,
+    so any even number of leading rows is balanced, and an odd number has one more of moon 0.
+
+    Deviation: the paper does not define the two regions (docs: deviations, "two-moons regions").
+
+    Draws, in this order: one uniform for each boundary point, then three for each interior point.
+
+    Args:
+        n_boundary: Points on the outlines, both moons together. The paper trains on 10000, or on
+            1000 for the elliptic loss.
+        n_interior: Points inside, both moons together.
+        radius: Radius of the tubes, above 0 and below 0.25, where they would touch.
+        generator: Source of randomness, on the CPU; torch's default one if None.
+
+    Returns:
+        Points and labels on the CPU; distances are exact up to the rounding of float32.
+
+    Raises:
+        ValueError: If a count is negative or the radius is not between 0 and 0.25.
+
+    Example:
+        >>> moons = two_moons(5, 2, generator=torch.Generator().manual_seed(0))
+        >>> moons.boundary_x.shape, moons.boundary_y.tolist()
+        (torch.Size([5, 2]), [0, 1, 0, 1, 0])
+    """
+    for name, count in (("n_boundary", n_boundary), ("n_interior", n_interior)):
+        if count < 0:
+            raise ValueError(f"{name} must not be negative, but got {count}. Pass 0 or more.")
+    if not 0 < radius < _LARGEST_RADIUS:
+        raise ValueError(
+            f"radius must be above 0 and below {_LARGEST_RADIUS}, where the two tubes touch, but "
+            f"got {radius}. Pass e.g. radius=0.2."
+        )
+    check_generator(generator, _CPU)
+    boundary = _sample_outline(n_boundary, radius, generator)
+    interior = _sample_tube(n_interior, radius, generator)
+    return TwoMoons(*_alternate(boundary), *_alternate(interior))
+
+
+def distance_to_moons(points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
+    """Measure how far points are from the centre lines of the upper and of the lower moon.
+
+    Use it to find the tubes in a plot: a point is inside one if the smaller distance is below the
+    radius. Centre lines are as in `two_moons`.
+
+    Args:
+        points: Points of the plane.
+
+    Returns:
+        One column for each moon, in the points' dtype and on their device.
+
+    Example:
+        >>> distance_to_moons(torch.tensor([[0.0, 0.5]]))
+        tensor([[0.5000, 0.0000]])
+    """
+    return torch.stack([_distance_to_upper(points), _distance_to_upper(_reflect(points))], dim=1)
+
+
+def _reflect(points: Tensor) -> Tensor:
+    """Carry the upper moon to the lower one, and back."""
+    return points.new_tensor([1.0, 0.5]) - points
+
+
+def _distance_to_upper(points: Tensor) -> Tensor:
+    """Distance to the half circle of radius 1 above the origin."""
+    x, y = points.unbind(dim=1)
+    # Below the axis the nearest point is an end of the arc.
+    return torch.where(y >= 0, (torch.hypot(x, y) - 1).abs(), torch.hypot(x.abs() - 1, y))
+
+
+def _alternate(upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Move every second point of the upper tube to the lower one, and label all."""
+    label = torch.arange(len(upper), device=_CPU) % 2
+    return torch.where(label[:, None] == 0, upper, _reflect(upper)).float(), label
+
+
+def _sign(is_positive: Tensor) -> Tensor:
+    return 2 * is_positive.double() - 1
+
+
+def _polar(r: Tensor, angle: Tensor) -> Tensor:
+    return torch.stack([r * angle.cos(), r * angle.sin()], dim=1)
+
+
+def _around_ends(r: Tensor, turn: Tensor) -> Tensor:
+    """Points around the ends of the arc, on the side away from it.
+
+    ``turn`` in [0, 2 pi) runs along the half circle below (1, 0), then along that below (-1, 0).
+    """
+    is_right = turn < math.pi
+    offset = _polar(r, -torch.where(is_right, turn, turn - math.pi))
+    end = _sign(is_right)
+    return offset + torch.stack([end, torch.zeros_like(end)], dim=1)
+
+
+def _sample_outline(n: int, radius: float, generator: torch.Generator | None) -> Tensor:
+    """Uniform by arc length on the outline of the upper tube, in float64.
+
+    The outer arc, the inner arc and both caps have lengths ``pi (1 + R)``, ``pi (1 - R)`` and
+    ``2 pi R``. One position along the outline laid out straight gives piece and angle.
+    """
+    (u,) = _uniforms(1, n, generator)
+    position = u * 2 * math.pi * (1 + radius)
+    outer, inner = math.pi * (1 + radius), math.pi * (1 - radius)
+    is_outer, is_inner = position < outer, position < outer + inner
+    arc_radius = 1 + radius * _sign(is_outer)
+    along = torch.where(is_outer, position, position - outer)
+    on_arc = _polar(arc_radius, along / arc_radius)
+    turn = (position - outer - inner) / radius
+    on_cap = _around_ends(torch.full_like(turn, radius), turn)
+    return torch.where(is_inner[:, None], on_arc, on_cap)
+
+
+def _sample_tube(n: int, radius: float, generator: torch.Generator | None) -> Tensor:
+    """Uniform by area inside the upper tube, in float64.
+
+    The band has area ``2 pi R``, the two half discs at the ends ``pi R**2`` together. Area grows
+    with the square of the distance from a centre, hence the square roots.
+    """
+    piece, u_angle, u_area = _uniforms(3, n, generator)
+    squared = (1 - radius) ** 2 + 4 * radius * u_area  # 4 R = (1 + R)**2 - (1 - R)**2
+    in_band = _polar(squared.sqrt(), math.pi * u_angle)
+    in_cap = _around_ends(radius * u_area.sqrt(), 2 * math.pi * u_angle)
+    return torch.where((piece < 2 / (2 + radius))[:, None], in_band, in_cap)
+
+
+def _uniforms(n_each: int, n: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+    """Columns of uniforms in float64, so that the geometry is rounded only once, at the end."""
+    u = draw_uniform((n, n_each), device=_CPU, generator=generator)
+    return u.double().unbind(dim=1)

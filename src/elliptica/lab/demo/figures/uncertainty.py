@@ -1,0 +1,155 @@
+"""Uncertainty of each class against its size, from records (paper: the figure of the appendix, Fig. 4)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from elliptica.lab.demo.figures.style import METHOD_COLOURS, STYLE, Width, label_panel, new_figure
+from elliptica.lab.demo.look import INK, MUTED
+from elliptica.lab.experiments.records import read_records
+from elliptica.lab.experiments.specification import Run, load_specification, runs
+
+#: Data sets that are drawn unless others are asked for, of the table of medical images.
+DATASETS = ("breastmnist-per-batch", "retinamnist", "pathmnist_subset")
+METHODS = ("erm", "mixup", "elliptic")
+TABLE = "table6"
+_TITLES = {
+    "breastmnist-per-batch": "Breast",
+    "breastmnist": "Breast",
+    "retinamnist": "Retina",
+    "pathmnist_subset": "Path (a tenth)",
+}
+_NAMES = {"erm": "ERM"}
+
+
+@dataclass(frozen=True)
+class ClassUncertainty:
+    """Uncertainty scores on one data set.
+
+    Attributes:
+        dataset: Its name.
+        sizes: Training rows of each class.
+        scores: Mean entropy of the predictions on the test rows of each class, as a share of that of
+            ignorance: by method, one row per seed, one column per class.
+    """
+
+    dataset: str
+    sizes: tuple[int, ...]
+    scores: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]
+
+    def normalised(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Mean and deviation over seeds by method, rarest class first, between 0 and 1.
+
+        The scale is common to all methods and classes of the data set: zero is the smallest mean, one the
+        largest. (One scale for each method would hide the differences between methods.)
+        """
+        order = np.argsort(self.sizes, kind="stable")
+        means = {method: scores.mean(0)[order] for method, scores in self.scores.items()}
+        low = min(float(values.min()) for values in means.values())
+        span = max(float(values.max()) for values in means.values()) - low or 1.0
+        found = {}
+        for method, scores in self.scores.items():
+            spread = [
+                statistics.stdev(column) / span if len(column) > 1 else 0.0
+                for column in scores[:, order].T.tolist()
+            ]
+            found[method] = ([(float(v) - low) / span for v in means[method]], spread)
+        return found
+
+    @property
+    def classes(self) -> list[int]:
+        """Numbers of the classes, rarest first."""
+        return [int(c) for c in np.argsort(self.sizes, kind="stable")]
+
+
+def read_uncertainty(
+    out: Path,
+    sizes: Callable[[Run], Sequence[int]],
+    datasets: Sequence[str] = DATASETS,
+    methods: Sequence[str] = METHODS,
+) -> list[ClassUncertainty]:
+    """Collect the scores that records hold.
+
+    Args:
+        out: Folder of the records.
+        sizes: Training rows of each class, for the data of a run.
+        datasets: Of the table of medical images.
+        methods: Rows of that table.
+
+    Raises:
+        ValueError: If a row has no record with the score.
+    """
+    found = []
+    for dataset in datasets:
+        scores, example = {}, None
+        for method in methods:
+            wanted = runs(TABLE, load_specification(TABLE), datasets=[dataset], methods=[method])
+            rows = [
+                [by_class[str(c)] for c in range(len(by_class))]
+                for record in read_records(out, wanted)
+                if (by_class := record["metrics"]["test"].get("uncertainty"))
+            ]
+            if not rows:
+                raise ValueError(
+                    f"No record of {method} on {dataset} in {out} holds an uncertainty score. Run it: "
+                    f"elliptica run {TABLE} --dataset {dataset} --methods {method} --out {out}."
+                )
+            scores[method], example = np.array(rows, dtype=np.float64), wanted[0]
+        if example is not None:
+            found.append(ClassUncertainty(dataset, tuple(int(n) for n in sizes(example)), scores))
+    return found
+
+
+def draw_uncertainty(parts: Sequence[ClassUncertainty], width: Width = "page") -> Figure:
+    """Bars of the normalised score of each class, rarest class first, with the size of the class above.
+
+    Args:
+        parts: One for each panel.
+        width: Of a column (panels above each other) or of the page (side by side).
+    """
+    is_page = width == "page"
+    with mpl.rc_context(STYLE):
+        figure = new_figure(width, 1.9 if is_page else 1.55 * len(parts))
+        if is_page:
+            shares = [max(len(part.sizes), 2.5) for part in parts]
+            panels = figure.subplots(1, len(parts), squeeze=False, width_ratios=shares)[0]
+            figure.subplots_adjust(left=0.06, right=0.995, top=0.83, bottom=0.17, wspace=0.2)
+        else:
+            panels = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
+            figure.subplots_adjust(left=0.12, right=0.99, top=0.92, bottom=0.09, hspace=0.5)
+        for axes, part in zip(panels, parts, strict=True):
+            _draw_bars(axes, part)
+        for axes in panels[: 1 if is_page else None]:
+            axes.set_ylabel("uncertainty score")
+        handles, names = panels[0].get_legend_handles_labels()
+        shape: dict[str, Any] = {"ncols": len(names), "columnspacing": 1.2, "handlelength": 1.2}
+        figure.legend(handles, names, loc="upper right", bbox_to_anchor=(1.0, 1.01), **shape)
+    return figure
+
+
+def _draw_bars(axes: Axes, part: ClassUncertainty) -> None:
+    found = part.normalised()
+    n, bar, top = len(part.sizes), 0.8 / len(found), 1.0
+    for k, (method, (means, spread)) in enumerate(found.items()):
+        places = [c + (k - (len(found) - 1) / 2) * bar for c in range(n)]
+        colour = METHOD_COLOURS.get(method, MUTED)
+        axes.bar(places, means, bar * 0.92, color=colour, label=_NAMES.get(method, method), linewidth=0)
+        whisker: dict[str, Any] = {"ecolor": INK, "elinewidth": 0.5, "capsize": 1, "capthick": 0.5}
+        axes.errorbar(places, means, spread, fmt="none", **whisker)
+        top = max(top, *(m + s for m, s in zip(means, spread, strict=True)))
+    axes.set(xlim=(-0.6, n - 0.4), ylim=(0, top * 1.18), xlabel="class, rarest first")
+    for c, number in enumerate(part.classes):
+        axes.text(c, top * 1.09, f"{part.sizes[number]}", ha="center", fontsize=6, color=INK)
+    axes.set_yticks([0, 0.5, 1])
+    axes.set_xticks(range(n), [str(c) for c in part.classes])
+    axes.tick_params(axis="x", length=0)
+    label_panel(axes, _TITLES.get(part.dataset, part.dataset))

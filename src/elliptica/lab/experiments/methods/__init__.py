@@ -1,0 +1,51 @@
+"""Methods by the name they have in a specification."""
+
+from __future__ import annotations
+
+import difflib
+
+from torch import nn
+
+from elliptica.lab.experiments.methods.elliptic import elliptic
+from elliptica.lab.experiments.methods.groups import GROUPS
+from elliptica.lab.experiments.methods.plain import PLAIN
+from elliptica.lab.experiments.methods.problem import Factory, Prepared, Problem, Settings
+from elliptica.lab.experiments.methods.stages import STAGES
+
+#: Methods by name.
+METHODS: dict[str, Factory] = {**PLAIN, **STAGES, **GROUPS, "elliptic": elliptic}
+
+
+class MethodError(ValueError):
+    """A method or one of its settings does not exist."""
+
+
+def prepare(name: str, settings: Settings, problem: Problem) -> Prepared:
+    """A method, ready to train.
+
+    Raises:
+        MethodError: If the method, or a setting, is not known; near misses are named.
+    """
+    if name not in METHODS:
+        near = difflib.get_close_matches(name.lower(), METHODS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise MethodError(f"There is no method {name!r}.{hint} There are {', '.join(METHODS)}.")
+    try:
+        return METHODS[name](dict(settings), problem)
+    except (TypeError, KeyError) as error:
+        raise MethodError(f"Method {name!r} with {settings}: {error}") from error
+
+
+def make_loss(task: str) -> nn.Module:
+    """The loss of a task."""
+    return nn.CrossEntropyLoss() if task == "classification" else nn.MSELoss()
+
+
+def rows_per_sample(name: str, settings: Settings) -> int:
+    """Rows that go through the network for each sample of a step."""
+    if name in ("regmixup", "mixupe") or (name == "c-mixup" and "at" in settings):
+        return 2  # clean and mixed rows, or both ends
+    if name != "elliptic":
+        return 1
+    n_times = settings.get("n_times", 5) if settings.get("sampling", "marginal") == "path" else 1
+    return int(settings.get("n_bridges", 1)) * int(n_times)

@@ -1,0 +1,145 @@
+"""What a method gets to see of a run, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica.lab.data.splits import Dataset
+from elliptica.lab.training.batch import Batch, Objective
+from elliptica.lab.training.loop import FitResult
+from elliptica.lab.training.progress import Progress
+from elliptica.lab.training.settings import TrainingSettings
+
+Settings = dict[str, Any]
+
+
+#: Train another network on the same data, before the run itself; it is left with the weights of its last
+#: epoch.
+FirstStage = Callable[[nn.Module, Objective, TrainingSettings, Progress], FitResult]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a method may look at.
+
+    Attributes:
+        data: The data set, with its label noise.
+        loss_fn: The ordinary loss.
+        model: The network that will be trained.
+        training: How it will be trained.
+        make_model: Makes another network, with weights of its own.
+        first_stage: Trains such a network.
+        generator: Source of randomness of what is prepared before training.
+        has_budget: Whether both stages together may cost what ordinary training does, no more.
+    """
+
+    data: Dataset
+    loss_fn: nn.Module
+    model: nn.Module
+    training: TrainingSettings
+    make_model: Callable[[], nn.Module]
+    first_stage: FirstStage
+    generator: torch.Generator
+    has_budget: bool = False
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None for real targets."""
+        return int(self.data.train.y.max()) + 1 if self.data.task == "classification" else None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A method ready to train.
+
+    Attributes:
+        objective: From the model and a batch to a loss.
+        data: The data to train on, if they are not those of the problem.
+        rows: Numbers of the training rows of an epoch; None is each row once.
+        evaluations: Rows that went through a network in a first stage.
+        seconds: Wall time of that stage.
+        details: What the record should tell about it.
+    """
+
+    objective: Objective
+    data: Dataset | None = None
+    rows: Tensor | None = None
+    evaluations: int = 0
+    seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+#: Settings and a problem to a method that is ready.
+Factory = Callable[[Settings, Problem], Prepared]
+
+
+class Owned:
+    """An objective made of a module that owns the model; what the module remembers is kept in checkpoints."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss."""
+        self.module.train(model.training)
+        loss: Tensor = self.call(batch)
+        return loss
+
+    def call(self, batch: Batch) -> Tensor:
+        """The module on a batch."""
+        loss: Tensor = self.module(batch.x, batch.y, generator=batch.generator)
+        return loss
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether a penalty has not set in yet."""
+        steps = getattr(self.module, "steps", None)
+        last = max(getattr(self.module, name, 0) for name in ("anneal_steps", "ib_anneal_steps"))
+        return steps is not None and int(steps) <= last
+
+    @property
+    def restarts_optimizer(self) -> bool:
+        """Whether a penalty sets in with this step, where DomainBed begins with a fresh optimiser."""
+        return bool(getattr(self.module, "just_annealed", False))
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Buffers of the module, without the model's."""
+        state = self.module.state_dict()
+        return {k: v.detach().cpu().clone() for k, v in state.items() if not k.startswith("model.")}
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Give them back."""
+        self.module.load_state_dict(tensors, strict=False)
+
+
+def environment(data: Dataset) -> Tensor:
+    """Environment of each training row: its group or, for groups of class times attribute, its attribute.
+
+    Groups are read as ``class * n_attributes + attribute`` if that is what they are for every row of the
+    validation part (whose labels are never noisy), as in Waterbirds and CelebA; otherwise (hospitals,
+    leagues) they are environments themselves.
+
+    Example:
+        >>> from elliptica.lab.data.splits import Split
+        >>> y, group = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 2, 3])
+        >>> part = Split(torch.zeros(4, 1), y, group)
+        >>> environment(Dataset("birds", part, part, part, "classification")).tolist()
+        [0, 1, 0, 1]
+    """
+    train, known = data.train, data.validation
+    if train.group is None or known.group is None:
+        raise ValueError(
+            "The method needs a group for each training row, but the data have none. Use data with groups, "
+            "or a method that does not look at them."
+        )
+    if data.task != "classification":
+        return train.group
+    n_attributes, rest = divmod(int(known.group.max()) + 1, int(known.y.max()) + 1)
+    if rest or n_attributes < 2 or not torch.equal(known.group // n_attributes, known.y):
+        return train.group
+    return train.group % n_attributes

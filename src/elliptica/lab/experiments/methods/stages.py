@@ -1,0 +1,158 @@
+"""Methods in two stages, and those that change the training rows.
+
+A first stage is trained anew when a killed run goes on: it is deterministic, and shorter than the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from typing import Any
+
+from torch import Tensor, nn
+
+from elliptica.baselines import (
+    ERM,
+    UMIX,
+    CorrectnessTable,
+    ErrorRecorder,
+    find_errors,
+    smote_rows,
+    umix_weights,
+    upsampled_rows,
+)
+from elliptica.core.types import EllipticWarning
+from elliptica.lab.data.splits import Split
+from elliptica.lab.experiments.methods.problem import Factory, Owned, Prepared, Problem, Settings
+from elliptica.lab.training.batch import Batch
+from elliptica.lab.training.progress import EpochEnd
+from elliptica.lab.training.settings import TrainingSettings
+
+
+class _Recorded:
+    """Ordinary training that shows its predictions to a recorder, as they are before each step."""
+
+    def __init__(
+        self, module: nn.Module, loss_fn: nn.Module, recorder: ErrorRecorder | CorrectnessTable
+    ) -> None:
+        self.module, self.loss_fn, self.recorder = module, loss_fn, recorder
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        output = model(batch.x)
+        self.recorder.update(batch.index, output, batch.y)
+        loss: Tensor = self.loss_fn(output, batch.y)
+        return loss
+
+
+def _first(problem: Problem, share: float, **changes: Any) -> TrainingSettings:
+    """The training of a first stage: a share of the epochs, and the last one is kept.
+
+    With a budget the second stage is shorter, too: both together have the epochs of one.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"first must be a share of the epochs between 0 and 1, but got {share}. E.g. first = 0.2."
+        )
+    if problem.has_budget:
+        share = share / (1 + share)
+    first = {
+        "epochs": max(math.ceil(share * problem.training.epochs), 1),
+        "select": "last",
+        "patience": None,
+        "balance": "none",
+        **changes,
+    }
+    return dataclasses.replace(problem.training, **first)
+
+
+def _warn_if_plain(is_plain: bool, message: str) -> None:
+    if is_plain:
+        warnings.warn(message, EllipticWarning, stacklevel=3)
+
+
+def jtt(settings: Settings, problem: Problem) -> Prepared:
+    """JTT: the rows that a short ordinary training gets wrong come ``factor`` times more often.
+
+    ``first`` is the share of the epochs of the first stage. ``errors="training"`` reads errors off the
+    predictions during its last epoch, as the reference does, ``"end"`` off the network at its end.
+    """
+    first, factor = float(settings.pop("first", 0.2)), int(settings.pop("factor", 100))
+    how = settings.pop("errors", "training")
+    train = problem.data.train
+    model, recorder = problem.make_model(), ErrorRecorder(train.n_rows)
+    objective = _Recorded(model, problem.loss_fn, recorder)
+
+    def only_the_last_epoch(end: EpochEnd) -> None:
+        if end.epoch < end.epochs:
+            recorder.reset()
+
+    found = problem.first_stage(model, objective, _first(problem, first), only_the_last_epoch)
+    errors = recorder.errors if how == "training" else find_errors(model, train.x, train.y)
+    _warn_if_plain(
+        not bool(errors.any()), "JTT's first stage makes no error: the second is ordinary training."
+    )
+    module = ERM(problem.model, problem.loss_fn, num_classes=problem.num_classes, **settings)
+    return Prepared(
+        Owned(module),
+        rows=upsampled_rows(errors, factor),
+        evaluations=found.evaluations,
+        seconds=found.seconds,
+        details={"errors": int(errors.sum())},
+    )
+
+
+class _Weighted(Owned):
+    """A module that is called with the weight of each row."""
+
+    def __init__(self, module: nn.Module, weights: Tensor) -> None:
+        super().__init__(module)
+        self.weights = weights
+
+    def call(self, batch: Batch) -> Tensor:
+        weight = self.weights[batch.index].to(batch.x)
+        loss: Tensor = self.module(batch.x, batch.y, sample_weight=weight, generator=batch.generator)
+        return loss
+
+
+def umix(settings: Settings, problem: Problem) -> Prepared:
+    """UMIX: weights from how often a first training was right.
+
+    ``first`` is the length of the first stage, as a share of the epochs; ``start`` and ``length`` are the
+    window in which its predictions count, as shares of its own epochs (the reference's Waterbirds: a sixth
+    and a sixth); ``first_training`` holds training settings of its own.
+    """
+    shares = [float(settings.pop(name, value)) for name, value in (("start", 1 / 6), ("length", 1 / 6))]
+    first, eta = float(settings.pop("first", 1.0)), float(settings.pop("eta", 80.0))
+    training = _first(problem, first, **settings.pop("first_training", {}))
+    train = problem.data.train
+    model, table = problem.make_model(), CorrectnessTable(train.n_rows)
+    objective = _Recorded(model, problem.loss_fn, table)
+    found = problem.first_stage(model, objective, training, lambda *_: table.end_epoch())
+    start = min(round(shares[0] * training.epochs), training.epochs - 1)
+    length = min(max(round(shares[1] * training.epochs), 1), training.epochs - start)
+    weights = umix_weights(table, start=start, length=length, eta=eta)
+    share = float((weights > 1).double().mean())
+    _warn_if_plain(
+        share == 0,
+        "UMIX's first stage makes no error in its window: all weights are 1. Begin the window earlier.",
+    )
+    module = UMIX(problem.model, problem.loss_fn, num_classes=problem.num_classes, **settings)
+    return Prepared(
+        _Weighted(module, weights),
+        evaluations=found.evaluations,
+        seconds=found.seconds,
+        details={"weighted_share": share, "window": [start, length]},
+    )
+
+
+def smote(settings: Settings, problem: Problem) -> Prepared:
+    """Ordinary training on rows that SMOTE has added until all classes are equally large."""
+    train = problem.data.train
+    x, y = smote_rows(train.x, train.y, generator=problem.generator, **settings)
+    module = ERM(problem.model, problem.loss_fn, num_classes=problem.num_classes)
+    return Prepared(Owned(module), data=dataclasses.replace(problem.data, train=Split(x, y)))
+
+
+#: Methods by name.
+STAGES: dict[str, Factory] = {"jtt": jtt, "umix": umix, "smote": smote}

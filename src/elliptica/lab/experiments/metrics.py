@@ -1,0 +1,187 @@
+"""Metrics of a model on a part of the data: overall, per group, per class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica.lab.data.splits import Dataset, Split
+
+#: Rows per forward pass, and values: large images come in smaller parts.
+_CHUNK, _VALUES = 2000, 2**25
+#: Bins of the calibration error.
+_BINS = 15
+
+Metrics = dict[str, Any]
+#: From inputs to noisy ones.
+Noise = Callable[[Tensor], Tensor]
+
+
+def predictions(model: nn.Module, split: Split, device: torch.device, noise: Noise | None = None) -> Tensor:
+    """Outputs in evaluation mode, on the CPU; at inputs with Gaussian noise, if any."""
+    model.eval()
+    rows = max(1, min(_CHUNK, _VALUES // max(split.x.shape[1:].numel(), 1)))
+    with torch.no_grad():
+        parts = (part if noise is None else noise(part) for part in split.x.split(rows))
+        return torch.cat([model(part.to(device)).float().cpu() for part in parts])
+
+
+def gaussian_noise(deviation: float, generator: torch.Generator) -> Noise | None:
+    """Noise for inputs at test time; None for none."""
+    if not deviation:
+        return None
+    return lambda x: x + deviation * torch.randn(x.shape, generator=generator)
+
+
+def group_shares(train: Split) -> dict[str, float] | None:
+    """Share of each group in the training rows, for averages that are weighted by it."""
+    if train.group is None:
+        return None
+    counts = torch.bincount(train.group)
+    return {str(g): float(n) / len(train.group) for g, n in enumerate(counts) if n}
+
+
+def measure(
+    model: nn.Module,
+    split: Split,
+    metric: str,
+    device: torch.device,
+    shares: dict[str, float] | None = None,
+    *,
+    detailed: bool = True,
+    noise: Noise | None = None,
+) -> Metrics:
+    """All numbers of a part of the data.
+
+    - ``average``: over all rows together.
+    - ``weighted``: of groups, weighted by their shares in the training rows; groups without rows here are
+      left out.
+    - ``balanced``: the mean over classes.
+    - ``worst``: of the worst group or, for classes without groups, of the worst class; those without rows
+      here are left out, and named in ``empty_groups``.
+    - ``top5``: a row is right if its class is among the five most likely.
+    - ``auroc``, ``calibration``, ``uncertainty``: see `score_classes`; only if ``detailed``.
+    """
+    output = predictions(model, split, device, noise)
+    if metric == "rmse":
+        errors = (output - split.y).square().reshape(len(output), -1).mean(1).double()
+        by_group = _by(errors, split.group, lambda values: math.sqrt(float(values.mean())))
+        found: Metrics = {"average": math.sqrt(float(errors.mean())), "mape": _mape(output, split.y)}
+    else:
+        right = (output.argmax(1) == split.y) == (metric == "accuracy")  # or wrong, for errors
+        by_group = _by(right.double(), split.group, _mean)
+        by_class = _by(right.double(), split.y, _mean)
+        found = {"average": float(right.double().mean()), "by_class": by_class}
+        found["balanced"] = sum(by_class.values()) / len(by_class)
+        if output.shape[1] > 5:
+            in_five = (output.topk(5, dim=1).indices == split.y[:, None]).any(1) == (metric == "accuracy")
+            found["top5"] = float(in_five.double().mean())
+        if detailed:
+            found |= score_classes(output.softmax(1).double(), split.y)
+        _add_weighted(found, by_group, shares)
+        by_group = by_group or by_class
+    if by_group:
+        found["by_group"] = by_group
+        found["worst"] = min(by_group.values()) if metric == "accuracy" else max(by_group.values())
+    return found
+
+
+def score_classes(p: Tensor, y: Tensor) -> Metrics:
+    """What probabilities are worth, beyond the class that they favour.
+
+    - ``auroc``: area under the receiver operating curve, one class against the rest, mean over classes; None
+      if only one class has rows.
+    - ``calibration``: expected calibration error of the favoured class, 15 bins of equal width.
+    - ``uncertainty``: mean entropy of the probabilities, for the rows of each class, as a share of the
+      entropy of ignorance. (The paper's appendix does not say which score its figure shows.)
+    - ``reliability``: for each of these bins, the number of rows, the sum of their confidences, and how many
+      were right; bins of several seeds can be added.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    present = y.unique()
+    auroc = None
+    if len(present) > 1:
+        auroc = sum(float(roc_auc_score(y == c, p[:, c])) for c in present) / len(present)
+    entropy = -torch.special.xlogy(p, p).sum(1) / math.log(p.shape[1])
+    confidence, guess = p.max(1)
+    rows, sure, hits = _binned(confidence, guess == y)
+    return {
+        "auroc": auroc,
+        "calibration": float((sure - hits).abs().sum()) / len(confidence),
+        "uncertainty": _by(entropy, y, _mean),
+        "reliability": {
+            "rows": rows.long().tolist(),
+            "confidence": [float(f"{value:.6g}") for value in sure.tolist()],
+            "right": hits.long().tolist(),
+        },
+    }
+
+
+def _binned(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, summed confidence and right answers in each of 15 bins of equal width."""
+    bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
+    rows, sure, hits = (
+        torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, each.double())
+        for each in (torch.ones_like(confidence), confidence, right)
+    )
+    return rows, sure, hits
+
+
+def count_rows(data: Dataset) -> dict[str, Any]:
+    """Rows of each part of a data set: all of them, and by class and group where there are any."""
+    found: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        split: Split = getattr(data, name)
+        found[name] = {"rows": split.n_rows}
+        labels = {"class": split.y if data.task == "classification" else None, "group": split.group}
+        for kind, numbers in labels.items():
+            if numbers is not None:
+                values, counts = numbers.unique(return_counts=True)
+                pairs = zip(values.tolist(), counts.tolist(), strict=True)
+                found[name][kind] = {str(value): count for value, count in pairs}
+    return found
+
+
+def _add_weighted(found: Metrics, by_group: dict[str, float], shares: dict[str, float] | None) -> None:
+    if not shares or not by_group:
+        return
+    common = [g for g in by_group if g in shares]
+    if common:
+        total = sum(shares[g] for g in common)
+        found["weighted"] = sum(shares[g] * by_group[g] for g in common) / total
+    found["empty_groups"] = [g for g in shares if g not in by_group]
+
+
+def score_of(metrics: Metrics, metric: str, column: str) -> float:
+    """What selection maximises; the last epoch is shown with its average."""
+    column = "average" if column == "last" else column
+    if metrics.get(column) is None:
+        known = ", ".join(name for name, value in metrics.items() if isinstance(value, float))
+        raise ValueError(
+            f"The epoch is to be chosen by {column!r}, but the data have only {known}. Set select."
+        )
+    value = float(metrics[column])
+    return value if metric == "accuracy" else -value
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean())
+
+
+def _by(values: Tensor, group: Tensor | None, reduce: Callable[[Tensor], float]) -> dict[str, float]:
+    if group is None:
+        return {}
+    return {str(int(g)): reduce(values[group == g]) for g in group.unique()}
+
+
+def _mape(output: Tensor, y: Tensor) -> float | None:
+    """Mean absolute error in percent of the target, over targets other than zero."""
+    kept = y != 0
+    if not bool(kept.any()):
+        return None
+    return float(100 * ((output - y).abs()[kept] / y.abs()[kept]).double().mean())

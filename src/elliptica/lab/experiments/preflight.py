@@ -1,0 +1,100 @@
+"""What stands in the way of runs, found before any work is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import torch
+
+from elliptica.lab.data.catalogue import ENTRIES, plain_name
+from elliptica.lab.experiments.problems import entry_name, load_dataset
+from elliptica.lab.experiments.records import read_record, record_file
+from elliptica.lab.experiments.run import Options
+from elliptica.lab.experiments.specification import Run
+
+
+def check_before(runs: list[Run], options: Options) -> tuple[list[Run], list[str]]:
+    """Try the folder, the device and the data; returns the runs that can be done, and problems."""
+    problem = folder_problem(options.out) or device_problem(options.device)
+    if problem:
+        return [], [problem]
+    problems = data_problems(one_per_data(runs, options.out), options.data_dir)
+    return with_folder(without(runs, problems), list(problems.values()), options.out)
+
+
+def with_folder(left: list[Run], problems: list[str], out: Path) -> tuple[list[Run], list[str]]:
+    """Make the folder now that everything else is known to be right: a refused command leaves nothing."""
+    if not left:
+        return [], problems
+    try:
+        (out / ".locks").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return [], [_cannot_write(out, error)]
+    return left, problems
+
+
+def folder_problem(out: Path) -> str | None:
+    """Why records cannot be written, as far as can be seen without writing; None if they can."""
+    try:
+        there = next(place for place in (out.absolute(), *out.absolute().parents) if place.exists())
+    except OSError as error:
+        return _cannot_write(out, error)
+    if not there.is_dir():
+        return _cannot_write(out, f"{there} is not a folder")
+    return None if os.access(there, os.W_OK | os.X_OK) else _cannot_write(out, f"{there} is read-only")
+
+
+def _cannot_write(out: Path, why: object) -> str:
+    return f"Records cannot be written to {out} ({why}). Choose another folder with --out."
+
+
+def device_problem(device: str) -> str | None:
+    """Why a device of this machine cannot be used; None if it can."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0]
+        return f"There is no device {device!r} here ({first}). Use --device cpu."
+    return None
+
+
+def one_per_data(runs: list[Run], out: Path) -> list[Run]:
+    """One run for each way of loading data that is still needed."""
+    left = [run for run in runs if read_record(record_file(out, run)) is None]
+    return list({load_key(run): run for run in reversed(left)}.values())[::-1]
+
+
+def data_problems(runs: list[Run], data_dir: Path | None) -> dict[str, str]:
+    """Why data of runs cannot be loaded on this machine, by `load_key`."""
+    problems = {}
+    for run in runs:
+        try:
+            load_dataset(run.load, run.seed, data_dir)
+        except (OSError, ValueError) as error:
+            problems[load_key(run)] = f"{run.dataset}: {error}{_way_to_get(run, data_dir, error)}"
+    return problems
+
+
+def _way_to_get(run: Run, data_dir: Path | None, error: Exception) -> str:
+    """What to do about files that are missing."""
+    if not isinstance(error, OSError):
+        return ""
+    name = entry_name(run.dataset, run.load)
+    entry = next((each for each in ENTRIES if plain_name(each.name) == plain_name(name)), None)
+    if entry is None or not entry.can_fetch or not isinstance(error, FileNotFoundError):
+        return " `elliptica data list` says how to get data."
+    place = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
+    return f" To download it: elliptica data fetch {entry.name}{place}"
+
+
+def without(runs: list[Run], problems: dict[str, str]) -> list[Run]:
+    """Runs whose data can be loaded."""
+    return [run for run in runs if load_key(run) not in problems]
+
+
+def load_key(run: Run) -> str:
+    """The same for runs that load the same data."""
+    return json.dumps(run.load, sort_keys=True)

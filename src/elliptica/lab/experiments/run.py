@@ -1,0 +1,254 @@
+"""Doing a run: train, measure, record; what is recorded is never repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elliptica._utils.random import stream
+from elliptica.distributed.ranks import Ranks
+from elliptica.distributed.rows import split_rows
+from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments.methods import make_loss, prepare, rows_per_sample
+from elliptica.lab.experiments.methods.problem import Problem
+from elliptica.lab.experiments.metrics import (
+    Noise,
+    count_rows,
+    gaussian_noise,
+    group_shares,
+    measure,
+    score_of,
+)
+from elliptica.lab.experiments.problems import label_noise, load_dataset, make_model
+from elliptica.lab.experiments.progress import Listener as Listener
+from elliptica.lab.experiments.progress import Report, reported
+from elliptica.lab.experiments.records import (
+    checkpoint_file,
+    claimed,
+    model_file,
+    read_record,
+    record_file,
+    versions,
+    write_record,
+)
+from elliptica.lab.experiments.specification import Run
+from elliptica.lab.training.batch import Objective
+from elliptica.lab.training.checkpoint import model_tensors, save_checkpoint
+from elliptica.lab.training.loop import FitResult, fit
+from elliptica.lab.training.progress import Progress
+from elliptica.lab.training.settings import TrainingSettings
+
+#: How a run is done, in this process (`do_here`) or elsewhere: it returns the record.
+Do = Callable[["Run", "Options", Listener], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RaySettings:
+    """How runs are done on a Ray cluster.
+
+    Attributes:
+        address: Of the cluster; None is that of ``RAY_ADDRESS``, or a new cluster of this machine alone.
+        cpus_per_run: Processors that a run reserves; torch gets as many threads.
+        gpus_per_run: GPUs that it reserves; a share such as 0.5 lets runs have one together.
+        retries: How often a run is tried again whose worker was lost.
+    """
+
+    address: str | None = None
+    cpus_per_run: float = 1
+    gpus_per_run: float = 0
+    retries: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What does not change a result.
+
+    Attributes:
+        out: Folder of the records.
+        data_dir: Where data are; None searches the usual places.
+        device: Where to train.
+        jobs: Runs at once, in processes with one thread each if there are several; None is one, or as many as
+            a cluster has room for.
+        tensorboard: Folder for event files, one folder per run in it; None writes none.
+        keep_models: Write the selected weights beside each new record.
+        ranks: Processes that share the work of each run.
+        ray: A cluster to do them on; None is this machine, without Ray.
+    """
+
+    out: Path
+    data_dir: Path | None = None
+    device: str = "cpu"
+    jobs: int | None = None
+    tensorboard: Path | None = None
+    keep_models: bool = False
+    ranks: Ranks = dataclasses.field(default_factory=Ranks)
+    ray: RaySettings | None = None
+
+
+def do_run(
+    run: Run,
+    options: Options,
+    progress: Progress = lambda *_: None,
+    *,
+    checkpoint: Path | None = None,
+    with_test: bool = True,
+) -> dict[str, Any]:
+    """Train and measure one run, from its checkpoint if there is one; returns the record.
+
+    A search has checkpoints of its own, and leaves the test part alone.
+    """
+    data = load_dataset(run.load, run.seed, options.data_dir)
+    settings = TrainingSettings(**_tuples(run.training))
+    budget = ordinary_evaluations(data.train.n_rows, settings) if run.match_evaluations else None
+    name, device = f"{run.table}/{run.streams or run.dataset}", torch.device(options.device)
+    model = make_model(run.model, data, name, run.seed)
+    shares = group_shares(data.train)
+
+    def measured(net: nn.Module, part: Split, **options: Any) -> dict[str, Any]:
+        return measure(net, part, run.metric, device, shares, **options)
+
+    problem = _problem(run, data, model, settings, name, device, options.ranks)
+    method = prepare(run.method, run.settings, problem)
+    checkpoint = checkpoint or checkpoint_file(options.out, run)
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    found = fit(
+        model,
+        method.objective,
+        method.data or data,
+        settings if run.select != "last" else dataclasses.replace(settings, select="last"),
+        lambda net, part: score_of(measured(net, part, detailed=False), run.metric, run.select),
+        name=f"{name}/{run.row}",
+        seed=run.seed,
+        rows=method.rows,
+        relabel=label_noise(run.load),
+        budget=None if budget is None else budget - method.evaluations,
+        checkpoint=checkpoint,
+        device=device,
+        progress=progress,
+        ranks=options.ranks,
+    )
+    if options.keep_models and with_test and options.ranks.is_first:
+        save_checkpoint(model_file(options.out, run), {"model": model_tensors(model)}, {"epoch": found.epoch})
+    with split_rows(model, options.ranks):
+        metrics = {
+            **({"test": measured(model, data.test, noise=_test_noise(run, name))} if with_test else {}),
+            "validation": measured(model, data.validation),
+        }
+    return {
+        "run": run.model_dump(mode="json"),
+        "metrics": metrics,
+        **({"rows": count_rows(data)} if with_test else {}),
+        "method": method.details,
+        "epoch": found.epoch,
+        "curves": {"loss": _rounded(found.losses), "validation": _rounded(found.scores)},
+        "cost": {
+            "evaluations": found.evaluations + method.evaluations,
+            "rows_per_sample": rows_per_sample(run.method, run.settings),
+            "epochs": found.epochs,
+            "seconds": found.seconds + method.seconds,
+            "first_stage": {"evaluations": method.evaluations, "seconds": method.seconds},
+            "device": options.device,
+            "threads": torch.get_num_threads(),
+            "world_size": options.ranks.size,
+        },
+        "versions": versions(),
+    }
+
+
+def _rounded(values: list[float]) -> list[float]:
+    """Six digits, which is enough to look at."""
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _test_noise(run: Run, name: str) -> Noise | None:
+    return gaussian_noise(run.load.get("test_noise", 0.0), stream(name, run.seed, "test noise"))
+
+
+def _problem(
+    run: Run,
+    data: Dataset,
+    model: nn.Module,
+    settings: TrainingSettings,
+    name: str,
+    device: torch.device,
+    ranks: Ranks,
+) -> Problem:
+    """What the method may look at; a first stage has streams of its own and is not checkpointed."""
+
+    def first_stage(
+        net: nn.Module, objective: Objective, first: TrainingSettings, progress: Progress
+    ) -> FitResult:
+        return fit(
+            net,
+            objective,
+            data,
+            first,
+            lambda *_: 0.0,
+            name=f"{name}/{run.row}/first stage",
+            seed=run.seed,
+            relabel=label_noise(run.load),
+            device=device,
+            progress=progress,
+            ranks=ranks,
+        )
+
+    return Problem(
+        data,
+        make_loss(data.task),
+        model,
+        settings,
+        lambda: make_model(run.model, data, f"{name}/first stage", run.seed),
+        first_stage,
+        stream(f"{name}/{run.row}", run.seed, "preparation"),
+        run.match_evaluations,
+    )
+
+
+def ordinary_evaluations(n_rows: int, settings: TrainingSettings) -> int:
+    """Rows that ordinary training sends through its network."""
+    left_out = n_rows % settings.batch_size if settings.drop_last and n_rows >= settings.batch_size else 0
+    return settings.epochs * (n_rows - left_out)
+
+
+def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+
+
+def do_here(run: Run, options: Options, listen: Listener) -> dict[str, Any]:
+    """Do a run in this process and tell of its start and its epochs; returns the record."""
+    listen(run.label, "start", {"epochs": run.training.get("epochs")})
+    if not options.ranks.is_first:  # the first one reports for all
+        return do_run(run, options, Report(run, listen))
+    with reported(run, options.out, options.tensorboard, listen) as report:
+        return report.finish(do_run(run, options, report))
+
+
+@contextlib.contextmanager
+def _claim(run: Run, options: Options) -> Iterator[bool]:
+    """Whether the run is still to be done, and here; the first process answers for all."""
+    file = record_file(options.out, run)
+    if not options.ranks.is_first or read_record(file) is not None:
+        yield False
+        return
+    with claimed(options.out, file) as mine:
+        yield mine and read_record(file) is None
+
+
+def finish_run(run: Run, options: Options, listen: Listener, do: Do = do_here) -> str:
+    """Do a run unless it is recorded or another process does it; returns what happened."""
+    with _claim(run, options) as mine:
+        if not options.ranks.from_first(mine):
+            listen(run.label, "skipped", {})
+            return "skipped"
+        record = do(run, options, listen)
+        if options.ranks.is_first:
+            write_record(record_file(options.out, run), record)
+            checkpoint_file(options.out, run).unlink(missing_ok=True)
+    listen(run.label, "done", record["metrics"]["test"])
+    return "done"

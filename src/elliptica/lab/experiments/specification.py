@@ -1,0 +1,364 @@
+"""Specifications: one TOML file per table of the paper, checked key by key."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import sys
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+#: What is measured; accuracies and errors (of classes) are shown in percent.
+Metric = Literal["rmse", "accuracy", "error"]
+#: See `elliptica.lab.experiments.metrics.measure`.
+Column = Literal["average", "weighted", "balanced", "worst", "top5", "auroc", "calibration"]
+#: How the epoch is chosen: by a column on the validation part, or not at all.
+Selection = Literal["average", "weighted", "balanced", "worst", "last"]
+
+
+class SpecificationError(ValueError):
+    """A specification cannot be used; the message names the key."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PaperValue(_Strict):
+    """A number of the paper and its deviation, in the units of the table."""
+
+    mean: float
+    std: float | None = None
+
+
+class SearchSpec(_Strict):
+    """A named search space: ranges of training settings, and of settings of the method."""
+
+    training: dict[str, Range] = Field(default_factory=dict)
+    settings: dict[str, Range] = Field(default_factory=dict)
+
+
+class DatasetSpec(_Strict):
+    """One data set of a table.
+
+    Attributes:
+        load: Arguments of its loader.
+        model: Name and settings of the network.
+        training: Fields of `TrainingSettings`.
+        select: Column that chooses the epoch, if it is not the table's.
+        seeds: Repetitions, if they are not the table's.
+        streams: Name for the random streams in place of the data set's, to train the same networks twice.
+        methods: Settings that differ from the table's, by row.
+        defaults: Settings of every row whose method is `elliptic`, weaker than those of rows.
+        paper: The paper's values, by method and column.
+        note: Printed below the table.
+    """
+
+    load: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any]
+    training: dict[str, Any]
+    select: Selection | None = None
+    seeds: int | None = Field(default=None, ge=1)
+    streams: str = ""
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    paper: dict[str, dict[str, PaperValue]] = Field(default_factory=dict)
+    note: str = ""
+
+
+class Specification(_Strict):
+    """One table of the paper.
+
+    Attributes:
+        title: Heading.
+        paper: Where it is in the paper.
+        metric: What is measured on the test part.
+        columns: What is shown, see `elliptica.lab.experiments.metrics.measure`.
+        select: Column that chooses the epoch, on the validation part, or ``"last"``.
+        seeds: Repetitions.
+        trials: Trials of `elliptica tune` for each row.
+        search: What it varies in the training of every row; a row's ``search`` adds settings of its method.
+        searches: Spaces of `elliptica tune --search`, by name.
+        methods: Settings by name of the row; ``method`` in them names the method if the row's name does
+            not, ``epochs`` gives it a schedule of its own, ``training`` other training settings, ``skip``
+            leaves it out. ``from`` names a table that has the same row: its runs are then these.
+        datasets: Data sets by name; ``data`` defaults to that name.
+    """
+
+    title: str
+    paper: str
+    metric: Metric
+    columns: list[Column] = ["average"]
+    select: Selection = "average"
+    seeds: int = Field(ge=1)
+    trials: int = Field(default=10, ge=1)
+    search: dict[str, Range] = Field(default_factory=dict)
+    searches: dict[str, SearchSpec] = Field(default_factory=dict)
+    methods: dict[str, dict[str, Any]]
+    datasets: dict[str, DatasetSpec]
+
+
+class Run(_Strict):
+    """Everything that decides the result of one run; its hash names the record."""
+
+    table: str
+    dataset: str
+    row: str
+    method: str
+    seed: int
+    metric: Metric
+    columns: tuple[str, ...]
+    select: str
+    load: dict[str, Any]
+    model: dict[str, Any]
+    training: dict[str, Any]
+    settings: dict[str, Any]
+    match_evaluations: bool = False
+    streams: str = ""
+
+    @property
+    def key(self) -> str:
+        """Hash of all settings but the seed."""
+        content = self.model_dump(mode="json", exclude={"seed"})
+        if not self.streams:  # added later: records without it keep their names
+            del content["streams"]
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.table} {self.dataset} {self.row} seed {self.seed}"
+
+
+def preset_names() -> list[str]:
+    """Tables that come with the library."""
+    folder = resources.files("elliptica.lab.experiments") / "presets"
+    names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return sorted(names, key=lambda name: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", name)])
+
+
+def load_specification(name: str) -> Specification:
+    """Read a preset by name, e.g. ``"table3"``."""
+    names = preset_names()
+    if name not in names:
+        near = difflib.get_close_matches(f"table{name}" if name.isdigit() else name.lower(), names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise SpecificationError(f"There is no table {name!r}.{hint} There are {', '.join(names)}.")
+    text = (resources.files("elliptica.lab.experiments") / "presets" / f"{name}.toml").read_text()
+    return parse_specification(text, name)
+
+
+def parse_specification(text: str, name: str) -> Specification:
+    """Check a specification; errors name the key."""
+    try:
+        return Specification.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecificationError(f"{name} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+        raise SpecificationError("\n".join([f"{name} has wrong entries:", *lines])) from error
+
+
+def runs(
+    name: str,
+    specification: Specification,
+    *,
+    datasets: list[str] | None = None,
+    methods: list[str] | None = None,
+    seeds: int | None = None,
+    match_evaluations: bool = False,
+    training: dict[str, Any] | None = None,
+) -> list[Run]:
+    """All runs of a table, or those asked for; ``training`` overrides settings of all of them."""
+    datasets = _resolved(datasets, list(specification.datasets))
+    _check_known("data set", datasets, list(specification.datasets), name)
+    _check_known("method", methods, list(specification.methods), name)
+    found = []
+    for dataset in datasets or list(specification.datasets):
+        spec = specification.datasets[dataset]
+        _check_known("method", list(spec.methods) or None, list(specification.methods), f"{name}: {dataset}")
+        load = {"name": dataset, **spec.load}
+        for row in methods or list(specification.methods):
+            settings = {**specification.methods[row], **spec.methods.get(row, {})}
+            if settings.get("method", row) == "elliptic":
+                settings = {**spec.defaults, **settings}
+            settings.pop("search", None)
+            n_seeds = seeds or spec.seeds or specification.seeds
+            if settings.pop("skip", False):
+                continue
+            if "from" in settings:
+                found += _runs_of_another_table(
+                    name, settings["from"], dataset, spec, row, n_seeds, match_evaluations, training
+                )
+                continue
+            method = settings.pop("method", row)
+            own = dict(settings.pop("training", {}))
+            epochs = settings.pop("epochs", own.pop("epochs", None))
+            if epochs is not None and not match_evaluations:  # matched costs need no other schedule
+                own["epochs"] = _stretched(epochs, spec, training)
+            for seed in range(n_seeds):
+                found.append(
+                    Run(
+                        table=name,
+                        dataset=dataset,
+                        row=row,
+                        method=method,
+                        seed=seed,
+                        metric=specification.metric,
+                        columns=tuple(specification.columns),
+                        select=spec.select or specification.select,
+                        load=load,
+                        model=spec.model,
+                        training={**spec.training, **(training or {}), **own},
+                        settings=settings,
+                        match_evaluations=match_evaluations,
+                        streams=spec.streams,
+                    )
+                )
+    return found
+
+
+def _stretched(epochs: int, spec: DatasetSpec, training: dict[str, Any] | None) -> int:
+    """A row's own number of epochs, changed as much as that of all others."""
+    usual = spec.training["epochs"]
+    return max(round(epochs * (training or {}).get("epochs", usual) / usual), 1)
+
+
+def _runs_of_another_table(
+    name: str,
+    other: str,
+    dataset: str,
+    spec: DatasetSpec,
+    row: str,
+    seeds: int,
+    match_evaluations: bool,
+    training: dict[str, Any] | None,
+) -> list[Run]:
+    """Runs that two tables have in common; they are done and recorded once, under the other's name."""
+    try:
+        theirs = load_specification(other)
+        there = theirs.datasets.get(dataset)
+        for part in ("load", "model", "training"):
+            if there is not None and getattr(there, part) != getattr(spec, part):
+                raise SpecificationError(
+                    f"{part} of {dataset} is {getattr(there, part)} there and {getattr(spec, part)} here."
+                )
+        return runs(
+            other,
+            theirs,
+            datasets=[dataset],
+            methods=[row],
+            seeds=seeds,
+            match_evaluations=match_evaluations,
+            training=training,
+        )
+    except SpecificationError as error:
+        raise SpecificationError(f'{name}: methods.{row}.from = "{other}": {error}') from error
+
+
+def _resolved(asked: list[str] | None, known: list[str]) -> list[str] | None:
+    """Names as the table writes them: ``-`` and ``_`` are the same."""
+    plain = {name.replace("-", "_"): name for name in known}
+    return None if asked is None else [plain.get(name.replace("-", "_"), name) for name in asked]
+
+
+def _check_known(what: str, asked: list[str] | None, known: list[str], where: str) -> None:
+    if asked is not None and not asked:
+        raise SpecificationError(f"No {what} is named. Leave the option out for all of {where}'s.")
+    for name in asked or []:
+        if name in known:
+            continue
+        others = [table for table in preset_names() if name in _names(what, table)]
+        by_lower = {each.lower(): each for each in known}
+        near = [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=1)]
+        hint = f" {name} is in {', '.join(others)}." if others else ""
+        hint += f" Did you mean {near[0]!r}?" if near else ""
+        raise SpecificationError(f"{where} has no {what} {name!r}.{hint} It has {', '.join(known)}.")
+
+
+def _names(what: str, table: str) -> list[str]:
+    specification = load_specification(table)
+    return list(specification.methods if what == "method" else specification.datasets)
+
+
+# What a setting may be in a search: a range of numbers, of whole numbers, or a list of choices.
+
+
+#: What a search can choose among.
+Value = bool | int | float | str
+
+
+class Range(BaseModel):
+    """What a setting may be in a search.
+
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+        log: Search the logarithm.
+        integer: Only whole numbers.
+        choices: In place of numbers between two: one of these.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    integer: bool = False
+    choices: tuple[Value, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Range:
+        if self.choices is not None:
+            if self.low is not None or self.high is not None or self.log or self.integer:
+                raise ValueError("choices stand alone, without low, high, log or integer")
+            if not self.choices or len(set(map(repr, self.choices))) < len(self.choices):
+                raise ValueError("choices must be different from each other, and at least one")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give low and high, or choices")
+        if self.low > self.high or (self.log and self.low <= 0):
+            raise ValueError("low must not exceed high, and must be positive with log = true")
+        if self.integer and (self.low % 1 or self.high % 1):
+            raise ValueError("low and high must be whole numbers with integer = true")
+        return self
+
+    def suggest(self, trial: Any, name: str) -> Value:
+        """A value from an Optuna trial."""
+        found: Value
+        if self.choices is not None:
+            found = trial.suggest_categorical(name, self.choices)
+        elif self.integer:
+            assert self.low is not None
+            assert self.high is not None
+            found = trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
+        else:
+            found = trial.suggest_float(name, self.low, self.high, log=self.log)
+        return found
+
+    def contains(self, value: object) -> bool:
+        """Whether a search could have found a value."""
+        if self.choices is not None:
+            return any(value == choice and type(value) is type(choice) for choice in self.choices)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        assert self.low is not None
+        assert self.high is not None
+        return self.low <= value <= self.high and not (self.integer and value % 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file; numbers look as they did before there were choices."""
+        if self.choices is not None:
+            return {"choices": list(self.choices)}
+        found: dict[str, Any] = {"low": self.low, "high": self.high, "log": self.log}
+        return {**found, "integer": True} if self.integer else found

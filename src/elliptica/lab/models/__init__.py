@@ -1,0 +1,8 @@
+"""The networks of the paper's experiments, ready to be trained from scratch, and doors to pretrained ones."""
+
+from elliptica._utils.perceptron import mlp as mlp
+from elliptica.lab.models.backbones import load_backbone as load_backbone
+from elliptica.lab.models.resnet import preact_resnet as preact_resnet
+from elliptica.lab.models.resnet import wide_resnet as wide_resnet
+
+__all__ = ["load_backbone", "mlp", "preact_resnet", "wide_resnet"]

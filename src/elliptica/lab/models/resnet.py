@@ -1,0 +1,228 @@
+"""Pre-activation residual networks for small images (paper: Tables 1 and 2)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from elliptica._utils.perceptron import require_positive
+
+Depth = Literal[18, 34, 50, 101]
+
+# Blocks per stage, and whether they are bottlenecks.
+_STAGES: dict[int, tuple[tuple[int, int, int, int], bool]] = {
+    18: ((2, 2, 2, 2), False),
+    34: ((3, 4, 6, 3), False),
+    50: ((3, 4, 6, 3), True),
+    101: ((3, 4, 23, 3), True),
+}
+
+
+def preact_resnet(
+    depth: Depth,
+    num_classes: int,
+    *,
+    width: int = 64,
+    stem_stride: int = 1,
+    in_channels: int = 3,
+) -> nn.Sequential:
+    """Build a pre-activation ResNet that maps images to logits ``(batch, num_classes)``.
+
+    A 3x3 convolution, four stages of residual blocks with ``width`` times 1, 2, 4, 8 channels
+    (four times that after bottlenecks, depths 50 and 101) at strides 1, 2, 2, 2, the mean over
+    all pixels, and a linear layer. As in the pipeline the paper follows, there is no batch norm or
+    ReLU between the last block and the mean. Images of 32x32 with stem stride 1 (CIFAR) and 64x64
+    with stem stride 2 (Tiny-ImageNet) reach the mean at 4x4, where it is that pipeline's 4x4
+    average pooling; other sizes also work.
+
+    Not for full-size photographs: the stem keeps (nearly) all pixels, which is slow on them.
+    Weights come from torch's default initialisation and default random stream.
+
+    Args:
+        depth: 18 or 34 (basic blocks), 50 or 101 (bottleneck blocks).
+        num_classes: Number of logits.
+        width: Channels of the first stage; the paper's nets have 64, smaller is faster.
+        stem_stride: Stride of the first convolution; 2 for Tiny-ImageNet.
+        in_channels: Channels of the images, 3 for colour and 1 for grey.
+
+    Returns:
+        Named parts ``stem, stage1, ..., stage4, pool, flatten, head``, in order.
+
+    Raises:
+        ValueError: If the depth is not one of the four or a size is not positive.
+
+    Example:
+        >>> net = preact_resnet(18, num_classes=10)
+        >>> sum(p.numel() for p in net.parameters())
+        11171146
+    """
+    if depth not in _STAGES:
+        raise ValueError(
+            f"depth must be one of {', '.join(map(str, _STAGES))}, but got {depth!r}. "
+            "Pick one of these; to make a net smaller or larger, change width."
+        )
+    require_positive(num_classes=num_classes, width=width, stem_stride=stem_stride, in_channels=in_channels)
+    n_blocks, is_bottleneck = _STAGES[depth]
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    parts["stem"] = _conv3(in_channels, width, stride=stem_stride)
+    n_in = width
+    for i, n in enumerate(n_blocks):
+        stage_width = width * 2**i
+        blocks = []
+        for j in range(n):
+            stride = 2 if i > 0 and j == 0 else 1
+            block = _PreActBlock(n_in, stage_width, stride=stride, is_bottleneck=is_bottleneck)
+            blocks.append(block)
+            n_in = block.n_out
+        parts[f"stage{i + 1}"] = nn.Sequential(*blocks)
+    parts["pool"] = nn.AdaptiveAvgPool2d(1)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(n_in, num_classes)
+    return nn.Sequential(parts)
+
+
+class _PreActBlock(nn.Module):
+    """``shortcut + residual(relu(bn(x)))``.
+
+    The shortcut is ``x`` itself where the shape stays the same, and otherwise a strided 1x1
+    convolution of the *activated* input. A bottleneck strides in its 3x3 convolution.
+    """
+
+    def __init__(self, n_in: int, width: int, *, stride: int, is_bottleneck: bool) -> None:
+        super().__init__()
+        self.n_out = 4 * width if is_bottleneck else width
+        self.activate = _norm_relu(n_in)
+        if is_bottleneck:
+            self.residual = nn.Sequential(
+                _conv1(n_in, width, stride=1),
+                _norm_relu(width),
+                _conv3(width, width, stride=stride),
+                _norm_relu(width),
+                _conv1(width, self.n_out, stride=1),
+            )
+        else:
+            self.residual = nn.Sequential(
+                _conv3(n_in, width, stride=stride),
+                _norm_relu(width),
+                _conv3(width, width, stride=1),
+            )
+        keeps_shape = stride == 1 and n_in == self.n_out
+        self.project = None if keeps_shape else _conv1(n_in, self.n_out, stride=stride)
+
+    def forward(
+        self, x: Float[Tensor, "batch channel height width"]
+    ) -> Float[Tensor, "batch channel_out height_out width_out"]:
+        """Apply the block."""
+        activated: Tensor = self.activate(x)
+        shortcut: Tensor = x if self.project is None else self.project(activated)
+        residual: Tensor = self.residual(activated)
+        return shortcut + residual
+
+
+def _conv1(n_in: int, n_out: int, *, stride: int) -> nn.Conv2d:
+    """Convolve 1x1, without bias."""
+    return nn.Conv2d(n_in, n_out, kernel_size=1, stride=stride, bias=False)
+
+
+def _conv3(n_in: int, n_out: int, *, stride: int) -> nn.Conv2d:
+    """Convolve 3x3, without bias, keeping the size at stride 1."""
+    return nn.Conv2d(n_in, n_out, kernel_size=3, stride=stride, padding=1, bias=False)
+
+
+def _norm_relu(channels: int) -> nn.Sequential:
+    """Normalise, then cut off below zero (not in place: the shortcut may need the input)."""
+    return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
+
+
+# Wide residual networks for small images, WRN-28-10 among them (paper: Tables 1 and 2).
+
+
+_STEM = 16
+
+
+def wide_resnet(
+    num_classes: int,
+    *,
+    depth: int = 28,
+    widen: int = 10,
+    in_channels: int = 3,
+) -> nn.Sequential:
+    """Build a wide ResNet that maps images to logits ``(batch, num_classes)``; WRN-28-10 by default.
+
+    A 3x3 convolution to 16 channels, three stages of pre-activated blocks with ``widen`` times 16, 32, 64
+    channels at strides 1, 2, 2, batch norm, ReLU, the mean over all pixels, and a linear layer.
+
+    As in the pipeline the paper follows, and unlike the original: no dropout, convolutions have biases, the
+    *second* convolution of a block strides, shortcuts take the raw input, and the running statistics of
+    the last batch norm have momentum 0.9, so they are nearly those of the last batch. Images of 32x32
+    reach the mean at 8x8, where it is that pipeline's 8x8 average pooling; other sizes also work.
+
+    Args:
+        num_classes: Number of logits.
+        depth: Convolutions in the main path and the last layer: 6 k + 4 for k blocks per stage.
+        widen: Factor of the channels; 1 is a thin network for tests.
+        in_channels: Channels of the images, 3 for colour and 1 for grey.
+
+    Returns:
+        Named parts ``stem, stage1, stage2, stage3, norm, relu, pool, flatten, head``, in order.
+
+    Raises:
+        ValueError: If the depth is not of the form 6 k + 4, or a size is not positive.
+
+    Example:
+        >>> import torch
+        >>> with torch.device("meta"):
+        ...     net = wide_resnet(10)
+        >>> sum(p.numel() for p in net.parameters())
+        36489290
+    """
+    require_positive(num_classes=num_classes, widen=widen, in_channels=in_channels)
+    if depth < 10 or (depth - 4) % 6:
+        raise ValueError(
+            f"depth must be 6 k + 4 with k >= 1 blocks per stage (10, 16, 22, 28, ...), but got {depth}. "
+            "The paper's network has 28."
+        )
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    parts["stem"] = nn.Conv2d(in_channels, _STEM, kernel_size=3, padding=1)
+    n_in = _STEM
+    for i in range(3):
+        width = _STEM * widen * 2**i
+        blocks = []
+        for j in range((depth - 4) // 6):
+            blocks.append(_WideBlock(n_in, width, stride=2 if i > 0 and j == 0 else 1))
+            n_in = width
+        parts[f"stage{i + 1}"] = nn.Sequential(*blocks)
+    parts["norm"] = nn.BatchNorm2d(n_in, momentum=0.9)
+    parts["relu"] = nn.ReLU()
+    parts["pool"] = nn.AdaptiveAvgPool2d(1)
+    parts["flatten"] = nn.Flatten()
+    parts["head"] = nn.Linear(n_in, num_classes)
+    return nn.Sequential(parts)
+
+
+class _WideBlock(nn.Module):
+    """``shortcut(x) + residual(x)``; the shortcut is a strided 1x1 convolution where the shape changes."""
+
+    def __init__(self, n_in: int, width: int, *, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.BatchNorm2d(n_in),
+            nn.ReLU(),
+            nn.Conv2d(n_in, width, kernel_size=3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, kernel_size=3, stride=stride, padding=1),
+        )
+        keeps_shape = stride == 1 and n_in == width
+        self.project = None if keeps_shape else nn.Conv2d(n_in, width, kernel_size=1, stride=stride)
+
+    def forward(
+        self, x: Float[Tensor, "batch channel height width"]
+    ) -> Float[Tensor, "batch channel_out height_out width_out"]:
+        """Apply the block."""
+        shortcut: Tensor = x if self.project is None else self.project(x)
+        residual: Tensor = self.residual(x)
+        return shortcut + residual

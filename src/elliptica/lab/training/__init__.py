@@ -1,0 +1,9 @@
+"""A training loop that can be killed and continued, for any objective."""
+
+from elliptica.lab.training.batch import Batch as Batch
+from elliptica.lab.training.batch import Objective as Objective
+from elliptica.lab.training.loop import FitResult as FitResult
+from elliptica.lab.training.loop import fit as fit
+from elliptica.lab.training.progress import EpochEnd as EpochEnd
+from elliptica.lab.training.progress import TensorBoard as TensorBoard
+from elliptica.lab.training.settings import TrainingSettings as TrainingSettings

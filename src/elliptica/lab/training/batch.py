@@ -1,0 +1,105 @@
+"""What an objective receives, and in which order the rows of a data set come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from elliptica.lab.data.image_files import ImageFiles
+from elliptica.lab.data.splits import Split
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of the training data, and the stream from which an objective draws.
+
+    Attributes:
+        x: Inputs.
+        y: Targets.
+        group: Group of each row, or None.
+        index: Number of each row in the training data.
+        generator: Source of randomness of the objective; the loop saves its state.
+    """
+
+    x: Tensor
+    y: Tensor
+    group: Tensor | None
+    index: Tensor
+    generator: torch.Generator
+
+
+#: The only interface among methods: a model and a batch to a loss. An objective that has them may also say
+#: ``is_warming_up`` (epochs before its penalty sets in are not chosen) and ``restarts_optimizer`` (this step
+#: begins with a fresh optimiser).
+Objective = Callable[[nn.Module, Batch], Tensor]
+#: From the targets of a batch and a stream to other targets.
+Relabel = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """An objective that remembers something between batches, which a checkpoint has to hold."""
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What it remembers, on the CPU."""
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from there."""
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """An objective that moves the weights itself, such as Fish with its several inner steps."""
+
+    def step(self, model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Do a step; returns the loss."""
+
+
+def batches(
+    split: Split,
+    size: int,
+    *,
+    order: torch.Generator,
+    noise: torch.Generator,
+    drop_last: bool,
+    device: torch.device,
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+    rows: Tensor | None = None,
+    weights: Tensor | None = None,
+    relabel: Relabel | None = None,
+) -> Iterator[Batch]:
+    """One pass over the training data in a new order.
+
+    Args:
+        split: The training data.
+        size: Rows of a batch.
+        order: Stream of the order.
+        noise: Stream that batches carry for objectives, and from which ``augment`` draws.
+        drop_last: Leave out an incomplete last batch, unless it is the only one.
+        device: Where to put the batches.
+        augment: From inputs and a stream to new inputs.
+        rows: Rows to go over, repeated ones as often as they are in it; None is each row once.
+        weights: Draw as many rows with replacement instead, with these weights.
+        relabel: From targets and the stream of the noise to other targets.
+    """
+    rows = torch.arange(split.n_rows) if rows is None else rows
+    if weights is not None:
+        chosen = rows[torch.multinomial(weights[rows], len(rows), replacement=True, generator=order)]
+    else:
+        chosen = rows[torch.randperm(len(rows), generator=order)]
+    inputs = split.x.training(noise) if isinstance(split.x, ImageFiles) else split.x
+    for part in chosen.split(size):
+        if drop_last and len(part) < size and len(chosen) >= size:
+            return
+        x, y = inputs[part], split.y[part]
+        yield Batch(
+            (x if augment is None else augment(x, noise)).to(device),
+            (y if relabel is None else relabel(y, noise)).to(device),
+            None if split.group is None else split.group[part].to(device),
+            part,
+            noise,
+        )

@@ -1,0 +1,202 @@
+"""Everything a run needs to go on, in one safetensors file: no pickle."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from elliptica.core.types import EllipticWarning
+from elliptica.distributed.ranks import Ranks
+from elliptica.lab.training.batch import HasState, Objective
+from elliptica.lab.training.settings import TrainingSettings
+
+Tensors = dict[str, Tensor]
+
+
+def save_checkpoint(file: Path, groups: dict[str, Tensors], state: dict[str, Any]) -> None:
+    """Write tensors by group and plain values, atomically: a kill leaves the old file or the new one.
+
+    The disk is not waited for, which would cost more than a short epoch; a file that a power cut spoils is
+    set aside when it is read.
+
+    Args:
+        file: Where to write.
+        groups: Tensors by group and name.
+        state: What JSON can hold.
+    """
+    flat = {
+        f"{group}/{name}": t.contiguous() for group, tensors in groups.items() for name, t in tensors.items()
+    }
+    part = file.with_name(file.name + ".part")
+    save_file(flat, part, metadata={"state": json.dumps(state)})
+    part.replace(file)
+
+
+def load_checkpoint(file: Path) -> tuple[dict[str, Tensors], dict[str, Any]] | None:
+    """Read what `save_checkpoint` wrote; None if there is nothing.
+
+    A file that cannot be read is set aside with a warning, never used and never deleted.
+    """
+    if not file.exists():
+        return None
+    groups: dict[str, Tensors] = {}
+    try:
+        with safe_open(file, framework="pt") as handle:
+            state = json.loads(handle.metadata()["state"])
+            for key in handle.keys():  # noqa: SIM118 - not a mapping
+                group, _, name = key.partition("/")
+                groups.setdefault(group, {})[name] = handle.get_tensor(key)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        set_aside(file, f"The checkpoint cannot be read ({error})")
+        return None
+    return groups, state
+
+
+def set_aside(file: Path, why: str) -> Path:
+    """Rename a file that must not be used; it stays for inspection."""
+    number = 0
+    while (kept := file.with_name(f"{file.name}.unusable-{number}")).exists():
+        number += 1
+    file.rename(kept)
+    warnings.warn(f"{why}. It is kept as {kept}; the run has to be done anew.", EllipticWarning, stacklevel=3)
+    return kept
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
+    """State of an optimiser as named tensors; numbers become tensors of one element."""
+    return {
+        f"{parameter}/{name}": torch.as_tensor(value)
+        for parameter, entries in optimizer.state_dict()["state"].items()
+        for name, value in entries.items()
+        if value is not None
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
+    """Give an optimiser the state that `optimizer_tensors` read."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        parameter, _, name = key.partition("/")
+        state.setdefault(int(parameter), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def model_tensors(model: nn.Module) -> Tensors:
+    """A copy of parameters and buffers, on the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+
+# Where a run stands, and how it goes on from a checkpoint as if it had never been stopped.
+
+
+@dataclass
+class State:
+    """Where a run stands at the end of an epoch."""
+
+    epoch: int = 0
+    best_score: float = -math.inf
+    best_epoch: int = -1
+    evaluations: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Everything that training changes, and the settings that it follows."""
+
+    settings: TrainingSettings
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    order: torch.Generator
+    noise: torch.Generator
+
+    def save(self, file: Path, state: State, best: dict[str, Tensor]) -> None:
+        """Write a checkpoint; ``best`` are the weights of the epoch that is chosen so far."""
+        streams = {
+            "order": self.order.get_state(),
+            "noise": self.noise.get_state(),
+            "model": torch.get_rng_state(),
+        }
+        groups = {
+            "model": model_tensors(self.model),
+            "best": best,
+            "optimizer": optimizer_tensors(self.optimizer),
+            "streams": streams,
+        }
+        objective: object = self.objective
+        if isinstance(objective, HasState):
+            groups["objective"] = objective.state_tensors()
+        save_checkpoint(file, groups, {"settings": _plain(self.settings), **asdict(state)})
+
+    def check_agreement(self, score: float, ranks: Ranks) -> None:
+        """Raise if processes that do the same have come apart, before they decide differently."""
+        size = float(sum(p.detach().double().abs().sum() for p in self.model.parameters()))
+        found = ranks.all((size, score))
+        if not all(_agree(a, b) for each in found for a, b in zip(each, found[0], strict=True)):
+            raise RuntimeError(
+                f"The processes do not have the same weights any more (sum of sizes and score: {found}). "
+                "Their machines or versions of torch differ, or the network or the objective draws from "
+                "torch's default stream."
+            )
+
+    def restore(self, file: Path, ranks: Ranks) -> tuple[State, dict[str, Tensor]] | None:
+        """Read a checkpoint in all processes; one that does not fit is set aside and changes nothing."""
+        found = self._restore(file) if ranks.is_first else None
+        if ranks.size > 1 and ranks.from_first(found is not None):
+            if not ranks.is_first:
+                found = self._restore(file)
+            if not all(ranks.all(found is not None)):  # also waits until all have read it
+                raise FileNotFoundError(
+                    f"Not every process can read the checkpoint {file}. Keep it in a folder that all share."
+                )
+        return found
+
+    def _restore(self, file: Path) -> tuple[State, dict[str, Tensor]] | None:
+        found = load_checkpoint(file)
+        if found is None:
+            return None
+        groups, values = found
+        if values.pop("settings", None) != _plain(self.settings):
+            set_aside(file, "The checkpoint was written with other settings")
+            return None
+        initial = model_tensors(self.model)
+        try:
+            state, best = State(**values), groups["best"]
+            streams = [groups["streams"][name] for name in ("order", "noise", "model")]
+            self.model.load_state_dict(best)  # does it fit, too?
+            self.model.load_state_dict(groups["model"])
+            restore_optimizer(self.optimizer, groups["optimizer"])
+            objective: object = self.objective
+            if isinstance(objective, HasState):
+                objective.load_state_tensors(groups.get("objective", {}))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            self.model.load_state_dict(initial)
+            param_groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": {}, "param_groups": param_groups})
+            set_aside(file, f"The checkpoint does not fit the run ({error})")
+            return None
+        self.order.set_state(streams[0])
+        self.noise.set_state(streams[1])
+        torch.set_rng_state(streams[2])
+        return state, best
+
+
+def _agree(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
+
+
+def _plain(settings: TrainingSettings) -> dict[str, Any]:
+    """Settings as JSON gives them back."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(settings).items()}

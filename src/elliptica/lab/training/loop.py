@@ -1,0 +1,240 @@
+"""The training loop: epochs, selection on validation, checkpoints, and what it cost."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elliptica._utils.random import stream, stream_seed
+from elliptica.distributed.ranks import Ranks
+from elliptica.distributed.rows import split_rows
+from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.training.batch import Batch, Objective, Relabel, Steps, batches
+from elliptica.lab.training.checkpoint import State, Trained, model_tensors
+from elliptica.lab.training.progress import EpochEnd, Progress
+from elliptica.lab.training.settings import TrainingSettings
+
+#: A score of a model on a part of the data; larger is better.
+Score = Callable[[nn.Module, Split], float]
+_ALONE = Ranks()
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What `fit` found.
+
+    Attributes:
+        score: Validation score of the epoch that was chosen; the model has its weights.
+        epoch: That epoch, from 0.
+        epochs: Epochs that were run.
+        evaluations: Rows that went through the model in training.
+        seconds: Wall time of training and validation, over all sittings.
+        losses: Mean training loss of each epoch.
+        scores: Validation score of each epoch.
+    """
+
+    score: float
+    epoch: int
+    epochs: int
+    evaluations: int
+    seconds: float
+    losses: list[float]
+    scores: list[float]
+
+
+def fit(
+    model: nn.Module,
+    objective: Objective,
+    data: Dataset,
+    settings: TrainingSettings,
+    score: Score,
+    *,
+    name: str,
+    seed: int,
+    rows: Tensor | None = None,
+    relabel: Relabel | None = None,
+    budget: int | None = None,
+    checkpoint: Path | None = None,
+    device: torch.device | str = "cpu",
+    progress: Progress = lambda *_: None,
+    ranks: Ranks = _ALONE,
+) -> FitResult:
+    """Train a model and leave it with the weights of the chosen epoch.
+
+    Streams for the order of rows, for the objective's draws and for the model's own (dropout) are
+    derived from ``name`` and ``seed``; with a checkpoint a run that was killed goes on after its last
+    finished epoch and ends as if it had never been.
+
+    Args:
+        model: The network, initialised.
+        objective: A function of the model and a `Batch`.
+        data: Training and validation parts.
+        settings: Everything about the optimisation.
+        score: Score on the validation part, larger is better.
+        name: Of the run; part of every stream.
+        seed: Number of the repetition.
+        rows: Numbers of the training rows that an epoch goes over, repeated ones as often as they are in
+            it; None is each row once.
+        relabel: From the targets of a batch and a stream to other targets, such as noisy ones.
+        budget: Rows that go through the model, in place of the number of epochs: training stops, within an
+            epoch if need be, when so many have, and the schedule of rates is stretched to them.
+        checkpoint: File to write after each epoch and to start from if it exists.
+        device: Where to train.
+        progress: Told after each epoch, such as `elliptica.lab.training.TensorBoard`.
+        ranks: Processes that call this together, with the same arguments, and share the work of the network
+            (`elliptica.distributed.split_rows`). The result is that of one process to rounding, unless the
+            network draws (dropout): each process does that from a stream of its own. The first one writes
+            checkpoints; a run may go on in another number of processes.
+    """
+    device = torch.device(device)
+    model.to(device)
+    optimizer = settings.make_optimizer(model)
+    order, noise = stream(name, seed, "order"), stream(name, seed, "noise")
+    trained = Trained(settings, model, objective, optimizer, order, noise)
+    state, best = State(), model_tensors(model)
+    weights = settings.row_weights(data.train)
+    with torch.random.fork_rng(devices=[]), split_rows(model, ranks):
+        torch.manual_seed(stream_seed(name, seed, "model"))
+        if checkpoint is not None:
+            found = trained.restore(checkpoint, ranks)
+            if found is not None:
+                state, best = found
+        while not _finished(state, settings, budget):
+            if ranks.size > 1:  # masks of dropout differ among processes, and need not be in a checkpoint
+                torch.manual_seed(stream_seed(name, seed, "model", state.epoch, ranks.rank))
+            _epoch(
+                state,
+                trained,
+                batches(
+                    data.train,
+                    settings.batch_size,
+                    order=order,
+                    noise=noise,
+                    drop_last=settings.drop_last,
+                    device=device,
+                    augment=settings.augmentation(),
+                    rows=rows,
+                    weights=weights,
+                    relabel=relabel,
+                ),
+                device,
+                budget,
+            )
+            begin = time.perf_counter()
+            model.eval()
+            value = score(model, data.validation)
+            trained.check_agreement(value, ranks)
+            state.scores.append(value)
+            is_early = getattr(objective, "is_warming_up", False)
+            if is_early or settings.select == "last" or value >= state.best_score or state.best_epoch < 0:
+                state.best_score, state.best_epoch = -math.inf if is_early else value, state.epoch
+                best = model_tensors(model)
+            state.epoch += 1
+            state.seconds += time.perf_counter() - begin
+            if checkpoint is not None and ranks.is_first:
+                trained.save(checkpoint, state, best)
+            progress(
+                EpochEnd(
+                    state.epoch,
+                    _expected(state, settings, budget),
+                    state.losses[-1],
+                    value,
+                    state.best_score,
+                    float(optimizer.param_groups[0]["lr"]),
+                    state.seconds,
+                    state.evaluations,
+                )
+            )
+    model.load_state_dict(best)
+    model.eval()
+    return FitResult(
+        state.best_score,
+        state.best_epoch,
+        state.epoch,
+        state.evaluations,
+        state.seconds,
+        state.losses,
+        state.scores,
+    )
+
+
+def _finished(state: State, settings: TrainingSettings, budget: int | None) -> bool:
+    if state.epoch >= settings.epochs if budget is None else state.evaluations >= budget:
+        return True
+    return settings.patience is not None and state.epoch - 1 - state.best_epoch >= settings.patience > 0
+
+
+def _expected(state: State, settings: TrainingSettings, budget: int | None) -> int:
+    """Number of epochs, as far as it is known."""
+    if budget is None:
+        return settings.epochs
+    return max(state.epoch, math.ceil(budget * state.epoch / max(state.evaluations, 1)))
+
+
+def _epoch(
+    state: State, trained: Trained, parts: Iterator[Batch], device: torch.device, budget: int | None
+) -> None:
+    """One pass over the training rows, or what the budget leaves of it."""
+    begin = time.perf_counter()
+    model, settings = trained.model, trained.settings
+    model.train()
+    total, steps, place = torch.zeros((), device=device), 0, float(state.epoch)
+    with _counted(model) as count:
+        for batch in parts:
+            if budget is not None:
+                if state.evaluations + count[0] >= budget:
+                    break
+                place = settings.epochs * (state.evaluations + count[0]) / budget
+            for group in trained.optimizer.param_groups:
+                group["lr"] = settings.rate(place)
+            total += _step(trained, batch, device).detach()
+            steps += 1
+    mean = float(total) / max(steps, 1)
+    if not math.isfinite(mean):
+        raise FloatingPointError(
+            f"The training loss became {mean} in epoch {state.epoch + 1}. Lower lr (it is "
+            f"{settings.rate(place):g}), or look at the objective's settings."
+        )
+    state.losses.append(mean)
+    state.evaluations += count[0]
+    state.seconds += time.perf_counter() - begin
+
+
+def _step(trained: Trained, batch: Batch, device: torch.device) -> Tensor:
+    objective: object = trained.objective
+    optimizer = trained.optimizer
+    is_low = trained.settings.precision == "bfloat16"
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_low):
+        if isinstance(objective, Steps):
+            return objective.step(trained.model, batch, optimizer)
+        loss = trained.objective(trained.model, batch)
+    if getattr(objective, "restarts_optimizer", False):
+        optimizer.state.clear()
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+@contextlib.contextmanager
+def _counted(model: nn.Module) -> Iterator[list[int]]:
+    """Count the rows that go through a model."""
+    count = [0]
+
+    def hook(_module: nn.Module, inputs: tuple[Any, ...], _output: object) -> None:
+        if inputs and isinstance(inputs[0], Tensor):
+            count[0] += len(inputs[0])
+
+    handle = model.register_forward_hook(hook)
+    try:
+        yield count
+    finally:
+        handle.remove()

@@ -1,0 +1,166 @@
+"""What a training tells after each epoch."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """Where a training stands at the end of an epoch.
+
+    Attributes:
+        epoch: Epochs that are finished: 1 after the first.
+        epochs: Number of epochs, as far as it is known.
+        loss: Mean training loss of this epoch.
+        score: Validation score after it, larger is better.
+        best: Score of the epoch that is chosen so far.
+        lr: Learning rate of its last step.
+        seconds: Wall time of training and validation so far, over all sittings.
+        evaluations: Rows that went through the model in training so far.
+    """
+
+    epoch: int
+    epochs: int
+    loss: float
+    score: float
+    best: float
+    lr: float
+    seconds: float
+    evaluations: int
+
+
+#: Told after each epoch.
+Progress = Callable[[EpochEnd], object]
+
+
+# Curves of a training as TensorBoard event files, one folder per run.
+
+
+Plain = bool | int | float | str
+
+
+class TensorBoard:
+    """Writes the scalars of every epoch, and the settings of the run, for `tensorboard --logdir`.
+
+    An object of this class is a ``progress`` hook of `elliptica.lab.training.fit`; in a loop of your own,
+    call `write` after each epoch. A run that goes on after a kill replaces the steps that it does again
+    (``purge_step``), so that curves have no doubled points. Give every run a folder of its own: then any
+    number of processes may write at the same time.
+
+    Args:
+        folder: Where the event files go; the folder's name is the name of the run.
+        settings: Shown in the HParams tab beside the final metrics; nested values and others than numbers
+            and text are written as text.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with TensorBoard(folder, settings={"lr": 0.1}) as board:
+        ...         board.write(1, {"loss": 0.7, "validation": 0.5})
+        ...         board.finish({"accuracy": 0.9})
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, settings: Mapping[str, Any] | None = None) -> None:
+        _require()
+        self.folder = Path(folder)
+        self.settings = {name: _plain(value) for name, value in (settings or {}).items() if value is not None}
+        self._writer: Any = None
+
+    def __call__(self, end: EpochEnd) -> None:
+        """Take the end of an epoch from `elliptica.lab.training.fit`."""
+        self.write(
+            end.epoch,
+            {
+                "train/loss": end.loss,
+                "validation/score": end.score,
+                "validation/best": end.best,
+                "train/lr": end.lr,
+                "cost/seconds": end.seconds,
+                "cost/evaluations": end.evaluations,
+            },
+        )
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Write scalars of a step; the first call of a sitting replaces earlier events from that step on.
+
+        Args:
+            step: Number of the epoch.
+            scalars: By name; values that are not finite are left out.
+        """
+        writer = self._open(step)
+        for name, value in scalars.items():
+            if math.isfinite(value):
+                writer.add_scalar(name, value, step)
+        writer.flush()  # a kill then loses nothing that was told
+
+    def finish(self, metrics: Mapping[str, float | None] | None = None) -> None:
+        """Write the final metrics beside the settings, and close the files.
+
+        Args:
+            metrics: By name; those without a value are left out.
+        """
+        found = {
+            f"final/{name}": float(value) for name, value in (metrics or {}).items() if value is not None
+        }
+        writer = self._open(0)
+        for part in _summaries(self.settings, found):
+            writer.file_writer.add_summary(part)
+        for name, value in found.items():
+            writer.add_scalar(name, value, 0)
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; a later `write` opens others."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _open(self, step: int) -> Any:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.folder), purge_step=step or None)
+            if self.settings:  # the HParams tab is filled at the end, runs under way have them as text
+                rows = [f"| {name} | {value} |" for name, value in self.settings.items()]
+                self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
+        return self._writer
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _summaries(settings: dict[str, Plain], metrics: dict[str, float]) -> tuple[Any, ...]:
+    """What the HParams tab reads: the columns, the values of this run, and that it has ended."""
+    from torch.utils.tensorboard.summary import hparams
+
+    parts: tuple[Any, ...] = hparams(settings, metrics)
+    return parts
+
+
+def _plain(value: Any) -> Plain:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _require() -> None:
+    """Complain early, and with the remedy, if the package is missing."""
+    try:
+        importlib.import_module("tensorboard")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorboard":
+            raise
+        raise ModuleNotFoundError(
+            'Event files need tensorboard: pip install "elliptica[report]"', name="tensorboard"
+        ) from None

@@ -1,0 +1,145 @@
+"""How a network is trained: the columns of the paper's Table 12."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from elliptica._utils import checks
+from elliptica.lab.data.splits import Split
+
+Optimiser = Literal["adam", "sgd"]
+Selection = Literal["validation", "last"]
+Precision = Literal["float32", "bfloat16"]
+Augmentation = Literal["none", "flip_crop"]
+Balance = Literal["none", "group", "class"]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of `fit` (paper: Table 12).
+
+    Attributes:
+        epochs: Passes over the training data.
+        batch_size: Rows of a step.
+        lr: Learning rate.
+        optimizer: ``"adam"`` or ``"sgd"``.
+        momentum: Of SGD.
+        nesterov: Of SGD.
+        weight_decay: Of either, as torch's optimisers mean it.
+        milestones: Epochs before which the rate is multiplied by ``gamma``.
+        gamma: Factor at each milestone.
+        drop_last: Leave out an incomplete last batch (as the C-Mixup reference does).
+        select: ``"validation"``: the epoch with the best validation metric (the last of equals), ``"last"``.
+        patience: Stop after so many epochs without a better validation metric; None never does.
+        precision: ``"bfloat16"`` runs the forward pass under autocast.
+        augment: ``"flip_crop"`` mirrors images at random and shifts them by up to ``padding`` pixels.
+        padding: Of the crops.
+        balance: ``"group"`` or ``"class"`` draws rows with replacement so that all groups, or classes, are
+            equally likely.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+    optimizer: Optimiser = "adam"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    drop_last: bool = False
+    select: Selection = "validation"
+    patience: int | None = None
+    precision: Precision = "float32"
+    augment: Augmentation = "none"
+    padding: int = 2
+    balance: Balance = "none"
+
+    def __post_init__(self) -> None:
+        checks.count("epochs", self.epochs)
+        checks.count("batch_size", self.batch_size)
+        checks.positive("lr", self.lr)
+        checks.choice("optimizer", self.optimizer, get_args(Optimiser))
+        checks.choice("select", self.select, get_args(Selection))
+        checks.choice("precision", self.precision, get_args(Precision))
+        checks.choice("augment", self.augment, get_args(Augmentation))
+        checks.choice("balance", self.balance, get_args(Balance))
+        checks.count("padding", self.padding)
+        for name in ("momentum", "weight_decay"):
+            checks.nonnegative(name, getattr(self, name))
+        if self.optimizer == "adam" and (self.momentum or self.nesterov):
+            raise ValueError('momentum and nesterov belong to optimizer="sgd", but optimizer is "adam".')
+        if self.patience is not None:
+            checks.count("patience", self.patience)
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser over all parameters that train."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+        )
+
+    def row_weights(self, train: Split) -> Tensor | None:
+        """Weight of each training row in a balanced draw; None without balance."""
+        if self.balance == "none":
+            return None
+        number = train.group if self.balance == "group" else train.y
+        if number is None or number.dtype != torch.int64:
+            raise ValueError(
+                f'balance="{self.balance}" needs a {self.balance} for each training row, but the data have '
+                'none. Set balance = "none".'
+            )
+        return 1 / torch.bincount(number)[number].double()
+
+    def augmentation(self) -> Callable[[Tensor, torch.Generator], Tensor] | None:
+        """What is done to the images of a batch, if anything."""
+        if self.augment == "none":
+            return None
+        return lambda x, generator: flip_and_crop(x, self.padding, generator)
+
+    def rate(self, epoch: int | float) -> float:
+        """Learning rate in an epoch (0, 1, ...), or at a place within one."""
+        return self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
+
+
+# Flips and crops of a batch of images, each image on its own.
+
+
+def flip_and_crop(
+    x: Float[Tensor, "batch channel height width"], padding: int, generator: torch.Generator
+) -> Float[Tensor, "batch channel height width"]:
+    """Mirror each image with probability one half, then shift it by up to ``padding`` pixels.
+
+    A shift is a crop of the image with ``padding`` zeros around it, as usual for CIFAR. Draws from the
+    generator on the CPU, so that every device sees the same images: flips, then rows, then columns.
+    """
+    if x.ndim != 4:
+        raise ValueError(
+            "Flips and crops need images of shape (batch, channel, height, width), but the inputs have "
+            f'shape {tuple(x.shape)}. Set augment = "none" for other data.'
+        )
+    rows, _, height, width = x.shape
+    flips = torch.rand(rows, generator=generator) < 0.5
+    down, right = (torch.randint(2 * padding + 1, (rows,), generator=generator) for _ in range(2))
+    padded = pad(x, [padding] * 4)
+    # Columns of the padded, flipped image: a flip of the padded image is the padded flipped image.
+    columns = torch.arange(width) + right[:, None]
+    columns = torch.where(flips[:, None], width + 2 * padding - 1 - columns, columns)
+    lines = torch.arange(height) + down[:, None]
+    sample = torch.arange(rows)[:, None, None, None]
+    channel = torch.arange(x.shape[1])[None, :, None, None]
+    place = (sample, channel, lines[:, None, :, None], columns[:, None, None, :])
+    return padded[tuple(part.to(x.device) for part in place)]

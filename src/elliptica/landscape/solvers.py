@@ -1,0 +1,388 @@
+"""The four solvers on one batch of queries each: exact exits, walk on spheres, Green kernel, Euler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from elliptica._utils import checks
+from elliptica.landscape.data_domain import DataDomain
+from elliptica.landscape.domains import Ball, Domain
+from elliptica.landscape.euler import euler_maruyama
+from elliptica.landscape.exits import ball_exit_time, control_variates, sample_ball_exit
+from elliptica.landscape.monopole import Monopoles, check_domain, relative_bound
+from elliptica.landscape.operator import Operator
+from elliptica.landscape.spheres import DriftMode, walk_on_spheres
+from elliptica.landscape.walks import UNFINISHED, Averages, Boundary, Walks, average
+
+#: Share of unfinished walks up to which their effect is estimated.
+FEW_UNFINISHED = 0.01
+#: Memory that one batch of walks may take, in bytes.
+_BATCH = 1.5e8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything the solvers need, in the coordinates of the walks.
+
+    Attributes:
+        boundary: Values on the boundary.
+        domain: Where walks live.
+        operator: What drives them.
+        at: Queries.
+        n_walks: Walks per query.
+        size: Length that stands for the size of the domain.
+        shell: How near a wall counts as being there, for walk on spheres.
+        dt: Step in time, for Euler-Maruyama.
+        max_steps: Limit per walk.
+        boundary_shift: Whether Euler-Maruyama corrects for what it misses between steps.
+        drift: How walk on spheres treats a drift.
+        control: Whether exact exits use control variates.
+        generator: Source of randomness.
+    """
+
+    boundary: Boundary
+    domain: Domain
+    operator: Operator
+    at: Float[Tensor, "queries dim"]
+    n_walks: int
+    size: float
+    shell: float
+    dt: float
+    max_steps: int
+    boundary_shift: bool
+    drift: DriftMode
+    control: bool
+    generator: torch.Generator | None
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        return self.at.shape[1]
+
+    @property
+    def balls(self) -> DataDomain | None:
+        """The domain, if there are balls around data in it."""
+        return self.domain if isinstance(self.domain, DataDomain) else None
+
+    @property
+    def outer(self) -> Domain:
+        """The domain without balls."""
+        return self.balls.domain if self.balls is not None else self.domain
+
+    @property
+    def batch(self) -> int:
+        """Queries whose walks fit in memory together (ten copies in float64)."""
+        return max(int(_BATCH / (80 * self.n_walks * self.dim)), 1)
+
+    @property
+    def diffusion(self) -> float | None:
+        """The diffusion if it is the same in all directions."""
+        a = self.operator.diffusion
+        if isinstance(a, Tensor):
+            return float(a[0]) if bool((a == a[0]).all()) else None
+        return float(a)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Result for some queries.
+
+    Attributes:
+        average: Means and shares.
+        bias: Bound or estimate of the bias.
+        proved: Whether it is a bound.
+    """
+
+    average: Averages
+    bias: Float[Tensor, " queries"]
+    proved: bool
+
+
+def solve_exact(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
+    """Exits from the outer ball in one step; balls around data are left out and bounded."""
+    ball, at = problem.outer, problem.at[rows]
+    assert isinstance(ball, Ball)
+    assert problem.diffusion is not None
+    mean, stderr, values = _exits(problem, at, rows)
+    time = ball_exit_time(at, ball.centre.to(at), ball.radius, problem.diffusion)
+    source = problem.operator.source_at(at)  # a constant
+    bias, proved = torch.zeros_like(mean), True
+    if problem.balls is not None:
+        low, high = _ball_range(problem, rows)
+        span = torch.maximum(values.amax(1), high) - torch.minimum(values.amin(1), low)
+        longest = ball.radius**2 / (problem.dim * problem.diffusion)
+        bias, proved = union_bound(problem.balls, at) * (span + source.abs() * longest), False
+    zero, one = torch.zeros_like(mean), torch.ones_like(mean)
+    return Batch(
+        Averages(mean + source * time, stderr, zero, one, zero, one * problem.n_walks, time, zero, one),
+        bias,
+        proved,
+    )
+
+
+def _exits(problem: Problem, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, standard error and values ``(queries, walks)`` of the outer data, by exact exits."""
+    ball = problem.outer
+    assert isinstance(ball, Ball)
+    centre = ball.centre.to(at)
+    end = sample_ball_exit(at, centre, ball.radius, problem.n_walks, generator=problem.generator)
+    query = rows.repeat_interleave(problem.n_walks)
+    values = problem.boundary.at(end.flatten(0, 1), query).reshape(end.shape[:2])
+    slope = problem.boundary.gradient(at, rows) if problem.control else None
+    if slope is not None:
+        mean, stderr = control_variates(values, end, at, slope, centre, ball.radius)
+        return mean, stderr, values
+    return values.mean(1), values.std(1) / math.sqrt(problem.n_walks), values
+
+
+def _ball_range(problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and largest value on the balls (with a context: on the nearest one), per query."""
+    balls, boundary, at = problem.balls, problem.boundary, problem.at[rows]
+    assert balls is not None
+    if boundary.data_values is not None:
+        values = boundary.data_values.to(at)
+    elif boundary.context is None:
+        values = boundary.at(balls.points.to(at), torch.zeros_like(balls.points[:, 0], dtype=torch.long))
+    else:
+        nearest = boundary.at(balls.points.to(at)[balls.nearest_ball(at)[1]], rows)
+        return nearest, nearest
+    return values.min().expand(len(at)), values.max().expand(len(at))
+
+
+def union_bound(balls: DataDomain, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+    """Bound of the probability to meet any ball: ``sum_i (eps_i / r_i)^(n-2)``, at most one."""
+    power = z.shape[1] - 2
+    if power < 1:
+        return torch.ones_like(z[:, 0])
+    centres, log_eps = balls.points.double(), balls.radii.double().log()
+    parts = [
+        (power * (log_eps - torch.cdist(part, centres).log())).clamp_max(0).exp().sum(1)
+        for part in z.double().split(max(2**21 // len(centres), 1))
+    ]
+    return torch.cat(parts).clamp_max(1.0).to(z.dtype)
+
+
+def solve_spheres(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
+    """Walk on spheres; biased by the shell in which walks end."""
+    walks = walk_on_spheres(
+        problem.domain,
+        problem.at[rows].repeat_interleave(problem.n_walks, 0),
+        problem.operator,
+        shell=problem.shell,
+        max_steps=problem.max_steps,
+        drift=problem.drift,
+        max_radius=0.05 * problem.size if callable(problem.operator.drift) else None,
+        generator=problem.generator,
+    )
+    result, span = _reduce(problem, walks, rows)
+    bias = span * problem.shell / problem.size
+    if problem.balls is not None:
+        least = float(problem.balls.radii.min())
+        inflation = math.expm1(max(problem.dim - 2, 1) * math.log1p(problem.shell / least))
+        bias = bias + inflation * span * result.hit_share
+    return Batch(result, _with_unfinished(bias, result, span), False)
+
+
+def solve_euler(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
+    """Time stepping; the bias is of the order of ``dt`` with the boundary shift, ``sqrt(dt)`` without."""
+    walks = euler_maruyama(
+        problem.domain,
+        problem.at[rows].repeat_interleave(problem.n_walks, 0),
+        problem.operator,
+        dt=problem.dt,
+        shift=problem.boundary_shift,
+        max_steps=problem.max_steps,
+        generator=problem.generator,
+    )
+    result, span = _reduce(problem, walks, rows)
+    length = problem.size
+    if problem.balls is not None:
+        length = min(length, float(problem.balls.radii.min()))
+    step = float(problem.operator.scale(problem.at).max()) ** 2 * problem.dt
+    order = step / length**2 if problem.boundary_shift else math.sqrt(step) / length
+    return Batch(result, _with_unfinished(span * min(order, 1.0), result, span), False)
+
+
+def _with_unfinished(bias: Tensor, result: Averages, span: Tensor) -> Tensor:
+    """Add what the walks that did not finish may have changed; beyond `FEW_UNFINISHED` nothing is known."""
+    lost = result.unfinished_share
+    return torch.where(lost > FEW_UNFINISHED, torch.inf, bias + lost * span)
+
+
+def _reduce(problem: Problem, walks: Walks, rows: Tensor) -> tuple[Averages, Tensor]:
+    """Averages per query, and how far apart the rewards of its walks lie (boundary values and integrals)."""
+    values = problem.boundary(walks.end, walks.label, rows.repeat_interleave(problem.n_walks))
+    done = (walks.label != UNFINISHED).reshape(-1, problem.n_walks)
+    span = torch.zeros_like(problem.at[rows, 0])
+    for part in (values, walks.integral):
+        seen = part.reshape_as(done)
+        highest = torch.where(done, seen, -torch.inf).amax(1)
+        span = span + (highest - torch.where(done, seen, torch.inf).amin(1)).clamp_min(0)
+    return average(walks, problem.n_walks, values), span
+
+
+@dataclass(frozen=True)
+class GreenFit:
+    """Charges, and how well the outer data are known.
+
+    Attributes:
+        monopoles: The fitted solution.
+        constant: The outer value, if it was given as a number; then nothing is random.
+        stderr: Standard error of the outer data's extension at each centre.
+    """
+
+    monopoles: Monopoles
+    constant: float | None
+    stderr: Float[Tensor, " n"]
+
+
+def outer_sample(problem: Problem) -> Float[Tensor, " walks"]:
+    """Values at uniformly random points of the outer sphere."""
+    assert isinstance(problem.outer, Ball)
+    centre = problem.outer.centre.to(problem.at)[None]
+    return _exits(problem, centre, torch.zeros_like(centre[:, 0], dtype=torch.long))[2][0]
+
+
+def fit_green(problem: Problem) -> GreenFit:
+    """Solve for the charges once for all queries."""
+    balls, boundary = problem.balls, problem.boundary
+    assert balls is not None
+    centres = balls.points.to(problem.at)
+    none = torch.zeros(len(centres), dtype=torch.long, device=centres.device)
+    values = boundary.at(centres, none) if boundary.data_values is None else boundary.data_values.to(centres)
+    if boundary.constant is not None:
+        outer = torch.full_like(values, boundary.constant)
+        return GreenFit(Monopoles.fit(balls, values, outer), boundary.constant, torch.zeros_like(values))
+    seen = outer_sample(problem)
+    means, errors, low, high = [], [], float(seen.min()), float(seen.max())
+    for part in centres.split(problem.batch):
+        mean, stderr, seen = _exits(problem, part, none[: len(part)])
+        means.append(mean)
+        errors.append(stderr)
+        low, high = min(low, float(seen.min())), max(high, float(seen.max()))
+    monopoles = Monopoles.fit(balls, values, torch.cat(means), high - low)
+    return GreenFit(monopoles, None, torch.cat(errors))
+
+
+def solve_green(problem: Problem, rows: Int[Tensor, " queries"], fit: GreenFit) -> Batch:
+    """Charges around the data; only the outer data's part is sampled, if it is not constant."""
+    at, monopoles = problem.at[rows], fit.monopoles
+    stderr, n_walks = torch.zeros_like(at[:, 0]), 0
+    if fit.constant is not None:
+        outer = torch.full_like(stderr, fit.constant)
+    else:
+        outer, noise, _ = _exits(problem, at, rows)
+        n_walks = problem.n_walks
+        stderr = (noise.square() + monopoles.hitting(at).square() @ fit.stderr.square()).sqrt()
+        stderr = torch.where(monopoles.domain.nearest_ball(at)[0] <= 0, 0.0, stderr)
+    hit = monopoles.p_hit(at)
+    zero = torch.zeros_like(hit)
+    result = Averages(
+        monopoles.value(at, outer), stderr, hit, 1 - hit, zero, zero + n_walks, zero, zero, zero
+    )
+    proved = fit.constant is not None and problem.boundary.data_values is not None
+    return Batch(result, monopoles.bound(at), proved)
+
+
+#: Solvers that need nothing but the problem.
+SAMPLERS: dict[str, Callable[[Problem, Tensor], Batch]] = {
+    "exact": solve_exact,
+    "spheres": solve_spheres,
+    "euler": solve_euler,
+}
+
+
+# Which solver fits which problem.
+
+
+SOLVERS = ("exact", "spheres", "green", "euler")
+#: Balls are dropped where the probability to meet one is below this.
+UNION_TOLERANCE = 1e-3
+#: Error of the Green kernel, as a share of the range of the values, up to which it is chosen.
+GREEN_TOLERANCE = 1e-2
+
+
+def choose(problem: Problem, solver: str) -> str:
+    """Name of the solver; refuses one that cannot solve the problem."""
+    checks.choice("solver", solver, ("auto", *SOLVERS))
+    if solver == "auto":
+        return _auto(problem)
+    reason = _obstacle(problem, solver)
+    if reason is not None:
+        able = ", ".join(f'"{name}"' for name in SOLVERS if _obstacle(problem, name) is None)
+        raise ValueError(f'solver="{solver}" cannot solve this problem: {reason}. Use one of {able}.')
+    return solver
+
+
+def _auto(problem: Problem) -> str:
+    if callable(problem.operator.drift) or _obstacle(problem, "spheres") is not None:
+        return "euler"
+    if _obstacle(problem, "exact") is None:
+        return "exact"
+    return "green" if _green_is_worth_it(problem) else "spheres"
+
+
+def _green_is_worth_it(problem: Problem) -> bool:
+    """One value per ball, enough queries for the price of a solve, and a small bound of the error."""
+    balls, values = problem.balls, problem.boundary.data_values
+    if balls is None or values is None or len(values) > 4 * len(problem.at):
+        return False
+    if _obstacle(problem, "green") is not None:
+        return False
+    outer = outer_sample(problem)
+    low, high = min(float(outer.min()), float(values.min())), max(float(outer.max()), float(values.max()))
+    share = float(outer.max() - outer.min()) / (high - low) if high > low else 0.0
+    return float(relative_bound(balls, problem.at, share).max()) < GREEN_TOLERANCE
+
+
+def _obstacle(problem: Problem, solver: str) -> str | None:
+    """Why a solver cannot solve a problem, or None."""
+    if solver == "spheres":
+        return _obstacle_spheres(problem)
+    if solver == "exact":
+        return _obstacle_exact(problem)
+    return _obstacle_green(problem) if solver == "green" else None
+
+
+def _obstacle_spheres(problem: Problem) -> str | None:
+    if callable(problem.operator.absorption):
+        return "the absorption is a function of the points, which only time stepping follows"
+    wall = getattr(problem.outer, "wall", "reflect" if hasattr(problem.outer, "reflect") else "absorb")
+    if wall == "reflect" and problem.operator.drift is not None:
+        return "a sphere cannot reach through a reflecting wall when there is a drift"
+    return None
+
+
+def _obstacle_exact(problem: Problem) -> str | None:
+    operator = problem.operator
+    if not isinstance(problem.outer, Ball):
+        return "the exit law is known for a ball only"
+    if problem.diffusion is None:
+        return "the coordinates diffuse at different speeds"
+    if operator.drift is not None or operator.absorption or callable(operator.source):
+        return "the operator has a drift, absorption or a source that varies"
+    if problem.balls is not None:
+        met = float(union_bound(problem.balls, problem.at).max())
+        if met >= UNION_TOLERANCE:
+            return f"balls around data may be met with a probability of up to {met:.2g}"
+    return None
+
+
+def _obstacle_green(problem: Problem) -> str | None:
+    if problem.balls is None:
+        return "there are no balls around data"
+    if problem.boundary.context is not None:
+        return "the value depends on the query (context)"
+    if not problem.operator.is_laplace or problem.diffusion is None:
+        return "the operator is not Laplace's"
+    try:
+        check_domain(problem.balls)
+    except ValueError as error:
+        return str(error).rstrip(".")
+    return None

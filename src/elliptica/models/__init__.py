@@ -1,8 +1,0 @@
-"""The networks of the paper's experiments, ready to be trained from scratch, and doors to pretrained ones."""
-
-from elliptica.models.backbones import load_backbone as load_backbone
-from elliptica.models.mlp import mlp as mlp
-from elliptica.models.resnet import preact_resnet as preact_resnet
-from elliptica.models.wide_resnet import wide_resnet as wide_resnet
-
-__all__ = ["load_backbone", "mlp", "preact_resnet", "wide_resnet"]

@@ -1,0 +1,37 @@
+"""Partners among millions of rows: an index on disk, draws by the exact law, and batches of pairs.
+
+`PartnerTable` holds the law of every row and needs memory for every pair of rows. Here a row keeps its
+nearest neighbours only, and the rest of the law is drawn by rejection. Names are imported when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elliptica.partner_index.index import PartnerIndex as PartnerIndex
+    from elliptica.partner_index.law import LawCheck as LawCheck
+    from elliptica.partner_index.loader import PairBatchSampler as PairBatchSampler
+    from elliptica.partner_index.loader import split_pairs as split_pairs
+    from elliptica.partner_index.loader import swapped_partners as swapped_partners
+    from elliptica.partner_index.refresh import RefreshingIndex as RefreshingIndex
+
+_HOME = {
+    "LawCheck": "law",
+    "PairBatchSampler": "loader",
+    "PartnerIndex": "index",
+    "RefreshingIndex": "refresh",
+    "split_pairs": "loader",
+    "swapped_partners": "loader",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"elliptica.partner_index.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'elliptica.partner_index' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

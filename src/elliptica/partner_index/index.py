@@ -1,0 +1,333 @@
+"""`PartnerIndex`: partners by inverse distance over a data set of any size, in files that processes share."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from elliptica._utils import checks
+from elliptica._utils.random import check_generator
+from elliptica.core.partners import Among
+from elliptica.partner_index.build import build_arrays
+from elliptica.partner_index.law import Law, LawCheck
+from elliptica.partner_index.search import Arena, Array, Arrays, BackendName, Facts
+from elliptica.partner_index.store import new_folder, read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from elliptica.partner_index.features import Source
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+class PartnerIndex:
+    """Partners with probability proportional to ``1 / distance**power`` among all rows, in ``O(n k)`` memory.
+
+    The law is that of `PartnerTable`, which needs ``O(n**2)``. Each row stores its ``k`` nearest neighbours;
+    the others are proposed cell by cell and accepted or rejected by their true distance, so that what comes
+    out follows the law although its normaliser is never computed. Where it cannot be exact, `error_bound`
+    says how far off it is at most.
+
+    Make one with `build` or `of_features`. An index in a folder is mapped into memory: it opens at once,
+    processes share its pages, and pickling it (as data loaders do) sends the name of the folder.
+
+    Use `PartnerTable` up to some ten thousand rows, and pairs within the batch when data are augmented or
+    streamed.
+
+    Example:
+        >>> x, y = torch.randn(1000, 3), torch.randn(1000, 1)
+        >>> index = PartnerIndex.build(x, k=16, power=2.0)
+        >>> rows = torch.arange(8)
+        >>> partner = index.sample(rows)                     # (8, 1) rows of the data set
+        >>> end = (x[partner], y[partner])                   # objective(x[rows], y[rows], end=end)
+        >>> index.error_bound < 1e-9
+        True
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        facts: Facts,
+        *,
+        folder: Path | None = None,
+        proved: bool | None = None,
+        max_draws: int = 2048,
+    ) -> None:
+        self._arrays, self._facts, self.folder = arrays, facts, folder
+        self._proved, self.max_draws = proved, max_draws
+        self._bound: float | None = None
+
+    # ------------------------------------------------------------------------------------ making one
+
+    @classmethod
+    def build(
+        cls,
+        x: Tensor | NDArray[Any],
+        *,
+        k: int = 32,
+        power: float = 1.0,
+        labels: Tensor | NDArray[Any] | None = None,
+        among: Among = "all",
+        exact: bool | None = None,
+        cells: int | None = None,
+        probes: int | None = None,
+        dtype: str = "float32",
+        backend: BackendName | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> PartnerIndex:
+        """Build an index over the rows of ``x``.
+
+        Args:
+            x: The data (or features of them) on which distances are measured: a tensor, an array, or a
+                memory-mapped array of any size, which is read in pieces.
+            k: Neighbours stored for each row. More make large powers cheaper to draw.
+            power: Exponent of the inverse distance; ``float("inf")`` means the nearest point, 0 any point.
+            labels: Classes, needed when ``among`` restricts.
+            among: Partners of any class, of the same or of another class.
+            exact: Find the true neighbours (time grows like ``n**2`` in high dimension). None: up to 20 000
+                rows. Else only the cells around a row are searched, as many as hold 95 % of the neighbours of
+                128 random rows, but at most 64.
+            cells: Number of cells of the k-means; None means ``4 sqrt(n)``.
+            probes: Search so many cells.
+            dtype: ``"float32"``, or ``"float16"`` for half the size; distances are then those of the rounded
+                points.
+            backend: ``"faiss"`` (extra ``index``), ``"sklearn"`` or ``"torch"``; None takes the first that is
+                installed.
+            folder: Build in this folder instead of in memory, for data that do not fit there.
+            overwrite: Replace an index that is in the folder.
+            generator: Source of randomness of the k-means; torch's default one if None.
+
+        Example:
+            >>> x = torch.tensor([[0.0], [1.0], [3.0], [9.0]])
+            >>> PartnerIndex.build(x, power=float("inf")).sample(torch.arange(4)).flatten()
+            tensor([1, 0, 1, 2])
+        """
+        _check_power(power)
+        check_generator(generator, torch.device("cpu"))
+        options: dict[str, Any] = {
+            "k": k,
+            "power": power,
+            "labels": labels,
+            "among": among,
+            "exact": exact,
+            "cells": cells,
+            "probes": probes,
+            "dtype": dtype,
+            "backend": backend,
+            "generator": generator,
+        }
+        if folder is None:
+            return cls(*build_arrays(x, arena=Arena(), **options))
+        place = Path(folder).resolve()
+        with new_folder(place, overwrite) as part:
+            write_arrays(part, *build_arrays(x, arena=Arena(part), **options))
+        return cls.load(place)
+
+    @classmethod
+    def of_features(
+        cls,
+        network: nn.Module,
+        data: Source,
+        *,
+        at: str | None = None,
+        batch_size: int = 256,
+        **options: Any,
+    ) -> PartnerIndex:
+        """Build an index over what a network makes of a data set.
+
+        Args:
+            network: Run in evaluation mode, without gradients; left as it was.
+            data: Inputs as a tensor, a dataset whose items begin with the input, or a loader that does not
+                shuffle.
+            at: Name of a layer whose output to use; None means the network's own.
+            batch_size: Rows at a time.
+            options: As of `build`.
+
+        Example:
+            >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+            >>> index = PartnerIndex.of_features(network, torch.randn(100, 4), at="1", k=8)
+            >>> index.shape
+            (100, 8)
+        """
+        from elliptica.partner_index.features import features
+
+        with features(network, data, at=at, batch_size=batch_size, beside=options.get("folder")) as found:
+            return cls.build(found, **options)
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> PartnerIndex:
+        """Write the index to a folder, all or nothing; returns the index that reads from there."""
+        place = Path(folder).resolve()
+        if place == self.folder:
+            raise ValueError(f"The index is already in {place}.")
+        with new_folder(place, overwrite) as part:
+            write_arrays(part, self._arrays, self._facts)
+        return PartnerIndex.load(place).with_law(proved=self._proved, max_draws=self.max_draws)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, verify: bool = False) -> PartnerIndex:
+        """Open the index in a folder, without reading it into memory.
+
+        Args:
+            folder: Where `save` or `build` put it.
+            verify: Compare checksums, which reads all files once.
+        """
+        place = Path(folder).resolve()
+        return cls(*read_arrays(place, verify), folder=place)
+
+    def with_law(
+        self, *, power: float | None = None, proved: bool | None = None, max_draws: int | None = None
+    ) -> PartnerIndex:
+        """The same index with another law, sharing all arrays.
+
+        Args:
+            power: Exponent of the inverse distance.
+            proved: When the neighbours are approximate: False trusts them to be complete, and `error_bound`
+                includes what this cost on audited rows; True assumes nothing about them, and may reject
+                nearly everything in high dimension. None is True for exact neighbours and False otherwise.
+            max_draws: Proposals before a partner is drawn by importance weights instead.
+
+        Example:
+            >>> index = PartnerIndex.build(torch.randn(100, 2))
+            >>> index.with_law(power=4.0).power
+            4.0
+        """
+        if power is not None:
+            _check_power(power)
+        if max_draws is not None:
+            checks.count("max_draws", max_draws)
+        facts = self._facts if power is None else dataclasses.replace(self._facts, power=float(power))
+        return PartnerIndex(
+            self._arrays,
+            facts,
+            folder=self.folder,
+            proved=self._proved if proved is None else proved,
+            max_draws=self.max_draws if max_draws is None else max_draws,
+        )
+
+    # ------------------------------------------------------------------------------------------ using it
+
+    def sample(
+        self,
+        index: Int[Tensor, " batch"],
+        *,
+        n_bridges: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "batch bridge"]:
+        """Draw partners of the rows ``index`` of the data set; returns rows of the data set, on the CPU."""
+        checks.path_counts(2, n_bridges)
+        check_generator(generator, torch.device("cpu"))
+        drawn = self._law.draw(self._positions(index), n_bridges, generator)
+        return torch.from_numpy(self._arrays.rows[drawn.positions.numpy()].astype(np.int64))
+
+    def error_bounds(self, index: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """For each row, by how much stopping after ``max_draws`` can change its law, in total variation."""
+        return self._law.cap_bounds(self._positions(index))
+
+    @property
+    def error_bound(self) -> float:
+        """At most so far is the law drawn from the exact one: total variation, mean over the audited rows.
+
+        The part for `max_draws` is proved. The part for approximate neighbours was measured by brute force
+        (see `with_law`); it is zero for exact ones.
+        """
+        if self._bound is None:
+            self._bound = self._law.error_bound()
+        return self._bound
+
+    def check(self, n_rows: int = 256, *, generator: torch.Generator | None = None) -> LawCheck:
+        """Measure the cost of drawing, on random rows.
+
+        Example:
+            >>> check = PartnerIndex.build(torch.randn(100, 2)).check()
+            >>> check.recall, check.capped
+            (1.0, 0.0)
+        """
+        checks.count("n_rows", n_rows)
+        check_generator(generator, torch.device("cpu"))
+        return self._law.check(n_rows, generator)
+
+    # ------------------------------------------------------------------------------------- facts about it
+
+    def __len__(self) -> int:
+        return len(self._arrays.points)
+
+    def __repr__(self) -> str:
+        n, d = self.shape
+        kind = "exact" if self._facts.exact else f"recall {self.recall:.3f}"
+        place = "in memory" if self.folder is None else str(self.folder)
+        return (
+            f"PartnerIndex({n} rows, {d} features, {self._arrays.near.shape[1]} neighbours ({kind}), "
+            f"power={self.power:g}, among={self._facts.among!r}, {place})"
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and features."""
+        n, d = self._arrays.points.shape
+        return int(n), int(d)
+
+    @property
+    def power(self) -> float:
+        """Exponent of the inverse distance."""
+        return self._facts.power
+
+    @property
+    def recall(self) -> float:
+        """Share of the true nearest neighbours that are stored, measured on the audited rows."""
+        return self._facts.recall
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index, its copy of the points included."""
+        return self._arrays.nbytes
+
+    @property
+    def proved(self) -> bool:
+        """Whether the law holds without trusting approximate neighbours."""
+        return self._facts.exact if self._proved is None else self._proved
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.folder is None:
+            raise TypeError(
+                "A PartnerIndex in memory cannot be sent to another process. Put it in a folder, which "
+                "processes share: index = index.save(folder)."
+            )
+        return _opened, (str(self.folder), self.power, self._proved, self.max_draws)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    @property
+    def _law(self) -> Law:
+        return Law(self._arrays, self._facts, self.power, self.proved, self.max_draws)
+
+    def _positions(self, index: Tensor) -> Array:
+        """Where rows of the data set are kept."""
+        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in _WHOLE:
+            raise TypeError("index must be a tensor of row numbers, (batch,).")
+        checks.batch("index", index)
+        rows = index.cpu().numpy()
+        if rows.min() < 0 or rows.max() >= len(self):
+            raise ValueError(
+                f"index must hold rows of the data set, 0..{len(self) - 1}, but spans {rows.min()} to "
+                f"{rows.max()}."
+            )
+        return np.asarray(self._arrays.positions[rows], np.int64)
+
+
+def _opened(folder: str, power: float, proved: bool | None, max_draws: int) -> PartnerIndex:
+    """What unpickling calls."""
+    return PartnerIndex.load(folder).with_law(power=power, proved=proved, max_draws=max_draws)
+
+
+def _check_power(power: float) -> None:
+    if power != float("inf"):
+        checks.nonnegative("power", power)

@@ -1,0 +1,174 @@
+"""Batches that hold both ends of every pair, for `torch.utils.data.DataLoader`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+import torch.distributed
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from elliptica._utils import checks
+from elliptica._utils.random import stream
+from elliptica.core.paths import End
+from elliptica.core.types import Inputs
+
+
+@runtime_checkable
+class Partners(Protocol):
+    """What draws partners: `PartnerIndex`, `RefreshingIndex` or `PartnerTable`."""
+
+    def __len__(self) -> int: ...
+
+    def sample(
+        self, index: Tensor, *, n_bridges: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Rows that are partners of the rows ``index``, ``(batch, bridge)``."""
+
+
+class PairBatchSampler(Sampler[list[int]]):
+    """Row numbers of batches in which starts come first and their partners after them.
+
+    Give it to a loader as ``batch_sampler=``; `split_pairs` takes the batch apart. In an epoch every row is a
+    start exactly once, over all processes together; batches differ in size by at most one start, and each
+    process gets as many of them. Partners are drawn in the process that owns the loader, from a stream of
+    their own for each batch, so that runs repeat exactly with any number of workers.
+
+    Args:
+        index: A `PartnerIndex`, `RefreshingIndex` or `PartnerTable` over the rows of the data set.
+        batch_size: Most starts in a batch; it holds ``batch_size * (1 + n_bridges)`` rows.
+        n_bridges: Partners for each start.
+        shuffle: Starts in random order.
+        seed: Of the order and of the partners.
+        rank: Number of this process; None asks torch.distributed.
+        world_size: Number of processes; None asks torch.distributed.
+
+    Example:
+        >>> from elliptica import PartnerTable
+        >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
+        >>> sampler = PairBatchSampler(PartnerTable(x, power=float("inf")), batch_size=2, shuffle=False)
+        >>> list(sampler)                                      # rows 0 and 1, then their partners; 2 and 3
+        [[0, 1, 1, 0], [2, 3, 3, 2]]
+    """
+
+    def __init__(
+        self,
+        index: Partners,
+        batch_size: int,
+        *,
+        n_bridges: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        checks.count("batch_size", batch_size)
+        checks.count("n_bridges", n_bridges)
+        if not hasattr(index, "sample"):
+            raise TypeError(
+                f"index must be a PartnerIndex, RefreshingIndex or PartnerTable, but got "
+                f"{type(index).__name__}. For an array x: PartnerIndex.build(x)."
+            )
+        self.index, self.batch_size, self.n_bridges = index, batch_size, n_bridges
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self.rank, self.world_size = _place(rank, world_size)
+        rows = len(index)
+        self._n_batches = math.ceil(rows / (batch_size * self.world_size))
+        if self._n_batches * self.world_size > rows:
+            raise ValueError(
+                f"{rows} rows are too few for {self.world_size} processes with batches of {batch_size}: some "
+                "batch would be empty. Use larger batches or fewer processes."
+            )
+
+    def __len__(self) -> int:
+        return self._n_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell which epoch begins (0, 1, ...): each has an order and partners of its own."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        n = len(self.index)
+        order = np.arange(n)
+        if self.shuffle:
+            order = torch.randperm(n, generator=stream("pairs", self.seed, self.epoch, "order")).numpy()
+        batches = np.array_split(order, self._n_batches * self.world_size)[self.rank :: self.world_size]
+        for number, starts in enumerate(batches):
+            generator = stream("pairs", self.seed, self.epoch, "partners", self.rank, number)
+            rows = torch.from_numpy(starts)
+            partners = self.index.sample(rows, n_bridges=self.n_bridges, generator=generator)
+            yield [*starts.tolist(), *partners.flatten().tolist()]
+
+
+def split_pairs(x: Inputs, y: Tensor, n_bridges: int = 1) -> tuple[Inputs, Tensor, End]:
+    """Take a batch of `PairBatchSampler` apart: starts, their targets, and the ``end`` of `Elliptic`.
+
+    Args:
+        x: Inputs of the batch: a tensor, or a tuple or dict of tensors.
+        y: Its targets.
+        n_bridges: As given to the sampler.
+
+    Example:
+        >>> x, y, end = split_pairs(torch.arange(6.0)[:, None], torch.arange(6))
+        >>> y.tolist(), end[1].flatten().tolist()              # objective(x, y, end=end)
+        ([0, 1, 2], [3, 4, 5])
+    """
+    checks.count("n_bridges", n_bridges)
+    starts, rest = divmod(len(y), 1 + n_bridges)
+    if rest or not starts:
+        raise ValueError(
+            f"A batch of pairs with n_bridges={n_bridges} has a multiple of {1 + n_bridges} rows, but y has "
+            f"{len(y)}. Make the loader with batch_sampler=PairBatchSampler(...)."
+        )
+
+    def head(value: Any) -> Any:
+        return _each(value, lambda t: t[:starts])
+
+    def tail(value: Any) -> Any:
+        return _each(value, lambda t: t[starts:].unflatten(0, (starts, n_bridges)))
+
+    return head(x), head(y), (tail(x), tail(y))
+
+
+def swapped_partners(n_rows: int) -> Int[Tensor, " rows"]:
+    """Partners within a batch of `PairBatchSampler` with one bridge each: every pair in both directions.
+
+    For objectives that need both ends in the batch (``at=`` with marginal sampling), where ``end=`` cannot be
+    used: ``objective(x, y, partners=swapped_partners(len(y)))``.
+
+    Example:
+        >>> swapped_partners(6)
+        tensor([3, 4, 5, 0, 1, 2])
+    """
+    checks.count("n_rows", n_rows, 2)
+    if n_rows % 2:
+        raise ValueError(f"A batch of pairs has an even number of rows, but got {n_rows}.")
+    return torch.arange(n_rows).roll(n_rows // 2)
+
+
+def _each(value: Any, take: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: take(tensor) for name, tensor in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(take(tensor) for tensor in value)
+    return take(value)
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """This process among all."""
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"Give both rank and world_size or neither, but got {rank} and {world_size}.")
+    if rank is None or world_size is None:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return 0, 1
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    checks.count("world_size", world_size)
+    checks.count("rank", rank, 0)
+    if rank >= world_size:
+        raise ValueError(f"rank must be below world_size ({world_size}), but got {rank}.")
+    return rank, world_size

@@ -1,0 +1,275 @@
+"""The verdict on runs with paired seeds, in words that never say more than the intervals do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from elliptica._utils.statistics import corrected_interval
+from elliptica._utils.text import count
+from elliptica.report.content import DASH, TIMES, BySeed, Difference, Measure, Result, Verdict
+
+#: Fewer common seeds give no verdict.
+MIN_SEEDS = 3
+#: From so many on, differences of one sign alone would be unlikely enough by chance (2 * 0.5**6 < 5 %).
+SIGN_SEEDS = 6
+CONFIDENCE = 0.95
+
+
+def judge_rows(
+    values: Mapping[str, BySeed],
+    measures: Sequence[Measure],
+    methods: Sequence[str],
+    reference: str,
+    *,
+    champion: str | None = None,
+    cost: Mapping[str, BySeed] | None = None,
+    test_share: float = 0.0,
+) -> Verdict:
+    """Compare every method with the reference on the seeds that both have.
+
+    Intervals are Student's for paired differences, widened for the number of comparisons (Bonferroni), so
+    that all hold together with 95 %. Nothing is said that they contradict: a champion whose interval
+    contains zero is not named.
+
+    Args:
+        values: By measure, method and seed.
+        measures: Those that are judged; the first one decides.
+        methods: In order.
+        reference: Usually ordinary training.
+        champion: Method that is better than every other one on the first measure, if that is shown (the
+            rule of bold cells).
+        cost: By unit, for what is said about cost.
+        test_share: See `elliptica.report.content.Study`.
+
+    Example:
+        >>> measure = Measure("average", "RMSE", higher_is_better=False, decimals=2)
+        >>> erm, new = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 1.0, 1: 1.0, 2: 1.0}
+        >>> verdict = judge_rows({"average": {"erm": erm, "new": new}}, [measure], ["erm", "new"], "erm")
+        >>> verdict.headline
+        'No method is shown to be better than erm in RMSE.'
+    """
+    first = measures[0]
+    found = values[first.name]
+    others = [m for m in methods if m != reference and found.get(m)]
+    if not found.get(reference) or not others:
+        alone = next((m for m in methods if found.get(m)), None)
+        if alone is None:
+            return Verdict(f"No verdict: {first.label} is not recorded for any run.")
+        return Verdict(f"Only {alone} has runs: there is nothing to compare it with.", best=None)
+    n_comparisons = len(others) * len(measures)
+    confidence = 1 - (1 - CONFIDENCE) / n_comparisons
+    differences = [
+        each
+        for measure in measures
+        for method in others
+        if (each := _difference(values[measure.name], (method, reference), measure, confidence, test_share))
+    ]
+    mine = [d for d in differences if d.measure == first.name]
+    most = max((d.n_seeds for d in mine), default=0)
+    if most < MIN_SEEDS:
+        text = f"No verdict: {most} seed{'s' if most != 1 else ''} in common with {reference} "
+        text += (
+            f"{'are' if most != 1 else 'is'} too few to tell methods apart; at least {MIN_SEEDS} are needed."
+        )
+        return Verdict(text, best=None)
+    winners = sorted((d for d in mine if d.result == "better"), key=lambda d: -_gain(d, first))
+    in_bold = champion
+    if not _agrees(champion, reference, mine):
+        champion = None
+    best = champion if champion is not None else winners[0].method if winners else reference
+    named = next((d for d in mine if d.method == best), None)
+    means = {m: statistics.fmean(found[m].values()) for m in [reference, *others]}
+    common = set(found[best]) & set(found[reference])  # so that means differ by the difference that is shown
+    means |= {m: statistics.fmean(found[m][s] for s in common) for m in (best, reference)}
+    sentences = [
+        *_others(winners, champion, best, first),
+        *([_only_bold(in_bold)] if in_bold is not None and champion is None else []),
+        *_worse(mine, first, reference),
+        *_elsewhere(differences, measures[1:], reference),
+        *_reach(mine, winners, first, most),
+        *_price(cost or {}, best, reference),
+        *_basis(mine, n_comparisons, test_share),
+    ]
+    facts = _facts(means, best, named, mine, champion, first, reference, cost or {})
+    return Verdict(
+        _headline(means, best, named, champion, first, reference), sentences, facts, differences, best
+    )
+
+
+def _agrees(champion: str | None, reference: str, mine: Sequence[Difference]) -> bool:
+    """Whether the intervals show what the rule of bold cells, another family of tests, has found."""
+    if champion == reference:
+        return all(d.result == "worse" for d in mine)
+    return any(d.method == champion and d.result == "better" for d in mine)
+
+
+def _difference(
+    values: BySeed, pair: tuple[str, str], measure: Measure, confidence: float, test_share: float
+) -> Difference | None:
+    ours, theirs = (values.get(method, {}) for method in pair)
+    seeds = sorted(set(ours) & set(theirs))
+    if not seeds:
+        return None
+    interval = corrected_interval([float(ours[s] - theirs[s]) for s in seeds], test_share, confidence)
+    size = max(abs(values[s]) for values in (ours, theirs) for s in seeds)
+    result: Result = "open"  # equal gaps, but for rounding, are too coarse to judge
+    is_coarse = interval.half_width <= 1e-9 * size
+    if len(seeds) >= MIN_SEEDS and not is_coarse and not interval.low <= 0 <= interval.high:
+        result = "better" if (interval.mean > 0) == measure.higher_is_better else "worse"
+    return Difference(pair[0], measure.name, interval.mean, interval.low, interval.high, len(seeds), result)
+
+
+def _gain(difference: Difference, measure: Measure) -> float:
+    return difference.mean if measure.higher_is_better else -difference.mean
+
+
+def _interval(d: Difference, measure: Measure) -> str:
+    low, high = (measure.show(v, sign=True, unit=False) for v in (d.low, d.high))
+    return f"{measure.show(d.mean, sign=True)}, interval {low} to {high}"
+
+
+def _headline(
+    means: Mapping[str, float],
+    best: str,
+    named: Difference | None,
+    champion: str | None,
+    measure: Measure,
+    reference: str,
+) -> str:
+    if champion == reference:
+        return f"{reference} has the best {measure.label}, and is better than every other method."
+    if named is None:
+        return f"No method is shown to be better than {reference} in {measure.label}."
+    ours, theirs = (measure.show(means[m]) for m in (best, reference))
+    if champion is not None:
+        return f"{best} has the best {measure.label}: {ours} against {theirs} for {reference}."
+    return f"{best} is better than {reference} in {measure.label}: {ours} against {theirs}."
+
+
+def _others(winners: Sequence[Difference], champion: str | None, best: str, measure: Measure) -> list[str]:
+    if champion is not None:
+        return [f"{best} is better than every other method (paired t tests, Holm's correction, p < 0.05)."]
+    if not winners:
+        return []
+    rest = [f"{d.method} ({_interval(d, measure)})" for d in winners if d.method != best]
+    text = f"{best}: {_interval(winners[0], measure)}."
+    if rest:
+        text += f" Also better: {'; '.join(rest)}. Which of them is best is not shown."
+    return [text]
+
+
+def _only_bold(method: str) -> str:
+    return (
+        f"{method} is bold in the table (better than every other row in paired tests), but intervals widened "
+        "for all comparisons do not show it."
+    )
+
+
+def _worse(mine: Sequence[Difference], measure: Measure, reference: str) -> list[str]:
+    bad = sorted((d for d in mine if d.result == "worse"), key=lambda d: _gain(d, measure))
+    if not bad:
+        return []
+    shown = "; ".join(f"{d.method} ({measure.show(d.mean, sign=True)})" for d in bad)
+    return [f"Worse than {reference}: {shown}."]
+
+
+def _elsewhere(differences: Sequence[Difference], measures: Sequence[Measure], reference: str) -> list[str]:
+    """The other measures, where something is shown."""
+    found = []
+    for measure in measures:
+        mine = [d for d in differences if d.measure == measure.name]
+        parts = [
+            f"{result} {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+            for result in ("better", "worse")
+            if (names := [d.method for d in mine if d.result == result])
+        ]
+        said = " and ".join(parts) if parts else "no difference is shown"
+        found.append(f"In {measure.label}, against {reference}: {said}.")
+    return found
+
+
+def _reach(
+    mine: Sequence[Difference], winners: Sequence[Difference], measure: Measure, n_seeds: int
+) -> list[str]:
+    """What open intervals leave possible; only worth saying when nothing better was found."""
+    open_ = [d for d in mine if d.result == "open" and d.n_seeds >= MIN_SEEDS]
+    if winners or not open_:
+        return []
+    far = max(abs(end) for d in open_ for end in (d.low, d.high))
+    size = f"{measure.show(far, unit=False)} points" if measure.percent else measure.show(far)
+    return [f"Differences of up to {size} are not excluded with {n_seeds} seeds."]
+
+
+def cost_ratio(cost: BySeed, method: str, reference: str) -> float | None:
+    """Mean cost of a method over that of the reference, on the seeds of both; None if it is not recorded."""
+    ours, theirs = cost.get(method, {}), cost.get(reference, {})
+    common = set(ours) & set(theirs)
+    if not common or sum(theirs[s] for s in common) <= 0:
+        return None
+    return sum(ours[s] for s in common) / sum(theirs[s] for s in common)
+
+
+def _price(cost: Mapping[str, BySeed], best: str, reference: str) -> list[str]:
+    if best == reference:
+        return []
+    words = {"evaluations": "rows through the network", "seconds": "seconds"}
+    parts = [
+        f"as many {words[unit]}" if abs(ratio - 1) < 0.005 else f"{ratio:.2g} times the {words[unit]}"
+        for unit in words
+        if (ratio := cost_ratio(cost.get(unit, {}), best, reference)) is not None
+    ]
+    return [f"{best} took {' and '.join(parts)}, compared with {reference}."] if parts else []
+
+
+def _basis(mine: Sequence[Difference], n_comparisons: int, test_share: float) -> list[str]:
+    shared = "corrected for training rows that seeds share, and " if test_share else ""
+    widened = f"widened for {count(n_comparisons, 'comparison')}, so that all hold together with 95 %"
+    said = [f"Paired over {_seeds(mine)}; intervals are {shared}{widened}."]
+    if min(d.n_seeds for d in mine) < SIGN_SEEDS:
+        said.append(
+            f"Fewer than {SIGN_SEEDS} seeds: all of this rests on differences that are normally distributed."
+        )
+    return said
+
+
+def _seeds(mine: Sequence[Difference]) -> str:
+    counts = sorted({d.n_seeds for d in mine})
+    return f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+
+
+def _facts(
+    means: Mapping[str, float],
+    best: str,
+    named: Difference | None,
+    mine: Sequence[Difference],
+    champion: str | None,
+    measure: Measure,
+    reference: str,
+    cost: Mapping[str, BySeed],
+) -> list[tuple[str, str, str]]:
+    top = (max if measure.higher_is_better else min)(means, key=lambda m: means[m])
+    if named is None:
+        sure = "best of all, shown" if champion == reference else "nothing better is shown"
+        how = ("How much better", DASH, f"best mean: {top}, {measure.show(means[top])}")
+    else:
+        low, high = (measure.show(v, sign=True, unit=False) for v in (named.low, named.high))
+        sure = "better than all others" if champion is not None else f"better than {reference}"
+        how = ("How much better", measure.show(named.mean, sign=True), f"interval {low} to {high}")
+    ratio = cost_ratio(cost.get("evaluations", {}), best, reference)
+    seconds = cost_ratio(cost.get("seconds", {}), best, reference)
+    better = sum(d.result == "better" for d in mine)
+    return [
+        ("Which method", best, f"{measure.label} {measure.show(means[best])}"),
+        how,
+        ("How sure", sure, f"{better} of {len(means) - 1} shown better than {reference}; {_seeds(mine)}"),
+        price_fact(best, reference, ratio, seconds),
+    ]
+
+
+def price_fact(best: str, reference: str, ratio: float | None, seconds: float | None) -> tuple[str, str, str]:
+    """What the named method costs, in the words of a fact."""
+    if best == reference:
+        return "At what cost", DASH, f"{reference} is what others are measured by"
+    remark = f"rows of {reference}" + ("" if seconds is None else f"; seconds {seconds:.2g}\u00a0{TIMES}")
+    return "At what cost", DASH if ratio is None else f"{ratio:.2g}\u00a0{TIMES}", remark

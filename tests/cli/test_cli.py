@@ -1,0 +1,217 @@
+"""The command line: quick to answer, and clear about what is missing."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from typer.testing import CliRunner
+
+import elliptica
+from elliptica.cli import app
+
+runner = CliRunner()
+
+
+def run_python(code):
+    """Run code in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+
+
+def run_without(*packages, arguments):
+    """Run the program where some packages cannot be imported."""
+    return run_python(
+        f"""
+        import sys
+
+        class Blocker:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in {packages!r}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+        sys.meta_path.insert(0, Blocker())
+        sys.argv = ["elliptica", *{arguments!r}]
+        from elliptica.__main__ import main
+        main()
+        """
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"]])
+def test_help_does_not_import_torch(arguments):
+    """Nor the other heavy ones; and it takes far less than half a second (measured, not asserted)."""
+    done = run_python(
+        f"""
+        import sys
+        sys.argv = ["elliptica", *{arguments!r}]
+        from elliptica.__main__ import main
+        try:
+            main()
+        except SystemExit as stop:
+            heavy = {{"torch", "numpy", "matplotlib", "plotly"}} & set(sys.modules)
+            sys.exit(f"imported {{heavy}}" if heavy else stop.code)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "elliptica" in done.stdout
+
+
+def test_version():
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.strip() == f"elliptica {elliptica.__version__}"
+
+
+def test_module_runs():
+    command = [sys.executable, "-m", "elliptica", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"elliptica {elliptica.__version__}"
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_missing_command_line_packages(package):
+    done = run_without(package, arguments=["--help"])
+    assert done.returncode == 1
+    assert 'pip install "elliptica[experiments]"' in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "plotly"])
+def test_missing_plotting_packages(package):
+    done = run_without(package, arguments=["demo", "--quick"])
+    assert done.returncode == 1
+    assert f"needs {package}" in done.stderr
+    assert 'pip install "elliptica[report]"' in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_help_works_without_plotting_packages():
+    assert run_without("matplotlib", "plotly", "torch", arguments=["demo", "--help"]).returncode == 0
+
+
+def test_other_missing_packages_are_not_blamed_on_an_extra():
+    done = run_without("torch", arguments=["demo", "--quick"])
+    assert done.returncode == 1
+    assert "No module named 'torch'" in done.stderr
+    assert "elliptica[" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--seeds", "0"),
+        ("--steps", "-1"),
+        ("--sigma", "-0.1"),
+        ("--reading", "three"),
+        ("--activation", "sin"),
+    ],
+)
+def test_bad_options_are_refused(option, value):
+    result = runner.invoke(app, ["demo", option, value])
+    assert result.exit_code == 2
+    assert option in result.output
+
+
+def test_out_must_not_be_a_file(tmp_path):
+    file = tmp_path / "taken"
+    file.write_text("mine")
+    assert runner.invoke(app, ["demo", "--quick", "--out", str(file)]).exit_code == 2
+    assert file.read_text() == "mine"
+
+
+def test_names_may_be_given_with_commas(tmp_path):
+    places = ["--out", str(tmp_path), "--data-dir", str(tmp_path)]
+    found = runner.invoke(
+        app, ["run", "table3", "--dataset", "no2", "--methods", "erm,mixup", "--seeds", "1", *places]
+    )
+    assert found.exit_code == 2
+    assert "NO2.csv" in found.output.replace("\n", "")
+    found = runner.invoke(app, ["table", "table3", "--methods", "erm,mixap", "--out", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "mixup" in found.output
+    found = runner.invoke(
+        app,
+        [
+            "table",
+            "table3",
+            "--dataset",
+            "no2,airfoil",
+            "--match",
+            "evaluations",
+            "--precision",
+            "bfloat16",
+            "--epochs",
+            "3",
+            "--out",
+            str(tmp_path),
+        ],
+    )
+    assert found.exit_code == 0
+    assert "100 of 100 runs are not recorded" in found.output
+
+
+def test_the_list_says_which_data_are_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    found = runner.invoke(app, ["list", "--data-dir", str(tmp_path)])
+    assert found.exit_code == 0
+    assert "no2 (missing)" in found.output
+    assert "table10" in found.output
+
+
+def table3(*arguments):
+    found = runner.invoke(app, [arguments[0], "table3", "--dataset", "no2", *map(str, arguments[1:])])
+    return found.exit_code, found.output
+
+
+def test_a_refused_run_leaves_nothing_and_says_how_to_get_the_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    places = ["--out", str(tmp_path / "runs"), "--data-dir", str(tmp_path)]
+    found = runner.invoke(app, ["run", "table3", "--dataset", "airfoil", *places])
+    assert found.exit_code == 2
+    assert f"elliptica data fetch airfoil --data-dir {tmp_path}" in found.output
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    status, output = table3("run", "--out", tmp_path / "file" / "runs", "--data-dir", tmp_path)
+    assert status == 2
+    assert "is not a folder" in output or "Not a directory" in output
+
+
+def test_a_table_names_records_with_other_options(tmp_path, monkeypatch):
+    """And leaves out the paper's values where the runs were shortened."""
+    from elliptica.lab.experiments.choice import Choice
+    from elliptica.lab.experiments.records import record_file, write_record
+
+    monkeypatch.setenv("COLUMNS", "200")
+    status, output = table3("table", "--runs", tmp_path)
+    assert status == 0
+    assert output.startswith(
+        f"No run of this table is recorded in {tmp_path} yet.\nTo do them: elliptica run"
+    )
+    short = Choice("table3", ["no2"], ["erm", "c-mixup"], 2, training={"epochs": 5})
+    for run in short.runs(tmp_path):
+        metrics = {"test": {"average": 0.5}, "validation": {"average": 0.5}}
+        record = {"run": run.model_dump(mode="json"), "metrics": metrics, "cost": {}, "versions": {}}
+        write_record(record_file(tmp_path, run), record)
+    _, output = table3("table", "--out", tmp_path)
+    assert "4 records here were made with other settings (epochs = 5): add --epochs 5." in output
+    assert "| paper |" in output
+    _, output = table3("table", "--out", tmp_path, "--epochs", 6)
+    assert "say --epochs 5 in place of --epochs 6." in output
+    again = short.command("table", tmp_path)
+    assert again.endswith(f"--dataset no2 --methods erm,c-mixup --seeds 2 --epochs 5 --out {tmp_path}")
+    for form in ("markdown", "latex", "csv"):
+        found = runner.invoke(app, [*again.split()[1:], "--format", form])
+        assert found.exit_code == 0
+        assert "0.5" in found.output
+        assert "not recorded" not in found.output
+        assert "| paper |" not in found.output
+        assert "& paper" not in found.output
+        assert form == "csv" or "The paper's values are left out" in found.output
+
+
+def test_names_of_rows_are_suggested_in_any_case():
+    status, output = table3("table", "--methods", "ERM")
+    assert status == 2
+    assert "Did you mean 'erm'?" in output

@@ -1,0 +1,420 @@
+"""What people who see `elliptica compare` for the first time bring along, and what it says to them."""
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from elliptica.cli import app
+from elliptica.compare import Comparison, TableError, compare, markdown, predict_file
+from elliptica.compare.command import _conclude, _list, _say
+from elliptica.compare.metrics import Metric, show_number
+from elliptica.compare.plan import TREES, Plan, at_border, draw_settings, make_estimator
+from elliptica.compare.protocol import last_drop
+from elliptica.compare.report import _cell, cautions
+from elliptica.compare.verdict import NAMES
+from elliptica.estimators import load, read_notes, save
+
+QUICK = ["--repeats", "1", "--trials", "1", "--epochs", "2", "--methods", "elliptic"]
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
+    return result.exit_code, " ".join(result.output.split())
+
+
+def table(n=60, **columns):
+    """Lines of a CSV file with a useful input, two classes, and what is asked for."""
+    base = {"size": [0.5 * (i % 7) for i in range(n)], "kind": ["rose", "iris"] * (n // 2)}
+    return pl.DataFrame({**base, **columns}).write_csv()
+
+
+# the list: each of these must be answered clearly, through the command itself
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (table(), ["--target", "knd"], "has no column 'knd' for the target. Did you mean 'kind'?"),
+        (
+            table().replace("rose", "iris"),
+            ["--target", "kind"],
+            "The target 'kind' has one class only, 'iris': nothing to tell apart.",
+        ),
+        (
+            table(price=["cheap"] * 30 + [*map(str, range(30))]),
+            ["--target", "price", "--task", "regression"],
+            "Regression needs a target of numbers, but 'price' holds text, e.g. 'cheap'.",
+        ),
+        (
+            table(price=["?!", *map(str, range(59))]),
+            ["--target", "price"],
+            "In the target column 'price': 1 of 60 values is no number, e.g. '?!'.",
+        ),
+        (
+            table().partition("\n")[0] + "\n1,rose\n2,iris\n3,rose\n",
+            ["--target", "kind"],
+            "There are 3 rows with a target, but at least 50 are needed",
+        ),
+        (
+            table().replace("size,kind", "kind,kind"),
+            ["--target", "kind"],
+            "has several columns of the name 'kind'. Names must differ",
+        ),
+        (
+            table().replace("size,kind", "1.5,rose").replace("\n", "\n7,"),
+            ["--target", "kind"],
+            "Line 2 of data.csv has 3 cells, but the header has 2",
+        ),
+        (
+            "always,kind\n" + "7,rose\n7,iris\n" * 30,
+            ["--target", "kind"],
+            "No column is left to predict from. Column 'always' is not used: it is 7 in all rows.",
+        ),
+        (
+            table(120),
+            ["--target", "kind", "--max-rows", "119"],
+            "has 120 rows; at most 119 are read, because every method is trained many times. Pass --sample",
+        ),
+        ("", ["--target", "kind"], "data.csv is empty. Expected a CSV file with a line of names"),
+        ("size,kind\n", ["--target", "kind"], "data.csv has names of columns but no rows."),
+    ],
+    ids=[
+        "wrong target",
+        "one class",
+        "text for numbers",
+        "stray text in the target",
+        "three rows",
+        "duplicate header",
+        "uneven rows",
+        "constant column only",
+        "too many rows",
+        "empty",
+        "header only",
+    ],
+)
+def test_the_list(tmp_path, monkeypatch, content, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.csv").write_text(content)
+    code, output = run("compare", "data.csv", *options)
+    assert code == 2
+    assert output.startswith("error: ")
+    assert message in output
+    assert not (tmp_path / "compare").exists()
+
+
+@pytest.mark.slow
+def test_the_list_ten_million_rows(tmp_path):
+    """Counted, not loaded: test_compare_tables.py measures the memory."""
+    file = tmp_path / "long.csv"
+    with file.open("wb") as handle:
+        handle.write(b"size,kind\n")
+        for _ in range(100):
+            handle.write(b"1,a\n2,b\n" * 50_000)
+    code, output = run("compare", file, "--target", "kind", "--out", tmp_path / "out")
+    assert code == 2
+    assert "long.csv has 10,000,000 rows; at most 200,000 are read" in output
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory):
+    """A comparison of a table with all that may be odd and is no error: semicolons, commas, text, an id."""
+    folder = tmp_path_factory.mktemp("clinic")
+    draws = np.random.default_rng(0)
+    label = draws.integers(0, 2, 80)
+    ages = [f"{v:.2f}".replace(".", ",") for v in draws.normal(50 + 9 * label, 9)]
+    ages[3], ages[50] = "unknown", "about 40"
+    frame = pl.DataFrame(
+        {
+            "patient": [f"{i:04d}" for i in draws.permutation(80)],
+            "age": ages,
+            "dose": [f"{v:.1f}".replace(".", ",") for v in draws.normal(size=80)],
+            "unit": ["mg"] * 80,
+            "sick": [["no", "yes"][v] for v in label],
+        }
+    )
+    frame.write_csv(folder / "clinic.csv", separator=";", include_bom=True)
+    out = folder / "out"
+    options = ["--target", "sick", "--id", "patient", "--out", out, *QUICK]
+    code, output = run("compare", folder / "clinic.csv", *options)
+    assert code == 0, output
+    return folder, frame, output
+
+
+def test_what_is_odd_and_no_error_is_said(clinic):
+    folder, _, output = clinic
+    assert "Warning: column 'age': 2 of 80 values are no numbers, e.g. 'unknown'. Taken as missing." in output
+    assert "Column 'unit' is not used: it is 'mg' in all rows." in output
+    assert "Cells are separated by ';'." in output
+    assert "80 rows, 2 inputs" in output
+    assert json.loads((folder / "out" / "results.json").read_text())["about"]["inputs"] == ["age", "dose"]
+
+
+def test_too_few_repeats_are_said_before_training(clinic):
+    _, _, output = clinic
+    early = output.index("1 repeat gives scores but no verdict, which needs 3 or more.")
+    assert early < output.index("80 rows, 2 inputs") < output.index("No verdict: 1 finished repeat")
+
+
+def test_the_screen_has_the_names_of_the_report(clinic):
+    folder, _, output = clinic
+    report = (folder / "out" / "report.md").read_text()
+    for name in ("ordinary training", "elliptic training"):
+        assert f"│ {name}" in output
+        assert f"| {name} |" in report
+    assert "│ erm" not in output
+    assert "Names for --methods: erm (ordinary training), elliptic (elliptic training)." in report
+
+
+def test_predictions_carry_the_ids_of_the_comparison(clinic):
+    folder, frame, _ = clinic
+    model, new = folder / "out" / "model.elliptica", folder / "new.csv"
+    assert read_notes(model) == {"target": "sick", "ids": ["patient"], "text_as_missing": ["age"]}
+    frame.drop("unit").write_csv(new, separator=";")
+    code, output = run("predict", model, new, "--id", "sick", "--out", folder / "p.csv")
+    assert code == 0, output
+    assert "Columns that the model does not use" not in output
+    found = pl.read_csv(folder / "p.csv", infer_schema=False)
+    assert found.columns == ["row", "patient", "sick", "prediction"]
+    assert found["patient"].to_list() == frame["patient"].to_list()  # as text: 0042 is not 42
+    # a table without the id is predicted all the same, and rows in another order stay with their ids
+    frame.drop("unit", "patient").write_csv(new, separator=";")
+    assert predict_file(model, new)[0].columns == ["row", "prediction"]
+    frame.reverse().write_csv(new, separator=";")
+    backwards = predict_file(model, new)[0]
+    assert backwards["row"].to_list() == list(range(1, 81))
+    assert dict(backwards.select("patient", "prediction").iter_rows()) == dict(
+        found.select("patient", "prediction").iter_rows()
+    )
+
+
+def test_an_id_called_row_replaces_the_number(clinic):
+    folder, frame, _ = clinic
+    named = frame.select(age=pl.lit(40.0), dose=pl.lit(0.5), row="sick")
+    found, _ = predict_file(folder / "out" / "model.elliptica", named, ids=["row"])
+    assert found["row"].to_list() == frame["sick"].to_list()
+
+
+def test_predict_takes_text_as_training_did(clinic):
+    """Where training had text, any share of it is a gap; elsewhere much of it is refused."""
+    folder, frame, _ = clinic
+    model = folder / "out" / "model.elliptica"
+    inputs = frame.select("age", "dose").with_columns(pl.all().str.replace(",", "."))
+    text = inputs[:6].with_columns(age=pl.Series(["40", *["no idea"] * 5]))
+    found, notices = predict_file(model, text)
+    assert "Warning: column 'age': 5 of 6 values are no numbers, e.g. 'no idea'. Taken as missing." in notices
+    gaps = text.with_columns(pl.col("age").cast(pl.Float64, strict=False), pl.col("dose").cast(pl.Float64))
+    assert found["prediction"].to_list() == load(model).predict(gaps).tolist()
+    assert found.equals(predict_file(model, gaps)[0])
+    with pytest.raises(TableError, match=r"'dose' held numbers .* now 5 of 6 values are none, e\.g\. 'much'"):
+        predict_file(model, text.with_columns(dose=pl.Series(["1", *["much"] * 5])))
+    with pytest.raises(TableError, match=r"'age' held numbers .* now 80 of 80 values are none, e\.g\. '\d+,"):
+        predict_file(model, frame)  # decimal commas are read in files only
+    one = inputs.with_columns(pl.Series("dose", ["much", *inputs["dose"][1:]]))
+    _, notices = predict_file(model, one)
+    assert "Warning: column 'dose': 1 of 80 values is no number, e.g. 'much'. Taken as missing." in notices
+    assert any(notice.startswith("Column 'dose': 1 missing values are replaced by") for notice in notices)
+
+
+def test_notes_of_a_strange_model_do_no_harm(clinic, tmp_path):
+    folder, frame, _ = clinic
+    model = load(folder / "out" / "model.elliptica")
+    save(model, tmp_path / "a.elliptica", notes={"ids": 7, "text_as_missing": [["age"], None]})
+    inputs = frame.select(dose=pl.lit(0.5), age=pl.lit(1.0))
+    assert predict_file(tmp_path / "a.elliptica", inputs)[0].columns == ["row", "prediction"]
+
+
+# options are checked before anything is read
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--methods", "eliptic"], "There is no method 'eliptic'. Did you mean 'elliptic'?"),
+        (["--methods", "svm"], "There is no method 'svm'. There are erm, mixup, elliptic,"),
+        (["--methods", ","], "No method is named."),
+        (["--repeats", "0"], "Invalid value for '--repeats'"),
+        (["--select", "best"], "Pass one of average, worst"),
+        (["--task", "ranking"], "Pass one of auto, classification, regression"),
+        (["--trials", "many"], "Invalid value for '--trials'"),
+    ],
+    ids=["near method", "no method", "empty", "repeats", "select", "task", "trials"],
+)
+def test_options_are_checked_before_the_table_is_read(monkeypatch, tmp_path, options, message):
+    monkeypatch.setattr("elliptica.compare.comparison.read_table", lambda *_, **__: pytest.fail("read"))
+    code, output = run("compare", tmp_path / "data.csv", "--target", "kind", *options)
+    assert code == 2
+    assert message in output.replace("│ ", "")
+
+
+@pytest.mark.bad_input
+def test_plans_that_make_no_sense():
+    for wrong in ({"hidden": ()}, {"hidden": (8, 0)}, {"seed": -1}, {"seed": 0.5}):
+        with pytest.raises(TableError, match=next(iter(wrong))):
+            Plan(("erm",), **wrong)
+
+
+def test_a_folder_with_files_of_somebody_else(tmp_path):
+    (tmp_path / "data.csv").write_text(table())
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.md").write_text("mine")
+    options = ["--target", "kind", "--out", out, *QUICK]
+    code, output = run("compare", tmp_path / "data.csv", *options)
+    assert code == 2
+    assert "holds report.md, but no results.json of a comparison: they would be overwritten." in output
+    assert (out / "report.md").read_text() == "mine"
+    (out / "report.md").rename(out / "other.md")
+    assert run("compare", tmp_path / "data.csv", *options)[0] == 0
+    assert (out / "other.md").read_text() == "mine"
+    (tmp_path / "data.csv").write_text(table().replace("0.5,iris", "0.6,iris"))
+    code, output = run("compare", tmp_path / "data.csv", *options)
+    assert code == 2
+    assert "holds another comparison: rows or cells of the table have changed." in output
+
+
+def test_a_model_that_is_none(clinic):
+    folder, _, _ = clinic
+    for wrong, message in (
+        (folder, "is a folder. Expected a file such as model.elliptica, which elliptica compare writes"),
+        (folder / "none", "does not exist. Expected a file such as model.elliptica"),
+        (folder / "clinic.csv", "clinic.csv cannot be read as a saved estimator"),
+    ):
+        code, output = run("predict", wrong, folder / "clinic.csv", "--out", folder / "q.csv")
+        assert code == 2
+        assert message in output
+
+
+# notes on what limits the answer
+
+
+@pytest.fixture(scope="module")
+def found():
+    draws = np.random.default_rng(1)
+    frame = pl.DataFrame({"x": draws.normal(size=60), "y": draws.normal(size=60)})
+    return compare(frame, "y", methods=["elliptic"], trees=True, repeats=3, trials=2, epochs=25, hidden=(4,))
+
+
+def changed(found, plan=None, **values):
+    """The comparison with other facts about the chosen trial of elliptic training."""
+    records = []
+    for record in found.records:
+        if record.method == "elliptic":
+            trials = list(record.trials)
+            trials[record.chosen] = dataclasses.replace(trials[record.chosen], **values)
+            record = dataclasses.replace(record, trials=tuple(trials))
+        records.append(record)
+    return Comparison(found.problem, plan or found.plan, tuple(records))
+
+
+def test_training_that_was_cut_short_is_noted(found):
+    falling = changed(found, last_drop=0.1)
+    (note,) = [each for each in cautions(falling) if "still falling" in each]
+    assert "elliptic training" in note
+    assert "--epochs (now 25)" in note
+    assert "still falling at the end" in markdown(falling)
+    flat = changed(found, last_drop=0.001)
+    assert not any("elliptic training" in each for each in cautions(flat) if "still falling" in each)
+    short = dataclasses.replace(found.plan, epochs=5)
+    assert any(each.startswith("Few epochs: with --epochs 5") for each in cautions(changed(found, short)))
+
+
+def test_a_search_that_ended_at_the_border_is_noted(found):
+    inside = {"learning_rate": 1e-3, "weight_decay": 1e-4, "max_iter": 25, "sigma": 0.1}
+    (note,) = [n for n in cautions(changed(found, settings={**inside, "sigma": 0.95})) if "border" in n]
+    assert "sigma of elliptic training (0.95 in 3 of 3 repeats, range 0.01 to 1)" in note
+    within = [n for n in cautions(changed(found, settings=inside)) if "border" in n]
+    assert not any("of elliptic training" in n for n in within)
+    once = dataclasses.replace(found.plan, trials=1)
+    notes = cautions(changed(found, once, settings={**inside, "sigma": 0.95}))
+    assert any("There was no search" in note for note in notes)
+    assert not any("border" in note for note in notes)
+
+
+def test_failed_trainings_are_noted(found):
+    assert any(
+        each == "3 of 6 trainings by elliptic training failed and were left out."
+        for each in cautions(changed(found, error="the loss became nan"))
+    )
+
+
+def test_borders_by_hand():
+    """A tenth of the way from 0.01 to 1 on a logarithmic scale ends at 0.01 * 100^0.1 = 0.0158."""
+    plan = Plan(("erm", "elliptic"), epochs=80)
+    for sigma, is_border in ((0.0157, True), (0.0159, False), (0.62, False), (0.64, True)):
+        assert (at_border("elliptic", {"sigma": sigma}, plan) == {"sigma": (0.01, 1.0)}) == is_border
+    assert at_border("erm", {"max_iter": 80}, plan) == {}  # the usual value
+    assert at_border("erm", {"max_iter": 20}, plan) == {"max_iter": (20.0, 80)}
+    assert at_border("erm", {"max_iter": 1}, Plan(("erm",), epochs=1)) == {}
+
+
+def test_last_drop_by_hand():
+    assert last_drop([4.0, 3.0]) is None
+    assert last_drop([4.0, 3.0, 1.0]) == 0.5
+    losses = [2.0] * 20 + [1.0] * 10 + [0.5] * 10  # tenths of four epochs
+    assert last_drop(losses) == 0.0
+    assert last_drop([2.0] * 20 + [1.0] * 16 + [0.5] * 4) == 0.25
+
+
+def test_trees_get_what_networks_get(found):
+    """The same splits, inputs and number of trials; and all training rows, in large tables as well."""
+    for repeat in range(3):
+        networks, trees = (
+            next(r for r in found.records if (r.repeat, r.method) == (repeat, m)) for m in ("erm", TREES)
+        )
+        assert networks.rows == trees.rows
+        assert len(networks.trials) == len(trees.trials) == 2
+    plan = Plan(("erm", TREES), trials=40)
+    drawn = [draw_settings(TREES, trial, plan) for trial in range(40)]
+    assert all(50 <= each["max_iter"] <= 500 for each in drawn)
+    assert drawn[0]["max_iter"] == 100
+    for task in ("classification", "regression"):
+        assert make_estimator(TREES, task, drawn[1], plan, 10**6, 0).early_stopping is False
+    assert "Boosted trees" in markdown(found)
+    assert "same number of trials" in markdown(found)
+
+
+# the screen
+
+
+def test_numbers_of_every_size():
+    """House prices are no powers of ten, and 61 beside 61.13 is 61.00."""
+    shown = [show_number(v, 4, "#") for v in (0.01234567, 9.5, 61.0, 1234.4, 54321.7, 5e8)]
+    assert shown == ["0.01235", "9.500", "61.00", "1234", "54,322", "500,000,000"]
+    assert show_number(-54321.7, 4, "+") == "-54,322"
+    assert show_number(2e12, 4) == "2e+12"
+    rmse, accuracy = Metric("rmse", "RMSE", False, False), Metric("accuracy", "accuracy", True, True)
+    assert _cell(rmse, 61234.5, 1234.5) == "61,234 ± 1,234"
+    assert _cell(rmse, 61.0, 7.0) == "61.00 ± 7.0"
+    assert _cell(accuracy, 0.5, None) == "50.0 %"
+    assert _cell(accuracy, None, None) == "-"
+
+
+def test_eighty_columns():
+    """Nothing is wider than a terminal, no cell of the table is broken, and no word is cut in two."""
+    frame = pl.DataFrame({"x": np.random.default_rng(2).normal(size=60), "y": ["rose", "iris"] * 30})
+    result = compare(frame, "y", trees=True, repeats=2, trials=1, epochs=1, hidden=(2,))
+    console = Console(width=80, force_terminal=True, color_system=None, record=True, file=io.StringIO())
+    _list(console, "Column 'age' has [bold]many[/bold] values " + "and more words " * 20)
+    _say(console, "word " * 40)
+    _conclude(result, console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("- Column 'age' has [bold]many[/bold]")
+    assert lines[1].startswith("  ")
+    words = [line for line in lines if line.startswith("word")]
+    assert len(words) > 2
+    assert {word for line in words for word in line.split()} == {"word"}
+    names = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert names == [NAMES[method] for method in result.plan.methods]
+
+
+def test_lines_in_a_file_are_whole():
+    console = Console(width=80, force_terminal=False, record=True, file=io.StringIO())
+    _list(console, "word " * 40)
+    assert len(console.export_text().splitlines()) == 1

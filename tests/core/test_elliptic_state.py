@@ -1,0 +1,226 @@
+"""What the objective keeps between calls: mode, epoch, measured scale; and how it is copied and saved."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from elliptica import Elliptic, EllipticWarning, auto_sigma, ramp, switch_off
+from laws import assert_mean
+
+ignore_warnings = pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning")
+SECOND_ORDER = ("gradient_norm", "girsanov", "released")
+
+
+def normal(*shape, generator):
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def data(generator, n=6):
+    return normal(n, 3, generator=generator), torch.randint(4, (n,), generator=generator)
+
+
+def network(*layers):
+    return nn.Sequential(nn.Linear(3, 5), *layers, nn.Tanh(), nn.Linear(5, 4)).double()
+
+
+def test_eval_mode_is_the_ordinary_loss_and_draws_nothing(generator):
+    model, (x, y) = network(nn.Dropout(0.5)), data(generator)
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4, sigma=0.5).eval()
+    before = generator.get_state()
+    loss = objective(x, y, generator=generator)
+    assert torch.allclose(loss, F.cross_entropy(model(x), y), rtol=1e-14)
+    assert torch.equal(generator.get_state(), before)
+    assert not torch.equal(objective.train()(x, y, generator=generator), loss)
+
+
+def test_schedule_needs_the_epoch(generator):
+    objective = Elliptic(network(), nn.CrossEntropyLoss(), num_classes=4, schedule=switch_off(2))
+    with pytest.raises(RuntimeError, match="set_epoch"):
+        objective(*data(generator))
+    objective.eval()(*data(generator))  # no epoch needed there
+
+
+def test_switching_off_leaves_the_ordinary_loss(generator):
+    model, (x, y) = network(), data(generator)
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4, sigma=0.5, schedule=switch_off(2))
+    clean = F.cross_entropy(model(x), y)
+    for epoch, is_clean in ((0, False), (1, False), (2, True), (9, True), (1, False)):
+        objective.set_epoch(epoch)
+        same = torch.allclose(objective(x, y, generator=generator), clean, rtol=1e-12)
+        assert same == is_clean
+
+
+@pytest.mark.parametrize("sigma", [0.6, torch.tensor([0.2, 0.4, 0.6]).double(), "auto", "green"])
+@pytest.mark.parametrize("sampling", ["path", "marginal"])
+def test_ramp_multiplies_the_noise(sigma, sampling, generator):
+    """At half the strength the same noise moves points half as far; targets too."""
+    x, y = normal(6, 3, generator=generator), normal(6, 4, generator=generator)
+    settings = {"sampling": sampling, "sigma": sigma, "sigma_y": 0.3, "n_bridges": 2}
+    objective = Elliptic(network(), nn.MSELoss(), **settings, schedule=ramp(epochs=2))
+    points = {}
+    state = generator.get_state()
+    for epoch in (0, 1, 2):
+        generator.set_state(state)
+        objective.set_epoch(epoch)
+        points[epoch] = objective.sample(x, y, generator=generator)
+    for name in ("x", "y"):
+        chord, half, full = (getattr(points[k], name) for k in (0, 1, 2))
+        assert not torch.allclose(full, chord)
+        torch.testing.assert_close(half - chord, 0.5 * (full - chord), rtol=1e-6, atol=1e-9)
+    ratio = torch.as_tensor(points[1].variance["x"]) / torch.as_tensor(points[2].variance["x"])
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 0.25), check_dtype=False)
+
+
+def test_auto_sigma_is_measured_once_and_kept(generator):
+    model, (x, y) = network(), data(generator)
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4, sigma="auto")
+    assert "sigma=auto," in repr(objective)
+    objective(x, y, generator=generator)
+    measured = objective.auto_sigma.clone()
+    torch.testing.assert_close(measured, 0.1 * x.std(0))
+    assert torch.equal(measured, auto_sigma(x))
+    objective(100 * x, y, generator=generator)
+    assert torch.equal(objective.auto_sigma, measured)
+    low, high = measured.min(), measured.max()
+    assert f"sigma=auto ({low:.3g} to {high:.3g} per feature)" in repr(objective)
+
+
+def test_auto_sigma_survives_a_state_dict(generator):
+    x, y = data(generator)
+
+    def fresh(sigma="auto"):
+        return Elliptic(network(), nn.CrossEntropyLoss(), num_classes=4, sigma=sigma)
+
+    trained, empty = fresh(), fresh().state_dict()
+    trained(x, y)
+    state = trained.state_dict()
+    assert set(state) == {"auto_sigma", *(f"model.{k}" for k in trained.model.state_dict())}
+    loaded = fresh()
+    loaded.load_state_dict(state)
+    assert torch.equal(loaded.auto_sigma, trained.auto_sigma)
+    twin = generator.clone_state()
+    assert torch.equal(
+        loaded(10 * x, y, generator=generator), trained(10 * x, y, generator=twin)
+    )  # used, not measured again
+    loaded.auto_sigma.zero_()
+    assert trained.auto_sigma.min() > 0  # a copy
+    loaded.load_state_dict(empty)  # from before the first batch
+    assert loaded.auto_sigma is None
+    number = fresh(0.3)
+    number.load_state_dict(state)  # the setting wins over what was measured
+    assert "sigma=0.3" in repr(number)
+    wrapped = nn.ModuleDict({"objective": fresh()})
+    wrapped.load_state_dict({f"objective.{k}": v for k, v in state.items()})
+    assert torch.equal(wrapped["objective"].auto_sigma, trained.auto_sigma)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+@pytest.mark.parametrize(
+    "settings", [{}, {"sigma": "auto"}, {"sigma": "green", "weighting": "gradient_norm"}]
+)
+def test_copies_behave_alike_and_share_nothing(copied, settings, generator):
+    x, y = data(generator)
+    objective = Elliptic(network(), nn.CrossEntropyLoss(), num_classes=4, **settings)
+    objective(x, y, generator=generator)
+    twin, other = generator.clone_state(), copied(objective)
+    assert torch.equal(other(2 * x, y, generator=generator), objective(2 * x, y, generator=twin))
+    other(x, y).backward()
+    assert all(p.grad is None for p in objective.parameters())
+
+
+def test_the_users_loss_is_left_alone_and_registered_once():
+    loss_fn = nn.CrossEntropyLoss(weight=torch.ones(4).double())
+    objective = Elliptic(network(), loss_fn)
+    assert loss_fn.reduction == "mean"
+    assert sum(name.endswith("weight") for name in objective.state_dict() if "loss" in name) == 1
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("rejected", [False, True])
+@pytest.mark.parametrize("sampling", ["path", "marginal"])
+def test_antithetic_bridges_are_unbiased(sampling, rejected, generator):
+    """Same mean as independent bridges, for a loss that is neither even nor odd in the noise.
+
+    Teeth: antithetic noise with 50 % too much deviation is more than 12 standard errors away.
+    """
+    x, y = normal(200, 2, generator=generator), normal(200, 1, generator=generator)
+    model = nn.Sequential(nn.Linear(2, 1), nn.Softplus()).double()
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+    partner = torch.randperm(200, generator=generator)
+    settings = {"sampling": sampling, "n_bridges": 2, "n_times": 4}
+    losses = []
+    for antithetic in (False, True):
+        sigma = 1.5 if antithetic and rejected else 1.0
+        objective = Elliptic(model, nn.MSELoss(), **settings, sigma=sigma, antithetic=antithetic)
+        losses.append([objective(x, y, partners=partner, generator=generator).item() for _ in range(150)])
+    gap = np.subtract(*losses)
+    if rejected:
+        with pytest.raises(AssertionError, match="standard errors"):
+            assert_mean(gap, 0.0, gap.std(ddof=1))
+    else:
+        assert_mean(gap, 0.0, gap.std(ddof=1))
+
+
+@pytest.mark.parametrize("sigma", [0.7, "green"])
+@pytest.mark.parametrize("sampling", ["path", "marginal"])
+def test_antithetic_bridges_mirror_each_other(sampling, sigma, generator):
+    """Same times, same partner, and the chord half-way between both."""
+    x, y = normal(5, 3, generator=generator), normal(5, 4, generator=generator)
+    objective = Elliptic(
+        network(), nn.MSELoss(), sampling=sampling, n_bridges=4, sigma=sigma, antithetic=True
+    )
+    partner = torch.randint(5, (5, 2), generator=generator).repeat(1, 2)
+    paths = objective.sample(x, y, partners=partner, generator=generator)
+    s = paths.s[..., None]
+    chord = (1 - s) * x[:, None, None] + s * x[partner][:, :, None]
+    noise = paths.x - chord
+    assert torch.equal(paths.s[:, :2], paths.s[:, 2:])
+    torch.testing.assert_close(noise[:, :2], -noise[:, 2:])
+    assert noise.abs().max() > 0.01
+    drawn = objective.sample(x, y, generator=generator)
+    if sampling == "path":
+        assert torch.equal(drawn.x[:, :2, -1], drawn.x[:, 2:, -1])  # the pair shares a partner drawn too
+
+
+@ignore_warnings
+@pytest.mark.parametrize("weighting", ["none", "gradient_softmax", "multiplicative", *SECOND_ORDER])
+def test_values_can_be_had_without_gradients(weighting, generator):
+    """In training mode under no_grad: the same number, no graph, no complaint."""
+    model, (x, y) = network(), data(generator)
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4, sampling="path", weighting=weighting)
+    paths = objective.sample(x, y, generator=generator)
+    with torch.no_grad():
+        value = objective(x, y, paths=paths)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, objective(x, y, paths=paths).detach())
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_a_negative_objective_is_announced_once(validate, generator, recwarn):
+    """A drift towards the point where all bridges end makes their logarithm large."""
+    x, y = torch.zeros(6, 1), torch.zeros(6, 1)
+    x[-1] = 10.0
+    drift = nn.Bilinear(1, 1, 1)
+    for parameter, value in zip(drift.parameters(), (0.0, 1.0), strict=True):
+        nn.init.constant_(parameter, value)
+    model = nn.Linear(1, 1)
+    nn.init.zeros_(model.weight)
+    settings = {"sampling": "path", "n_times": 20, "sigma": 1.0, "weighting": "girsanov", "drift": drift}
+    objective = Elliptic(model, nn.L1Loss(), **settings, validate=validate)
+    for _ in range(3):  # the logarithm is 10 - 1/2 for five of six bridges, the loss below 2
+        assert objective(x, y, partners=torch.full((6,), 5), generator=generator) < -5
+    ours = [w for w in recwarn if issubclass(w.category, EllipticWarning)]
+    assert len(ours) == (1 if validate else 0)
+    assert all("became negative" in str(w.message) and "Lower xi" in str(w.message) for w in ours)
+
+
+@pytest.mark.parametrize(("n_times", "warns"), [(19, True), (20, False)])
+def test_coarse_girsanov_grids_are_announced(n_times, warns, recwarn):
+    Elliptic(network(), nn.MSELoss(), sampling="path", weighting="girsanov", n_times=n_times)
+    assert any("coarse grid" in str(w.message) for w in recwarn) == warns

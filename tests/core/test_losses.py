@@ -1,0 +1,259 @@
+"""The user's loss with its reduction switched off: equal to torch's own, row by row."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from elliptica import Elliptic
+from elliptica.core.losses import PerSampleLoss, weighted_mean
+
+ROWS, CLASSES = 6, 4
+
+
+@pytest.fixture
+def logits(generator):
+    return torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture
+def labels(generator):
+    return torch.randint(CLASSES, (ROWS,), generator=generator)
+
+
+@pytest.fixture
+def soft(generator):
+    return torch.rand(ROWS, CLASSES, generator=generator, dtype=torch.float64).softmax(1)
+
+
+@pytest.fixture
+def class_weight(generator):
+    return torch.rand(CLASSES, generator=generator, dtype=torch.float64) + 0.1
+
+
+def row_by_row(loss, output, target):
+    """The user's own loss on one row at a time."""
+    return torch.stack([loss(o[None], t[None]) for o, t in zip(output, target, strict=True)])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_of_one_hot_equals_labels(smoothing, weighted, logits, labels, class_weight):
+    """Labels turned into probabilities change nothing, with class weights and label smoothing."""
+    weight = class_weight if weighted else None
+    loss = PerSampleLoss(nn.CrossEntropyLoss(weight=weight, label_smoothing=smoothing))
+    hard = F.cross_entropy(logits, labels, weight=weight, label_smoothing=smoothing, reduction="none")
+    one_hot = F.one_hot(labels, CLASSES).double()
+    assert torch.allclose(loss(logits, one_hot), hard, rtol=1e-12)
+
+
+def test_cross_entropy_by_hand(logits, soft, class_weight):
+    """minus sum over classes of weight, probability and log-probability."""
+    loss = PerSampleLoss(nn.CrossEntropyLoss(weight=class_weight))
+    expected = -(class_weight * soft * logits.log_softmax(1)).sum(1)
+    assert torch.allclose(loss(logits, soft), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_class_weighted_mean_is_torchs(weighted, logits, labels, class_weight):
+    """On labels the mean equals what the user's own loss gives, weights and all."""
+    own = nn.CrossEntropyLoss(weight=class_weight if weighted else None)
+    loss = PerSampleLoss(own)
+    one_hot = F.one_hot(labels, CLASSES).double()
+    rows = loss.class_weight(one_hot) if loss.weights_classes else None
+    mean = weighted_mean(loss(logits, one_hot), None, rows)
+    assert torch.allclose(mean, own(logits, labels), rtol=1e-12)
+    if weighted:
+        assert torch.allclose(loss.class_weight(one_hot), class_weight[labels])
+        assert loss.num_classes() == CLASSES
+        assert not torch.allclose(loss(logits, one_hot).mean(), own(logits, labels), rtol=1e-3)
+    else:
+        assert not loss.weights_classes
+        assert loss.num_classes() is None
+
+
+def test_class_weight_of_dense_targets(generator, class_weight):
+    labels = torch.randint(CLASSES, (ROWS, 3, 2), generator=generator)
+    logits = torch.randn(ROWS, CLASSES, 3, 2, generator=generator, dtype=torch.float64)
+    one_hot = F.one_hot(labels, CLASSES).permute(0, 3, 1, 2).double()
+    own = nn.CrossEntropyLoss(weight=class_weight)
+    loss = PerSampleLoss(own)
+    assert torch.allclose(loss.class_weight(one_hot), class_weight[labels].flatten(1).mean(1))
+    rows = loss.class_weight(one_hot) if loss.weights_classes else None
+    mean = weighted_mean(loss(logits, one_hot), None, rows)
+    assert torch.allclose(mean, own(logits, labels), rtol=1e-12)
+
+
+def test_dense_cross_entropy_averages_over_places(generator):
+    labels = torch.randint(CLASSES, (ROWS, 3, 2), generator=generator)
+    logits = torch.randn(ROWS, CLASSES, 3, 2, generator=generator, dtype=torch.float64)
+    one_hot = F.one_hot(labels, CLASSES).permute(0, 3, 1, 2).double()
+    losses = PerSampleLoss(nn.CrossEntropyLoss())(logits, one_hot)
+    assert torch.allclose(losses, row_by_row(nn.CrossEntropyLoss(), logits, labels), rtol=1e-12)
+
+
+MODULES = [nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.BCEWithLogitsLoss()]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_modules_equal_themselves_on_one_row(module, shape, generator):
+    output = torch.randn(ROWS, *shape, generator=generator, dtype=torch.float64)
+    target = torch.rand(ROWS, *shape, generator=generator, dtype=torch.float64)
+    losses = PerSampleLoss(module)(output, target)
+    assert losses.shape == (ROWS,)
+    assert torch.allclose(losses, row_by_row(module, output, target), rtol=1e-12)
+    assert torch.allclose(losses.mean(), module(output, target), rtol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["batchmean", "mean"])
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+def test_kl_divergence_keeps_its_scale(reduction, logits, soft):
+    """ "batchmean" sums over classes, "mean" averages over them, as torch has it."""
+    own = nn.KLDivLoss(reduction=reduction)
+    losses = PerSampleLoss(own)(logits.log_softmax(1), soft)
+    assert torch.allclose(losses.mean(), own(logits.log_softmax(1), soft), rtol=1e-12)
+    if reduction == "batchmean":
+        by_hand = (soft * (soft.log() - logits.log_softmax(1))).sum(1)
+        assert torch.allclose(losses, by_hand, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "function", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits]
+)
+def test_functions_lose_their_reduction(function, logits, soft):
+    expected = function(logits, soft, reduction="none").mean(1)
+    assert torch.allclose(PerSampleLoss(function)(logits, soft), expected, rtol=1e-12)
+    partial = functools.partial(function, reduction="none")
+    assert torch.allclose(PerSampleLoss(partial)(logits, soft), expected, rtol=1e-12)
+
+
+def test_cross_entropy_function(logits, soft):
+    assert torch.allclose(
+        PerSampleLoss(F.cross_entropy)(logits, soft), F.cross_entropy(logits, soft, reduction="none")
+    )
+
+
+def test_custom_callables(logits, soft):
+    per_row = PerSampleLoss(lambda output, target: (output - target).abs().sum(1))
+    assert torch.allclose(per_row(logits, soft), (logits - soft).abs().sum(1))
+    per_entry = PerSampleLoss(lambda output, target: (output - target).abs())
+    assert torch.allclose(per_entry(logits, soft), (logits - soft).abs().mean(1))
+
+    class Own(nn.Module):
+        def forward(self, output, target):
+            return (output["a"] - target).square().mean(1)
+
+    assert PerSampleLoss(Own())({"a": logits}, soft).shape == (ROWS,)
+
+
+# ----------------------------------------------------------------------------------- what is refused
+
+
+def scalar(output, target):
+    return (output - target).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (scalar, r"shape \(6,\), but returned a scalar.*reduction is switched off.*reduction=\"none\""),
+        (functools.partial(F.mse_loss, reduction="mean"), r"returned a scalar"),
+        (lambda output, target: output[:3, 0], r"but returned shape \(3,\)"),
+        (lambda output, target: 1.0, r"but returned float"),
+        (lambda output, target: (output, target), r"but returned tuple"),
+    ],
+)
+def test_losses_that_reduce_are_refused(loss, message, logits, soft):
+    with pytest.raises(ValueError, match=r"loss_fn must return one value per sample.*" + message):
+        PerSampleLoss(loss)(logits, soft)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), nn.CrossEntropyLoss(reduction="sum")])
+def test_sums_are_refused(loss):
+    with pytest.raises(ValueError, match=r"loss_fn has reduction='sum'.*use \"mean\""):
+        PerSampleLoss(loss)
+
+
+@pytest.mark.usefixtures("own_checks")
+@pytest.mark.parametrize("loss", [nn.NLLLoss(), nn.MultiMarginLoss(), F.nll_loss])
+def test_losses_of_labels_alone_are_refused(loss):
+    """They cannot take the probabilities that labels become; the remedy is a loss with the same value."""
+    with pytest.raises(TypeError, match=r"takes labels only.*CrossEntropyLoss\(\)"):
+        PerSampleLoss(loss)
+    log_p = torch.randn(5, 3).log_softmax(1)
+    y = torch.tensor([0, 1, 2, 0, 1])
+    assert torch.allclose(F.cross_entropy(log_p, y), F.nll_loss(log_p, y))
+
+
+@pytest.mark.usefixtures("own_checks")
+def test_loss_must_be_callable():
+    with pytest.raises(TypeError, match=r"loss_fn must be callable, but got str.*CrossEntropyLoss\(\)"):
+        PerSampleLoss("mse")
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), F.l1_loss, lambda o, t: (o - t).square()])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_broadcast_trap_is_refused(loss, rows):
+    """(n, 1) against (n,) compares every row with every other: a classic that trains to the mean."""
+    for output, target in (
+        (torch.randn(rows, 1), torch.randn(rows)),
+        (torch.randn(rows), torch.randn(rows, 1)),
+    ):
+        with pytest.raises(ValueError, match=r"every row with every other.*y\.unsqueeze\(1\)"):
+            PerSampleLoss(loss)(output, target)
+
+
+def test_square_outputs_are_no_trap():
+    """As many outputs as rows is a coincidence, not a broadcast."""
+    losses = PerSampleLoss(nn.MSELoss())(torch.zeros(4, 4), torch.ones(4, 4))
+    assert torch.equal(losses, torch.ones(4))
+
+
+# ------------------------------------------------------------------------------ the original is left alone
+
+
+def test_original_loss_is_unchanged(class_weight):
+    own = nn.CrossEntropyLoss(weight=class_weight, label_smoothing=0.1)
+    before = copy.deepcopy(own)
+    loss = PerSampleLoss(own)
+    assert own.reduction == "mean"
+    assert loss.loss_fn is not own
+    assert loss.loss_fn.reduction == "none"
+    assert loss.loss_fn.label_smoothing == 0.1
+    assert torch.equal(own.weight, before.weight)
+
+
+def test_moving_the_objective_does_not_move_the_users_loss():
+    """The copy must not share its table of buffers with the original."""
+    own = nn.CrossEntropyLoss(weight=torch.ones(3))
+    objective = Elliptic(nn.Linear(2, 3), own, num_classes=3).double()
+    assert objective.loss.loss_fn.weight.dtype == torch.float64
+    assert own.weight.dtype == torch.float32
+
+
+def test_loss_survives_pickling_and_copying(logits, soft):
+    for loss in (PerSampleLoss(nn.CrossEntropyLoss()), PerSampleLoss(F.mse_loss)):
+        again = pickle.loads(pickle.dumps(loss))
+        assert torch.equal(again(logits, soft), loss(logits, soft))
+        assert torch.equal(copy.deepcopy(loss)(logits, soft), loss(logits, soft))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_means_over_processes_count_rows_exactly(dtype, generator):
+    """Two processes with the same 301 rows, a number that bfloat16 does not have."""
+    losses = torch.rand(301, generator=generator).to(dtype)
+    weight = torch.randint(1, 4, (301,), generator=generator).to(dtype)
+
+    def twice(own):
+        return torch.stack([own, own])
+
+    assert torch.equal(weighted_mean(losses, None, None, across=twice), losses.mean())
+    found = weighted_mean(losses, None, weight, across=twice)
+    expected = losses.double().mean() / weight.double().mean()
+    assert float(found) == pytest.approx(float(expected), rel=2 * torch.finfo(dtype).eps)

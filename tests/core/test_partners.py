@@ -1,0 +1,519 @@
+"""The law of partners: against SciPy's distances, by exact counting, and by drawn frequencies."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+from elliptica import PartnerTable, partner_probabilities, sample_partners
+from elliptica.core import partners as table_module
+from elliptica.core.partners import AMONG, DISTANCE_FLOOR, PAIRINGS, draw_from, pairwise_distances
+from laws import assert_frequencies
+
+
+def twin(generator):
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return copy
+
+
+def points(n, d, generator, dtype=torch.float64):
+    return torch.randn(n, d, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def reference(x, power=1.0, labels=None, among="all"):
+    """Partner probabilities, row by row, from SciPy's distances."""
+    x = x.double().reshape(len(x), -1).numpy()
+    n = len(x)
+    distance = cdist(x, x)
+    floor = (
+        DISTANCE_FLOOR * np.quantile(distance[~np.eye(n, dtype=bool)], 0.5, method="lower") if n > 1 else 0
+    )
+    rows = np.zeros((n, n))
+    for i, j in itertools.product(range(n), repeat=2):
+        if i == j or (among == "same_class" and labels[i] != labels[j]):
+            continue
+        if among == "other_class" and labels[i] == labels[j]:
+            continue
+        rows[i, j] = max(distance[i, j], floor, 1e-300) ** -power
+    for i in range(n):
+        if rows[i].sum() == 0:
+            rows[i, i] = 1.0  # nobody is eligible: a loop
+    return rows / rows.sum(1, keepdims=True)
+
+
+# ---------------------------------------------------------------------------------- probabilities
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [2, 3, 12, 40])  # cdist changes its method above 25 rows
+def test_probabilities_against_scipy(power, among, dtype, n, generator):
+    x = points(n, 3, generator, dtype)
+    labels = torch.arange(n) % 3
+    p = partner_probabilities(x, power=power, labels=labels, among=among)
+    assert p.dtype == dtype
+    tolerance = 5e-3 if dtype == torch.float32 else 1e-9  # cdist's matrix form, times the power
+    assert np.allclose(p, reference(x, power, labels, among), rtol=tolerance, atol=1e-12)
+    assert np.allclose(p.sum(1), 1.0, atol=1e-6)
+    lonely = among == "same_class" and n <= 3
+    assert (p.diagonal() == (1.0 if lonely else 0.0)).all()
+
+
+def test_power_one_is_the_inverse_and_zero_is_uniform():
+    x = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=torch.float64)
+    p = partner_probabilities(x)[0]
+    assert torch.allclose(p, torch.tensor([0, 21, 7, 3], dtype=torch.float64) / 31)
+    uniform = partner_probabilities(x, power=0.0)
+    assert torch.allclose(uniform, (1 - torch.eye(4, dtype=torch.float64)) / 3)
+
+
+def test_shape_of_a_sample_does_not_matter(generator):
+    x = points(10, 12, generator)
+    assert torch.equal(partner_probabilities(x.reshape(10, 3, 2, 2)), partner_probabilities(x))
+    assert torch.allclose(
+        partner_probabilities(x[:, 0]), partner_probabilities(x[:, :1]), rtol=1e-12
+    )  # scalars are samples too
+
+
+def test_permuting_the_batch_permutes_the_probabilities(generator):
+    x, labels = points(30, 4, generator), torch.randint(3, (30,), generator=generator)
+    order = torch.randperm(30, generator=generator)
+    for among in AMONG:
+        p = partner_probabilities(x, labels=labels, among=among)
+        q = partner_probabilities(x[order], labels=labels[order], among=among)
+        assert torch.allclose(q, p[order][:, order], rtol=1e-10)
+
+
+def test_distances_scale_and_turn_away(generator):
+    """Rescaling, rotating and shifting the data leave the probabilities as they are."""
+    x = points(30, 4, generator)
+    p = partner_probabilities(x, power=3.0)
+    rotation = torch.linalg.qr(points(4, 4, generator)).Q
+    assert torch.allclose(partner_probabilities(1e5 * x @ rotation - 7, power=3.0), p, rtol=1e-8)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 4.0, 500.0])
+def test_duplicates_are_finite_and_do_not_absorb_everything(power, generator):
+    x = points(12, 3, generator, torch.float32)
+    x[5] = x[2]
+    p = partner_probabilities(x, power=power)
+    assert torch.isfinite(p).all()
+    assert torch.allclose(p.sum(1), torch.ones(12))
+    assert (p.diagonal() == 0).all()
+    if power == 1.0:
+        rest = 1 - p[2, 5]
+        assert rest > DISTANCE_FLOOR  # eleven others at about the median distance
+        assert np.allclose(p, reference(x), rtol=1e-3)
+    same = partner_probabilities(torch.ones(6, 2), power=power)
+    assert torch.allclose(same, (1 - torch.eye(6)) / 5)
+
+
+@pytest.mark.parametrize("power", [1.0, 40.0])
+def test_data_far_from_the_origin(power, generator):
+    """A shift by 1e3 in 3000 dimensions: the matrix form of cdist alone would lose all digits."""
+    near = points(60, 3000, generator, torch.float32)
+    far = near + 1e3
+    expected = reference(far, power)
+    assert np.allclose(partner_probabilities(far, power=power), expected, rtol=1e-3 * max(power, 1) / 10)
+    naive = torch.cdist(far, far).numpy()
+    np.fill_diagonal(naive, np.inf)
+    assert not np.allclose(naive, cdist(far.double(), far.double()) + np.diag([np.inf] * 60), rtol=1e-3)
+
+
+def test_pairwise_distances_between_two_sets(generator):
+    x, to = points(30, 5, generator), points(40, 5, generator)
+    assert np.allclose(pairwise_distances(x, to), cdist(x, to), rtol=1e-10)
+    assert pairwise_distances(x.bfloat16()).dtype == torch.float32
+
+
+# ------------------------------------------------------------------------------- every combination
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
+@pytest.mark.parametrize("n_bridges", [1, 3, 11])
+def test_partners_are_eligible(pairing, among, n, n_bridges, generator):
+    x, labels = points(n, 2, generator), torch.arange(n) % 2
+    partners = sample_partners(
+        x, n_bridges=n_bridges, pairing=pairing, labels=labels, among=among, generator=generator
+    )
+    assert partners.shape == (n, n_bridges)
+    assert partners.dtype == torch.long
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        if among != "all":
+            others = [j for j in others if bool(labels[i] == labels[j]) == (among == "same_class")]
+        assert set(partners[i].tolist()) <= set(others or [i])
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_same_generator_same_partners_and_inputs_unchanged(pairing, generator):
+    x, labels = points(9, 2, generator), torch.arange(9) % 2
+    copies = x.clone(), labels.clone()
+    for among in AMONG:
+        settings = {"n_bridges": 4, "pairing": pairing, "labels": labels, "among": among}
+        one = sample_partners(x, **settings, generator=twin(generator))
+        assert torch.equal(sample_partners(x, **settings, generator=twin(generator)), one)
+    assert torch.equal(x, copies[0])
+    assert torch.equal(labels, copies[1])
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_two_points_are_each_others_partner(pairing, generator):
+    partners = sample_partners(points(2, 3, generator), n_bridges=3, pairing=pairing, generator=generator)
+    assert partners.tolist() == [[1, 1, 1], [0, 0, 0]]
+
+
+# ------------------------------------------------------------------------------------ permutations
+
+
+def library_permutation(n, generator, count=12_000):
+    return sample_partners(torch.zeros(n, 1), n_bridges=count, generator=generator).t().tolist()
+
+
+def with_fixed_points(n, generator):
+    """Wrong: any permutation, so a point can be its own partner (the released code)."""
+    return [torch.randperm(n, generator=generator).tolist() for _ in range(10)]
+
+
+def next_row(n, generator):
+    """Wrong: the neighbouring row, always."""
+    return [torch.arange(n).roll(-1).tolist()] * 12_000
+
+
+def random_shift(n, generator):
+    """Wrong: the same random shift for all rows; each partner is uniform, the permutation is not."""
+    shifts = torch.randint(1, n, (12_000, 1), generator=generator)
+    return ((torch.arange(n) + shifts) % n).tolist()
+
+
+def independent_partners(n, generator):
+    """Wrong: a uniform partner for each row, so that some are ends twice and others never."""
+    shifts = torch.randint(1, n, (12_000, n), generator=generator)
+    return ((torch.arange(n) + shifts) % n).tolist()
+
+
+def check_permutation(draw, generator):
+    """Each point an end once, never its own; each of the (n-1)! cycles of n = 5 alike.
+
+    With 12 000 draws over 24 cycles a cycle that is 20 % too frequent is 4.5 standard errors, and 30 %
+    are refused for sure.
+    """
+    counts = {cycle: 0 for cycle in itertools.permutations(range(1, 5))}
+    to_partner = np.zeros((5, 5))
+    for partners in draw(5, generator):
+        assert sorted(partners) == list(range(5)), "not each point an end once"
+        assert all(i != j for i, j in enumerate(partners)), "a point is its own partner"
+        to_partner[range(5), partners] += 1
+        tour = [partners[0]]
+        while partners[tour[-1]] not in (0, *tour):
+            tour.append(partners[tour[-1]])
+        assert len(tour) == 4, "not one cycle"
+        counts[tuple(tour)] += 1
+    assert_frequencies(list(counts.values()), np.full(24, 1 / 24))
+    for row in range(5):
+        assert_frequencies(to_partner[row], (np.arange(5) != row) / 4)
+
+
+@pytest.mark.statistical
+def test_permutation_is_a_uniform_cycle(generator):
+    check_permutation(library_permutation, generator)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("wrong", [with_fixed_points, next_row, random_shift, independent_partners])
+def test_permutation_rejects(wrong, generator):
+    with pytest.raises(AssertionError):
+        check_permutation(wrong, generator)
+
+
+def test_bridges_have_permutations_of_their_own(generator):
+    partners = sample_partners(torch.zeros(50, 1), n_bridges=6, generator=generator)
+    for column in partners.t():
+        assert torch.equal(column.sort().values, torch.arange(50))
+        assert (column != torch.arange(50)).all()
+    assert len({tuple(column.tolist()) for column in partners.t()}) == 6
+
+
+def test_same_class_permutation_is_a_cycle_in_each_class(generator):
+    labels = torch.tensor([3, 0, 0, 7, 0, 3, 0, -1])
+    for _ in range(50):
+        partners = sample_partners(torch.zeros(8, 1), labels=labels, among="same_class", generator=generator)
+        (partners,) = partners.t()
+        assert torch.equal(partners.sort().values, torch.arange(8))
+        assert torch.equal(labels[partners], labels)
+        loops = (partners == torch.arange(8)).nonzero().flatten().tolist()
+        assert loops == [3, 7]  # the only members of their classes
+        tour = [1]
+        while partners[tour[-1]] != 1:
+            tour.append(int(partners[tour[-1]]))
+        assert sorted(tour) == [1, 2, 4, 6]
+
+
+@pytest.mark.statistical
+def test_same_class_permutation_is_uniform(generator):
+    """Each of the other members alike; one that is drawn 30 % too often is seen (n = 8 000)."""
+    labels = torch.tensor([0, 1, 0, 1, 0, 0])
+    partners = sample_partners(
+        torch.zeros(6, 1), n_bridges=8_000, labels=labels, among="same_class", generator=generator
+    )
+    for row in (0, 2, 4, 5):
+        law = (labels == 0).double().numpy() / 3
+        law[row] = 0.0
+        observed = np.bincount(partners[row], minlength=6)
+        assert_frequencies(observed, law)
+        tilted = law * np.where(np.arange(6) == (row + 2) % 6, 1.4, 1.0)
+        if tilted.sum() > 1.01:
+            with pytest.raises(AssertionError, match="frequencies"):
+                assert_frequencies(observed, tilted / tilted.sum())
+
+
+@pytest.mark.statistical
+def test_other_class_permutation_draws_uniformly(generator):
+    """No permutation need exist between classes of different sizes, so partners are drawn, uniformly.
+
+    Whatever the distances: with 20 000 draws a tilt of 8 % is seen.
+    """
+    labels = torch.tensor([0, 0, 0, 1])
+    x = torch.tensor([[1.0], [1.1], [1.2], [0.0]])
+    partners = sample_partners(x, n_bridges=20_000, labels=labels, among="other_class", generator=generator)
+    assert (partners[:3] == 3).all()
+    counts = np.bincount(partners[3], minlength=4)
+    assert_frequencies(counts, [1 / 3, 1 / 3, 1 / 3, 0])
+    with pytest.raises(AssertionError, match="frequencies"):
+        assert_frequencies(counts, reference(x, 1.0, labels, "other_class")[3])
+
+
+# --------------------------------------------------------------------------------- drawn frequencies
+
+
+def drawn(x, n_draws, generator, **settings):
+    """How often each partner was drawn, ``(n, n)``."""
+    partners = sample_partners(
+        x, n_bridges=n_draws, pairing="inverse_distance", generator=generator, **settings
+    )
+    return np.stack([np.bincount(row, minlength=len(x)) for row in partners])
+
+
+def check_rows(counts, law):
+    for row, probabilities in zip(counts, law, strict=True):
+        assert_frequencies(row, probabilities)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("power", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("among", AMONG)
+def test_drawn_frequencies(power, among, generator):
+    """Against SciPy's probabilities, 50 000 draws a row.
+
+    Defects seen: a power off by 0.1, distances off by a few percent of their spread, the self not
+    excluded, a class let in.
+    """
+    x, labels = points(7, 2, generator), torch.tensor([0, 1, 0, 1, 0, 1, 0])
+    counts = drawn(x, 50_000, generator, power=power, labels=labels, among=among)
+    check_rows(counts, reference(x, power, labels, among))
+
+
+WRONG_LAWS = {
+    "power 1.1": lambda d: d**-1.1,
+    "squared distance": lambda d: d**-2.0,
+    "proportional to distance": lambda d: d,
+    "softened by 5 %": lambda d: 1 / (d + 0.05 * np.median(d)),
+    "uniform": lambda d: np.ones_like(d),
+}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("wrong", WRONG_LAWS)
+def test_drawn_frequencies_reject(wrong, generator):
+    x = points(7, 2, generator)
+    d = cdist(x, x)
+    off = ~np.eye(7, dtype=bool)
+    law = np.zeros((7, 7))
+    law[off] = WRONG_LAWS[wrong](d[off])
+    law /= law.sum(1, keepdims=True)
+    u = torch.from_numpy(law.cumsum(1))
+    counts = np.stack([np.bincount(r, minlength=7) for r in draw_from(u, 50_000, generator)])
+    with pytest.raises(AssertionError, match="frequencies"):
+        check_rows(counts, reference(x))
+
+
+@pytest.mark.statistical
+def test_drawn_frequencies_reject_the_self(generator):
+    counts = np.full((7, 7), 1000)
+    with pytest.raises(AssertionError, match="impossible outcome"):
+        assert_frequencies(counts[0], reference(points(7, 2, generator))[0])
+
+
+class Extremes:
+    """Stands for `draw_uniform`, with the smallest and the largest numbers that it can return."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, shape, **_where):
+        return torch.full(shape, self.value)
+
+
+@pytest.mark.parametrize("value", [0.0, 1 - 2**-24, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_never_draws_an_impossible_partner(value, dtype, monkeypatch):
+    """Zeros first, last and in the middle of a row whose sum is not quite one."""
+    monkeypatch.setattr("elliptica.core.partners.draw_uniform", Extremes(value))
+    p = torch.tensor([[0, 0.1, 0, 0.2, 0.7, 0, 0], [0.3, 0, 0.7 - 1e-6, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1.0]])
+    cumulative = p.to(dtype).cumsum(1)
+    picked = draw_from(cumulative, 3, None)
+    assert (p.gather(1, picked) > 0).all()
+
+
+@pytest.mark.parametrize("total", [0.5 + 2**-24, 1.0, 1 + 2**-23])
+@pytest.mark.parametrize("value", [1 - 2**-24, 1.0])
+def test_rounding_of_the_sum_never_reaches_past_the_last_partner(total, value, monkeypatch):
+    """Not even if a device's generator returned 1 itself."""
+    monkeypatch.setattr("elliptica.core.partners.draw_uniform", Extremes(value))
+    cumulative = torch.tensor([[0.0, 0.3, total, total, total]])
+    assert draw_from(cumulative, 2, None).tolist() == [[2, 2]]
+
+
+# -------------------------------------------------------------------------------------- nearest
+
+
+@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("n", [3, 10, 40])
+def test_nearest_against_scipy(among, n, generator):
+    x, labels = points(n, 3, generator), torch.arange(n) % 2
+    partners = sample_partners(x, n_bridges=n + 2, pairing="nearest", labels=labels, among=among)
+    distance = cdist(x, x)
+    for i in range(n):
+        order = [int(j) for j in np.argsort(distance[i], kind="stable") if j != i]
+        if among != "all":
+            order = [j for j in order if bool(labels[i] == labels[j]) == (among == "same_class")]
+        order = order or [i]
+        assert partners[i].tolist() == [order[b % len(order)] for b in range(n + 2)]
+
+
+def test_nearest_with_duplicates_and_singletons():
+    x = torch.tensor([[0.0], [0.0], [1.0], [9.0]])
+    assert sample_partners(x, pairing="nearest").flatten().tolist() == [1, 0, 0, 2]
+    labels = torch.tensor([0, 0, 0, 1])
+    same = sample_partners(x, n_bridges=2, pairing="nearest", labels=labels, among="same_class")
+    assert same.tolist() == [[1, 2], [0, 2], [0, 1], [3, 3]]
+
+
+# ------------------------------------------------------------------------------- the table of a data set
+
+
+def differences(table):
+    """Probabilities that a table holds."""
+    cumulative = table._table.double()
+    return torch.diff(cumulative, dim=1, prepend=torch.zeros(len(cumulative), 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("rows_at_a_time", [1, 7, 50, 1000])
+def test_table_equals_the_batch_law(power, among, rows_at_a_time, generator, monkeypatch):
+    """Whatever the chunks: differences of the cumulative table are the probabilities."""
+    n = 50
+    monkeypatch.setattr(table_module, "_CHUNK_BYTES", 8 * n * rows_at_a_time)
+    x, labels = points(n, 3, generator, torch.float32) + 5, torch.arange(n) % 4
+    labels[-1] = 9  # alone in its class
+    table = PartnerTable(x, power=power, labels=labels, among=among)
+    assert len(table) == n
+    p = partner_probabilities(x.double(), power=power, labels=labels, among=among)
+    assert torch.allclose(differences(table), p, rtol=5e-3, atol=2e-7)
+    assert (differences(table)[p == 0] == 0).all()
+    assert torch.allclose(table._table[:, -1], torch.ones(n), atol=1e-6)
+
+
+def test_table_treats_duplicates_like_the_batch(generator):
+    """The same floor under the distances, up to 2000 rows."""
+    x = points(50, 3, generator, torch.float32)
+    x[7] = x[3]
+    p = partner_probabilities(x)
+    assert p[7, 3] > 0.5
+    assert torch.allclose(differences(PartnerTable(x)), p.double(), rtol=1e-3, atol=2e-7)
+
+
+@pytest.mark.statistical
+def test_table_draws_its_law(generator):
+    x = points(6, 2, generator)
+    index = torch.tensor([4, 0, 4])
+    partners = PartnerTable(x, power=2.0).sample(index, n_bridges=40_000, generator=generator)
+    law = reference(x, 2.0)
+    for row, i in zip(partners, index, strict=True):
+        counts = np.bincount(row, minlength=6)
+        assert_frequencies(counts, law[i])
+        with pytest.raises(AssertionError, match=r"frequencies|impossible"):
+            assert_frequencies(counts, law[(i + 1) % 6])  # the row of another point
+
+
+def test_table_of_many_rows_measures_the_floor_on_some(generator):
+    """From 2000 rows on the median is taken over a part of them; duplicates stay finite."""
+    x = points(2100, 2, generator, torch.float32)
+    x[1] = x[0]
+    table = PartnerTable(x)
+    d = cdist(x[:3].double(), x.double())
+    weights = 1 / np.maximum(d, table._floor)
+    weights[range(3), range(3)] = 0
+    p = weights / weights.sum(1, keepdims=True)
+    assert np.allclose(differences(table)[:3], p, rtol=0.01, atol=3e-7)
+    between = d[2][np.arange(2100) != 2]
+    assert table._floor == pytest.approx(DISTANCE_FLOOR * np.median(between), rel=0.5)
+
+
+@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("rows_at_a_time", [3, 1000])
+def test_table_of_nearest(among, rows_at_a_time, generator, monkeypatch):
+    monkeypatch.setattr(table_module, "_CHUNK_BYTES", 8 * 30 * rows_at_a_time)
+    x, labels = points(30, 3, generator), torch.arange(30) % 3
+    labels[0] = 5
+    table = PartnerTable(x, power=float("inf"), labels=labels, among=among)
+    expected = sample_partners(x, pairing="nearest", labels=labels, among=among)
+    index = torch.tensor([3, 0, 29, 3])
+    assert torch.equal(table.sample(index, n_bridges=2), expected[index].expand(-1, 2))
+
+
+def test_table_same_generator_same_partners(generator):
+    x = points(20, 3, generator)
+    copy = x.clone()
+    table, index = PartnerTable(x), torch.arange(20)
+    one = table.sample(index, n_bridges=3, generator=twin(generator))
+    assert torch.equal(table.sample(index, n_bridges=3, generator=twin(generator)), one)
+    assert (one != index[:, None]).all()
+    assert torch.equal(x, copy)
+
+
+@pytest.mark.usefixtures("own_checks")
+def test_table_refuses_to_fill_the_memory():
+    x = torch.zeros(1000, 1)
+    with pytest.raises(ValueError, match=r"1000 rows takes 0\.0 GiB, more than max_bytes.*subset"):
+        PartnerTable(x, max_bytes=3_999_999)
+    PartnerTable(x, max_bytes=4_000_000)
+    PartnerTable(x, power=float("inf"), max_bytes=8_000)  # one partner a row needs little
+
+
+@pytest.mark.usefixtures("own_checks")
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"power": -1.0}, ValueError, "power must be finite and at least 0, but got -1"),
+        ({"power": float("nan")}, ValueError, "power must be finite and at least 0, but got nan"),
+        ({"power": "1"}, TypeError, "power must be a number, but got '1'"),
+        ({"among": "same-class"}, ValueError, "among must be one of .*Did you mean 'same_class'"),
+        ({"among": "same_class"}, ValueError, "among='same_class' needs class labels.*labels="),
+        (
+            {"among": "same_class", "labels": torch.zeros(3, dtype=torch.long)},
+            ValueError,
+            r"labels must have as many rows as x \(4\), but has 3 rows",
+        ),
+    ],
+)
+def test_table_errors(settings, error, message):
+    with pytest.raises(error, match=message):
+        PartnerTable(torch.zeros(4, 2), **settings)

@@ -1,0 +1,301 @@
+"""Importance weights: finite differences, Ito's formula on quadratics, and the exponential martingale."""
+
+import contextlib
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import reference
+from elliptica import Elliptic, Paths, log_weights, sample_paths
+from elliptica.core.weighting import READINGS, self_normalised
+from laws import assert_mean, assert_variance
+
+pytestmark = pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning")
+
+SECOND_ORDER = ("gradient_norm", "girsanov", "released")
+
+
+def normal(*shape, generator):
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Softplus()).double()
+
+
+@pytest.mark.parametrize("task", ["regression", "classes"])
+@pytest.mark.parametrize("weighting", SECOND_ORDER)
+def test_second_order_gradients_equal_finite_differences(weighting, task, generator):
+    """Every parameter is moved both ways; the noise is fixed by the paths, so values are smooth in it."""
+    model = network()
+    x, y = normal(4, 3, generator=generator), normal(4, 2, generator=generator)
+    if task == "classes":
+        y = torch.tensor([0, 1, 1, 0])
+    loss_fn = nn.MSELoss() if task == "regression" else nn.CrossEntropyLoss()
+    objective = Elliptic(
+        model,
+        loss_fn,
+        num_classes=2,
+        sampling="path",
+        n_times=4,
+        sigma=0.8,
+        weighting=weighting,
+        xi=0.5,
+    )
+    paths = objective.sample(x, y, generator=generator)
+    slopes = reference.gradients(objective(x, y, paths=paths), model)
+    step = 1e-5
+    for parameter, slope in zip(model.parameters(), slopes, strict=True):
+        flat, numeric = parameter.data.view(-1), torch.zeros(parameter.numel(), dtype=torch.float64)
+        for k in range(len(flat)):
+            kept = flat[k].item()
+            flat[k] = kept + step
+            above = objective(x, y, paths=paths).item()
+            flat[k] = kept - step
+            numeric[k] = (above - objective(x, y, paths=paths).item()) / (2 * step)
+            flat[k] = kept
+        torch.testing.assert_close(slope.flatten(), numeric, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("weighting", ["gradient_softmax", "multiplicative"])
+def test_detached_weights_are_constants_of_the_gradient(weighting, generator):
+    """The gradient is that of the losses with weights held fixed: their mean is one, and all positive."""
+    model = network()
+    x, y = normal(5, 3, generator=generator), normal(5, 2, generator=generator)
+    settings = {"sampling": "path", "n_times": 4, "sigma": 0.8}
+    objective = Elliptic(model, nn.MSELoss(), **settings, weighting=weighting, xi=2.0)
+    paths = objective.sample(x, y, generator=generator)
+    frozen = copy.deepcopy(model)
+    plain = reference.weighted_losses(
+        model, reference.squared_error, paths, weighting="none", xi=0, variance=0
+    )
+    weighted = reference.weighted_losses(
+        frozen, reference.squared_error, paths, weighting=weighting, xi=2.0, variance=0.64
+    )
+    weight = {p: (weighted[p] / plain[p]).item() for p in plain}
+    assert np.mean(list(weight.values())) == pytest.approx(1.0, abs=1e-12)
+    assert min(weight.values()) > 0
+    assert np.std(list(weight.values())) > 0.05
+    expected = sum(weight[p] * plain[p] for p in plain) / len(plain)
+    ours = reference.gradients(objective(x, y, paths=paths), model)
+    for a, b in zip(ours, reference.gradients(expected, model), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_self_normalised_weights(generator):
+    logs = 3 * normal(40, generator=generator)
+    weights = self_normalised(logs.requires_grad_())
+    assert not weights.requires_grad
+    torch.testing.assert_close(weights, logs.exp() / logs.exp().mean())
+    torch.testing.assert_close(weights.mean(), torch.ones((), dtype=torch.float64))
+    torch.testing.assert_close(self_normalised(logs + 1000.0), weights)  # and no overflow
+    torch.testing.assert_close(self_normalised(logs - 1000.0), weights)
+    assert torch.equal(self_normalised(torch.zeros(7)), torch.ones(7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_equal_gradients_give_equal_weights(dtype, generator):
+    """The absolute error of a linear model has one slope everywhere: nothing to standardise."""
+    model = nn.Linear(3, 1).to(dtype)
+    model.weight.data.mul_(1000.0)
+    x, y = torch.randn(9, 3, generator=generator).to(dtype), torch.randn(9, 1, generator=generator).to(dtype)
+    settings = {"sampling": "path", "sigma": 0.1}
+    plain = Elliptic(model, nn.L1Loss(), **settings)
+    weighted = Elliptic(model, nn.L1Loss(), **settings, weighting="gradient_softmax", xi=5.0)
+    paths = plain.sample(x, y, generator=generator)
+    torch.testing.assert_close(weighted(x, y, paths=paths), plain(x, y, paths=paths))
+
+
+@pytest.mark.parametrize("weighting", READINGS)
+def test_one_row_can_be_weighted(weighting, generator):
+    objective = Elliptic(network(), nn.MSELoss(), sampling="path", weighting=weighting)
+    x, y = normal(1, 3, generator=generator), normal(1, 2, generator=generator)
+    assert torch.isfinite(objective(x, y, generator=generator))
+
+
+class Quadratic(nn.Module):
+    """A loss that is its own model: ``1/2 x'Hx + c'x``, so that the gradient is ``Hx + c``."""
+
+    def __init__(self, generator):
+        super().__init__()
+        half = normal(3, 3, generator=generator)
+        self.hessian = nn.Parameter(half + half.t())
+        self.slope = nn.Parameter(normal(3, generator=generator))
+
+    def forward(self, x):
+        return 0.5 * ((x @ self.hessian) * x).sum(1, keepdim=True) + (x @ self.slope)[:, None]
+
+
+def value_itself(output, target):
+    return output[:, 0] + 0 * target[:, 0]
+
+
+def test_sum_of_slopes_is_taylors_on_a_quadratic(generator):
+    """sum g.dZ = l(b) - l(a) - 1/2 sum dZ'H dZ, exactly; the quadratic term has V and the steps ds."""
+    model = Quadratic(generator)
+    x, y = normal(6, 3, generator=generator), torch.zeros(6, 1, dtype=torch.float64)
+    paths = sample_paths(
+        x, y, target_space="real", sampling="path", n_times=7, n_bridges=2, sigma=0.5, horizon=3.0
+    )
+    xi, variance = 0.3, 0.25 * 3.0
+    step = paths.x[:, :, 1:] - paths.x[:, :, :-1]
+    curvature = ((step @ model.hessian) * step).sum((2, 3))
+    ends = [model(paths.x[:, :, k].flatten(0, 1)).view(6, 2) for k in (-1, 0)]
+    linear = ends[0] - ends[1] - 0.5 * curvature
+    slopes = paths.x[:, :, :-1] @ model.hessian + model.slope
+    quadratic = variance * slopes.square().sum((2, 3)) / 6  # ds = 1/6
+    expected = xi * linear - 0.5 * xi**2 * quadratic
+    torch.testing.assert_close(
+        log_weights(model, value_itself, paths, xi=xi), expected, rtol=1e-12, atol=1e-12
+    )
+
+
+def free_brownian_motion(n, n_times, variance, generator, dim=2):
+    """Paths that are *not* pinned: the law under which exp of the log-weight has mean one."""
+    s = torch.linspace(0, 1, n_times, dtype=torch.float64) ** 2  # an uneven grid
+    ds = (s[1:] - s[:-1])[None, :, None]
+    steps = (variance * ds).sqrt() * normal(n, n_times - 1, dim, generator=generator)
+    x = torch.cat([torch.zeros(n, 1, dim, dtype=torch.float64), steps.cumsum(1)], 1)
+    y = torch.zeros(n, 1, n_times, 1, dtype=torch.float64)
+    return Paths(
+        x=x.unsqueeze(1),
+        y=y,
+        s=s.expand(n, 1, n_times),
+        variance={"x": variance},
+        free_y=y,
+        variance_y=0.0,
+    )
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("defect", [None, "sign", "quadratic", "variance", "time"])
+def test_exponential_martingale_has_mean_one(defect, generator):
+    """Free Brownian motion, constant drift mu: log w ~ N(-m/2, m) with m = |mu|**2 / V, so E w = 1.
+
+    The sharper statistic: (log w + m/2) / sqrt(m) is standard normal, and w has variance exp(m) - 1.
+    Teeth: a wrong sign, no quadratic term, V in place of 1/V, or twice the time.
+    """
+    n, variance = 20_000, 0.5
+    mu = torch.tensor([0.4, -0.3], dtype=torch.float64)
+    m = float(mu @ mu) / variance
+    paths = free_brownian_motion(n, 6, variance, generator)
+
+    def drift(x, y):
+        return mu.expand_as(x)
+
+    if defect == "time":
+        paths = dataclasses.replace(paths, s=2 * paths.s)
+    if defect == "variance":
+        paths = dataclasses.replace(paths, variance={"x": 1 / variance})
+    logs = log_weights(nn.Linear(2, 1).double(), nn.MSELoss(), paths, drift=drift)
+    if defect == "sign":
+        logs = -logs
+    if defect == "quadratic":
+        logs = logs + m / 2
+    logs = logs.detach().numpy()
+
+    with contextlib.nullcontext() if defect is None else pytest.raises(AssertionError):
+        assert_mean(np.exp(logs), 1.0, np.sqrt(np.expm1(m)))
+        assert_variance(logs + m / 2, m)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("defect", [None, "right point", "equal steps"])
+def test_martingale_with_a_drift_that_depends_on_the_point(defect, generator):
+    """The left-point sum is a martingale at any grid: each step's factor has conditional mean one.
+
+    Teeth: the drift at the right end of each step (the path run backwards), or equal steps on a grid
+    that is not equal, put the mean more than 12 standard errors away.
+    """
+    n, variance = 50_000, 0.5
+    paths = free_brownian_motion(n, 4, variance, generator)
+    if defect == "right point":
+        paths = dataclasses.replace(paths, x=paths.x.flip(2), s=1 - paths.s.flip(2))
+    if defect == "equal steps":
+        paths = dataclasses.replace(paths, s=torch.linspace(0, 1, 4).double().expand(n, 1, 4))
+    logs = log_weights(nn.Linear(2, 1).double(), nn.MSELoss(), paths, drift=lambda x, y: torch.tanh(2 * x))
+    weights = logs.detach().exp().numpy()
+    with contextlib.nullcontext() if defect is None else pytest.raises(AssertionError, match="errors"):
+        assert_mean(weights, 1.0, weights.std(ddof=1))
+
+
+@pytest.mark.statistical
+def test_weights_of_a_linear_loss_have_mean_one_on_free_paths(generator):
+    """The same through the loss gradient: l = c.x has g = c, so mu = V xi c and m = V xi**2 |c|**2."""
+    n, variance, xi = 20_000, 0.5, 1.5
+    model, c = nn.Linear(2, 1).double(), torch.tensor([0.5, -0.7], dtype=torch.float64)
+    model.weight.data[0] = c
+    m = variance * xi**2 * float(c @ c)
+    paths = free_brownian_motion(n, 5, variance, generator)
+    logs = log_weights(model, value_itself, paths, xi=xi).detach().numpy()
+    assert_mean(np.exp(logs), 1.0, np.sqrt(np.expm1(m)))
+    assert_variance(logs + m / 2, m)
+    with pytest.raises(AssertionError, match="variance ratio"):  # without the quadratic term
+        assert_variance(logs + m, m)
+
+
+@pytest.mark.statistical
+def test_bridges_do_not_have_mean_weight_one(generator):
+    """Pinned paths: a constant drift weighs the ends alone, exp(mu.(b - a) / V - m / 2) without any noise."""
+    mu = torch.tensor([0.4, -0.3], dtype=torch.float64)
+    x, y = normal(50, 2, generator=generator), normal(50, 1, generator=generator)
+    paths = sample_paths(x, y, target_space="real", sampling="path", n_times=6, sigma=0.8)
+    logs = log_weights(nn.Linear(2, 1).double(), nn.MSELoss(), paths, drift=lambda x, y: mu.expand_as(x))
+    ends = paths.x[:, :, -1] - paths.x[:, :, 0]
+    torch.testing.assert_close(logs, (ends @ mu - 0.5 * mu @ mu) / 0.64)
+
+
+def test_a_drift_network_is_trained_through_log_weights(generator):
+    drift = nn.Bilinear(3, 1, 3).double()
+    x, y = normal(5, 3, generator=generator), normal(5, 1, generator=generator)
+    paths = sample_paths(x, y, target_space="real", sampling="path", n_times=5, sigma=0.7)
+    logs = log_weights(nn.Linear(3, 1).double(), nn.MSELoss(), paths, drift=drift)
+    slopes = reference.gradients(logs.sum(), drift)
+    expected = reference.log_weights(None, None, paths, xi=1.0, variance=0.49, drift=drift)
+    expected = reference.gradients(sum(sum(row) for row in expected), drift)
+    for a, b in zip(slopes, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    assert slopes[0].abs().max() > 0
+    objective = Elliptic(
+        nn.Linear(3, 1).double(), nn.MSELoss(), sampling="path", weighting="girsanov", drift=drift
+    )
+    assert set(drift.parameters()) <= set(objective.parameters())
+
+
+def test_an_additive_term_without_parameters_is_refused(generator):
+    """Its gradient is zero, so it would change the number and not the training."""
+    x, y = normal(5, 3, generator=generator), normal(5, 1, generator=generator)
+    settings = {"sampling": "path", "n_times": 20, "drift": lambda x, y: torch.ones_like(x)}
+    model = nn.Linear(3, 1).double()
+    with pytest.raises(ValueError, match=r'no gradient.*weighting="multiplicative"'):
+        Elliptic(model, nn.MSELoss(), **settings, weighting="girsanov")(x, y)
+    Elliptic(model, nn.MSELoss(), **settings, weighting="multiplicative")(x, y)
+    Elliptic(model, nn.MSELoss(), **settings, weighting="girsanov", xi=0.0)(x, y)
+
+
+@pytest.mark.parametrize(
+    ("drift", "settings", "message"),
+    [
+        (lambda x, y: x[:, :2], {}, "drift of x with its shape"),
+        (lambda x, y: (x, x), {}, "drift of y with its shape"),
+        (lambda x, y: (x, y), {"sigma_y": 0.0}, "sigma_y > 0"),
+        (lambda x, y: x, {"sigma": 0.0}, "sigma > 0"),
+        (lambda x, y: x, {"sigma": torch.tensor([1.0, 0.0, 1.0]).double()}, "in every feature"),
+    ],
+)
+def test_drifts_that_make_no_sense_are_refused(drift, settings, message, generator):
+    x, y = normal(5, 3, generator=generator), normal(5, 1, generator=generator)
+    objective = Elliptic(
+        nn.Linear(3, 1).double(),
+        nn.MSELoss(),
+        sampling="path",
+        weighting="multiplicative",
+        drift=drift,
+        **settings,
+    )
+    with pytest.raises(ValueError, match=message):
+        objective(x, y)

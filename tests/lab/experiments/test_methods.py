@@ -1,0 +1,341 @@
+"""Methods by name: each trains, counts what it costs, and goes on after a kill as if nothing had been."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from elliptica import EllipticWarning
+from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments import problems
+from elliptica.lab.experiments.methods import METHODS, MethodError, make_loss, prepare, rows_per_sample
+from elliptica.lab.experiments.methods.problem import Problem, environment
+from elliptica.lab.experiments.problems import make_model
+from elliptica.lab.experiments.records import checkpoint_file, read_record, record_file
+from elliptica.lab.experiments.run import Options, do_run, finish_run
+from elliptica.lab.experiments.specification import Run
+from elliptica.lab.training import Batch, TrainingSettings, fit
+
+#: Settings without which a method cannot be.
+NEEDED = {
+    "c-mixup": {"bandwidth": 1.0},
+    "doro": {"epsilon": 0.1, "alpha": 0.5},
+    "dro": {"alpha": 0.5},
+    "input-noise": {"sigma": 0.1},
+    "manifold-mixup": {"layers": ["input", "1"]},
+    "nfm": {"layers": ["input", "1"]},
+    "ib-irm": {"at": "1"},
+    "coral": {"at": "1"},
+    "smote": {"k_neighbors": 2},
+}
+#: Those for classes; C-Mixup is for real targets.
+CLASSIFIERS = sorted(set(METHODS) - {"c-mixup"})
+
+
+def load_groups(seed=0, *, data_dir=None):
+    """Two classes of unequal size, each on two backgrounds."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.tensor([0] * 30 + [1] * 18)
+    place = torch.arange(48) % 2
+    x = torch.randn(48, 5, generator=generator) + 2 * y[:, None]
+    part = Split(x, y, 2 * y + place)
+    return Dataset("groups", part, part, part, task="classification")
+
+
+def load_line(seed=0):
+    x = torch.randn(48, 5, generator=torch.Generator().manual_seed(seed))
+    part = Split(x, x.sum(1, keepdim=True))
+    return Dataset("line", part, part, part, task="regression")
+
+
+def make_ready(name, settings, data, model, training=None):
+    """A method with everything it may look at."""
+
+    def first_stage(net, objective, first, progress):
+        return fit(net, objective, data, first, lambda *_: 0.0, name="first", seed=0, progress=progress)
+
+    training = training or TrainingSettings(epochs=2, batch_size=16, lr=1e-2)
+    problem = Problem(
+        data,
+        make_loss(data.task),
+        model,
+        training,
+        lambda: make_model({"name": "mlp", "hidden": [8]}, data, "other", 0),
+        first_stage,
+        torch.Generator().manual_seed(0),
+    )
+    return prepare(name, settings, problem)
+
+
+def network(data):
+    return make_model({"name": "mlp", "hidden": [8]}, data, "toy", 0)
+
+
+def run_of(method, **changes):
+    settings = {**NEEDED.get(method, {}), **changes.pop("settings", {})}
+    training = {"epochs": 4, "batch_size": 16, "lr": 1e-2, **changes.pop("training", {})}
+    return Run(
+        table="toy",
+        dataset="groups",
+        row=method,
+        method=method,
+        seed=0,
+        metric="accuracy",
+        columns=("average", "worst"),
+        select="worst",
+        load=changes.pop("load", {"name": "groups"}),
+        model={"name": "mlp", "hidden": [8], "batch_norm": True},
+        training=training,
+        settings=settings,
+        **changes,
+    )
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    monkeypatch.setitem(problems.DATASETS, "groups", load_groups)
+
+
+@pytest.mark.parametrize("method", CLASSIFIERS)
+def test_every_method_trains_and_counts_its_evaluations(groups, method, tmp_path):
+    if method == "smote":
+        pytest.importorskip("imblearn")
+    run = run_of(method)
+    assert finish_run(run, Options(tmp_path), lambda *_: None) == "done"
+    record = read_record(record_file(tmp_path, run))
+    assert record["curves"]["loss"][-1] < record["curves"]["loss"][0] or method in ("irm", "ib-irm")
+    assert {"average", "weighted", "balanced", "worst", "auroc", "calibration"} <= set(
+        record["metrics"]["test"]
+    )
+    if method not in ("jtt", "umix", "smote", "domainmix"):  # which go over other rows
+        assert record["cost"]["evaluations"] == 4 * 48 * rows_per_sample(method, run.settings)
+
+
+@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
+@pytest.mark.parametrize("method", [*CLASSIFIERS, "path"])
+def test_matched_methods_cost_what_ordinary_training_does(groups, method, tmp_path):
+    """No more than a batch above the budget, whatever a method does with rows, pairs and stages."""
+    if method == "smote":
+        pytest.importorskip("imblearn")
+    settings = {"sampling": "path", "n_times": 5} if method == "path" else {}
+    name = "elliptic" if method == "path" else method
+    run = run_of(name, settings=settings, training={"epochs": 12}, match_evaluations=True)
+    spent = do_run(run, Options(tmp_path))["cost"]["evaluations"]
+    rows = rows_per_sample(name, run.settings)
+    assert 12 * 48 <= spent < 12 * 48 + 16 * rows
+
+
+@pytest.mark.parametrize("method", ["groupdro", "irm", "elliptic", "umix"])
+def test_label_noise_in_every_batch_does_not_hide_an_objective(groups, method, tmp_path):
+    settings = {"sigma": "auto"} if method == "elliptic" else {}
+    run = run_of(method, settings=settings, load={"name": "groups", "shuffled_per_batch": 0.5})
+    whole = do_run(run, Options(tmp_path / "whole"))
+
+    def kill(end):
+        if end.epoch == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        do_run(run, Options(tmp_path / "killed"), kill)
+    assert do_run(run, Options(tmp_path / "killed"))["curves"] == whole["curves"]
+
+
+def test_fish_without_a_way_to_go_stays_where_it_is(groups, tmp_path):
+    """Also with label noise: it must not fall back to ordinary training."""
+    load = {"name": "groups", "shuffled_per_batch": 0.5}
+    run = run_of("fish", settings={"rate": 0.0}, load=load)
+    losses = do_run(run, Options(tmp_path))["curves"]["loss"]
+    ordinary = do_run(run_of("erm", load=load), Options(tmp_path))["curves"]["loss"]
+    assert max(losses) - min(losses) < 0.2 * (max(ordinary) - min(ordinary)) + 0.05
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("groupdro", {"step_size": 0.5}),
+        ("irm", {"anneal_steps": 7}),
+        ("v-rex", {"anneal_steps": 7}),
+        ("ib-irm", {"anneal_steps": 7, "ib_anneal_steps": 3}),
+        ("elliptic", {"sigma": "auto"}),
+        ("jtt", {}),
+        ("umix", {}),
+        ("fish", {}),
+        ("lisa", {}),
+    ],
+)
+def test_a_killed_run_remembers_what_its_objective_knew(groups, method, settings, tmp_path):
+    run = run_of(method, settings=settings)
+    whole = do_run(run, Options(tmp_path / "whole"))
+
+    def kill(end):
+        if end.epoch == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        do_run(run, Options(tmp_path / "killed"), kill)
+    assert checkpoint_file(tmp_path / "killed", run).exists()
+    resumed = do_run(run, Options(tmp_path / "killed"))
+    for record in (whole, resumed):
+        del record["cost"]["seconds"], record["cost"]["first_stage"]["seconds"]
+    assert whole == resumed
+
+
+def test_group_dro_forgets_without_its_state(groups, monkeypatch, tmp_path):
+    """The test above can fail: without the objective's state the resumed run differs."""
+    from elliptica.lab.experiments.methods.problem import Owned
+
+    run = run_of("groupdro", settings={"step_size": 0.5})
+    whole = do_run(run, Options(tmp_path / "whole"))
+    monkeypatch.setattr(Owned, "load_state_tensors", lambda self, tensors: None)
+
+    def kill(end):
+        if end.epoch == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        do_run(run, Options(tmp_path / "killed"), kill)
+    assert do_run(run, Options(tmp_path / "killed"))["curves"]["loss"] != whole["curves"]["loss"]
+
+
+def test_environments():
+    def data(y, group, noisy=None, task="classification"):
+        known = Split(x, y, group)
+        return Dataset("d", Split(x, y if noisy is None else noisy, group), known, known, task=task)
+
+    y, place, x = torch.arange(8) % 2, torch.arange(8) // 2 % 2, torch.zeros(8, 1)
+    assert torch.equal(environment(data(y, 2 * y + place)), place)
+    assert torch.equal(environment(data(y, 2 * y + place, noisy=1 - y)), place)  # labels may be noisy
+    hospitals = torch.arange(8) // 2
+    assert torch.equal(environment(data(y, hospitals)), hospitals)  # not class times something
+    assert torch.equal(environment(data(x, place, task="regression")), place)
+    with pytest.raises(ValueError, match="needs a group for each training row"):
+        environment(data(y, None))
+
+
+def test_jtt_repeats_exactly_the_errors_of_its_first_stage():
+    data = load_groups()
+    ready = make_ready("jtt", {"first": 1.0, "factor": 3, "errors": "end"}, data, network(data))
+    counts = torch.bincount(ready.rows, minlength=48)
+    assert set(counts.tolist()) <= {1, 4}
+    assert ready.evaluations == 2 * 48
+    assert ready.details["errors"] == int((counts == 4).sum())
+    again = make_ready("jtt", {"first": 1.0, "factor": 3, "errors": "end"}, data, network(data))
+    assert torch.equal(ready.rows, again.rows)
+
+
+def test_umix_weighs_rows_that_were_wrong():
+    data = load_groups()
+    ready = make_ready("umix", {"eta": 10.0, "start": 0.0, "length": 0.5}, data, network(data))
+    assert ready.details["window"] == [0, 1]
+    assert ready.details["weighted_share"] == float((ready.objective.weights > 1).double().mean()) > 0
+    weights = ready.objective.weights
+    assert weights.min() >= 1
+    assert weights.max() <= 11
+    batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
+    assert ready.objective(nn.Sequential(), batch).isfinite()
+
+
+def test_stages_that_find_nothing_say_so():
+    data = load_groups()
+    easy = Split(data.train.x + 1000 * data.train.y[:, None], data.train.y)
+    data = Dataset("easy", easy, easy, easy, task="classification")
+    training = TrainingSettings(epochs=60, batch_size=16, lr=1e-2)
+    for name, message in (("jtt", "no error"), ("umix", "all weights are 1")):
+        with pytest.warns(EllipticWarning, match=message):
+            make_ready(
+                name, {"errors": "end"} if name == "jtt" else {"start": 0.9}, data, network(data), training
+            )
+
+
+def test_bridges_to_oneself_mix_nothing():
+    data = load_groups()
+    model = network(data)
+    objective = make_ready("elliptic", {"partners": "self", "sigma": 0.0}, data, model).objective
+    batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
+    ordinary = nn.functional.cross_entropy(model(data.train.x), data.train.y)
+    assert torch.allclose(objective(model, batch), ordinary, atol=1e-6)
+
+
+def test_smote_evens_out_the_classes():
+    pytest.importorskip("imblearn")
+    data = load_groups()
+    ready = make_ready("smote", {}, data, network(data))
+    assert torch.bincount(ready.data.train.y).tolist() == [30, 30]
+    assert torch.equal(ready.data.test.x, data.test.x)
+
+
+def test_smoothing_can_be_matched_to_the_simplex_map():
+    data = load_groups()
+    strong, weak = (
+        make_ready("label-smoothing", {"matched_to": {"sigma": sigma}}, data, network(data))
+        for sigma in (0.5, 0.05)
+    )
+    assert strong.objective.module.smoothing > weak.objective.module.smoothing > 0
+
+
+@pytest.mark.parametrize("partners", ["batch", "data"])
+@pytest.mark.parametrize("name", ["c-mixup", "elliptic"])
+def test_partners_come_from_where_they_are_asked_for(name, partners):
+    """In a batch of one row there is nobody else: only partners from the data change the loss."""
+    data = load_line()
+    settings = {"partners": partners, **({"bandwidth": 100.0} if name == "c-mixup" else {"sigma": 0.0})}
+    model = network(data)
+    objective = make_ready(name, settings, data, model).objective
+    losses = set()
+    for seed in range(10):
+        row = torch.arange(1)
+        batch = Batch(data.train.x[:1], data.train.y[:1], None, row, torch.Generator().manual_seed(seed))
+        losses.add(round(float(objective(model, batch).detach()), 5))
+    assert (len(losses) > 1) == (partners == "data")
+
+
+def test_rows_per_sample():
+    assert rows_per_sample("erm", {}) == 1
+    assert rows_per_sample("mixupe", {}) == 2
+    assert rows_per_sample("c-mixup", {"at": "1"}) == 2
+    assert rows_per_sample("elliptic", {"sampling": "path", "n_times": 5, "n_bridges": 20}) == 100
+    assert rows_per_sample("elliptic", {"n_bridges": 4}) == 4
+
+
+def test_balanced_draws_have_equal_groups():
+    data = load_groups()
+    settings = TrainingSettings(1, 8, 1e-2, balance="class")
+    weights = settings.row_weights(data.train)
+    assert weights[data.train.y == 0].sum() == pytest.approx(1) == weights[data.train.y == 1].sum()
+    seen = []
+
+    def objective(model, batch):
+        seen.append(batch.y)
+        return model(batch.x).sum()
+
+    settings = dataclasses.replace(settings, epochs=40)
+    fit(network(data), objective, data, settings, lambda *_: 0.0, name="balance", seed=0)
+    drawn = torch.cat(seen).double()
+    assert len(drawn) == 40 * 48
+    assert abs(float(drawn.mean()) - 0.5) < 5 * 0.5 / len(drawn) ** 0.5  # 0.375 without balance
+    with pytest.raises(ValueError, match='balance="group" needs a group'):
+        dataclasses.replace(settings, balance="group").row_weights(Split(data.train.x, data.train.y))
+
+
+@pytest.mark.bad_input
+def test_wrong_names_and_settings():
+    data = load_groups()
+    for name, settings, message in [
+        ("eliptic", {}, "Did you mean 'elliptic'"),
+        ("mixup", {"alpa": 1.0}, "Method 'mixup' with"),
+        ("nfm", {}, "Method 'nfm' with"),
+    ]:
+        with pytest.raises(MethodError, match=message):
+            make_ready(name, settings, data, network(data))
+    plain = Split(data.train.x, data.train.y)
+    without = Dataset("plain", plain, plain, plain, task="classification")
+    for name in ("groupdro", "irm", "lisa", "fish"):
+        with pytest.raises(ValueError, match="needs a group for each training row"):
+            make_ready(name, {}, without, network(data))
+    with pytest.raises(ValueError, match="share of the epochs"):
+        make_ready("jtt", {"first": 0.0}, data, network(data))

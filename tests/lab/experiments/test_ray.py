@@ -1,0 +1,486 @@
+"""Many runs on Ray: the records of the sequential run, also when workers and nodes are killed."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.lab.training.test_tensorboard import read as read_board
+from typer.testing import CliRunner
+
+import elliptica
+from elliptica.cli import app
+from elliptica.lab.experiments import engines
+from elliptica.lab.experiments.engines import EngineError, do_all, open_engine
+from elliptica.lab.experiments.engines.ray_worker import Post, scratch, version_problem
+from elliptica.lab.experiments.records import model_file, read_record, record_file
+from elliptica.lab.experiments.run import Options, RaySettings, do_here
+from elliptica.lab.experiments.specification import Range, load_specification, parse_specification, runs
+from elliptica.lab.experiments.tune import chosen_file, search_space, tune, tune_all
+from elliptica.lab.training.progress import EpochEnd
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'elliptica[ray]'")
+
+MOONS = """
+title = "Moons"
+paper = "nowhere"
+metric = "accuracy"
+seeds = 2
+search = { lr = { low = 1e-4, high = 1e-1, log = true } }
+[methods.erm]
+[methods.elliptic]
+[datasets.two_moons]
+load = { n_boundary = 40, n_interior = 40 }
+model = { name = "mlp", hidden = [8] }
+training = { epochs = 4, batch_size = 20, lr = 1e-2 }
+"""
+#: Epochs after which a run that is held waits, see `held`.
+HELD, LONG = 3, MOONS.replace("epochs = 4", "epochs = 20")
+
+
+def silent(*_):
+    return None
+
+
+def comparable(record):
+    """A record as bytes, apart from what clocks say."""
+    cost = {k: v for k, v in record["cost"].items() if k not in ("seconds", "first_stage")}
+    return json.dumps({**record, "cost": cost}, sort_keys=True)
+
+
+def records(out, wanted):
+    return {run.label: comparable(read_record(record_file(out, run))) for run in wanted}
+
+
+def moons(text=MOONS, **options):
+    return runs("moons", parse_specification(text, "moons"), **options)
+
+
+@contextlib.contextmanager
+def environment(**values):
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    yield
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def add_node(cluster, **options):
+    """A node of one processor; Ray gives it half a minute to start, which is little on a busy machine."""
+    for _ in range(4):
+        with contextlib.suppress(Exception):
+            return cluster.add_node(num_cpus=1, **options)
+    return cluster.add_node(num_cpus=1, **options)
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head and room for others, one processor each, of this code."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of sockets must be short
+    source = str(Path(elliptica.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    with environment(PYTHONPATH=path, RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0"):
+        made = Cluster()
+        try:
+            add_node(made, temp_dir=folder, include_dashboard=False)
+            ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def sequential(tmp_path_factory):
+    """Records of long runs that nothing happened to."""
+    out = tmp_path_factory.mktemp("sequential")
+    wanted = moons(LONG)
+    do_all(wanted, Options(out, keep_models=True), silent)
+    models = {f"{run.label} model": model_file(out, run).read_bytes() for run in wanted}
+    return records(out, wanted) | models
+
+
+@pytest.mark.slow
+def test_records_and_events_are_those_of_the_sequential_run(cluster, tmp_path):
+    wanted, heard = moons(), {}
+    for name, settings in (("here", None), ("there", RaySettings())):
+        events = heard.setdefault(name, [])
+        found = do_all(wanted, Options(tmp_path / name, ray=settings), lambda *e, to=events: to.append(e))
+        assert set(found.values()) == {"done"}
+    assert records(tmp_path / "here", wanted) == records(tmp_path / "there", wanted)
+    for run in wanted:
+        here, there = (
+            [(kind, d) for label, kind, d in heard[name] if label == run.label] for name in ("here", "there")
+        )
+        assert there[0][1].pop("node")
+        assert there[0][1].pop("pid") != os.getpid()
+        assert there == here  # no epoch is left out, however fast they are
+    assert not list((tmp_path / "there").rglob("*.safetensors"))
+    assert not list((tmp_path / "there").rglob("shared-*"))
+    assert not list((tmp_path / "there").rglob("*.run"))  # what `elliptica watch` reads
+    again = do_all(wanted, Options(tmp_path / "there", ray=RaySettings()), silent)
+    assert set(again.values()) == {"skipped"}
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_says_the_same_and_does_not_stop_the_others(cluster, tmp_path):
+    wanted, told = moons(MOONS.replace("[methods.elliptic]", "[methods.elliptic]\nn_tims = 3"), seeds=1), []
+    for settings in (None, RaySettings()):
+        found = do_all(
+            wanted,
+            Options(tmp_path / str(settings is None), ray=settings),
+            lambda *e: told.append(e[2]["error"]) if e[1] == "failed" else None,
+        )
+        assert sorted(found.values()) == ["done", "failed"]
+    assert "n_tims" in told[0]
+    assert told[0] == told[1]
+
+
+@pytest.fixture
+def held(tmp_path, monkeypatch):
+    """Workers wait in the middle of a run while a file for it exists: they can be killed there for certain.
+
+    Returns a function from a run to its file.
+    """
+    from elliptica.lab.experiments.engines import ray_cluster
+
+    folder, n_epochs = tmp_path / "held", HELD
+    folder.mkdir()
+
+    def work(order, messages):  # an inner function travels to workers as it is
+        from elliptica.lab.experiments.engines import ray_worker
+
+        take, file = ray_worker.Post.__call__, folder / f"{order.run.row}-{order.run.seed}"
+
+        def take_and_wait(post, message):
+            take(post, message)
+            if getattr(message, "epoch", 0) >= n_epochs:
+                post.send()
+                while file.exists():
+                    time.sleep(0.05)
+
+        ray_worker.Post.__call__ = take_and_wait
+        try:
+            return ray_worker.work(order, messages)
+        finally:
+            ray_worker.Post.__call__ = take
+
+    monkeypatch.setattr(ray_cluster, "work", work)
+
+    def hold(run):
+        file = folder / f"{run.row}-{run.seed}"
+        file.touch()
+        return file
+
+    return hold
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_worker_that_is_killed(cluster, sequential, held, tmp_path, monkeypatch, is_shared):
+    """The run goes on from its checkpoint, or begins anew where the disk is another one: same record."""
+    if not is_shared:
+        from elliptica.lab.experiments.engines import ray_cluster
+
+        absent = contextlib.nullcontext(tmp_path / "absent")
+        monkeypatch.setattr(ray_cluster.RayCluster, "_token", lambda *_: absent)
+    (run,) = moons(LONG, methods=["elliptic"], seeds=1)
+    file, pids, told, epochs = held(run), [], [], []
+
+    def listen(label, kind, details):
+        if kind == "start":
+            pids.append(details["pid"])
+            epochs.append([])
+        if kind == "again":
+            told.append(details["error"])
+        if kind == "epoch":
+            epochs[-1].append(details["epoch"])
+            if len(pids) == 1 and details["epoch"] == HELD:
+                os.kill(pids[0], signal.SIGKILL)
+                file.unlink()
+
+    board = tmp_path / "board"
+    options = Options(tmp_path, keep_models=True, tensorboard=board, ray=RaySettings())
+    assert do_all([run], options, listen) == {run.label: "done"}
+    before, after = epochs
+    assert len(told) == 1
+    assert "its worker was lost, try 2 of 4" in told[0]
+    assert before == [1, 2, 3]
+    assert after == list(range(after[0], 21))
+    assert after[0] > 1 if is_shared else after[0] == 1
+    assert records(tmp_path, [run]) == {run.label: sequential[run.label]}
+    assert model_file(tmp_path, run).read_bytes() == sequential[f"{run.label} model"]
+    scalars = read_board(record_file(board, run).with_suffix(""))
+    assert [step for step, _ in scalars["train/loss"]] == list(range(1, 21))  # none twice, none left out
+    assert scalars["final/test_average"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_workers_are_always_lost(cluster, held, tmp_path):
+    victim, other = moons(LONG, methods=["erm"])
+    held(victim)
+    killed, lost = [], []
+
+    def listen(label, kind, details):
+        if kind == "start" and label == victim.label:
+            killed.append(details["pid"])
+            os.kill(details["pid"], signal.SIGKILL)
+        if kind == "lost":
+            lost.append(details["error"])
+
+    found = do_all([victim, other], Options(tmp_path, ray=RaySettings(retries=1)), listen)
+    assert found == {victim.label: "lost", other.label: "done"}
+    assert len(killed) == 2
+    assert "lost 2 times" in lost[0]
+    assert "--retries" in lost[0]
+    assert read_record(record_file(tmp_path, victim)) is None
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed(cluster, sequential, held, tmp_path):
+    """Two nodes of one processor each; the second one is killed while runs are on both."""
+    second = add_node(cluster)
+    cluster.wait_for_nodes()
+    raylet = second.all_processes["raylet"][0].process.pid
+    wanted, there, kinds = moons(LONG), set(), []
+    files = [held(run) for run in wanted]
+
+    def listen(label, kind, details):
+        kinds.append(kind)
+        if kind == "start" and parent(details["pid"]) == raylet:
+            there.add(label)
+        if kind == "epoch" and details["epoch"] == HELD and label in there and "killed" not in kinds:
+            kinds.append("killed")
+            os.kill(raylet, signal.SIGKILL)
+            for file in files:
+                file.unlink()
+
+    options = Options(tmp_path, ray=RaySettings())
+    try:
+        with open_engine(options) as engine:
+            assert engine.check(wanted, options) == (wanted, [])
+            found = engine.do(engines.run_jobs(wanted, options), listen)
+    finally:
+        cluster.remove_node(second, allow_graceful=False)
+    assert kinds.index("killed") < kinds.index("again")
+    assert set(found.values()) == {"done"}
+    assert records(tmp_path, wanted).items() <= sequential.items()
+
+
+@pytest.mark.slow
+def test_tuning_chooses_what_it_chooses_without_ray(cluster, tmp_path):
+    specification = parse_specification(MOONS, "moons")
+    for name, settings in (("here", None), ("there", RaySettings())):
+        found = tune_all(moons(), specification, 3, Options(tmp_path / name, ray=settings), silent)
+        assert not any(result.startswith("failed") for result in found.values())
+    for run in moons(seeds=1):
+        here, there = (chosen_file(tmp_path / name, run).read_text() for name in ("here", "there"))
+        assert here == there
+
+
+def test_trials_of_a_row_are_asked_for_at_once(tmp_path):
+    """They meet, which one after the other could not; the draws are those of one after the other."""
+    meeting, lock, (run, *_) = threading.Barrier(3, timeout=60), threading.Lock(), moons()
+
+    def do(attempt, options, listen):
+        meeting.wait()
+        with lock:  # threads of one process, unlike workers, share torch's default stream
+            return do_here(attempt, options, listen)
+
+    space = search_space(parse_specification(MOONS, "moons"), run.row)
+    one = tune(run, space, 3, Options(tmp_path / "here"), silent)
+    assert tune(run, space, 3, Options(tmp_path / "there", ray=RaySettings()), silent, do) == one
+    only = {("training", "lr"): Range(choices=(0.01,))}  # the table's own, four times: one run
+    meeting = threading.Barrier(1)
+    found = tune(run, only, 4, Options(tmp_path / "only", ray=RaySettings()), silent, do)
+    assert len({trial["score"] for trial in found["trials"]}) == 1
+    assert len(list((tmp_path / "only").rglob("*-seed1000.json"))) == 1
+
+
+@pytest.mark.slow
+def test_jobs_bounds_the_runs_of_all_jobs(cluster, tmp_path, monkeypatch):
+    from elliptica.lab.experiments.engines.ray_cluster import RayCluster
+    from elliptica.lab.experiments.engines.ray_worker import Result
+
+    now, most, run = [], [], moons()[0]
+
+    def tried(*_):
+        now.append(0)
+        most.append(len(now))
+        time.sleep(0.1)
+        now.pop()
+        return Result({}, None)
+
+    def job(listen, do):
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: do(run, Options(tmp_path), listen), range(4)))
+        return "done"
+
+    monkeypatch.setattr(RayCluster, "_tried", tried)
+    with open_engine(Options(tmp_path, jobs=2, ray=RaySettings())) as engine:
+        assert set(engine.do({"a": job, "b": job}, silent).values()) == {"done"}
+    assert (len(most), max(most)) == (8, 2)
+
+
+@pytest.mark.slow
+def test_nodes_are_tried_before_any_work(cluster, tmp_path, monkeypatch):
+    wanted = moons(seeds=1) + runs("table3", load_specification("table3"), datasets=["no2"], seeds=1)
+    options = Options(tmp_path / "out", data_dir=tmp_path, ray=RaySettings())
+    with open_engine(options) as engine:
+        left, problems = engine.check(wanted, options)
+        assert {run.dataset for run in left} == {"two_moons"}
+        assert len(problems) == 1
+        assert problems[0].startswith("On node ")
+        assert "no2: Expected the data file" in problems[0]
+        assert "ELLIPTICA_DATA" in problems[0]
+        left, problems = engine.check(wanted, dataclasses.replace(options, device="cuda"))
+        assert (left, problems[0][:13]) == ([], "--device cuda")
+        left, problems = engine.check(wanted, dataclasses.replace(options, device="nowhere"))
+        assert left == []
+        assert "no device 'nowhere'" in problems[0]
+
+        from elliptica.lab.experiments.engines import ray_nodes
+
+        wrong = {**ray_nodes.versions(), "torch": "0.1"}
+        monkeypatch.setattr(ray_nodes, "versions", lambda: wrong)
+        left, problems = engine.check(wanted, options)
+        assert left == []
+        assert "instead of 0.1" in problems[0]
+        monkeypatch.undo()
+
+        engine.versions = wrong  # a node that joined after the check
+        errors = []
+        run = moons(seeds=1)[0]
+        found = engine.do(engines.run_jobs([run], options), lambda *e: errors.append(e[2].get("error")))
+        assert found == {run.label: "failed"}
+        assert "instead of 0.1" in errors[-1]
+        assert ray_nodes.room(RaySettings(cpus_per_run=64)) == 0
+        assert ray_nodes.room(RaySettings(cpus_per_run=0.5)) == 2 * ray_nodes.room(RaySettings()) > 0
+    gpus = dataclasses.replace(options, ray=RaySettings(gpus_per_run=1), device="cuda:1")
+    with open_engine(gpus) as engine:
+        assert "Say --device cuda." in engine.check(wanted, gpus)[1][0]
+    for large, message in [
+        (RaySettings(cpus_per_run=64), "No node can do a run that asks for 64 processors and 0 GPUs"),
+        (RaySettings(gpus_per_run=1), "--gpus-per-run 1 reserves GPUs, but runs are on the CPU"),
+    ]:
+        with open_engine(dataclasses.replace(options, ray=large)) as engine:
+            try:
+                told = engine.check(wanted, options)[1][0]
+            except EngineError as error:
+                told = str(error)
+            assert message in told
+
+
+@pytest.mark.slow
+@pytest.mark.needs_data
+def test_ctrl_c_takes_the_runs_back(cluster, data_dir, tmp_path):
+    """The command, on a cluster that others started."""
+    command = [sys.executable, "-m", "elliptica", "run", "table3", "--dataset", "no2", "--epochs", "100000"]
+    more = ["--methods", "erm", "--engine", "ray", "--address", cluster.address]
+    process = subprocess.Popen(
+        [*command, *more, "--data-dir", str(data_dir), "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs may ignore it
+    )
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.rglob("*.safetensors")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "Interrupted" in output
+    while ray.available_resources().get("CPU") != 1:  # its tasks are gone
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_folders_that_killed_workers_left_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, others = tmp_path / "elliptica-run-left", tmp_path / "elliptica-of-others"
+    for folder in (left, others):
+        folder.mkdir()
+        (folder / "run.safetensors").touch()
+        os.utime(folder, (0, 0))
+    with scratch() as alive:
+        os.utime(alive, (0, 0))  # as old as the other, but its lock is held
+        with scratch() as young:
+            assert set(tmp_path.iterdir()) == {alive, young, others}
+    assert set(tmp_path.iterdir()) == {others}
+
+
+@pytest.mark.bad_input
+def test_versions_are_compared():
+    here = {"elliptica": "1.0", "torch": "2.13.0", "python": "3.11.0", "revision": "abc"}
+    assert version_problem(here, {**here, "python": "3.11.9"}) is None
+    assert version_problem(here, {k: v for k, v in here.items() if k != "revision"}) is None
+    told = version_problem(here, {**here, "torch": "2.14.0", "revision": "abd+"})
+    assert "torch 2.14.0 instead of 2.13.0, revision abd+ instead of abc" in told
+    assert "Install the same there" in told
+
+
+def test_messages_are_sent_together_and_none_is_left_out():
+    class Messages:
+        def __init__(self):
+            self.sent = []
+
+        def put_nowait_batch(self, batch):
+            self.sent.append(batch)
+
+    messages = Messages()
+    post = Post(messages, "box")
+    ends = [EpochEnd(epoch, 99, 0.5, 0.5, 0.5, 0.1, 1.0, 10) for epoch in range(1, 100)]
+    for end in ends:
+        post(end)
+    post.send()
+    assert len(messages.sent) < 50
+    assert [end for batch in messages.sent for _, end in batch] == ends
+
+
+@pytest.mark.bad_input
+def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
+    runner = CliRunner()
+    done = runner.invoke(app, ["run", "table3", "--address", "auto", "--retries", "1"])
+    assert done.exit_code == 2
+    assert "--address, --retries: only with --engine ray" in " ".join(done.output.replace("│", "").split())
+    done = runner.invoke(app, ["tune", "table4", "--search", "auto", "--engine", "ray"])
+    assert done.exit_code == 2
+    assert "A search has workers of its own" in done.output
+    arguments = ["run", "table3", "--engine", "ray", "--address", "ray://somewhere:10001"]
+    done = runner.invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "Ray Client, which is not supported" in " ".join(done.output.split())
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    done = runner.invoke(app, [*arguments[:-1], "127.0.0.1:1", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "There is no Ray cluster at 127.0.0.1:1" in " ".join(done.output.split())
+    for name in list(sys.modules):
+        if name.startswith("elliptica.lab.experiments.engines.ray_"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(EngineError, match=r'pip install "elliptica\[ray\]"'),
+        open_engine(Options(tmp_path, ray=RaySettings())),
+    ):
+        pass

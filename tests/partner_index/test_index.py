@@ -1,0 +1,539 @@
+"""`PartnerIndex` draws the law of `PartnerTable` from k neighbours per row, or says how far off it is."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+from elliptica import PartnerIndex, PartnerTable, partner_probabilities
+from elliptica.core.partners import AMONG
+from elliptica.partner_index.law import Envelope
+from elliptica.partner_index.search import choose_backend
+from laws import assert_frequencies
+
+INFINITY = float("inf")
+
+
+def cloud(kind, generator, n=60):
+    """Small data sets on which a bound or a search could go wrong."""
+    x = torch.randn(n, 3, generator=generator)
+    if kind == "clusters":  # far apart, with small distances within
+        x = x * 0.01 + 5 * torch.randn(4, 3, generator=generator)[torch.arange(n) % 4]
+    elif kind == "outliers":
+        x[:3] *= 1e3
+    elif kind == "duplicates":  # more copies than stored neighbours
+        x[: n // 3] = x[0]
+    elif kind == "far from the origin":
+        x = x + 1e4
+    return x
+
+
+CLOUDS = ("normal", "clusters", "outliers", "duplicates", "far from the origin")
+
+
+def reference(x, power, labels=None, among="all"):
+    """The law by SciPy's distances in float64 and a loop."""
+    d = cdist(x.double(), x.double())
+    n = len(x)
+    floor = 1e-3 * np.quantile(d[~np.eye(n, dtype=bool)], 0.5, method="lower")
+    law = np.zeros((n, n))
+    for i in range(n):
+        ok = np.arange(n) != i
+        if among != "all":
+            ok &= (labels == labels[i]).numpy() == (among == "same_class")
+        if not ok.any():
+            law[i, i] = 1.0
+            continue
+        log = -power * np.log(np.maximum(d[i, ok], floor))
+        law[i, ok] = np.exp(log - log.max())
+        law[i] /= law[i].sum()
+    return law
+
+
+def assert_law(index, law, generator, n_draws=4000, rows=range(0, 60, 7)):
+    """Frequencies of some rows; cells with few expected draws are joined, so that chi-square holds."""
+    rows = torch.tensor([r for r in rows if r < len(law)])
+    partners = index.sample(rows, n_bridges=n_draws, generator=generator)
+    for row, drawn in zip(rows.tolist(), partners, strict=True):
+        counts = np.bincount(drawn, minlength=len(law)).astype(float)
+        assert (counts[law[row] == 0] == 0).all(), "an impossible outcome was drawn"
+        rare = law[row] * n_draws < 5
+        observed = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(law[row][~rare], law[row][rare].sum())
+        if expected[-1] * n_draws < 1:  # nothing to test there, but no more than a few may turn up
+            assert observed[-1] <= 10 + 100 * expected[-1] * n_draws
+            observed, expected = observed[:-1], expected[:-1]
+        if len(expected) > 1:
+            assert_frequencies(observed, expected / expected.sum())
+
+
+# ------------------------------------------------------------------------------------------- the law
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 30.0])
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_exact_neighbours_draw_the_law(kind, power, generator):
+    """4000 draws for each of 9 rows, 5 neighbours stored of 59; `test_law_rejects` says what is seen."""
+    x = cloud(kind, generator)
+    index = PartnerIndex.build(x, k=5, power=power, exact=True, generator=generator)
+    assert index.proved
+    assert index.recall == 1.0
+    assert index.error_bound < 1e-3
+    assert_law(index, reference(x, power), generator)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("kind", ["normal", "clusters", "duplicates"])
+def test_approximate_neighbours_draw_the_law(kind, power, generator):
+    """One cell searched: many neighbours are missed, and the proved law does not notice."""
+    x = cloud(kind, generator, n=200)
+    index = PartnerIndex.build(x, k=5, power=power, probes=1, cells=12, generator=generator)
+    assert not index.proved
+    assert index.recall < 0.999
+    sure = index.with_law(proved=True, max_draws=100_000)
+    assert sure.error_bound < 1e-3
+    assert_law(sure, reference(x, power), generator, n_draws=2000, rows=range(0, 200, 23))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("power", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("among", ["same_class", "other_class"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_law_within_classes(among, power, exact, generator):
+    """Cells never mix classes; the only member of a class is its own partner."""
+    x = cloud("normal", generator)
+    labels = torch.arange(60) % 3 - 1
+    labels[7] = 12
+    index = PartnerIndex.build(
+        x, k=4, power=power, labels=labels, among=among, exact=exact, probes=2, generator=generator
+    ).with_law(proved=True, max_draws=20_000)
+    assert_law(index, reference(x, power, labels, among), generator, n_draws=2000)
+    alone = index.sample(torch.tensor([7]), n_bridges=50, generator=generator)
+    assert (alone == 7).all() if among == "same_class" else (alone != 7).all()
+
+
+def k_nearest_only(index):
+    """Wrong: the stored neighbours with the right weights, and nothing else."""
+
+    class Wrong:
+        def sample(self, rows, n_bridges, generator):
+            arrays = index._arrays
+            where = arrays.positions[rows]
+            weight = torch.from_numpy(np.maximum(arrays.distances[where], index._facts.floor) ** -index.power)
+            pick = torch.multinomial(weight, n_bridges, replacement=True, generator=generator)
+            near = torch.from_numpy(arrays.near[where].astype(np.int64)).gather(1, pick)
+            return torch.from_numpy(arrays.rows[near].astype(np.int64))
+
+    return Wrong()
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_law_rejects_the_nearest_alone(power, generator):
+    x = cloud("normal", generator)
+    index = PartnerIndex.build(x, k=5, power=power, generator=generator)
+    with pytest.raises(AssertionError, match=r"frequencies|impossible"):
+        assert_law(k_nearest_only(index), reference(x, power), generator)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("wrong", ["power", "envelope", "floor"])
+def test_law_rejects(wrong, generator, monkeypatch):
+    """A power off by 0.3, the envelope in place of the law, the floor ten times too high."""
+    x = cloud("duplicates" if wrong == "floor" else "normal", generator)
+    power = 1.0 if wrong == "floor" else 2.0
+    index = PartnerIndex.build(x, k=5, power=power, generator=generator)
+    if wrong == "power":
+        index = index.with_law(power=2.3)
+    if wrong == "envelope":
+        far = Envelope._far
+        monkeypatch.setattr(Envelope, "_far", lambda *a: (far(*a)[0], torch.zeros(len(a[1]))))
+    if wrong == "floor":
+        object.__setattr__(index._facts, "floor", index._facts.floor * 10)
+    with pytest.raises(AssertionError, match=r"frequencies|impossible"):
+        assert_law(index, reference(x, power), generator)
+
+
+@pytest.mark.statistical
+def test_law_of_all_rows_together(generator):
+    """Partners of 1000 rows of clustered data, told apart by the distance rank of the partner.
+
+    Against the table's own probabilities; 20 000 draws in ten groups, so that 5 % too many in one are seen.
+    """
+    n = 1000
+    x = (
+        torch.randn(n, 6, generator=generator)
+        + 4 * torch.randn(8, 6, generator=generator)[torch.arange(n) % 8]
+    )
+    index = PartnerIndex.build(x, k=16, power=4.0, generator=generator)
+    p = partner_probabilities(x, power=4.0)
+    rank = torch.cdist(x, x).argsort(1).argsort(1)
+    edges = torch.tensor([2, 4, 9, 17, 40, 100, 200, 400, 700])
+    expected = torch.zeros(10).double()
+    expected.index_add_(0, torch.bucketize(rank, edges, right=True).flatten(), p.double().flatten())
+    partners = index.sample(torch.arange(n), n_bridges=20, generator=generator)
+    groups = torch.bucketize(rank.gather(1, partners), edges, right=True)
+    assert_frequencies(torch.bincount(groups.flatten(), minlength=10).numpy(), (expected / n).numpy())
+
+
+@pytest.mark.parametrize("among", AMONG)
+def test_floor_is_that_of_the_table(among, generator):
+    """Both laws put the same floor under distances, also where it is measured on some rows only."""
+    for n in (50, 2300):
+        x = cloud("duplicates", generator, n)
+        labels = torch.arange(n) % 2
+        table = PartnerTable(x, labels=labels, among=among)
+        index = PartnerIndex.build(
+            x, k=4, labels=labels, among=among, cells=10, probes=1, generator=generator
+        )
+        assert index._facts.floor == table._floor
+
+
+# --------------------------------------------------------------------------------------- the bound
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("max_draws", [1, 8, 64])
+def test_stopping_early_costs_less_than_the_bound(max_draws, generator, monkeypatch):
+    """Neighbours missed, a large power, and no cell measured: few proposals are accepted.
+
+    The measured total variation, from 5000 draws a row, stays below what is reported for the row, up to four
+    deviations of its noise.
+    """
+    monkeypatch.setattr("elliptica.partner_index.law._HARD", 0.0)
+    x = cloud("normal", generator)
+    index = PartnerIndex.build(x, k=3, power=3.0, probes=1, cells=12, generator=generator)
+    index = index.with_law(proved=True, max_draws=max_draws)
+    rows = torch.arange(0, 60, 12)
+    bounds = index.error_bounds(rows)
+    assert bounds.max() > 0.2  # a hard case indeed
+    law = reference(x, 3.0)
+    drawn = index.sample(rows, n_bridges=5000, generator=generator)
+    for row, bound, partners in zip(rows.tolist(), bounds.tolist(), drawn, strict=True):
+        frequency = np.bincount(partners, minlength=60) / 5000
+        distance = 0.5 * np.abs(frequency - law[row]).sum()
+        noise = 4 * 0.5 * np.sqrt(law[row] / 5000).sum()
+        assert distance <= bound + noise
+
+
+def test_bound_is_below_the_true_acceptance(generator):
+    """``a_i`` never exceeds the share that is accepted, by brute force: of trusted neighbours, too."""
+    x = cloud("clusters", generator)
+    for power in (0.5, 2.0, 8.0):
+        for proved in (True, False):
+            index = PartnerIndex.build(x, k=3, power=power, probes=2, generator=generator)
+            arrays, facts = index._arrays, index._facts
+            where = np.arange(60)
+            envelope = Envelope(arrays, facts, where, power, proved)
+            d = cdist(arrays.points.astype(float), arrays.points.astype(float)).clip(facts.floor)
+            np.fill_diagonal(d, INFINITY)
+            accepted = d**-power
+            far = envelope._least.numpy()[:, arrays.cell_of(where)] ** -power
+            for i in where:
+                known = np.isin(where, arrays.near[i])
+                accepted[i] = np.where(known, accepted[i], np.minimum(accepted[i], far[i]))
+            true = accepted.sum(1) / envelope._log.exp().sum(1).numpy()
+            assert (envelope.acceptance.numpy() <= true * (1 + 1e-6)).all()
+            assert (envelope.acceptance > 0).all()
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+@pytest.mark.parametrize("exact", [True, False])
+def test_bounds_of_distances_hold(kind, exact, generator):
+    """No point that is not stored is nearer than the envelope says, in any cell."""
+    x = cloud(kind, generator, n=300)
+    index = PartnerIndex.build(x, k=4, exact=exact, probes=3, generator=generator)
+    arrays = index._arrays
+    points = arrays.points.astype(float)
+    d = cdist(points, points)
+    envelope = Envelope(arrays, index._facts, np.arange(300), 1.0, True)
+    least = envelope._least.numpy()[:, arrays.cell_of(np.arange(300))]
+    unknown = ~np.eye(300, dtype=bool)
+    for i in range(300):
+        unknown[i, arrays.near[i][arrays.near[i] >= 0]] = False
+    violated = unknown & (least > np.maximum(d, index._facts.floor) * (1 + 1e-6))
+    assert not violated.any()
+
+
+@pytest.mark.statistical
+def test_missed_neighbours_are_counted(generator):
+    """Trusting approximate neighbours: the law is off by what is reported, and not by more.
+
+    All rows are audited (n < 128), so the mean of the true total variations is at most the reported mean.
+    """
+    x = cloud("normal", generator, n=100)
+    index = PartnerIndex.build(x, k=4, power=4.0, probes=1, cells=20, generator=generator)
+    assert index.error_bound == pytest.approx(index.check(generator=generator).missed, abs=1e-6)
+    law = reference(x, 4.0)
+    rows = torch.arange(100)
+    drawn = index.sample(rows, n_bridges=2000, generator=generator)
+    frequency = np.stack([np.bincount(r, minlength=100) for r in drawn]) / 2000
+    distance = 0.5 * np.abs(frequency - law).sum(1)
+    noise = 0.5 * np.sqrt(law / 2000).sum(1)
+    assert distance.mean() <= index.error_bound + noise.mean()
+    assert distance.mean() > 0.3 * index.error_bound > 0.01  # and the report is not empty talk
+    proved = index.with_law(proved=True)
+    assert proved.check(generator=generator).missed == 0.0
+
+
+def test_nearest_is_that_of_the_table(generator):
+    for kind in CLOUDS:
+        x = cloud(kind, generator)
+        table = PartnerTable(x, power=INFINITY)
+        index = PartnerIndex.build(x, k=3, power=INFINITY, generator=generator)
+        rows = torch.arange(60)
+        ours, theirs = index.sample(rows, n_bridges=2), table.sample(rows, n_bridges=2)
+        d = torch.cdist(x.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
+        assert torch.allclose(
+            d.gather(1, ours), d.gather(1, theirs), rtol=1e-5, atol=1e-7 * float(x.abs().max())
+        )
+        assert index.error_bound == 0.0
+
+
+def test_missed_nearest_is_reported(generator):
+    x = cloud("normal", generator, n=100)
+    index = PartnerIndex.build(x, k=2, power=INFINITY, probes=1, cells=25, generator=generator)
+    d = cdist(x, x) + np.diag(np.full(100, np.inf))
+    wrong = (index.sample(torch.arange(100))[:, 0].numpy() != d.argmin(1)).mean()
+    assert index.error_bound == pytest.approx(wrong)
+    assert wrong > 0
+
+
+def test_measured_cells_change_no_bound(generator, monkeypatch):
+    """Measuring cells makes proposals better, never the bounds wrong: acceptance stays below the true one."""
+    monkeypatch.setattr("elliptica.partner_index.law._HARD", 0.1)
+    x = cloud("normal", generator, n=100)
+    index = PartnerIndex.build(x, k=3, power=9.0, probes=1, cells=25, generator=generator)
+    arrays, facts = index._arrays, index._facts
+    points = arrays.points.astype(float)
+    d = np.maximum(cdist(points, points), facts.floor)
+    np.fill_diagonal(d, INFINITY)
+    envelope = Envelope(arrays, facts, np.arange(100), 9.0, True)
+    total = envelope._log.exp().sum(1).numpy()
+    true = (d**-9.0).sum(1)
+    assert (envelope.acceptance.numpy() <= true / total * (1 + 1e-6)).all()
+    assert np.median(envelope.acceptance) > 0.05
+    cell = arrays.cell_of(np.arange(100))
+    for i in range(100):
+        for j in set(range(100)) - {i} - set(arrays.near[i].tolist()):
+            assert envelope._least[i, cell[j]] <= d[i, j] * (1 + 1e-6)
+
+
+# ----------------------------------------------------------------------------------- search and backends
+
+
+@pytest.mark.parametrize("backend", ["faiss", "sklearn", "torch"])
+@pytest.mark.parametrize("kind", CLOUDS)
+def test_neighbours_against_scipy(kind, backend, generator):
+    if backend != "torch":
+        pytest.importorskip(backend)
+    x = cloud(kind, generator, n=200)
+    index = PartnerIndex.build(x, k=7, backend=backend, exact=True, generator=generator)
+    arrays = index._arrays
+    d = cdist(arrays.points.astype(float), arrays.points.astype(float))
+    np.fill_diagonal(d, INFINITY)
+    assert np.allclose(arrays.distances, np.sort(d, 1)[:, :7], rtol=1e-4, atol=1e-6 * d[np.isfinite(d)].max())
+    assert (arrays.near >= 0).all()
+    assert (arrays.near != np.arange(200)[:, None]).all()
+    assert all(len(set(row)) == 7 for row in arrays.near.tolist())
+    assert np.allclose(np.take_along_axis(d, arrays.near, 1), arrays.distances, rtol=1e-5, atol=1e-9)
+    assert (np.diff(arrays.distances, axis=1) >= 0).all()
+
+
+@pytest.mark.parametrize("backend", ["faiss", "sklearn", "torch"])
+def test_recall_is_what_brute_force_finds(backend, generator):
+    if backend != "torch":
+        pytest.importorskip(backend)
+    x = torch.randn(120, 5, generator=generator)
+    index = PartnerIndex.build(x, k=6, backend=backend, probes=2, cells=15, generator=generator)
+    d = cdist(index._arrays.points, index._arrays.points) + np.diag(np.full(120, np.inf))
+    true = np.argsort(d, 1)[:, :6]
+    found = np.mean([len(set(a) & set(b)) / 6 for a, b in zip(true, index._arrays.near, strict=True)])
+    assert index.recall == pytest.approx(found)  # all 120 rows are audited
+    assert 0.2 < found < 1.0
+
+
+def test_enough_cells_are_searched(generator):
+    """Without a number of probes the recall on audited rows reaches 95 %."""
+    x = torch.randn(3000, 4, generator=generator)
+    index = PartnerIndex.build(x, k=8, exact=False, generator=generator)
+    assert index.recall >= 0.94
+    assert 1 < index._arrays.probes.shape[1] <= 64
+    assert not index.proved
+
+
+@pytest.mark.statistical
+def test_cells_too_small_for_k_neighbours(generator):
+    """Clusters of fewer rows than neighbours wanted: every row finds k of them, and draws all others, too."""
+    n, size = 240, 6
+    x = 100 * torch.randn(n // size, 3, generator=generator).repeat_interleave(size, 0)
+    x = x + torch.randn(n, 3, generator=generator)
+    index = PartnerIndex.build(x, k=8, probes=1, generator=generator)
+    arrays = index._arrays
+    assert (arrays.near >= 0).all()
+    assert arrays.reach.max() < 1e3
+    assert index.error_bound < 0.05
+    assert_law(index.with_law(power=0.0), reference(x, 0.0), generator, rows=range(0, n, 31))
+
+
+def test_without_faiss(monkeypatch, generator):
+    import importlib
+
+    real = importlib.import_module
+    for missing, expected in (({"faiss"}, "sklearn"), ({"faiss", "sklearn"}, "torch")):
+
+        def fake(name, *args, missing=missing):
+            if name.split(".")[0] in missing:
+                raise ImportError(f"no {name}")
+            return real(name, *args)
+
+        monkeypatch.setattr("elliptica.partner_index.search.importlib.import_module", fake)
+        assert choose_backend(None).name == expected
+        assert PartnerIndex.build(torch.randn(30, 2), k=3)._facts.backend == expected
+        with pytest.raises(ModuleNotFoundError, match=r'pip install "elliptica\[index\]".*backend="torch"'):
+            choose_backend("faiss")
+
+
+def test_torch_kmeans_finds_separate_groups(generator):
+    groups = torch.tensor([[0.0, 0], [50, 0], [0, 50]])
+    x = (groups[torch.arange(90) % 3] + torch.randn(90, 2, generator=generator)).numpy()
+    within = []
+    for seed in range(20):
+        centres = choose_backend("torch").kmeans(x, 3, seed)
+        within.append(cdist(x, centres).min(1).max())
+    assert min(within) < 5
+
+
+# ------------------------------------------------------------------------------------------- plain behaviour
+
+
+def test_small_data_keep_everyone(generator):
+    """k above n - 1: all neighbours are stored, nothing is ever rejected."""
+    x = torch.randn(6, 2, generator=generator)
+    index = PartnerIndex.build(x, k=32, power=2.0, generator=generator)
+    check = index.check(generator=generator)
+    assert check.acceptance == 1.0
+    assert index.error_bound == 0.0
+    assert_law(index, reference(x, 2.0), generator, rows=range(6))
+    pair = PartnerIndex.build(x[:2], generator=generator)
+    assert pair.sample(torch.tensor([0, 1, 1])).tolist() == [[1], [0], [0]]
+
+
+def test_all_rows_equal(generator):
+    index = PartnerIndex.build(torch.ones(40, 3), k=4, generator=generator)
+    partners = index.sample(torch.arange(40), n_bridges=200, generator=generator)
+    assert (partners != torch.arange(40)[:, None]).all()
+    assert len(partners.unique()) == 40
+    assert index.error_bound < 1e-9
+
+
+def test_same_generator_same_partners_and_nothing_modified(generator):
+    x = torch.randn(100, 3, generator=generator)
+    copy = x.clone()
+    one, two = (PartnerIndex.build(x, k=4, generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    rows = torch.randint(100, (20,), generator=generator)
+    first = one.sample(rows, n_bridges=3, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(first, two.sample(rows, n_bridges=3, generator=torch.Generator().manual_seed(1)))
+    assert not torch.equal(first, one.sample(rows, n_bridges=3, generator=torch.Generator().manual_seed(2)))
+    assert torch.equal(x, copy)
+    state = torch.get_rng_state()
+    one.sample(rows, generator=generator)
+    one.check(generator=generator)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_dtypes_and_images(dtype, generator):
+    x = torch.randn(50, 3, 4, 4, generator=generator).to(dtype)
+    index = PartnerIndex.build(x, k=5, generator=generator)
+    assert index.shape == (50, 48)
+    d = cdist(x.double().flatten(1), x.double().flatten(1)) + np.diag(np.full(50, np.inf))
+    nearest = index.with_law(power=INFINITY).sample(torch.arange(50))[:, 0]
+    assert np.allclose(d[np.arange(50), nearest], d.min(1), rtol=1e-6)
+
+
+def test_half_precision_halves_the_points(generator):
+    x = torch.randn(300, 20, generator=generator)
+    full, half = (PartnerIndex.build(x, k=2, dtype=t, generator=generator) for t in ("float32", "float16"))
+    assert half._arrays.points.nbytes * 2 == full._arrays.points.nbytes
+    assert half.nbytes < full.nbytes
+    assert_law(half, reference(x, 1.0), generator, n_draws=1000)
+    with pytest.raises(ValueError, match=r"cannot hold.*float32"):
+        PartnerIndex.build(x * 1e6, dtype="float16")
+
+
+def test_memory_grows_with_k_not_with_n_squared(generator):
+    sizes = []
+    for n in (500, 1000, 2000):
+        sizes.append(PartnerIndex.build(torch.randn(n, 4, generator=generator), k=8, cells=10).nbytes)
+    assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.02)
+
+
+def test_repr_and_length(generator):
+    index = PartnerIndex.build(torch.randn(40, 3, generator=generator), k=5, power=2.5)
+    assert len(index) == 40
+    assert repr(index) == (
+        "PartnerIndex(40 rows, 3 features, 5 neighbours (exact), power=2.5, among='all', in memory)"
+    )
+    assert math.isfinite(index.error_bound)
+
+
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+@pytest.mark.parametrize(
+    ("x", "settings", "error", "message"),
+    [
+        ("rows", {}, TypeError, "x must be a torch.Tensor or a numpy array of numbers, but got str"),
+        (torch.zeros(5), {}, ValueError, r"feature axis, but has shape \(5,\).*x\[:, None\]"),
+        (torch.zeros(1, 3), {}, ValueError, "at least two rows"),
+        (torch.tensor([[0.0], [float("nan")], [1.0]]), {}, ValueError, "1 rows, from row 1 on"),
+        (torch.zeros(4, 2), {"k": 0}, ValueError, "k must be at least 1"),
+        (torch.zeros(4, 2), {"power": -1.0}, ValueError, "power must be finite and at least 0"),
+        (torch.zeros(4, 2), {"among": "same_class"}, ValueError, "needs class labels"),
+        (torch.zeros(4, 2), {"among": "same"}, ValueError, "among must be one of"),
+        (torch.zeros(4, 2), {"backend": "fais"}, ValueError, "Did you mean 'faiss'"),
+        (torch.zeros(4, 2), {"dtype": "int8"}, ValueError, "dtype must be one of"),
+        (
+            torch.zeros(4, 2),
+            {"among": "same_class", "labels": torch.zeros(3).long()},
+            ValueError,
+            "labels must have as many rows",
+        ),
+        (
+            torch.zeros(4, 2),
+            {"among": "same_class", "labels": torch.zeros(4)},
+            TypeError,
+            "labels must be one integer a row",
+        ),
+        (
+            torch.zeros(2, 2),
+            {"among": "same_class", "labels": ["cat", "dog"]},
+            TypeError,
+            "labels must be one integer a row, but have shape",
+        ),
+    ],
+    ids=lambda v: type(v).__name__ if not isinstance(v, str) else "text",
+)
+def test_errors(x, settings, error, message):
+    with pytest.raises(error, match=message):
+        PartnerIndex.build(x, **settings)
+
+
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+def test_errors_of_sample():
+    index = PartnerIndex.build(torch.randn(9, 2))
+    with pytest.raises(ValueError, match=r"rows of the data set, 0\.\.8, but spans 3 to 9"):
+        index.sample(torch.tensor([3, 9]))
+    with pytest.raises(TypeError, match="tensor of row numbers"):
+        index.sample([1, 2])
+    with pytest.raises(TypeError, match="tensor of row numbers"):
+        index.sample(torch.arange(9) < 2)
+    with pytest.raises(ValueError, match="empty"):
+        index.sample(torch.zeros(0, dtype=torch.long))
+    with pytest.raises(ValueError, match="max_draws must be at least 1"):
+        index.with_law(max_draws=0)
