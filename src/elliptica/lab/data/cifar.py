@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from elliptica.lab.data import cifar as known
 from elliptica.lab.data import images
 from elliptica.lab.data.images import (
     Pixels,
@@ -73,25 +72,25 @@ def load_cifar10(
         raise ValueError(f"part must be 'full' or 'batch1', but got {part!r}. Pass one of the two.")
     check_share(validation_share)
     check_pixels(pixels)
-    name = known.CIFAR10.name if part == "full" else f"{known.CIFAR10.name}-batch1"
-    sheets = known.FULL_SHEETS if part == "full" else known.BATCH1_SHEETS
-    read = known.read_batches(known.CIFAR10, data_dir, n_train=None if part == "full" else 1)
+    name = CIFAR10.name if part == "full" else f"{CIFAR10.name}-batch1"
+    sheets = FULL_SHEETS if part == "full" else BATCH1_SHEETS
+    read = read_batches(CIFAR10, data_dir, n_train=None if part == "full" else 1)
     if read is not None:
         train, (test_images, test_labels) = read
         n_test = len(test_images) if part == "full" else sheets[-1].rows
         test = test_images[:n_test], test_labels[:n_test]
     else:
-        forms = (f"{known.CIFAR10.folder}/{known.CIFAR10.train[0][0]}", known.CIFAR10.archive, sheets[0].file)
-        source = f"{known.CIFAR10.source}; as {', or '.join(forms)}"
-        read_sheets = [known.read_sheet(sheet, data_dir, source) for sheet in sheets]
-        train, test = known.join(read_sheets[:-1]), read_sheets[-1]
+        forms = (f"{CIFAR10.folder}/{CIFAR10.train[0][0]}", CIFAR10.archive, sheets[0].file)
+        source = f"{CIFAR10.source}; as {', or '.join(forms)}"
+        read_sheets = [read_sheet(sheet, data_dir, source) for sheet in sheets]
+        train, test = join(read_sheets[:-1]), read_sheets[-1]
     return image_dataset(
         name,
         train,
         test,
         seed=seed,
         validation_share=validation_share,
-        statistics=known.CIFAR10.statistics,
+        statistics=CIFAR10.statistics,
         pixels=pixels,
     )
 
@@ -127,17 +126,17 @@ def load_cifar100(
     """
     check_share(validation_share)
     check_pixels(pixels)
-    read = known.read_batches(known.CIFAR100, data_dir, n_train=None)
+    read = read_batches(CIFAR100, data_dir, n_train=None)
     if read is None:
         # says where it was looked for
-        find_file(known.CIFAR100.archive, data_dir, source=known.CIFAR100.source)
-        raise FileNotFoundError(f"{known.CIFAR100.archive} disappeared while it was read. Try again.")
+        find_file(CIFAR100.archive, data_dir, source=CIFAR100.source)
+        raise FileNotFoundError(f"{CIFAR100.archive} disappeared while it was read. Try again.")
     return image_dataset(
-        known.CIFAR100.name,
+        CIFAR100.name,
         *read,
         seed=seed,
         validation_share=validation_share,
-        statistics=known.CIFAR100.statistics,
+        statistics=CIFAR100.statistics,
         pixels=pixels,
     )
 
@@ -242,33 +241,33 @@ def read_batches(
     known: Batches, data_dir: str | os.PathLike[str] | None, n_train: int | None
 ) -> tuple[Labelled, Labelled] | None:
     """Training and test images from the folder, else from the archive; None if there is neither."""
-    files = (*known.train[:n_train], known.test)
+    files = (*train[:n_train], test)
     raw: dict[str, bytes] = {}
     absent = None
     for file, expected in files:
         try:
-            path = find_file(f"{known.folder}/{file}", data_dir, source=known.source)
+            path = find_file(f"{folder}/{file}", data_dir, source=source)
         except FileNotFoundError as error:
             absent = error
             continue
-        verify_checksum(path, expected, source=known.source)  # before anything is made of its content
+        verify_checksum(path, expected, source=source)  # before anything is made of its content
         raw[file] = path.read_bytes()
     if absent is not None:
         try:
-            archive = find_file(known.archive, data_dir)
+            archive = find_file(archive, data_dir)
         except FileNotFoundError:
             if raw:  # some batches are there: say which one is not
                 raise absent from None
             return None
         raw = _unpack(archive, known, [file for file, _ in files])
-    *train, test = (_parse(raw[file], known, file, known.rows[file == known.test[0]]) for file, _ in files)
+    *train, test = (_parse(raw[file], known, file, rows[file == test[0]]) for file, _ in files)
     return join(train), test
 
 
 def _unpack(path: Path, known: Batches, files: Sequence[str]) -> dict[str, bytes]:
     """Contents of files of the archive; nothing is written to the disk."""
-    verify_checksum(path, known.archive_checksum, source=known.source)
-    wanted = {f"{known.folder.rsplit('/')[-1]}/{file}": file for file in files}
+    verify_checksum(path, archive_checksum, source=source)
+    wanted = {f"{folder.rsplit('/')[-1]}/{file}": file for file in files}
     raw = {}
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
@@ -278,21 +277,21 @@ def _unpack(path: Path, known: Batches, files: Sequence[str]) -> dict[str, bytes
     if missing := sorted(set(files) - set(raw)):
         raise ValueError(
             f"Expected {path} to hold {', '.join(wanted)}, but {', '.join(missing)} are missing. Put the "
-            f"original there. The original comes from: {known.source}."
+            f"original there. The original comes from: {source}."
         )
     return raw
 
 
 def _parse(raw: bytes, known: Batches, file: str, rows: int) -> Labelled:
     """Images and labels of one pickled batch."""
-    batch = load_plain_pickle(raw, f"{known.name}: {file}")
+    batch = load_plain_pickle(raw, f"{name}: {file}")
     pixels, labels = (
-        batch.get(key) if isinstance(batch, dict) else None for key in (b"data", known.label_key)
+        batch.get(key) if isinstance(batch, dict) else None for key in (b"data", label_key)
     )
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (rows, 3 * _SIDE**2):
         got = f"{pixels.dtype} of shape {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels)
-        raise _refusal(f"{known.name}: {file}", f"{rows} rows of {3 * _SIDE**2} bytes under 'data'", got)
-    return pixels.reshape(rows, 3, _SIDE, _SIDE), _labels(labels, rows, known.n_classes, file)
+        raise _refusal(f"{name}: {file}", f"{rows} rows of {3 * _SIDE**2} bytes under 'data'", got)
+    return pixels.reshape(rows, 3, _SIDE, _SIDE), _labels(labels, rows, n_classes, file)
 
 
 def read_sheet(sheet: Sheet, data_dir: str | os.PathLike[str] | None, source: str) -> Labelled:
