@@ -241,33 +241,33 @@ def read_batches(
     known: Batches, data_dir: str | os.PathLike[str] | None, n_train: int | None
 ) -> tuple[Labelled, Labelled] | None:
     """Training and test images from the folder, else from the archive; None if there is neither."""
-    files = (*train[:n_train], test)
+    files = (*known.train[:n_train], known.test)
     raw: dict[str, bytes] = {}
     absent = None
     for file, expected in files:
         try:
-            path = find_file(f"{folder}/{file}", data_dir, source=source)
+            path = find_file(f"{known.folder}/{file}", data_dir, source=known.source)
         except FileNotFoundError as error:
             absent = error
             continue
-        verify_checksum(path, expected, source=source)  # before anything is made of its content
+        verify_checksum(path, expected, source=known.source)  # before anything is made of its content
         raw[file] = path.read_bytes()
     if absent is not None:
         try:
-            archive = find_file(archive, data_dir)
+            archive = find_file(known.archive, data_dir)
         except FileNotFoundError:
             if raw:  # some batches are there: say which one is not
                 raise absent from None
             return None
         raw = _unpack(archive, known, [file for file, _ in files])
-    *train, test = (_parse(raw[file], known, file, rows[file == test[0]]) for file, _ in files)
+    *train, test = (_parse(raw[file], known, file, known.rows[file == known.test[0]]) for file, _ in files)
     return join(train), test
 
 
 def _unpack(path: Path, known: Batches, files: Sequence[str]) -> dict[str, bytes]:
     """Contents of files of the archive; nothing is written to the disk."""
-    verify_checksum(path, archive_checksum, source=source)
-    wanted = {f"{folder.rsplit('/')[-1]}/{file}": file for file in files}
+    verify_checksum(path, known.archive_checksum, source=known.source)
+    wanted = {f"{known.folder.rsplit('/')[-1]}/{file}": file for file in files}
     raw = {}
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
@@ -277,21 +277,21 @@ def _unpack(path: Path, known: Batches, files: Sequence[str]) -> dict[str, bytes
     if missing := sorted(set(files) - set(raw)):
         raise ValueError(
             f"Expected {path} to hold {', '.join(wanted)}, but {', '.join(missing)} are missing. Put the "
-            f"original there. The original comes from: {source}."
+            f"original there. The original comes from: {known.source}."
         )
     return raw
 
 
 def _parse(raw: bytes, known: Batches, file: str, rows: int) -> Labelled:
     """Images and labels of one pickled batch."""
-    batch = load_plain_pickle(raw, f"{name}: {file}")
+    batch = load_plain_pickle(raw, f"{known.name}: {file}")
     pixels, labels = (
-        batch.get(key) if isinstance(batch, dict) else None for key in (b"data", label_key)
+        batch.get(key) if isinstance(batch, dict) else None for key in (b"data", known.label_key)
     )
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (rows, 3 * _SIDE**2):
         got = f"{pixels.dtype} of shape {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels)
-        raise _refusal(f"{name}: {file}", f"{rows} rows of {3 * _SIDE**2} bytes under 'data'", got)
-    return pixels.reshape(rows, 3, _SIDE, _SIDE), _labels(labels, rows, n_classes, file)
+        raise _refusal(f"{known.name}: {file}", f"{rows} rows of {3 * _SIDE**2} bytes under 'data'", got)
+    return pixels.reshape(rows, 3, _SIDE, _SIDE), _labels(labels, rows, known.n_classes, file)
 
 
 def read_sheet(sheet: Sheet, data_dir: str | os.PathLike[str] | None, source: str) -> Labelled:
