@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 from collections.abc import Iterable, Sequence
@@ -11,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elliptica._utils.text import did_you_mean
+
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> None:
     """``value`` must be one of ``allowed``; near misses are suggested."""
     allowed = list(allowed)
     if value not in allowed:
-        lower = {each.lower(): each for each in allowed}
-        near = difflib.get_close_matches(str(value).lower(), lower, n=1)
-        hint = f" Did you mean {lower[near[0]]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but got {value!r}.{hint}")
+        hint = did_you_mean(str(value), allowed)
+        known = ", ".join(map(repr, allowed))
+        raise ValueError(f"{name} must be one of {known}, but got {value!r}. {hint}".rstrip())
 
 
 def model(value: object, owner: str) -> None:

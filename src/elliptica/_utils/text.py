@@ -1,10 +1,13 @@
-"""Numbers of things, in words."""
+"""Pluralise nouns and suggest names in messages."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 def count(number: int, noun: str) -> str:
-    """A number and its noun, in the plural unless it is one.
+    """Format a number with its noun, in the plural unless it is one.
 
     Example:
         >>> count(1, "run"), count(2, "run"), count(2, "process")
@@ -12,3 +15,29 @@ def count(number: int, noun: str) -> str:
     """
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{ending}"
+
+
+def near_misses(name: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Find the names most similar to ``name``, whatever the case.
+
+    Example:
+        >>> near_misses("Airfol", ["airfoil", "no2"])
+        ['airfoil']
+    """
+    plain = {each.lower().strip(): each for each in known}
+    return [
+        plain[each] for each in difflib.get_close_matches(name.lower().strip(), plain, n=n, cutoff=cutoff)
+    ]
+
+
+def did_you_mean(name: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> str:
+    """Ask whether the user meant a similar name; empty if there is none.
+
+    Example:
+        >>> did_you_mean("mixpu", ["mixup", "erm"])
+        "Did you mean 'mixup'?"
+        >>> did_you_mean("boosting", ["mixup", "erm"])
+        ''
+    """
+    near = near_misses(name, known, n=n, cutoff=cutoff)
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import warnings
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from elliptica import __version__
+from elliptica._utils.text import did_you_mean
 
 app = typer.Typer(
     help="Elliptic loss regularisation for PyTorch: train on Brownian bridges between your data points.",
@@ -59,8 +59,7 @@ def parser_of(kind: type[Name]) -> Callable[[str], Name]:
         known = [str(each.value) for each in kind]
         if value.lower() in known:
             return kind(value.lower())
-        near = difflib.get_close_matches(value.lower(), known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Pass one of {', '.join(known)}."
+        hint = did_you_mean(value, known) or f"Pass one of {', '.join(known)}."
         raise typer.BadParameter(f"There is no {value!r}. {hint}")
 
     return parse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from elliptica._utils.random import stream_seed
+from elliptica._utils.text import did_you_mean
 from elliptica.compare.csv import TableError
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
 
@@ -98,8 +98,7 @@ def check_methods(wanted: Sequence[str] | None) -> None:
         raise TableError(f"No method is named. There are {', '.join(known)}; leave --methods out for all.")
     for name in wanted or ():
         if name not in known:
-            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+            hint = did_you_mean(name, known, cutoff=0.5) or f"There are {', '.join(known)}."
             raise TableError(f"There is no method {name!r}. {hint}")
 
 

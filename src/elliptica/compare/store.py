@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import tempfile
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elliptica import __version__
+from elliptica._utils.files import write_atomically
 from elliptica.compare.csv import TableError
 from elliptica.compare.plan import Plan
 from elliptica.compare.problem import Problem
@@ -79,19 +79,14 @@ class Store:
         return tuple(self._records[key] for key in keys if key in self._records)
 
     def write(self, extra: dict[str, Any] | None = None) -> None:
-        """Write the file through a temporary one, so that a kill leaves nothing half-written."""
+        """Write the file atomically."""
         if self.file is None:
             return
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         records = [self._records[key].to_json() for key in sorted(self._records, key=lambda key: key[0])]
         plan = {"methods": list(self.plan.methods), "repeats": self.plan.repeats}
         content = {**self._head, **plan, "finished": len(self.records()), "runs": self.plan.n_runs}
-        part = self.file.with_name(f"{FILE}.{os.getpid()}.part")
-        with part.open("w", encoding="utf-8") as handle:
-            json.dump({**content, **(extra or {}), "records": records}, handle, indent=1)
-            handle.flush()
-            os.fsync(handle.fileno())
-        part.replace(self.file)
+        text = json.dumps({**content, **(extra or {}), "records": records}, indent=1)
+        write_atomically(self.file, text, durable=True)
 
     def _read(self, file: Path) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from elliptica._utils.random import stream_seed
+from elliptica._utils.text import did_you_mean
 from elliptica.compare.csv import Dialect, TableError, check_rectangular, look_at_csv, looks_like_numbers
 
 MAX_ROWS = 200_000
@@ -233,14 +233,10 @@ def check_column(table: Table, name: str, what: str) -> None:
     Raises:
         TableError: If there is no such column.
     """
-    import difflib
-
     names = table.frame.columns
     if name in names:
         return
-    lower: Mapping[str, str] = {each.lower().strip(): each for each in names}
-    near = [lower[each] for each in difflib.get_close_matches(name.lower().strip(), lower, n=3, cutoff=0.6)]
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There are {_listed(names)}."
+    hint = did_you_mean(name, names, n=3) or f"There are {_listed(names)}."
     if table.headless:
         hint = "Its first line holds numbers only: add a line with the names of the columns."
     raise TableError(f"{table.name} has no column {name!r} for the {what}. {hint}")

@@ -8,7 +8,6 @@ below.
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
+from elliptica._utils.text import did_you_mean
 from elliptica.core.batchnorm import untracked_statistics
 from elliptica.core.inputs import call_model
 from elliptica.core.types import Inputs
@@ -55,10 +55,9 @@ def find_layer(model: nn.Module, at: str) -> nn.Module:
     layers = {name: layer for name, layer in model.named_modules() if name}
     if at in layers:
         return layers[at]
-    near = difflib.get_close_matches(at, list(layers), n=3)
-    known = ", ".join(repr(name) for name in (near or list(layers)[:8]))
+    hint = did_you_mean(at, layers, n=3) or f"It has {', '.join(map(repr, list(layers)[:8]))}."
     raise ValueError(
-        f"at={at!r} is not a layer of the model. {f'Did you mean {known}?' if near else f'It has {known}.'} "
+        f"at={at!r} is not a layer of the model. {hint} "
         "`[name for name, _ in model.named_modules()]` lists all."
     )
 

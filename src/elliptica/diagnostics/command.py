@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from elliptica import __version__
+from elliptica._utils.files import write_atomically
 from elliptica.diagnostics.reports import QUESTIONS, Inspector, Section, run_reports
 from elliptica.diagnostics.source import Samples, SourceError, load_model, load_samples
 from elliptica.diagnostics.subject import Options
@@ -108,6 +109,4 @@ def _write(file: Path, preface: str, model: str, options: Options, sections: lis
         "options": asdict(options),
         "reports": {s.name: {"question": s.question, "text": s.text, "numbers": s.numbers} for s in sections},
     }
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1))
-    part.replace(file)
+    write_atomically(file, json.dumps(content, indent=1))

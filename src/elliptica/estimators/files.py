@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from elliptica import __version__
+from elliptica._utils.files import replacing
 from elliptica.core.noise import Green, Screened
 from elliptica.estimators.base import EllipticEstimator, ModuleLike, check_output, make_network
 from elliptica.estimators.classifier import EllipticClassifier
@@ -83,11 +84,9 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
     }
     text = json.dumps(settings, indent=1, ensure_ascii=False)
     path = Path(path)
-    part = path.with_name(path.name + ".part")
-    with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
+    with replacing(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
         file.writestr(SETTINGS, text)
         file.writestr(WEIGHTS, safetensors.torch.save({k: v.cpu().contiguous() for k, v in tensors.items()}))
-    part.replace(path)
     return path
 
 

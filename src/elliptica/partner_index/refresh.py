@@ -17,6 +17,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from elliptica._utils import checks
+from elliptica._utils.files import write_atomically
 from elliptica._utils.random import stream
 from elliptica.core.types import EllipticWarning
 from elliptica.core.wrappers import is_wrapped
@@ -199,9 +200,8 @@ class RefreshingIndex(_Following):
         PartnerIndex.of_features(
             network, self._data, folder=place, overwrite=True, generator=generator, **self._options
         )
-        part = self.folder / f"{_CURRENT}.part"
-        part.write_text(json.dumps({"name": name, "version": self._version, "step": step}))
-        part.replace(self.folder / _CURRENT)
+        current = {"name": name, "version": self._version, "step": step}
+        write_atomically(self.folder / _CURRENT, json.dumps(current))
         self._version += 1
         for old in sorted(self.folder.glob("index-*"))[:-2]:
             shutil.rmtree(old, ignore_errors=True)

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from elliptica._utils.files import write_atomically
 from elliptica._utils.text import count
 from elliptica.report.content import Report, ReportError, Study
 from elliptica.report.page import render_page
@@ -85,13 +86,10 @@ def make_report(request: Request) -> Report:
 
 
 def write_report(request: Request, out: Path) -> Report:
-    """Make a report and write its page, through a temporary file."""
+    """Make a report and write its page."""
     _check_out(out, request)
     report = make_report(request)
-    text = render_page(report)
-    part = out.with_name(f"{out.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(out)
+    write_atomically(out, render_page(report))
     return report
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import os
 import zlib
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from elliptica._utils.text import near_misses
 from elliptica.lab.data.download import download_file
 from elliptica.lab.data.entries import IMAGES, TABLES_AND_MEDICAL, DataFile, Entry
 from elliptica.lab.data.location import checksum, data_directories
@@ -71,15 +71,10 @@ def find_entry(name: str) -> Entry:
     plain = plain_name(name)
     if plain in by_name:
         return by_name[plain]
-    near = [by_name[key].name for key in difflib.get_close_matches(plain, by_name, n=3, cutoff=0.5)]
-    raise ValueError(
-        f"There is no data set {name!r}. "
-        + (
-            f"Did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else f"There are {', '.join(e.name for e in ENTRIES)}."
-        )
-    )
+    near = [by_name[key].name for key in near_misses(plain, by_name, n=3, cutoff=0.5)]
+    known = f"There are {', '.join(entry.name for entry in ENTRIES)}."
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else known
+    raise ValueError(f"There is no data set {name!r}. {hint}")
 
 
 def plain_name(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import zipfile
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from elliptica._utils.text import did_you_mean
 from elliptica.lab.data.images import UNIT_RANGE, Pixels, as_pixels, check_pixels
 from elliptica.lab.data.location import find_file, verify_checksum
 from elliptica.lab.data.splits import Dataset, Split
@@ -154,11 +154,8 @@ def _find(name: str) -> MedMNIST:
     for candidate in (plain, f"{plain}mnist"):
         if candidate in MEDMNIST:
             return MEDMNIST[candidate]
-    near = difflib.get_close_matches(plain, MEDMNIST, n=3, cutoff=0.5)
-    raise ValueError(
-        f"name must be one of {', '.join(MEDMNIST)}, but got {name!r}."
-        + (f" Did you mean {' or '.join(map(repr, near))}?" if near else " Pass one of these.")
-    )
+    hint = did_you_mean(plain, MEDMNIST, n=3, cutoff=0.5) or "Pass one of these."
+    raise ValueError(f"name must be one of {', '.join(MEDMNIST)}, but got {name!r}. {hint}")
 
 
 def _read(path: Path, known: MedMNIST) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:

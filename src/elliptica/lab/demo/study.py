@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elliptica import __version__
+from elliptica._utils.files import write_atomically
 from elliptica.core.bridgemix import BridgeMix
 from elliptica.lab.data.toy import TwoMoons, two_moons
 from elliptica.lab.demo.settings import METHODS, DemoSettings, Method
@@ -132,9 +133,7 @@ def record(study: Study) -> dict[str, Any]:
 
 def write_record(study: Study, path: Path) -> None:
     """Write the record, complete or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record(study), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_atomically(path, json.dumps(record(study), indent=1, allow_nan=False) + "\n")
 
 
 # Losses of a trained network on the boundary, inside the moons and between the data.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
 from collections import OrderedDict
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from elliptica._utils.random import stream, stream_seed
+from elliptica._utils.text import did_you_mean
 from elliptica.lab.data import (
     load_airfoil,
     load_camelyon17,
@@ -176,6 +176,5 @@ MODELS: dict[str, Callable[[Dataset, int, dict[str, Any]], nn.Module]] = {
 
 def _check_name(what: str, name: str, known: dict[str, Any]) -> None:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ProblemError(f"There is no {what} {name!r}.{hint} There are {', '.join(known)}.")
+        hint = did_you_mean(name, known)
+        raise ProblemError(f"There is no {what} {name!r}.{hint and f' {hint}'} There are {', '.join(known)}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import re
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elliptica import __version__
+from elliptica._utils.files import write_atomically
 from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training.checkpoint import set_aside
 
@@ -58,18 +58,11 @@ def read_record(file: Path) -> dict[str, Any] | None:
 
 
 def write_record(file: Path, record: dict[str, Any]) -> None:
-    """Write through a temporary file, so that a kill leaves nothing half-written."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    """Write a record atomically."""
     try:
-        with part.open("w") as handle:
-            handle.write(as_text(record))
-            handle.flush()
-            os.fsync(handle.fileno())
+        write_atomically(file, as_text(record), durable=True)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise OSError(f"The record {file.name} cannot be written ({error}). Is the disk full?") from error
-    part.replace(file)
 
 
 def as_text(record: dict[str, Any]) -> str:

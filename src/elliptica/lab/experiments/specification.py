@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -11,6 +10,8 @@ from importlib import resources
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from elliptica._utils.text import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -151,9 +152,9 @@ def load_specification(name: str) -> Specification:
     """Read a preset by name, e.g. ``"table3"``."""
     names = preset_names()
     if name not in names:
-        near = difflib.get_close_matches(f"table{name}" if name.isdigit() else name.lower(), names, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise SpecificationError(f"There is no table {name!r}.{hint} There are {', '.join(names)}.")
+        hint = did_you_mean(f"table{name}" if name.isdigit() else name, names)
+        known = ", ".join(names)
+        raise SpecificationError(f"There is no table {name!r}.{hint and f' {hint}'} There are {known}.")
     text = (resources.files("elliptica.lab.experiments") / "presets" / f"{name}.toml").read_text()
     return parse_specification(text, name)
 
@@ -279,11 +280,10 @@ def _check_known(what: str, asked: list[str] | None, known: list[str], where: st
         if name in known:
             continue
         others = [table for table in preset_names() if name in _names(what, table)]
-        by_lower = {each.lower(): each for each in known}
-        near = [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=1)]
-        hint = f" {name} is in {', '.join(others)}." if others else ""
-        hint += f" Did you mean {near[0]!r}?" if near else ""
-        raise SpecificationError(f"{where} has no {what} {name!r}.{hint} It has {', '.join(known)}.")
+        hints = [f"{name} is in {', '.join(others)}."] if others else []
+        hints += filter(None, [did_you_mean(name, known)])
+        said = " ".join([f"{where} has no {what} {name!r}.", *hints, f"It has {', '.join(known)}."])
+        raise SpecificationError(said)
 
 
 def _names(what: str, table: str) -> list[str]:

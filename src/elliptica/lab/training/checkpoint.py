@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from elliptica._utils.files import replacing
 from elliptica.core.types import EllipticWarning
 from elliptica.distributed.ranks import Ranks
 from elliptica.lab.training.batch import HasState, Objective
@@ -36,9 +37,8 @@ def save_checkpoint(file: Path, groups: dict[str, Tensors], state: dict[str, Any
     flat = {
         f"{group}/{name}": t.contiguous() for group, tensors in groups.items() for name, t in tensors.items()
     }
-    part = file.with_name(file.name + ".part")
-    save_file(flat, part, metadata={"state": json.dumps(state)})
-    part.replace(file)
+    with replacing(file) as part:
+        save_file(flat, part, metadata={"state": json.dumps(state)})
 
 
 def load_checkpoint(file: Path) -> tuple[dict[str, Tensors], dict[str, Any]] | None:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from elliptica import __version__
+from elliptica._utils.files import replacing
 from elliptica.lab.demo.look import BETWEEN, BOUNDARY, INK, INSIDE, MUTED
 
 Width = Literal["column", "page"]
@@ -82,8 +83,5 @@ def save_figure(figure: Figure, path: Path, form: Format, command: str) -> None:
         "svg": {"Creator": [maker], "Description": command, "Date": None},
         "pdf": {"Creator": maker, "Producer": "matplotlib", "Subject": command, "CreationDate": None},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    with mpl.rc_context(STYLE):
+    with replacing(path) as part, mpl.rc_context(STYLE):
         figure.savefig(part, format=form, dpi=DPI, metadata=metadata[form])
-    part.replace(path)

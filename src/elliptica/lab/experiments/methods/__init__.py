@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 from torch import nn
 
+from elliptica._utils.text import did_you_mean
 from elliptica.lab.experiments.methods.elliptic import elliptic
 from elliptica.lab.experiments.methods.groups import GROUPS
 from elliptica.lab.experiments.methods.plain import PLAIN
@@ -27,9 +26,10 @@ def prepare(name: str, settings: Settings, problem: Problem) -> Prepared:
         MethodError: If the method, or a setting, is not known; near misses are named.
     """
     if name not in METHODS:
-        near = difflib.get_close_matches(name.lower(), METHODS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise MethodError(f"There is no method {name!r}.{hint} There are {', '.join(METHODS)}.")
+        hint = did_you_mean(name, METHODS)
+        raise MethodError(
+            f"There is no method {name!r}.{hint and f' {hint}'} There are {', '.join(METHODS)}."
+        )
     try:
         return METHODS[name](dict(settings), problem)
     except (TypeError, KeyError) as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Any
 
+from elliptica._utils.text import did_you_mean
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.partners import PAIRINGS
 from elliptica.lab.experiments.specification import Range, Run, Specification, SpecificationError
@@ -34,9 +34,10 @@ def named_space(specification: Specification, run: Run, name: str) -> dict[Place
         return own
     if name not in specification.searches:
         known = [AUTO, *specification.searches]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise SpecificationError(f"{run.table} has no search {name!r}.{hint} It has {', '.join(known)}.")
+        hint = did_you_mean(name, known)
+        raise SpecificationError(
+            f"{run.table} has no search {name!r}.{hint and f' {hint}'} It has {', '.join(known)}."
+        )
     spec = specification.searches[name]
     return {
         **{("training", key): each for key, each in spec.training.items()},
