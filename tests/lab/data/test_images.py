@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from elliptica.lab.data import cifar as cifar_files
 from elliptica.lab.data import (
     images,
     load_cifar10,
@@ -50,7 +51,7 @@ def cifar(tmp_path, monkeypatch):
     """Both data sets as unpacked batches of a few rows, with the hashes that the loaders expect."""
     made = {}
     for constant in ("CIFAR10", "CIFAR100"):
-        known = getattr(_cifar_files, constant)
+        known = getattr(cifar_files, constant)
         rng = np.random.default_rng(1)
         folder = tmp_path / known.folder
         folder.mkdir(parents=True)
@@ -68,14 +69,14 @@ def cifar(tmp_path, monkeypatch):
             described.append((name, md5(raw)))
             contents.append((data.reshape(-1, 3, 32, 32), labels))
         changed = dataclasses.replace(known, train=tuple(described[:-1]), test=described[-1], rows=(N, N))
-        monkeypatch.setattr(_cifar_files, constant, changed)
+        monkeypatch.setattr(cifar_files, constant, changed)
         made[constant] = contents
     return tmp_path, made
 
 
 def pack(folder, constant, monkeypatch):
     """Move the unpacked batches into the published archive."""
-    known = getattr(_cifar_files, constant)
+    known = getattr(cifar_files, constant)
     unpacked = folder / known.folder
     with tarfile.open(folder / known.archive, "w:gz") as archive:
         archive.add(unpacked, arcname=unpacked.name)
@@ -83,7 +84,7 @@ def pack(folder, constant, monkeypatch):
         path.unlink()
     unpacked.rmdir()
     digest = md5((folder / known.archive).read_bytes())
-    monkeypatch.setattr(_cifar_files, constant, dataclasses.replace(known, archive_checksum=digest))
+    monkeypatch.setattr(cifar_files, constant, dataclasses.replace(known, archive_checksum=digest))
 
 
 LOADERS = {"CIFAR10": load_cifar10, "CIFAR100": load_cifar100}
@@ -145,15 +146,15 @@ def sheets(tmp_path, monkeypatch):
     (folder / "labels.json").write_text(json.dumps(named))
     full = [
         dataclasses.replace(s, rows=N, first=N * i if i < 5 else 0)
-        for i, s in enumerate(_cifar_files.FULL_SHEETS)
+        for i, s in enumerate(cifar_files.FULL_SHEETS)
     ]
-    monkeypatch.setattr(_cifar_files, "FULL_SHEETS", tuple(full))
-    train, test = _cifar_files.BATCH1_SHEETS
+    monkeypatch.setattr(cifar_files, "FULL_SHEETS", tuple(full))
+    train, test = cifar_files.BATCH1_SHEETS
     few = (
         dataclasses.replace(train, rows=N, sha256=digests[0]),
         dataclasses.replace(test, rows=6, sha256=first),
     )
-    monkeypatch.setattr(_cifar_files, "BATCH1_SHEETS", few)
+    monkeypatch.setattr(cifar_files, "BATCH1_SHEETS", few)
     return tmp_path / "png", xs, [labels for _, labels in parts]
 
 
@@ -212,7 +213,7 @@ def test_bad_sheets(sheets, own_checks):
 @pytest.mark.bad_input
 def test_bad_batches(cifar, monkeypatch, own_checks):
     folder, _ = cifar
-    known = _cifar_files.CIFAR10
+    known = cifar_files.CIFAR10
     path = folder / known.folder / "data_batch_3"
     good = path.read_bytes()
     path.write_bytes(good[:-1])
@@ -223,7 +224,7 @@ def test_bad_batches(cifar, monkeypatch, own_checks):
     raw = pickle.dumps({b"data": np.zeros((N - 1, 3072), np.uint8), b"labels": [0] * (N - 1)}, protocol=2)
     path.write_bytes(raw)
     files = tuple((n, md5(raw) if n == "data_batch_3" else h) for n, h in known.train)
-    monkeypatch.setattr(_cifar_files, "CIFAR10", dataclasses.replace(known, train=files))
+    monkeypatch.setattr(cifar_files, "CIFAR10", dataclasses.replace(known, train=files))
     with pytest.raises(ValueError, match=rf"{N} rows of 3072 bytes under 'data', but got uint8"):
         load_cifar10(data_dir=folder)
     path.unlink()
@@ -234,13 +235,13 @@ def test_bad_batches(cifar, monkeypatch, own_checks):
 @pytest.mark.bad_input
 def test_a_malicious_batch_in_place_of_a_published_one(cifar, monkeypatch, own_checks):
     folder, _ = cifar
-    known = _cifar_files.CIFAR100
+    known = cifar_files.CIFAR100
     raw = b"cos\nsystem\n(S'touch " + str(folder / "hacked").encode() + b"'\ntR."
     (folder / known.folder / "train").write_bytes(raw)
     with pytest.raises(ValueError, match="MD5"):
         load_cifar100(data_dir=folder)
     # and even if its hash were expected
-    monkeypatch.setattr(_cifar_files, "CIFAR100", dataclasses.replace(known, train=(("train", md5(raw)),)))
+    monkeypatch.setattr(cifar_files, "CIFAR100", dataclasses.replace(known, train=(("train", md5(raw)),)))
     with pytest.raises(ValueError, match=r"it asks for (os|posix)\.system"):
         load_cifar100(data_dir=folder)
     assert not (folder / "hacked").exists()

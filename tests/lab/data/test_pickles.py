@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from elliptica.lab.data import pickles
 from elliptica.lab.data.pickles import load_plain_pickle
 from pickled import CALLED, Malicious, python2_pickle, trap
 
@@ -78,10 +79,10 @@ def test_the_ordinary_unpickler_would_have_run_it(own_checks):
 def test_a_pickle_cannot_change_the_reader(name, own_checks):
     """A pickle may set attributes of what it is given: that must not reach the next pickle."""
     state = b"N}X\x0c\x00\x00\x00__defaults__X\x03\x00\x00\x00xyz\x85s\x86b"
-    before = {key: getattr(value, "__defaults__", None) for key, value in vars(_pickles).items()}
+    before = {key: getattr(value, "__defaults__", None) for key, value in vars(pickles).items()}
     with pytest.raises(ValueError, match="Nothing of it was run"):
         load_plain_pickle(b"\x80\x02" + name.encode() + state + b".", "evil.pkl")
-    after = {key: getattr(value, "__defaults__", None) for key, value in vars(_pickles).items()}
+    after = {key: getattr(value, "__defaults__", None) for key, value in vars(pickles).items()}
     assert before == after
 
 
