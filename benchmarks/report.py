@@ -57,7 +57,7 @@ def records(n: int) -> Iterator[dict[str, Any]]:
 
 def write_page(folder: Path, n: int) -> Path:
     """A page of so many runs."""
-    from elliptica.report import Request, write_report
+    from elliptica.cli.report import Request, write_report
 
     for record in records(n):
         run = record["run"]

@@ -13,10 +13,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 from elliptica.cli import app
+from elliptica.cli.report import Request, make_report
 from elliptica.diagnostics.planes import choose_planes
 from elliptica.diagnostics.report_landscape import BRIDGES, GRID, TIMES, Subject, look_at
 from elliptica.diagnostics.scores import model_study
-from elliptica.report import ReportError, Request, make_report, render_page
+from elliptica.report import ReportError, render_page
 
 
 def run(*words):

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from elliptica.cli.report import Request, make_report
 from elliptica.diagnostics.report_landscape import Subject, look_at
-from elliptica.report import Request, make_report, render_page
+from elliptica.report import render_page
 from report_cases import HOSTILE, hostile_report, make_record, write_records
 
 pytestmark = pytest.mark.slow

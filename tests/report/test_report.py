@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from elliptica.report import ReportError, Request, make_report, render_page, write_report
+from elliptica.cli.report import Request, make_report, write_report
+from elliptica.report import ReportError, render_page
 from elliptica.report.content import Grid, Measure, Study, mean_interval
 from elliptica.report.page import embed, highlighted, report_data, rounded
-from elliptica.report.source import headline
-from elliptica.report.verdict import judge_rows
+from elliptica.report.verdict import headline, judge_rows
 from report_cases import HOSTILE, hostile_report, make_record, write_records
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"

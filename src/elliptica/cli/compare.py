@@ -132,7 +132,8 @@ def _write_page(folder: Path, data: Path, status: int) -> None:
     if status not in (0, 130) or not (folder / "report.html").exists():
         return
     try:
-        from elliptica.report import ReportError, Request, write_report
+        from elliptica.cli.report import Request, write_report
+        from elliptica.report.content import ReportError
 
         page = folder / "report.html"
         try:

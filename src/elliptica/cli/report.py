@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
+import json
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from elliptica._utils.files import write_atomically
+from elliptica._utils.text import count
 from elliptica.cli.app import DataDir, app, require_extra
 from elliptica.cli.diagnose import Loss
 from elliptica.cli.landscape import Model, Steps, Train, Training, Weights
+
+if TYPE_CHECKING:
+    from elliptica.report.content import Report
+
+#: File that `elliptica compare` and `elliptica demo` write.
+RESULTS = "results.json"
+_TABLES = (".csv", ".tsv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a page is about.
+
+    Attributes:
+        source: Folder of records, folder of a comparison, a saved model, or data (an .npz file,
+            ``"two-moons"``, ``"digits"``) for ``model``.
+        data: Table (CSV or Parquet) for a saved model.
+        target: Its column of targets.
+        group: Its column of groups.
+        model: Model of your own, ``package.module:name``.
+        weights: Its state dict.
+        train: How to train a small network if there is no model.
+        steps: Of that training.
+        loss: Of the model.
+        data_dir: Where the data of the tables are, for models that `elliptica run` has kept.
+        landscape: Whether to look at the loss between the data where a model is there.
+        seed: Of everything that is drawn.
+        title: Of the page; None: what it is about.
+    """
+
+    source: str
+    data: Path | None = None
+    target: str | None = None
+    group: str | None = None
+    model: str | None = None
+    weights: Path | None = None
+    train: str = "erm"
+    steps: int = 2000
+    loss: str = "auto"
+    data_dir: Path | None = None
+    landscape: bool = True
+    seed: int = 0
+    title: str | None = None
 
 
 @app.command()
@@ -46,9 +95,6 @@ def report(
     elliptica report runs -o report.html
     """
     require_extra("report")
-    from elliptica.report.command import run_report
-    from elliptica.report.source import Request
-
     request = Request(
         source=source,
         data=data,
@@ -64,4 +110,205 @@ def report(
         seed=seed,
         title=title,
     )
-    raise typer.Exit(run_report(request, out, Console()))
+    raise typer.Exit(_print_report(request, out, Console()))
+
+
+def _print_report(request: Request, out: Path, console: Console) -> int:
+    """Write the page and print its verdict; returns the exit status."""
+    from elliptica.report.content import ReportError
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    try:
+        with console.status("reading"):
+            found = write_report(request, out)
+    except (ReportError, OSError) as error:
+        say(f"[red]error:[/red] {escape(str(error))}")
+        return 2
+    except KeyboardInterrupt:
+        say(f"Interrupted: {escape(str(out))} was not written.")
+        return 130
+    say(escape(found.headline))
+    reasons = list(dict.fromkeys(s.missing["landscape"] for s in found.studies if "landscape" in s.missing))
+    if request.landscape and len(reasons) == 1:
+        say(escape(f"The loss landscape is left out. {reasons[0]}"))
+    if found.unusable:
+        say(f"[yellow]{count(len(found.unusable), 'file')} could not be used[/yellow]; the page says why.")
+    kind = f"{found.kind[:1].upper()}{found.kind[1:]}"
+    say(escape(f"{kind}: {out} ({out.stat().st_size / 1e6:.1f} MB)."))
+    return 0
+
+
+def write_report(request: Request, out: Path) -> Report:
+    """Make a report and write its page.
+
+    Raises:
+        ReportError: If nothing can be made of the source, or ``out`` cannot be written.
+    """
+    from elliptica.report.page import render_page
+
+    _check_out(out, request)
+    found = make_report(request)
+    write_atomically(out, render_page(found))
+    return found
+
+
+def make_report(request: Request) -> Report:
+    """Collect what a page shows.
+
+    Raises:
+        ReportError: If nothing can be made of the source; the message says what was expected.
+    """
+    from elliptica.report.content import ReportError
+
+    path = Path(request.source)
+    if path.is_dir():
+        return _folder_report(path, request)
+    if path.is_file() and path.suffix.lower() in _TABLES:
+        raise ReportError(
+            f"{path} is a table. First elliptica compare {path} --target COLUMN, which makes a page, too. "
+            f"Or, with a saved model, elliptica report model.elliptica --data {path} --target COLUMN."
+        )
+    if request.source.endswith(".elliptica") or (path.is_file() and request.target is not None):
+        return _saved_model_report(path, request)
+    if path.is_file() and path.suffix == ".json":
+        raise ReportError(f"{path} is one file. Pass the folder it is in: {path.parent or '.'}.")
+    if path.is_file() or request.source in ("two-moons", "digits"):
+        return _own_model_report(request)
+    raise ReportError(
+        f"There is no {request.source}. Pass the folder that elliptica run wrote to (--out, runs by "
+        "default), the folder of elliptica compare, model.elliptica with --data and --target, or an .npz "
+        "file with --model."
+    )
+
+
+def _check_out(out: Path, request: Request) -> None:
+    """Refuse before the work is done."""
+    from elliptica.report.content import ReportError
+
+    if out.is_dir():
+        raise ReportError(f"{out} is a folder. Pass the name of a file to -o, e.g. {out / 'report.html'}.")
+    given = [Path(request.source), request.data, request.weights]
+    if any(each is not None and out.exists() and each.exists() and out.samefile(each) for each in given):
+        raise ReportError(f"The page would overwrite {out}, which it is made from. Choose another -o.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"The folder {out.parent} cannot be made ({error}). Choose another -o.") from error
+    if not os.access(out.parent, os.W_OK):
+        raise ReportError(f"Nothing can be written to {out.parent}. Choose another -o.")
+
+
+def _folder_report(path: Path, request: Request) -> Report:
+    from elliptica.report.content import ReportError
+
+    for name in ("model", "weights"):
+        if getattr(request, name) is not None:
+            raise ReportError(f"--{name} belongs to data (an .npz file), but {request.source} is a folder.")
+    kind = _kind_of_results(path / RESULTS)
+    if kind == "compare":
+        try:
+            from elliptica.compare.page import comparison_report
+        except ModuleNotFoundError as error:
+            raise ReportError(f'A comparison needs {error.name}: pip install "elliptica[compare]"') from error
+        return comparison_report(
+            path, data=request.data, landscape=request.landscape, seed=request.seed, title=request.title
+        )
+    if request.data is not None:
+        raise ReportError(
+            f"--data belongs to model.elliptica or to a folder of elliptica compare, but {path} is neither."
+        )
+    if kind == "demo":
+        from elliptica.lab.demo.report import demo_report
+
+        return demo_report(path / RESULTS, request.title)
+    return _records_report(path, request)
+
+
+def _kind_of_results(file: Path) -> str | None:
+    """Who wrote a results.json; None if there is none, or if nobody can say."""
+    from elliptica.report.content import ReportError
+
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise ReportError(
+            f"{file} cannot be read ({str(error)[:200]}). It was damaged; if it is of elliptica compare, "
+            "move it away and run the comparison again."
+        ) from error
+    if isinstance(content, dict) and "about" in content and "records" in content:
+        return "compare"
+    return "demo" if isinstance(content, dict) and "experiment" in content and "runs" in content else None
+
+
+def _records_report(path: Path, request: Request) -> Report:
+    from elliptica.report.content import Report, ReportError
+    from elliptica.report.verdict import headline
+
+    try:
+        from elliptica.lab.experiments.report_records import read_folder
+        from elliptica.lab.experiments.report_studies import studies_of
+    except ModuleNotFoundError as error:
+        raise ReportError(f'Records need {error.name}: pip install "elliptica[experiments]"') from error
+    folder = read_folder(path)
+    found, notes = studies_of(folder)
+    if not found:
+        reasons = "; ".join(f"{name} {reason}" for name, reason in folder.unusable[:5])
+        raise ReportError(f"No table can be made of the records in {path}: {reasons}.")
+    studies = [study for _, study, _ in found]
+    if request.landscape:
+        from elliptica.lab.experiments.report_kept import add_landscapes
+
+        studies, more = add_landscapes(found, request.data_dir, request.seed)
+        notes += more
+    title = request.title or (studies[0].title if len(studies) == 1 else f"Runs in {path.resolve().name}")
+    return Report(
+        title=title,
+        kind=f"{count(sum(s.n_runs for s in studies), 'run')} of elliptica run",
+        headline=headline(studies),
+        studies=studies,
+        unusable=folder.unusable,
+        notes=notes,
+    )
+
+
+def _saved_model_report(file: Path, request: Request) -> Report:
+    from elliptica.report.content import ReportError
+
+    try:
+        from elliptica.compare.saved import saved_model_report
+    except ModuleNotFoundError as error:
+        raise ReportError(f'Saved models need {error.name}: pip install "elliptica[compare]"') from error
+    return saved_model_report(
+        file,
+        request.data,
+        request.target,
+        request.group,
+        landscape=request.landscape,
+        seed=request.seed,
+        title=request.title,
+    )
+
+
+def _own_model_report(request: Request) -> Report:
+    from elliptica.diagnostics.own_model import own_model_report
+    from elliptica.report.content import ReportError
+
+    if request.data is not None or request.target is not None:
+        raise ReportError(
+            "--data and --target belong to model.elliptica; an .npz file holds its own targets."
+        )
+    return own_model_report(
+        request.source,
+        model=request.model,
+        weights=request.weights,
+        train=request.train,
+        steps=request.steps,
+        loss=request.loss,
+        landscape=request.landscape,
+        seed=request.seed,
+        title=request.title,
+    )

@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from elliptica._utils.text import count
+from elliptica.compare.metrics import metrics_of
+from elliptica.compare.protocol import Record
+from elliptica.compare.saved import open_model
+from elliptica.compare.verdict import NAMES, REFERENCE, judge
+from elliptica.diagnostics.report_landscape import look_at
 from elliptica.report.content import (
     DASH,
     BySeed,
@@ -24,24 +29,21 @@ from elliptica.report.content import (
     ReportError,
     Study,
     Verdict,
+    natural_order,
 )
-from elliptica.report.source import RESULTS, Request
 from elliptica.report.verdict import cost_ratio, price_fact
 
+RESULTS = "results.json"
 MODEL = "model.elliptica"
 
 
-def comparison_report(folder: Path, request: Request) -> Report:
+def comparison_report(
+    folder: Path, *, data: Path | None = None, landscape: bool = True, seed: int = 0, title: str | None = None
+) -> Report:
     """Read ``results.json``; a comparison that is not finished is shown as far as it is."""
-    try:
-        from elliptica.compare.metrics import metrics_of
-        from elliptica.compare.protocol import Record
-    except ModuleNotFoundError as error:
-        raise ReportError(f'A comparison needs {error.name}: pip install "elliptica[compare]"') from error
-    if request.data is not None and not request.data.is_file():
+    if data is not None and not data.is_file():
         raise ReportError(
-            f"The table {request.data} does not exist. Pass the file that was compared to --data, or leave "
-            "it out."
+            f"The table {data} does not exist. Pass the file that was compared to --data, or leave it out."
         )
     content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     about = content["about"]
@@ -69,10 +71,10 @@ def comparison_report(folder: Path, request: Request) -> Report:
         raise ReportError(
             f"{folder / RESULTS} is damaged ({error!r}). Move it away and run the comparison again."
         ) from error
-    if request.landscape:
-        study = _with_landscape(study, folder, about, request)
+    if landscape:
+        study = _with_landscape(study, folder, about, data, seed)
     return Report(
-        title=request.title or f"Comparison on {about.get('table', folder.name)}",
+        title=title or f"Comparison on {about.get('table', folder.name)}",
         kind=f"{count(len(records), 'run')} of elliptica compare",
         headline=study.verdict.headline,
         studies=[study],
@@ -93,8 +95,6 @@ def _check(record: Any, metrics: Sequence[Any]) -> None:
 
 
 def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[Any]) -> Study:
-    from elliptica.compare.verdict import NAMES, REFERENCE, judge
-
     order = [str(m) for m in content.get("methods", [])] or list(dict.fromkeys(r.method for r in records))
     by_key = {(r.method, r.repeat): r for r in records}
     repeats = sorted({r.repeat for r in records})
@@ -263,8 +263,6 @@ def _parts(records: Sequence[Any], name: Mapping[str, str], metrics: Sequence[An
             values.setdefault(name.get(record.method, record.method), {}).setdefault(part, []).append(
                 factor * score
             )
-    from elliptica.lab.experiments.report_extracts import natural_order
-
     names = sorted({part for each in values.values() for part in each}, key=natural_order)
     return Parts(kind, names, values)
 
@@ -281,20 +279,19 @@ def _chosen(records: Sequence[Any]) -> str:
     return "; ".join(f"{text} ({n} repeat{'s' if n > 1 else ''})" for text, n in counted.items())
 
 
-def _with_landscape(study: Study, folder: Path, about: Mapping[str, Any], request: Request) -> Study:
+def _with_landscape(
+    study: Study, folder: Path, about: Mapping[str, Any], data: Path | None, seed: int
+) -> Study:
     """Look at the model that the comparison chose, if its table is given."""
-    from elliptica.compare.saved import open_model
-    from elliptica.diagnostics.report_landscape import look_at
-
     if not (folder / MODEL).is_file():
         reason = f"The folder holds no {MODEL}, which elliptica compare writes at its end."
-    elif request.data is None:  # a path in the folder's own files is not followed: they may come from anybody
+    elif data is None:  # a path in the folder's own files is not followed: they may come from anybody
         command = shlex.join(["elliptica", "report", str(folder), "--data"])
         reason = f"It needs the table that was compared: {command} table.csv."
     else:
-        opened = open_model(folder / MODEL, request.data, str(about["target"]))  # raises if they do not fit
+        opened = open_model(folder / MODEL, data, str(about["target"]))  # raises if they do not fit
         try:
-            return replace(study, landscapes=[look_at(opened.subject, request.seed)])
+            return replace(study, landscapes=[look_at(opened.subject, seed)])
         except ReportError as error:
             reason = str(error)
     return replace(study, missing={**study.missing, "landscape": reason})

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from torch import nn
 
 from elliptica._utils.text import count
+from elliptica.compare.csv import TableError
+from elliptica.compare.predict import load_pipeline, read_inputs
+from elliptica.compare.table import as_numbers, check_column, read_table
 from elliptica.diagnostics.own_model import finished
 from elliptica.diagnostics.report_landscape import Subject
 from elliptica.diagnostics.scores import model_study
+from elliptica.estimators import EllipticClassifier
 from elliptica.report.content import Report, ReportError
 from elliptica.report.provenance import digest, present_versions
-from elliptica.report.source import Request
 
 
 @dataclass(frozen=True)
@@ -31,17 +35,26 @@ class Opened:
     unit: float = 1.0
 
 
-def saved_model_report(file: Path, request: Request) -> Report:
+def saved_model_report(
+    file: Path,
+    data: Path | None,
+    target: str | None,
+    group: str | None = None,
+    *,
+    landscape: bool = True,
+    seed: int = 0,
+    title: str | None = None,
+) -> Report:
     """Scores, findings and landscape of a saved model on the rows of a table."""
-    if request.data is None or request.target is None:
+    if data is None or target is None:
         raise ReportError(
             f"A saved model needs the data that it is looked at with: elliptica report {file} --data "
             "table.csv --target COLUMN."
         )
-    opened = open_model(file, request.data, request.target, request.group)
+    opened = open_model(file, data, target, group)
     subject = opened.subject
-    words = ["elliptica", "report", str(file), "--data", str(request.data), "--target", request.target]
-    words += ["--group", request.group] if request.group else []
+    words = ["elliptica", "report", str(file), "--data", str(data), "--target", target]
+    words += ["--group", group] if group else []
     course = {
         "loss": list(opened.estimator.loss_curve_),
         "validation": list(opened.estimator.validation_scores_ or []),
@@ -55,7 +68,7 @@ def saved_model_report(file: Path, request: Request) -> Report:
         groups=opened.groups,
         class_names=subject.class_names,
         unit=opened.unit,
-        rows=f"the {len(subject.x):,} rows of {request.data.name}",
+        rows=f"the {len(subject.x):,} rows of {data.name}",
         notes=opened.notices,
         curves={subject.name: [{**course, "epoch": [int(best or len(course["loss"])) - 1]}]}
         if course["loss"]
@@ -66,10 +79,11 @@ def saved_model_report(file: Path, request: Request) -> Report:
         versions={
             **present_versions(),
             "sha256 of the model": digest(file),
-            "sha256 of the data": digest(request.data),
+            "sha256 of the data": digest(data),
         },
     )
-    return finished(study, subject, request, f"{file.name} on {request.data.name}", opened.groups)
+    title = title or f"{file.name} on {data.name}"
+    return finished(study, subject, title, opened.groups, landscape=landscape, seed=seed)
 
 
 def _settings(estimator: Any) -> str:
@@ -83,16 +97,6 @@ def open_model(file: Path, source: Path, target: str, group: str | None = None) 
     Raises:
         ReportError: If one cannot be read, or they do not belong together.
     """
-    try:
-        import polars as pl
-
-        from elliptica.compare.csv import TableError
-        from elliptica.compare.predict import load_pipeline, read_inputs
-        from elliptica.compare.table import as_numbers, check_column, read_table
-        from elliptica.estimators import EllipticClassifier
-    except ModuleNotFoundError as error:
-        raise ReportError(f'Saved models need {error.name}: pip install "elliptica[compare]"') from error
-
     try:
         pipeline, notes = load_pipeline(file)
         table = read_table(source, max_rows=None, as_text=True)

@@ -20,33 +20,36 @@ from elliptica.diagnostics.scores import model_study
 from elliptica.diagnostics.source import SourceError, load_samples
 from elliptica.report.content import Report, ReportError, Study
 from elliptica.report.provenance import digest, present_versions
-from elliptica.report.source import Request
 
 
-def own_model_report(request: Request) -> Report:
+def own_model_report(
+    source: str,
+    *,
+    model: str | None = None,
+    weights: Path | None = None,
+    train: str = "erm",
+    steps: int = 2000,
+    loss: str = "auto",
+    landscape: bool = True,
+    seed: int = 0,
+    title: str | None = None,
+) -> Report:
     """Scores, findings and landscape of a model from ``package.module:name``, or of one trained here."""
-    if request.data is not None or request.target is not None:
-        raise ReportError(
-            "--data and --target belong to model.elliptica; an .npz file holds its own targets."
-        )
     try:
-        if request.loss != "auto" and request.model is None:
+        if loss != "auto" and model is None:
             raise SourceError("--loss needs --model: a network trained here has the loss of its task.")
-        samples = load_samples(request.source, request.seed)
-        train = cast(Any, request.train)
-        network = obtain_network(
-            request.model, request.weights, samples, train, request.steps, request.seed, Console(quiet=True)
-        )
-        loss_fn, y = loss_and_targets(samples, cast(LossName, request.loss))
+        samples = load_samples(source, seed)
+        network = obtain_network(model, weights, samples, cast(Any, train), steps, seed, Console(quiet=True))
+        loss_fn, y = loss_and_targets(samples, cast(LossName, loss))
     except (SourceError, ValueError, TypeError) as error:
         raise ReportError(str(error)) from error
-    name = request.model or f"Small network trained here ({request.train})"
-    notes = [] if request.model else [f"No --model: this is a network trained here, {request.steps} steps."]
-    is_labels = samples.is_classification and request.loss in ("auto", "cross-entropy")
+    name = model or f"Small network trained here ({train})"
+    notes = [] if model else [f"No --model: this is a network trained here, {steps} steps."]
+    is_labels = samples.is_classification and loss in ("auto", "cross-entropy")
     test_x = samples.x if samples.test_x is None else samples.test_x
     test_y = (samples.y if samples.test_y is None else samples.test_y) if is_labels else None
-    command = ["elliptica", "report", request.source]
-    command += ["--model", request.model] if request.model else ["--train", request.train]
+    command = ["elliptica", "report", source]
+    command += ["--model", model] if model else ["--train", train]
     study = model_study(
         name,
         network,
@@ -57,19 +60,22 @@ def own_model_report(request: Request) -> Report:
         rows=f"the {'test ' if is_labels and samples.test_x is not None else ''}rows of {samples.name}",
         notes=notes,
         commands=[" ".join(command)],
-        versions={**present_versions(), **_hashes(request)},
+        versions={**present_versions(), **_hashes(source, weights)},
     )
     subject = Subject(name, network, loss_fn, samples.x, y, feature_names=("x1", "x2"))
-    return finished(study, subject, request, f"{name} on {samples.name}", samples.train_group)
+    title = title or f"{name} on {samples.name}"
+    return finished(study, subject, title, samples.train_group, landscape=landscape, seed=seed)
 
 
-def finished(study: Study, subject: Subject, request: Request, title: str, groups: Any) -> Report:
+def finished(
+    study: Study, subject: Subject, title: str, groups: Any, *, landscape: bool, seed: int
+) -> Report:
     """Add findings and the landscape, and put the page together."""
     findings: list[tuple[str, str, str, str]] = []
     headline = "The loss of this model was not looked at (--no-landscape)."
-    if request.landscape:
-        study = replace(study, landscapes=[look_at(subject, request.seed)])
-        diagnosis = _diagnosis(subject.model, subject.loss_fn, subject.x, subject.y, groups, request.seed)
+    if landscape:
+        study = replace(study, landscapes=[look_at(subject, seed)])
+        diagnosis = _diagnosis(subject.model, subject.loss_fn, subject.x, subject.y, groups, seed)
         order = ("warning", "look", "fine")
         ranked = sorted(diagnosis.findings, key=lambda f: order.index(f.severity))  # the gravest first
         # a sentence that ends in a colon leads to a list, which is on the screen only
@@ -81,7 +87,7 @@ def finished(study: Study, subject: Subject, request: Request, title: str, group
             headline = findings[0][2]
     else:
         study = replace(study, missing={**study.missing, "landscape": "Left out (--no-landscape)."})
-    return Report(request.title or title, "model", headline, [study], findings=findings)
+    return Report(title, "model", headline, [study], findings=findings)
 
 
 def _diagnosis(model: nn.Module, loss_fn: Any, x: Tensor, y: Tensor, groups: Any, seed: int) -> Diagnosis:
@@ -92,6 +98,6 @@ def _diagnosis(model: nn.Module, loss_fn: Any, x: Tensor, y: Tensor, groups: Any
         raise ReportError(str(error)) from error
 
 
-def _hashes(request: Request) -> dict[str, str]:
-    files = {"data": Path(request.source), "weights": request.weights}
+def _hashes(source: str, weights: Path | None) -> dict[str, str]:
+    files = {"data": Path(source), "weights": weights}
     return {f"sha256 of {name}": digest(f) for name, f in files.items() if f is not None and f.is_file()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from elliptica._utils.statistics import clopper_pearson, student_quantile
 from elliptica.lab.data.splits import Split
-from elliptica.report.content import DASH, Grid, Measure, Parts, ReportError, Study, Verdict
+from elliptica.report.content import DASH, Grid, Measure, Parts, ReportError, Study, Verdict, pooled
 
 _NOTE = (
     "Scores on the rows that were given. If the model was trained on them, they say nothing about other rows."
@@ -89,8 +89,6 @@ def _classes_study(
     uncertainty = {name: {names[int(k)]: [v] for k, v in found["uncertainty"].items()}}
     measure = Measure("average", "accuracy", True, True)
     bins = found["reliability"]
-    from elliptica.lab.experiments.report_extracts import pooled
-
     return _study(
         name,
         measure,

@@ -1,8 +1,11 @@
-"""One self-contained page about runs, a comparison or a model (extra: report)."""
+"""What a page of results is made of, whoever made them: studies, verdicts, charts (extra: report)."""
 
+from elliptica.report.content import Difference as Difference
+from elliptica.report.content import Grid as Grid
+from elliptica.report.content import Measure as Measure
+from elliptica.report.content import Parts as Parts
 from elliptica.report.content import Report as Report
 from elliptica.report.content import ReportError as ReportError
+from elliptica.report.content import Study as Study
+from elliptica.report.content import Verdict as Verdict
 from elliptica.report.page import render_page as render_page
-from elliptica.report.source import Request as Request
-from elliptica.report.source import make_report as make_report
-from elliptica.report.source import write_report as write_report

@@ -229,3 +229,22 @@ def mean_interval(
         return statistics.fmean(values), math.nan, math.nan
     found = corrected_interval([float(v) for v in values], test_share, confidence)
     return found.mean, found.low, found.high
+
+
+def pooled(
+    rows: Sequence[Number], confidence: Sequence[Number], right: Sequence[Number]
+) -> dict[str, list[Number | None]]:
+    """Mean confidence and share of right answers of each bin, from sums; None for empty bins."""
+    return {
+        "rows": list(rows),
+        "confidence": [c / n if n else None for c, n in zip(confidence, rows, strict=True)],
+        "accuracy": [r / n if n else None for r, n in zip(right, rows, strict=True)],
+    }
+
+
+def natural_order(name: str) -> tuple[int, float, str]:
+    """Numbers in their order, before words."""
+    try:
+        return 0, float(name), ""
+    except ValueError:
+        return 1, 0.0, name

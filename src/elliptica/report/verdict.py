@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from elliptica._utils.statistics import corrected_interval
 from elliptica._utils.text import count
-from elliptica.report.content import DASH, TIMES, BySeed, Difference, Measure, Result, Verdict
+from elliptica.report.content import DASH, TIMES, BySeed, Difference, Measure, Result, Study, Verdict
 
 #: Fewer common seeds give no verdict.
 MIN_SEEDS = 3
@@ -273,3 +273,31 @@ def price_fact(best: str, reference: str, ratio: float | None, seconds: float | 
         return "At what cost", DASH, f"{reference} is what others are measured by"
     remark = f"rows of {reference}" + ("" if seconds is None else f"; seconds {seconds:.2g}\u00a0{TIMES}")
     return "At what cost", DASH if ratio is None else f"{ratio:.2g}\u00a0{TIMES}", remark
+
+
+def headline(studies: list[Study]) -> str:
+    """What all studies together say."""
+    if len(studies) == 1:
+        return studies[0].verdict.headline
+    judged = [s for s in studies if s.verdict.best is not None]
+    better = [s for s in judged if s.verdict.best != s.reference]
+    if better:
+        ours = sum(_is_ours(s, "better") for s in better)
+        text = f"In {len(better)} of {len(judged)} tables a method is shown to be better than the reference, "
+        text += f"in {ours or 'none'} of them elliptic training over another method."
+    else:
+        text = f"In none of {count(len(judged), 'table')} is a method shown to be better than the reference."
+    worse = sum(_is_ours(s, "worse") for s in judged)
+    if worse:
+        text += f" In {worse}, elliptic training is shown to be worse than it."
+    silent = len(studies) - len(judged)
+    return text + (
+        f" {silent} more {'have' if silent > 1 else 'has'} too few runs for a verdict." if silent else ""
+    )
+
+
+def _is_ours(study: Study, result: str) -> bool:
+    """Whether elliptic training is shown to be better or worse than a reference that is something else."""
+    first = study.measures[0].name
+    found = {d.method for d in study.verdict.differences if d.measure == first and d.result == result}
+    return study.reference not in study.own and any(method in study.own for method in found)

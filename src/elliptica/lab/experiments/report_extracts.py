@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elliptica.lab.experiments.report_records import Kept
-from elliptica.report.content import Number, Parts
+from elliptica.report.content import Number, Parts, natural_order, pooled
 
 
 def parts_of(members: Sequence[Kept]) -> list[Parts]:
@@ -52,17 +52,6 @@ def reliability_of(members: Sequence[Kept]) -> dict[str, dict[str, list[Number |
     return {row: pooled(*columns) for row, columns in sums.items()}
 
 
-def pooled(
-    rows: Sequence[Number], confidence: Sequence[Number], right: Sequence[Number]
-) -> dict[str, list[Number | None]]:
-    """Mean confidence and share of right answers of each bin, from sums; None for empty bins."""
-    return {
-        "rows": list(rows),
-        "confidence": [c / n if n else None for c, n in zip(confidence, rows, strict=True)],
-        "accuracy": [r / n if n else None for r, n in zip(right, rows, strict=True)],
-    }
-
-
 def uncertainty_of(members: Sequence[Kept]) -> Parts | None:
     """Mean uncertainty of each class, small classes first (paper: the appendix's figure of uncertainty)."""
     values: dict[str, dict[str, list[float]]] = {}
@@ -89,11 +78,3 @@ def curves_of(members: Sequence[Kept]) -> dict[str, list[dict[str, list[Number]]
                 picked["validation"] = [None if v is None else -v for v in picked["validation"]]
             found.setdefault(kept.run.row, []).append({**picked, "epoch": [kept.content.get("epoch", 0)]})
     return found
-
-
-def natural_order(name: str) -> tuple[int, float, str]:
-    """Numbers in their order, before words."""
-    try:
-        return 0, float(name), ""
-    except ValueError:
-        return 1, 0.0, name

@@ -17,7 +17,6 @@ from elliptica.lab.experiments.report_records import Kept
 from elliptica.lab.experiments.report_studies import Place
 from elliptica.report.content import ReportError, Study
 from elliptica.report.page import highlighted
-from elliptica.report.source import Request
 
 #: Models of a study that are looked at: more would be a long wait and a large page.
 _MOST = 3
@@ -26,7 +25,7 @@ ABSENT = "No models were kept; elliptica run --keep-models keeps those of new ru
 
 
 def add_landscapes(
-    studies: Sequence[tuple[Place, Study, Sequence[Kept]]], request: Request
+    studies: Sequence[tuple[Place, Study, Sequence[Kept]]], data_dir: Path | None, seed: int
 ) -> tuple[list[Study], list[str]]:
     """Look at the first seed of up to three methods of each study: those that are in colour.
 
@@ -46,7 +45,7 @@ def add_landscapes(
             if not mine or len(landscapes) == _MOST:
                 continue
             try:
-                landscapes.append(look_at(_subject(mine[0], request.data_dir), request.seed))
+                landscapes.append(look_at(_subject(mine[0], data_dir), seed))
             except ReportError as error:
                 reasons.append(f"{study.title}: {error}")
         missing = dict(study.missing) if landscapes else {**study.missing, "landscape": " ".join(reasons)}
