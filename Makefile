@@ -2,49 +2,67 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
-# A second, shorter run in which every annotated tensor shape is checked at run time (typer cannot read
-# checked signatures, and wrong arguments meet the checker before our own messages).
-SHAPES := --jaxtyping-packages=elliptica,beartype.beartype -m "not slow and not bad_input and not statistical" \
-	--ignore=tests/cli/test_cli.py --ignore=tests/compare/test_command.py --ignore=tests/lab/demo/test_demo.py --ignore=tests/diagnostics/test_command.py tests
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+STAMPS := $(VENV)/.installed
 
 # One worker more than there are cores, because some tests wait for processes; one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)") --dist worksteal
 
+# What `make test` leaves to `make test-all`. Packages that only integrations and clusters need are not installed
+# for it: their tests say so and skip, their modules have no doctests to offer.
+FAST := -m "not slow and not distributed and not browser" --doctest-ignore-import-errors
+
+# A second, shorter run in which every annotated tensor shape is checked at run time, for the packages that compute
+# (wrong arguments meet the checker before our own messages).
+SHAPES := --jaxtyping-packages=elliptica,beartype.beartype \
+	-m "not slow and not distributed and not browser and not bad_input and not statistical" \
+	$(addprefix tests/,core landscape baselines partner_index diagnostics)
+
 # Waterbirds on frozen features, under a linear head and under one of two layers.
 FEATURES := waterbirds-features,waterbirds-features-mlp
 
-.PHONY: help demo test lint types bench docs results clean
+.PHONY: help demo test test-all lint types bench docs results clean
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-$(INSTALLED): pyproject.toml constraints.txt
+# Each target installs what it needs, once, into one environment.
+$(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,experiments,report,landscape,sklearn,compare,lightning,hf,index,ray]"
+
+$(STAMPS)-demo: SET := -e . jinja2 matplotlib plotly
+$(STAMPS)-test: SET := -e ".[dev,lab,tables]"
+$(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright
+$(STAMPS)-lab: SET := -e ".[lab,tables]"
+$(STAMPS)-bench: SET := -e ".[lab,scale,tables]" playwright torchsde
+$(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]"
+$(STAMPS)-%: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(PIP) $(SET)
 	touch $@
 
-demo: $(INSTALLED)   ## train ERM, mixup and elliptic on two moons; write the pictures to demo/
+demo: $(STAMPS)-demo   ## train ERM, mixup and elliptic on two moons; write the pictures to demo/
 	$(BIN)/elliptica demo --out demo
 
-test: lint types $(INSTALLED)   ## lint, types, tests
+test: lint types   ## lint, types and the fast tests of every part (no data, no browser; minutes)
+	$(PYTEST) $(FAST)
+
+test-all: $(STAMPS)-all lint types   ## everything: also slow, distributed, browser and shape-checked tests
 	$(PYTEST)
 	$(PYTEST) $(SHAPES)
 
-lint: $(INSTALLED)
+lint: $(STAMPS)-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(INSTALLED)
+types: $(STAMPS)-test
 	$(BIN)/mypy
 
-bench: $(INSTALLED)   ## the cost table of benchmarks/README.md (takes long; leave the machine alone)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+bench: $(STAMPS)-bench   ## the cost table of benchmarks/README.md (takes long; leave the machine alone)
 	$(BIN)/python -m benchmarks
 
-docs: $(INSTALLED)   ## the documentation site, in site/ (open site/index.html)
+docs: $(STAMPS)-docs   ## the documentation site, in site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-results: $(INSTALLED)   ## the committed studies (needs ELLIPTICA_DATA)
+results: $(STAMPS)-lab   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/green_bridge.py run

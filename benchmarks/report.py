@@ -83,7 +83,7 @@ def measure() -> Iterator[Measurement]:
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
-        print('skipped: playwright is not installed (pip install "elliptica[dev]")', file=sys.stderr)
+        print("skipped: playwright is not installed (pip install playwright)", file=sys.stderr)
         return
     names = ("chromium", "chromium-browser", "google-chrome")
     browser_file = next((file for name in names if (file := shutil.which(name))), None)

@@ -117,7 +117,9 @@ class Visit:
 @pytest.fixture(scope="module")
 def chromium():
     """One browser for the tests of a file."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
+    )
     path = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip(f"no Chromium on PATH (looked for {', '.join(_NAMES)})")

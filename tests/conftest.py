@@ -14,6 +14,18 @@ from browser import visit as visit
 
 torch.set_num_threads(1)
 
+#: Fixtures that need something of the machine, and the markers of tests that use them.
+_NEEDS = {"chromium": "browser", "data_dir": "needs_data"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(items):
+    """Mark tests by the fixtures that they use."""
+    for item in items:
+        for fixture, marker in _NEEDS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+
 
 def _seed(request, stream):
     key = f"{request.node.nodeid}/{stream}{os.environ.get('EXTRA_SEED', '0')}"

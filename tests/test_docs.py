@@ -182,11 +182,11 @@ def test_no_page_installs_from_an_index(page):
     ("line", "is_claim"),
     [
         ("`pip install elliptica`", True),
-        ('pip install "elliptica[sklearn]"', True),
+        ('pip install "elliptica[tables]"', True),
         ("pip install -U 'elliptica[hf,lightning]', then", True),
         ("pip install elliptica", True),
-        ('pip install -e ".[sklearn]"', False),
-        ('pip install "elliptica[sklearn] @ git+<this repository>"', False),
+        ('pip install -e ".[tables]"', False),
+        ('pip install "elliptica[tables] @ git+<this repository>"', False),
         ("pip install elliptica-other", False),
     ],
 )

@@ -704,9 +704,7 @@ def test_smote_of_imbalanced_learn(k, generator):
 def test_smote_names_the_extra(monkeypatch, generator):
     monkeypatch.setitem(sys.modules, "imblearn", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "imblearn.over_sampling", raising=False)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"imbalanced-learn.*pip install \"elliptica\[experiments\]\""
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"imbalanced-learn.*pip install \"elliptica\[lab\]\""):
         smote_rows(*table(generator))
 
 

@@ -70,20 +70,12 @@ def test_module_runs():
     assert done.stdout.strip() == f"elliptica {elliptica.__version__}"
 
 
-@pytest.mark.parametrize("package", ["typer", "rich"])
-def test_missing_command_line_packages(package):
-    done = run_without(package, arguments=["--help"])
-    assert done.returncode == 1
-    assert 'pip install "elliptica[experiments]"' in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 @pytest.mark.parametrize("package", ["matplotlib", "plotly"])
 def test_missing_plotting_packages(package):
     done = run_without(package, arguments=["demo", "--quick"])
     assert done.returncode == 1
     assert f"needs {package}" in done.stderr
-    assert 'pip install "elliptica[report]"' in done.stderr
+    assert 'pip install "elliptica[lab]"' in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -252,7 +252,7 @@ def test_a_missing_package_is_named(monkeypatch, data, tmp_path):
     monkeypatch.setitem(sys.modules, "polars", None)
     code, output = run("compare", tmp_path / "flowers.csv", "--target", "kind")
     assert code == 1
-    assert 'This command needs polars: pip install "elliptica[compare]"' in output
+    assert 'This command needs polars: pip install "elliptica[tables]"' in output
 
 
 @pytest.mark.slow

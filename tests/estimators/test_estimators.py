@@ -430,7 +430,7 @@ def test_missing_scikit_learn_names_the_extra(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("elliptica.estimators")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ModuleNotFoundError, match=r"elliptica\[sklearn\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"elliptica\[tables\]"):
         __import__("elliptica.estimators")
 
 

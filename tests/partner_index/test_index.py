@@ -394,7 +394,7 @@ def test_without_faiss(monkeypatch, generator):
         monkeypatch.setattr("elliptica.partner_index.search.importlib.import_module", fake)
         assert choose_backend(None).name == expected
         assert PartnerIndex.build(torch.randn(30, 2), k=3)._facts.backend == expected
-        with pytest.raises(ModuleNotFoundError, match=r'pip install "elliptica\[index\]".*backend="torch"'):
+        with pytest.raises(ModuleNotFoundError, match=r'pip install "elliptica\[scale\]".*backend="torch"'):
             choose_backend("faiss")
 
 

@@ -110,6 +110,6 @@ def _import_smote() -> Any:
         if error.name != _PACKAGE:
             raise
         raise ModuleNotFoundError(
-            'SMOTE comes from imbalanced-learn, which is not installed: pip install "elliptica[experiments]"',
+            'SMOTE comes from imbalanced-learn, which is not installed: pip install "elliptica[lab]"',
             name=_PACKAGE,
         ) from error

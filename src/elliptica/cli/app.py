@@ -21,13 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-#: Packages that an extra brings, by the name under which they are imported.
-EXTRAS = {
-    "compare": ("polars", "sklearn", "safetensors"),
-    "experiments": ("pydantic", "safetensors"),
-    "report": ("jinja2", "matplotlib", "plotly"),
-}
-
 Name = TypeVar("Name", bound=Enum)
 
 #: Option of every command that reads data.
@@ -36,13 +29,12 @@ DataDir = Annotated[
 ]
 
 
-def require_extra(extra: str, *more: str) -> None:
-    """Try the packages of an extra; stop with one line on how to install them if one is missing.
+def require_extra(extra: str, *packages: str) -> None:
+    """Try to import what a command needs; if a package is missing, name the extra that brings it.
 
-    Called before anything slow is imported, so that the answer comes at once. ``more`` are packages of the
-    extra that only this command needs.
+    Called before anything slow is imported, so that the answer comes at once.
     """
-    for package in (*EXTRAS[extra], *more):
+    for package in packages:
         try:
             importlib.import_module(package)
         except ModuleNotFoundError as error:

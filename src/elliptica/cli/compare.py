@@ -98,7 +98,7 @@ def compare(
     Interrupted with Ctrl-C, the same command goes on where it was. Example:
     elliptica compare patients.csv --target outcome --group hospital
     """
-    require_extra("compare")
+    require_extra("tables", "polars", "sklearn", "safetensors")
     from elliptica.compare.command import run_compare
 
     folder = out or Path("compare") / data.stem
@@ -142,7 +142,7 @@ def _write_page(folder: Path, data: Path, status: int) -> None:
             write_report(Request(str(folder), landscape=False), page)
             typer.echo(f"report.html shows no loss landscape: {error}", err=True)
     except ModuleNotFoundError as error:
-        typer.echo(f'A page with charts needs {error.name}: pip install "elliptica[report]"')
+        typer.echo(f'A page with charts needs {error.name}: pip install "elliptica[lab]"')
     except (ReportError, OSError) as error:
         typer.echo(f"report.html has no charts: {error}", err=True)
     else:
@@ -172,7 +172,7 @@ def predict(
     Predictions have the number of their row. Example:
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
-    require_extra("compare")
+    require_extra("tables", "polars", "sklearn", "safetensors")
     from elliptica.compare.command import run_predict
 
     status = run_predict(model, data, out, Console(), proba=proba, ids=id or (), max_rows=max_rows)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from elliptica.cli.app import DataDir, app, require_extra
+from elliptica.cli.app import DataDir, app
 
 data_app = typer.Typer(
     help="Data sets: what they are, whether they are here, how to get them.", no_args_is_help=True
@@ -21,7 +21,6 @@ def list_data(
     verify: Annotated[bool, typer.Option(help="Check hashes of the files that are here.")] = True,
 ) -> None:
     """List data sets with their licence, and whether their files are here."""
-    require_extra("experiments")
     from elliptica.lab.data.command import run_list
 
     raise typer.Exit(run_list(Console(), data_dir, verify=verify))
@@ -33,7 +32,6 @@ def fetch_data(
     data_dir: DataDir = None,
 ) -> None:
     """Download a data set: resumable, checked, and complete or not there at all."""
-    require_extra("experiments")
     from elliptica.lab.data.command import run_fetch
 
     raise typer.Exit(run_fetch(Console(), name, data_dir))

@@ -52,7 +52,7 @@ def demo(
 
     About a minute and a half on two cores. Ctrl-C stops it and keeps what is finished.
     """
-    require_extra("report")
+    require_extra("lab", "jinja2", "matplotlib", "plotly")
     from elliptica.lab.demo.command import run_demo
     from elliptica.lab.demo.settings import QUICK, DemoSettings
 

@@ -88,7 +88,7 @@ def diagnose(
     """
     saved = model is not None and (model.endswith(SUFFIX) or Path(model).is_file())
     if saved:
-        require_extra("compare")
+        require_extra("tables", "polars", "sklearn", "safetensors")
     from elliptica.diagnostics.diagnose_command import from_code, run_diagnose
 
     messages = Console(stderr=True)

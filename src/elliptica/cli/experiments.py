@@ -111,7 +111,7 @@ def list_tables(
     data_dir: DataDir = None,
 ) -> None:
     """List the tables of the paper, their methods, and whether their data are here."""
-    require_extra("experiments")
+    require_extra("lab", "pydantic", "safetensors", "sklearn")
     from elliptica.lab.experiments.listing import run_list
 
     raise typer.Exit(run_list(Console(), table, data_dir))
@@ -147,9 +147,9 @@ def run(
     Killed runs continue after their last finished epoch; finished ones are never repeated. Example:
     elliptica run table3 --dataset no2 --seeds 3
     """
-    require_extra("experiments")
+    require_extra("lab", "pydantic", "safetensors", "sklearn")
     if tensorboard is not None:
-        require_extra("report", "tensorboard")
+        require_extra("lab", "tensorboard")
     from elliptica.lab.experiments.command import run_table
     from elliptica.lab.experiments.run import Options
 
@@ -187,7 +187,7 @@ def table(
     out: RecordsOption = Path("runs"),
 ) -> None:
     """Print a table from its records: mean, deviation, the paper's values beside ours."""
-    require_extra("experiments")
+    require_extra("lab", "pydantic", "safetensors", "sklearn")
     from elliptica.lab.experiments.command import show_table
 
     wanted = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)

@@ -63,9 +63,9 @@ def figure(
     The file says which command makes it again, and the same command gives the same bytes on the same machine.
     Example: elliptica figure 3 --format pdf
     """
-    require_extra("report", "matplotlib")
+    require_extra("lab", "matplotlib")
     if name is Which.uncertainty:
-        require_extra("experiments")
+        require_extra("lab", "pydantic", "safetensors")
     known = [each.value for each in Form]
     suffix = "" if out is None else out.suffix.lstrip(".").lower()
     if out is not None and suffix not in ([form.value, ""] if form else known):

@@ -81,7 +81,7 @@ def landscape(
     Prints ten short reports, each with its error bars and its limits, and writes them as JSON and as a
     picture. Example: elliptica landscape two-moons --train erm
     """
-    require_extra("report")
+    require_extra("lab", "jinja2", "matplotlib", "plotly")
     from elliptica.diagnostics.command import run_landscape
     from elliptica.diagnostics.subject import Options
 

@@ -94,7 +94,7 @@ def report(
     The page needs no network. Exit status 0, or 2 if nothing can be made of what was given. Example:
     elliptica report runs -o report.html
     """
-    require_extra("report")
+    require_extra("lab", "jinja2", "plotly")
     request = Request(
         source=source,
         data=data,
@@ -211,7 +211,7 @@ def _folder_report(path: Path, request: Request) -> Report:
         try:
             from elliptica.compare.page import comparison_report
         except ModuleNotFoundError as error:
-            raise ReportError(f'A comparison needs {error.name}: pip install "elliptica[compare]"') from error
+            raise ReportError(f'A comparison needs {error.name}: pip install "elliptica[tables]"') from error
         return comparison_report(
             path, data=request.data, landscape=request.landscape, seed=request.seed, title=request.title
         )
@@ -252,7 +252,7 @@ def _records_report(path: Path, request: Request) -> Report:
         from elliptica.lab.experiments.report_records import read_folder
         from elliptica.lab.experiments.report_studies import studies_of
     except ModuleNotFoundError as error:
-        raise ReportError(f'Records need {error.name}: pip install "elliptica[experiments]"') from error
+        raise ReportError(f'Records need {error.name}: pip install "elliptica[lab]"') from error
     folder = read_folder(path)
     found, notes = studies_of(folder)
     if not found:
@@ -281,7 +281,7 @@ def _saved_model_report(file: Path, request: Request) -> Report:
     try:
         from elliptica.compare.saved import saved_model_report
     except ModuleNotFoundError as error:
-        raise ReportError(f'Saved models need {error.name}: pip install "elliptica[compare]"') from error
+        raise ReportError(f'Saved models need {error.name}: pip install "elliptica[tables]"') from error
     return saved_model_report(
         file,
         request.data,

@@ -107,11 +107,11 @@ def tune(
             "A search has workers of its own: start the same command on each machine, with one --storage for "
             "all, in place of --engine ray."
         )
-    require_extra("experiments", "optuna")
+    require_extra("lab", "pydantic", "safetensors", "sklearn", "optuna")
     if tensorboard is not None:
         if search is not None:
             raise typer.BadParameter("--tensorboard is for trials without --search.")
-        require_extra("report", "tensorboard")
+        require_extra("lab", "tensorboard")
     from elliptica.lab.experiments.run import Options
 
     wanted = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)

@@ -5,7 +5,7 @@ try:
     import sklearn as _sklearn  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f'elliptica.compare needs {error.name}, which is not installed: pip install "elliptica[compare]"',
+        f'elliptica.compare needs {error.name}, which is not installed: pip install "elliptica[tables]"',
         name=error.name,
     ) from error
 

@@ -41,7 +41,7 @@ def model_study(
         split = Split(x.float(), y if is_class else y.float(), group)
         found = measure(_InFloat(model), split, "accuracy" if is_class else "rmse", torch.device("cpu"))
     except ModuleNotFoundError as error:
-        raise ReportError(f'Scores need {error.name}: pip install "elliptica[experiments]"') from error
+        raise ReportError(f'Scores need {error.name}: pip install "elliptica[lab]"') from error
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ReportError(f"The model cannot be measured on {rows}: {error}") from error
     if is_class:

@@ -125,7 +125,7 @@ def _digits(seed: int) -> Samples:
     try:
         from sklearn import datasets
     except ModuleNotFoundError as error:
-        raise SourceError('The digits come with scikit-learn: pip install "elliptica[sklearn]".') from error
+        raise SourceError('The digits come with scikit-learn: pip install "elliptica[tables]".') from error
     pixels, labels = datasets.load_digits(return_X_y=True)
     x, y = torch.as_tensor(pixels).float() / 16, torch.as_tensor(labels).long()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))

@@ -171,9 +171,7 @@ def _require_safetensors() -> None:
     try:
         import safetensors  # noqa: F401 - torch imports it when it writes
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'Checkpoints need safetensors: pip install "elliptica[experiments]"'
-        ) from error
+        raise ModuleNotFoundError('Checkpoints need safetensors: pip install "elliptica[scale]"') from error
 
 
 @contextlib.contextmanager

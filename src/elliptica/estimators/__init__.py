@@ -5,7 +5,7 @@ try:
     import sklearn as _sklearn  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f'elliptica.estimators needs {error.name}, which is not installed: pip install "elliptica[sklearn]"',
+        f'elliptica.estimators needs {error.name}, which is not installed: pip install "elliptica[tables]"',
         name=error.name,
     ) from error
 

@@ -294,5 +294,5 @@ def _scipy(module: str) -> Any:
     try:
         return importlib.import_module(f"scipy.{module}")
     except ModuleNotFoundError as error:
-        remedy = 'A polytope needs scipy: pip install "elliptica[landscape]", or use a Ball or Box.'
+        remedy = 'A polytope needs scipy: pip install "elliptica[lab]", or use a Ball or Box.'
         raise ModuleNotFoundError(remedy) from error

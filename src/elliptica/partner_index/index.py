@@ -100,7 +100,7 @@ class PartnerIndex:
             probes: Search so many cells.
             dtype: ``"float32"``, or ``"float16"`` for half the size; distances are then those of the rounded
                 points.
-            backend: ``"faiss"`` (extra ``index``), ``"sklearn"`` or ``"torch"``; None takes the first that is
+            backend: ``"faiss"`` (extra ``scale``), ``"sklearn"`` or ``"torch"``; None takes the first that is
                 installed.
             folder: Build in this folder instead of in memory, for data that do not fit there.
             overwrite: Replace an index that is in the folder.

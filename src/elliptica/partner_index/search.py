@@ -280,7 +280,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 _MODULE = {"faiss": "faiss", "sklearn": "sklearn.neighbors", "torch": "torch"}
-_EXTRA = {"faiss": "index", "sklearn": "sklearn"}
+_EXTRA = {"faiss": "scale", "sklearn": "tables"}
 _ITERATIONS = 8
 _TORCH_BLOCK = 2**22
 

@@ -37,7 +37,7 @@ def render_page(report: Report, *, plotly: str | None = None, home: str | None =
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f'A report needs {error.name}: pip install "elliptica[report]"', name=error.name
+            f'A report needs {error.name}: pip install "elliptica[lab]"', name=error.name
         ) from error
 
     environment = jinja2.Environment(

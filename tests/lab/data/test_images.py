@@ -274,7 +274,7 @@ def test_bad_part_and_missing_pillow(sheets, monkeypatch, own_checks):
     with pytest.raises(ValueError, match="'full' or 'batch1', but got 'half'"):
         load_cifar10(data_dir=sheets[0], part="half")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "elliptica\[images\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "elliptica\[lab\]"'):
         load_cifar10(data_dir=sheets[0])
 
 

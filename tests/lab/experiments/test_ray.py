@@ -29,7 +29,7 @@ from elliptica.lab.experiments.specification import Range, load_specification, p
 from elliptica.lab.experiments.tune import chosen_file, search_space, tune, tune_all
 from elliptica.lab.training.progress import EpochEnd
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'elliptica[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'elliptica[scale]'")
 
 MOONS = """
 title = "Moons"
@@ -480,7 +480,7 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(EngineError, match=r'pip install "elliptica\[ray\]"'),
+        pytest.raises(EngineError, match=r'pip install "elliptica\[scale\]"'),
         open_engine(Options(tmp_path, ray=RaySettings())),
     ):
         pass

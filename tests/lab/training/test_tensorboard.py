@@ -159,5 +159,5 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     for name in [n for n in sys.modules if n.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("importlib.import_module", refuse)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "elliptica\[report\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "elliptica\[lab\]"'):
         TensorBoard(tmp_path)

@@ -52,7 +52,7 @@ def load_celeba(
 
     The aligned photographs of 178 x 218 pixels, in the official parts. Of the blond people in training, one
     in seventeen is a man (the groups of Sagawa et al., ICLR 2020). Images are read when they are asked for,
-    see `ImageFiles`; loading opens none, but each must be there. Needs Pillow (extra ``images``).
+    see `ImageFiles`; loading opens none, but each must be there. Needs Pillow (extra ``lab``).
 
     The folder ``celeba`` holds ``img_align_celeba``, ``list_attr_celeba`` and ``list_eval_partition``; the
     latter two as ``.txt``, as published, or as ``.csv``, as on Kaggle. The published folders ``Img``,

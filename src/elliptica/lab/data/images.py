@@ -116,7 +116,7 @@ def pillow() -> Any:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'Reading image files needs Pillow, which is not installed: pip install "elliptica[images]"',
+            'Reading image files needs Pillow, which is not installed: pip install "elliptica[lab]"',
             name="PIL",
         ) from error
     return Image

@@ -78,7 +78,7 @@ def load_tiny_imagenet(
 
     Pixels are scaled to [-1, 1], as in the pipeline that the paper follows. The 110000 images of 200
     classes take 5.4 GB as float32 and 1.4 GB as uint8; decoding them takes about a minute. Needs Pillow
-    (extra ``images``).
+    (extra ``lab``).
 
     Args:
         seed: Seed of the order of training images, and of which of them are held out.

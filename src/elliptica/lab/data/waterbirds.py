@@ -44,7 +44,7 @@ def load_waterbirds(
     Birds of Caltech-UCSD Birds pasted on backgrounds of Places (Sagawa et al., ICLR 2020). In training 95 %
     of the birds are seen against the background that suits them; in validation and test, half. Images are
     read when they are asked for, see `ImageFiles`; loading opens none, but each must be there. Needs Pillow
-    (extra ``images``).
+    (extra ``lab``).
 
     For evaluation, as in the pipeline that the paper follows: 256 x 256 pixels, whatever the photograph's
     shape, the central 224 x 224 of them, and ImageNet's means and deviations.

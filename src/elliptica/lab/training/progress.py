@@ -162,5 +162,5 @@ def _require() -> None:
         if error.name != "tensorboard":
             raise
         raise ModuleNotFoundError(
-            'Event files need tensorboard: pip install "elliptica[report]"', name="tensorboard"
+            'Event files need tensorboard: pip install "elliptica[lab]"', name="tensorboard"
         ) from None

