@@ -13,7 +13,7 @@ from elliptica.cli.report import Request, make_report, write_report
 from elliptica.report import ReportError, render_page
 from elliptica.report.content import Grid, Measure, Study, mean_interval
 from elliptica.report.page import embed, highlighted, report_data, rounded
-from elliptica.report.verdict import headline, judge_rows
+from elliptica.report.verdict import find_winners, headline, judge_rows, paired_differences
 from report_cases import HOSTILE, hostile_report, make_record, write_records
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -48,6 +48,28 @@ def test_the_direction_of_a_measure_turns_the_verdict():
     assert verdict.differences[0].result == "worse"
     assert "No method is shown to be better" in verdict.headline
     assert any(s.startswith("Worse than erm: new (\u22120.3 points") for s in verdict.sentences)
+
+
+def test_result_needs_the_right_direction():
+    rows = {"erm": seeds(2.0, 2.1, 1.9), "less": seeds(1.0, 1.2, 0.8), "more": seeds(3.0, 3.2, 2.8)}
+    rows["even"] = seeds(1.9, 2.2, 1.9)
+    methods = ["less", "more", "even"]
+    found = paired_differences({RMSE.name: rows}, [RMSE], methods, "erm")
+    assert [d.result for d in found] == ["better", "worse", "open"]
+
+
+def test_a_winner_is_better_in_one_measure_and_worse_in_none():
+    worst = Measure("worst", "worst RMSE", higher_is_better=False)
+    low, middle, high = seeds(1.0, 1.2, 0.8, 1.1), seeds(2.0, 2.1, 1.9, 2.0), seeds(3.0, 3.2, 2.8, 3.1)
+    lower = seeds(0.5, 0.6, 0.4, 0.55)
+    values = {
+        "average": {"erm": middle, "trade": low, "one": low, "both": lower, "none": middle},
+        "worst": {"erm": middle, "trade": high, "one": middle, "both": low, "none": middle},
+    }
+    found = paired_differences(values, [RMSE, worst], ["trade", "one", "both", "none"], "erm")
+    assert find_winners(found, [RMSE, worst]) == ["both", "one"]
+    assert find_winners(found, [worst]) == ["both"]
+    assert find_winners(found, [RMSE]) == ["both", "trade", "one"]
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -9,14 +9,14 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from elliptica._utils.statistics import corrected_interval as corrected_interval
 from elliptica.compare.comparison import Comparison as Comparison
 from elliptica.compare.comparison import compare as compare
 from elliptica.compare.comparison import fit_model as fit_model
 from elliptica.compare.csv import TableError as TableError
 from elliptica.compare.predict import predict_file as predict_file
 from elliptica.compare.report import markdown as markdown
-from elliptica.compare.verdict import Verdict as Verdict
-from elliptica.compare.verdict import corrected_interval as corrected_interval
+from elliptica.report.content import Verdict as Verdict
 
 __all__ = [
     "Comparison",

@@ -80,7 +80,7 @@ def write_reports(session: Session, found: Comparison) -> None:
     if folder is None:
         return
     verdict = found.verdict
-    session.store.write({"verdict": {"best": verdict.best, "text": verdict.text, "complete": found.complete}})
+    session.store.write({"verdict": {"best": found.best, "text": verdict.text, "complete": found.complete}})
     (folder / "report.md").write_text(markdown(found), encoding="utf-8")
     (folder / "report.html").write_text(page(found), encoding="utf-8")
 

@@ -28,8 +28,9 @@ from elliptica.compare.protocol import Prepared, Record, final_trial, prepare, r
 from elliptica.compare.splits import split_rows
 from elliptica.compare.store import Store
 from elliptica.compare.table import MAX_ROWS, read_table
-from elliptica.compare.verdict import NAMES, REFERENCE, Scores, Verdict, judge
+from elliptica.compare.verdict import NAMES, REFERENCE, Scores, judge
 from elliptica.estimators import TablePreprocessor, save
+from elliptica.report.content import Verdict
 
 #: Told before each run: how many are finished, how many there are, and what comes.
 Listener = Callable[[int, int, str], None]
@@ -84,8 +85,8 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """Method to use."""
-        return self.verdict.best
+        """Method to use; ``"erm"`` if none is shown to be better."""
+        return self.verdict.best or REFERENCE
 
     @property
     def model_method(self) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from elliptica.compare.problem import Problem
+from elliptica.report.content import Measure
 
 
 def show_number(value: float, digits: int, form: str = "") -> str:
@@ -22,24 +22,11 @@ def show_number(value: float, digits: int, form: str = "") -> str:
     return f"{value:{form}.{digits}g}".rstrip(".")
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric and how to speak about it.
-
-    Attributes:
-        name: In records.
-        label: In words.
-        higher_is_better: Its good direction.
-        percent: Whether it is a share, shown in percent.
-    """
-
-    name: str
-    label: str
-    higher_is_better: bool
-    percent: bool
+class Metric(Measure):
+    """A measure as records of comparisons hold it: percentages as shares, numbers with four digits."""
 
     def show(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
-        """A value of this metric, or a difference of two (``sign=True``), as text."""
+        """Write a value of this metric, or a difference of two (``sign=True``), as text."""
         form = "+" if sign else ""
         if not self.percent:
             return show_number(value, 4, form)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from elliptica.diagnostics.report_landscape import look_at
 from elliptica.report.content import (
     DASH,
     BySeed,
-    Difference,
     Grid,
     Measure,
     Parts,
@@ -144,7 +142,7 @@ def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[A
         methods=[name[m] for m in methods],
         reference=name.get(REFERENCE, name[methods[0]]),
         values=values,
-        verdict=_verdict(found, {m.name: m for m in measures}, values, name, cost),
+        verdict=_in_display(found, {m.name: m for m in measures}, values, name, cost),
         table=_grid(measures, values, cost, [name[m] for m in methods]),
         parts=[_parts([r for r in records if r.repeat in shown], name, metrics, about)],
         cost=cost,
@@ -177,24 +175,23 @@ def _measure(metric: Any, values: Sequence[float]) -> Measure:
     )
 
 
-def _verdict(
-    found: Any,
+def _in_display(
+    found: Verdict,
     measures: Mapping[str, Measure],
     values: Mapping[str, BySeed],
     name: Mapping[str, str],
     cost: Any,
 ) -> Verdict:
-    """That of `elliptica compare`, its first sentence as the headline."""
-    first, *rest = re.split(r"(?<=[.)])\s+(?=[A-Z(])", found.text)
-    rest = [sentence[1:-1] if sentence.startswith("(") else sentence for sentence in rest]
+    """The verdict of `elliptica compare` with the page's names and units, and its facts."""
+    sentences = [text.removeprefix("(").removesuffix(")") for text in found.sentences]
+    if not found.differences or found.best is None:
+        return Verdict(found.headline, sentences)
     differences = []
     for d in found.differences:
-        factor = 100 if d.metric.percent else 1
-        mean, low, high = (factor * v for v in (d.interval.mean, d.interval.low, d.interval.high))
-        n = d.interval.n_repeats
-        differences.append(Difference(name[d.method], d.metric.name, mean, low, high, n, d.result))
-    if not differences:
-        return Verdict(first, rest)
+        factor = 100 if measures[d.measure].percent else 1
+        differences.append(
+            replace(d, method=name[d.method], mean=factor * d.mean, low=factor * d.low, high=factor * d.high)
+        )
     best = name[found.best]
     mine = [d for d in differences if d.method == best]
     shown = next((d for d in mine if d.result == "better"), None)
@@ -217,7 +214,7 @@ def _verdict(
         ("How sure", sure, f"{better} of {len(name) - 1} better in one measure or both; {repeats}"),
         price_fact(best, reference, ratio, seconds),
     ]
-    return Verdict(first, rest, facts, differences, best)
+    return Verdict(found.headline, sentences, facts, differences, best)
 
 
 def _grid(

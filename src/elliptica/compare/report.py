@@ -13,7 +13,7 @@ from elliptica.compare.comparison import Comparison
 from elliptica.compare.metrics import Metric, show_number
 from elliptica.compare.plan import TREES, at_border
 from elliptica.compare.protocol import Record, Trial, final_trial
-from elliptica.compare.verdict import NAMES, REFERENCE
+from elliptica.compare.verdict import NAMES, REFERENCE, interval_ends
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -148,13 +148,12 @@ def _differences(comparison: Comparison) -> list[Section]:
     found = comparison.verdict.differences
     if not found:
         return []
+    metrics = {metric.name: metric for metric in comparison.metrics}
     rows = [["method", "metric", "difference", "interval", "result"]]
     for each in found:
-        show, interval = each.metric.show, each.interval
-        ends = " to ".join(show(end, sign=True, unit=False) for end in each.ends)
-        rows.append(
-            [NAMES[each.method], each.metric.label, show(interval.mean, sign=True), ends, each.result]
-        )
+        metric = metrics[each.measure]
+        ends = " to ".join(metric.show(end, sign=True, unit=False) for end in interval_ends(each, metric))
+        rows.append([NAMES[each.method], metric.label, metric.show(each.mean, sign=True), ends, each.result])
     text = (
         f"Each method minus {NAMES[REFERENCE]} on the same splits. Corrected resampled t intervals (Nadeau "
         f"and Bengio, 2003) with confidence {comparison.verdict.confidence:.4g} each, so that all of them "

@@ -1,22 +1,19 @@
-"""The verdict of a comparison in plain words, which never says more than the intervals do."""
+"""The verdict of a comparison in words: which method to use on this table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from elliptica._utils.statistics import Interval as Interval
 from elliptica._utils.statistics import bonferroni
-from elliptica._utils.statistics import corrected_interval as corrected_interval
 from elliptica.compare.metrics import Metric
+from elliptica.report.content import Difference, Verdict
+from elliptica.report.verdict import CONFIDENCE, MIN_SEEDS, find_winners, paired_differences
 
-#: Fewer finished repeats give no verdict.
-MIN_REPEATS = 3
-CONFIDENCE = 0.95
 REFERENCE = "erm"
+#: Fewer finished repeats give no verdict.
+MIN_REPEATS = MIN_SEEDS
 
 #: Methods in words, on the screen and in reports alike.
 NAMES = {
@@ -32,39 +29,16 @@ NAMES = {
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The answer.
-
-    Attributes:
-        best: Method to use; ``"erm"`` if none is shown to be better.
-        text: The answer in words.
-        winners: Methods that are shown to be better, the best one first.
-        differences: What it rests on: each method against ordinary training on two metrics.
-        confidence: Of each interval, such that all of them hold together with 95 %.
-    """
-
-    best: str
-    text: str
-    winners: tuple[str, ...] = ()
-    differences: tuple[Difference, ...] = ()
-    confidence: float = CONFIDENCE
-
-    def __str__(self) -> str:
-        """The words."""
-        return self.text
-
-
 def judge(scores: Scores, metrics: Sequence[Metric], test_share: float, select: str = "average") -> Verdict:
     """Compare every method with ordinary training, on the average and on the worst-case metric.
 
-    Intervals are widened for the number of comparisons (Bonferroni), so that all hold together with 95 %. A
-    method is recommended if it is better on one metric and not shown to be worse on the other.
+    Intervals are those of `elliptica.report.verdict.paired_differences`. A method is recommended if it is
+    better on one metric and not shown to be worse on the other.
 
     Args:
         scores: Test scores on the same repeats.
         metrics: The average one and the worst-case one come first.
-        test_share: See `corrected_interval`.
+        test_share: See `elliptica.report.content.Study`.
         select: Which of the two decides among several methods that are better: ``"average"``, ``"worst"``.
 
     Example:
@@ -72,157 +46,137 @@ def judge(scores: Scores, metrics: Sequence[Metric], test_share: float, select: 
         >>> erm = {"accuracy": [0.80, 0.70, 0.90], "worst_class_accuracy": [0.5, 0.6, 0.4]}
         >>> new = {"accuracy": [0.81, 0.69, 0.90], "worst_class_accuracy": [0.5, 0.5, 0.5]}
         >>> verdict = judge({"erm": erm, "elliptic": new}, metrics_of("classification", False), 0.25)
-        >>> verdict.best, verdict.text.partition(";")[0]
+        >>> verdict.best, verdict.headline.partition(";")[0]
         ('erm', 'No method is shown to be better than ordinary training on this table')
     """
     others = [name for name in scores if name != REFERENCE]
     if not others:
-        return Verdict(REFERENCE, "Only ordinary training was run: there is nothing to compare it with.")
+        text = "Only ordinary training was run: there is nothing to compare it with."
+        return Verdict(text, best=REFERENCE)
     n_repeats = len(scores[REFERENCE][metrics[0].name])
     if n_repeats < MIN_REPEATS:
         return Verdict(
-            REFERENCE,
             f"No verdict: {n_repeats} finished repeat{'s are' if n_repeats != 1 else ' is'} too few to tell "
-            f"methods apart, at least {MIN_REPEATS} are needed. Until then keep ordinary training.",
+            f"methods apart, at least {MIN_REPEATS} are needed.",
+            ["Until then keep ordinary training."],
+            best=REFERENCE,
         )
-    confidence = bonferroni(CONFIDENCE, 2 * len(others))
-    pairs = [
-        tuple(_difference(scores, method, metric, test_share, confidence) for metric in metrics[:2])
-        for method in others
+    average, worst = metrics[:2]
+    values = {
+        m.name: {name: dict(enumerate(scores[name][m.name])) for name in scores} for m in (average, worst)
+    }
+    found = paired_differences(values, [average, worst], others, REFERENCE, test_share)
+    found.sort(key=lambda d: others.index(d.method))
+    winners = find_winners(found, [average, worst] if select == "average" else [worst, average])
+    words = _Words(scores, {m.name: m for m in (average, worst)}, found, n_repeats)
+    headline, *sentences = [
+        *(words.use(winners) if winners else words.keep()),
+        *words.trades(),
+        *words.losses(),
+        *([] if winners else words.reach()),
+        words.basis(),
     ]
-    winners = [pair for pair in pairs if _results(pair) >= {"better"} and "worse" not in _results(pair)]
-    deciding = 0 if select == "average" else 1
-    winners.sort(key=lambda pair: -pair[deciding].gain)
-    sentences = [_use(winners) if winners else _keep()]
-    sentences += [_trade(pair) for pair in pairs if _results(pair) == {"better", "worse"}]
-    sentences += _worse(pairs)
-    sentences += _reach(pairs, winners, n_repeats)
-    sentences.append(_basis(n_repeats, 2 * len(others)))
-    found = tuple(difference for pair in pairs for difference in pair)
-    better = tuple(pair[0].method for pair in winners)
-    return Verdict((*better, REFERENCE)[0], " ".join(sentences), better, found, confidence)
+    confidence = bonferroni(CONFIDENCE, len(found))
+    return Verdict(headline, sentences, (), found, (*winners, REFERENCE)[0], winners, confidence)
 
 
-def _difference(
-    scores: Scores, method: str, metric: Metric, test_share: float, confidence: float
-) -> Difference:
-    ours, theirs = (np.asarray(scores[name][metric.name], dtype=float) for name in (method, REFERENCE))
-    interval = corrected_interval((ours - theirs).tolist(), test_share, confidence)
-    return Difference(method, metric, interval, float(ours.mean()), float(theirs.mean()))
+class _Words:
+    """Sentences about the differences of a comparison."""
 
+    def __init__(
+        self, scores: Scores, metrics: Mapping[str, Metric], found: Sequence[Difference], n_repeats: int
+    ) -> None:
+        self.scores = scores
+        self.metrics = metrics
+        self.found = found
+        self.n_repeats = n_repeats
 
-def _results(pair: Sequence[Difference]) -> set[str]:
-    return {difference.result for difference in pair}
+    def use(self, winners: Sequence[str]) -> list[str]:
+        """Recommend the first winner."""
+        mine = self._of(winners[0])
+        gains = " and ".join(self._describe(d) for d in mine if d.result == "better")
+        text = f"Use {NAMES[winners[0]]}: {gains} with ordinary training"
+        open_ = [self.metrics[d.measure].label for d in mine if d.result == "open"]
+        text += f"; in {open_[0]} no difference is shown." if open_ else "."
+        if len(winners) == 1:
+            return [text]
+        also = ", ".join(NAMES[name] for name in winners[1:])
+        return [text, f"Also better than ordinary training: {also}; which of them is best is not tested."]
 
+    @staticmethod
+    def keep() -> list[str]:
+        """Recommend nothing new."""
+        return [
+            "No method is shown to be better than ordinary training on this table; keep ordinary training."
+        ]
 
-def _use(winners: Sequence[Sequence[Difference]]) -> str:
-    first = winners[0]
-    gains = " and ".join(d.words() for d in first if d.result == "better")
-    text = f"Use {NAMES[first[0].method]}: {gains} with ordinary training"
-    open_ = [d.metric.label for d in first if d.result == "open"]
-    text += f"; in {open_[0]} no difference is shown." if open_ else "."
-    if len(winners) > 1:
-        also = ", ".join(NAMES[pair[0].method] for pair in winners[1:])
-        text += f" Also better than ordinary training: {also}; which of them is best is not tested."
-    return text
+    def trades(self) -> list[str]:
+        """Name methods that are better in one metric and worse in the other."""
+        sentences = []
+        for name in dict.fromkeys(d.method for d in self.found):
+            mine = sorted(self._of(name), key=lambda d: d.result)
+            if {d.result for d in mine} == {"better", "worse"}:
+                better, worse = map(self._describe, mine)
+                sentences += [
+                    f"{NAMES[name].capitalize()} is a trade: {better}, but {worse}.",
+                    "Whether that is wanted is yours to say.",
+                ]
+        return sentences
 
+    def losses(self) -> list[str]:
+        """Name methods that are worse and nowhere better."""
+        better = {d.method for d in self.found if d.result == "better"}
+        return [
+            f"Worse than ordinary training is {NAMES[d.method]}: {self._describe(d)}."
+            for d in self.found
+            if d.result == "worse" and d.method not in better
+        ]
 
-def _keep() -> str:
-    return "No method is shown to be better than ordinary training on this table; keep ordinary training."
+    def reach(self) -> list[str]:
+        """Say what the open intervals leave possible; only worth saying when nothing was found."""
+        parts, wide = [], False
+        for name, metric in self.metrics.items():
+            open_ = [d for d in self.found if d.measure == name and d.result == "open"]
+            if open_:
+                far = max(abs(end) for d in open_ for end in interval_ends(d, metric))
+                size = f"{metric.show(far, unit=False)} points" if metric.percent else metric.show(far)
+                parts.append(f"{size} of {metric.label}")
+                wide = wide or any(map(self._is_wide, open_))
+        if not parts:
+            return []
+        text = f"Differences of up to {' and '.join(parts)} are not excluded with {self.n_repeats} repeats."
+        return [text, "These intervals are wide: more --repeats would narrow them."] if wide else [text]
 
-
-def _trade(pair: Sequence[Difference]) -> str:
-    better, worse = sorted(pair, key=lambda difference: difference.result)
-    name = NAMES[better.method].capitalize()
-    return (
-        f"{name} is a trade: {better.words()}, but {worse.words()}. Whether that is wanted is yours to say."
-    )
-
-
-def _worse(pairs: Sequence[Sequence[Difference]]) -> list[str]:
-    bad = [d for pair in pairs if "better" not in _results(pair) for d in pair if d.result == "worse"]
-    return [f"Worse than ordinary training is {NAMES[d.method]}: {d.words()}." for d in bad]
-
-
-def _reach(
-    pairs: Sequence[Sequence[Difference]], winners: Sequence[Sequence[Difference]], n_repeats: int
-) -> list[str]:
-    """What the open intervals leave possible; only worth saying when nothing was found."""
-    if winners:
-        return []
-    parts, wide = [], False
-    for i in range(2):
-        open_ = [pair[i] for pair in pairs if pair[i].result == "open"]
-        if not open_:
-            continue
-        far = max(abs(end) for d in open_ for end in d.ends)
-        metric = open_[0].metric
-        size = f"{metric.show(far, unit=False)} points" if metric.percent else metric.show(far)
-        parts.append(f"{size} of {metric.label}")
-        wide = wide or any(map(_is_wide, open_))
-    if not parts:
-        return []
-    text = f"Differences of up to {' and '.join(parts)} are not excluded with {n_repeats} repeats."
-    return [text + (" These intervals are wide: more --repeats would narrow them." if wide else "")]
-
-
-def _is_wide(difference: Difference) -> bool:
-    """Whether a tenth of the error of ordinary training could have come or gone unseen."""
-    error = 1 - difference.reference if difference.metric.percent else difference.reference
-    return difference.interval.half_width > 0.1 * max(error, 0.01)
-
-
-def _basis(n_repeats: int, n_comparisons: int) -> str:
-    return (
-        f"({n_repeats} repeated splits; intervals are corrected for overlapping training rows and widened "
-        f"for {n_comparisons} comparisons, so that all hold together with 95 %.)"
-    )
-
-
-# Differences between methods that were tested on the same repeated splits, with intervals.
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A method minus ordinary training, on one metric.
-
-    Attributes:
-        method: Which method.
-        metric: Which metric.
-        interval: Of the difference.
-        value: Mean of the method's scores.
-        reference: Mean of those of ordinary training.
-    """
-
-    method: str
-    metric: Metric
-    interval: Interval
-    value: float
-    reference: float
-
-    @property
-    def gain(self) -> float:
-        """Mean difference in the metric's good direction."""
-        return self.interval.mean if self.metric.higher_is_better else -self.interval.mean
-
-    @property
-    def result(self) -> Literal["better", "worse", "open"]:
-        """Open if the interval contains zero, or has no width: equal differences are too coarse to judge."""
-        if self.interval.half_width < 1e-12 or self.interval.low <= 0 <= self.interval.high:
-            return "open"
-        return "better" if self.gain > 0 else "worse"
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Ends of the interval; shares cannot differ by more than 1, whatever few repeats allow."""
-        ends = self.interval.low, self.interval.high
-        return (max(-1.0, ends[0]), min(1.0, ends[1])) if self.metric.percent else ends
-
-    def words(self) -> str:
-        """Both means, and the difference with its interval."""
-        show = self.metric.show
-        low, high = (show(end, sign=True, unit=False) for end in self.ends)
+    def basis(self) -> str:
+        """Say what all of it rests on."""
         return (
-            f"{self.metric.label} {show(self.value)} against {show(self.reference)} (difference "
-            f"{show(self.interval.mean, sign=True)}, interval {low} to {high})"
+            f"({self.n_repeats} repeated splits; intervals are corrected for overlapping training rows and "
+            f"widened for {len(self.found)} comparisons, so that all hold together with 95 %.)"
         )
+
+    def _of(self, method: str) -> list[Difference]:
+        return [d for d in self.found if d.method == method]
+
+    def _mean(self, method: str, metric: str) -> float:
+        return float(np.mean(self.scores[method][metric]))
+
+    def _describe(self, d: Difference) -> str:
+        """Both means, and the difference with its interval."""
+        metric = self.metrics[d.measure]
+        value, reference = (metric.show(self._mean(name, d.measure)) for name in (d.method, REFERENCE))
+        low, high = (metric.show(end, sign=True, unit=False) for end in interval_ends(d, metric))
+        return (
+            f"{metric.label} {value} against {reference} (difference {metric.show(d.mean, sign=True)}, "
+            f"interval {low} to {high})"
+        )
+
+    def _is_wide(self, d: Difference) -> bool:
+        """Whether a tenth of the error of ordinary training could have come or gone unseen."""
+        reference = self._mean(REFERENCE, d.measure)
+        error = 1 - reference if self.metrics[d.measure].percent else reference
+        return d.half_width > 0.1 * max(error, 0.01)
+
+
+def interval_ends(d: Difference, metric: Metric) -> tuple[float, float]:
+    """Ends of an interval; shares cannot differ by more than 1, whatever few repeats allow."""
+    return (max(-1.0, d.low), min(1.0, d.high)) if metric.percent else (d.low, d.high)

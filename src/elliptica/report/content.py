@@ -55,7 +55,17 @@ class Measure:
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus the reference on the same seeds, with an interval."""
+    """A method minus the reference on the same seeds, with an interval.
+
+    Attributes:
+        method: Which method.
+        measure: Name of the measure.
+        mean: Mean difference.
+        low: Lower end of its interval.
+        high: Upper end.
+        n_seeds: Seeds, or repeated splits, that both have.
+        result: ``"open"`` if the interval does not decide.
+    """
 
     method: str
     measure: str
@@ -64,6 +74,11 @@ class Difference:
     high: float
     n_seeds: int
     result: Result
+
+    @property
+    def half_width(self) -> float:
+        """How far the interval reaches to either side."""
+        return (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,9 @@ class Verdict:
         sentences: What else there is to say.
         facts: Short answers, each a question, an answer and a remark.
         differences: What the answer rests on.
-        best: Method that is named; None if there is no verdict.
+        best: Method to use; None if there is no verdict.
+        winners: Methods that are shown to be better than the reference, the best one first.
+        confidence: Of each interval, such that all of them hold together with 95 %.
     """
 
     headline: str
@@ -83,6 +100,17 @@ class Verdict:
     facts: Sequence[tuple[str, str, str]] = ()
     differences: Sequence[Difference] = ()
     best: str | None = None
+    winners: Sequence[str] = ()
+    confidence: float = 0.95
+
+    @property
+    def text(self) -> str:
+        """Headline and sentences as one paragraph."""
+        return " ".join((self.headline, *self.sentences))
+
+    def __str__(self) -> str:
+        """Return the words."""
+        return self.text
 
 
 @dataclass(frozen=True)

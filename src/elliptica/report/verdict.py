@@ -1,11 +1,11 @@
-"""The verdict on runs with paired seeds, in words that never say more than the intervals do."""
+"""Judge methods on paired seeds, in words that never say more than the intervals do."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 
-from elliptica._utils.statistics import corrected_interval
+from elliptica._utils.statistics import bonferroni, corrected_interval
 from elliptica._utils.text import count
 from elliptica.report.content import DASH, TIMES, BySeed, Difference, Measure, Result, Study, Verdict
 
@@ -58,13 +58,7 @@ def judge_rows(
             return Verdict(f"No verdict: {first.label} is not recorded for any run.")
         return Verdict(f"Only {alone} has runs: there is nothing to compare it with.", best=None)
     n_comparisons = len(others) * len(measures)
-    confidence = 1 - (1 - CONFIDENCE) / n_comparisons
-    differences = [
-        each
-        for measure in measures
-        for method in others
-        if (each := _difference(values[measure.name], (method, reference), measure, confidence, test_share))
-    ]
+    differences = paired_differences(values, measures, others, reference, test_share)
     mine = [d for d in differences if d.measure == first.name]
     most = max((d.n_seeds for d in mine), default=0)
     if most < MIN_SEEDS:
@@ -73,7 +67,8 @@ def judge_rows(
             f"{'are' if most != 1 else 'is'} too few to tell methods apart; at least {MIN_SEEDS} are needed."
         )
         return Verdict(text, best=None)
-    winners = sorted((d for d in mine if d.result == "better"), key=lambda d: -_gain(d, first))
+    ranked = find_winners(differences, [first])
+    winners = [d for method in ranked for d in mine if d.method == method]
     in_bold = champion
     if not _agrees(champion, reference, mine):
         champion = None
@@ -93,8 +88,59 @@ def judge_rows(
     ]
     facts = _facts(means, best, named, mine, champion, first, reference, cost or {})
     return Verdict(
-        _headline(means, best, named, champion, first, reference), sentences, facts, differences, best
+        _headline(means, best, named, champion, first, reference),
+        sentences,
+        facts,
+        differences,
+        best,
+        ranked,
+        bonferroni(CONFIDENCE, n_comparisons),
     )
+
+
+def paired_differences(
+    values: Mapping[str, BySeed],
+    measures: Sequence[Measure],
+    methods: Sequence[str],
+    reference: str,
+    test_share: float = 0.0,
+) -> list[Difference]:
+    """Subtract the reference from every method on the seeds that both have, measure by measure.
+
+    Intervals are Student's for paired differences, widened for the number of comparisons (Bonferroni), so
+    that all hold together with 95 %. A difference is better or worse if its interval is clear of zero;
+    it stays open with fewer than `MIN_SEEDS` seeds, and where all gaps are equal but for rounding, which is
+    too coarse to judge.
+
+    Args:
+        values: By measure, method and seed.
+        measures: Those that are judged.
+        methods: Without the reference.
+        reference: Usually ordinary training.
+        test_share: See `elliptica.report.content.Study`.
+    """
+    confidence = bonferroni(CONFIDENCE, len(methods) * len(measures))
+    return [
+        each
+        for measure in measures
+        for method in methods
+        if (each := _difference(values[measure.name], (method, reference), measure, confidence, test_share))
+    ]
+
+
+def find_winners(differences: Sequence[Difference], deciding: Sequence[Measure]) -> list[str]:
+    """List methods that are better in one of the deciding measures and worse in none.
+
+    The best one in the first of these measures comes first.
+    """
+    found: dict[str, dict[str, Difference]] = {}
+    names = [measure.name for measure in deciding]
+    for each in differences:
+        if each.measure in names:
+            found.setdefault(each.method, {})[each.measure] = each
+    results = {method: {d.result for d in mine.values()} for method, mine in found.items()}
+    winners = [method for method in found if "better" in results[method] and "worse" not in results[method]]
+    return sorted(winners, key=lambda method: -_gain(found[method][names[0]], deciding[0]))
 
 
 def _agrees(champion: str | None, reference: str, mine: Sequence[Difference]) -> bool:
@@ -113,7 +159,7 @@ def _difference(
         return None
     interval = corrected_interval([float(ours[s] - theirs[s]) for s in seeds], test_share, confidence)
     size = max(abs(values[s]) for values in (ours, theirs) for s in seeds)
-    result: Result = "open"  # equal gaps, but for rounding, are too coarse to judge
+    result: Result = "open"
     is_coarse = interval.half_width <= 1e-9 * size
     if len(seeds) >= MIN_SEEDS and not is_coarse and not interval.low <= 0 <= interval.high:
         result = "better" if (interval.mean > 0) == measure.higher_is_better else "worse"
