@@ -16,7 +16,7 @@ import elliptica
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("samplers", "steps", "variance", "memory", "landscape", "cmixup", "report", "imports", "sweep")
-SUITES += ("partners", "growth", "cost")
+SUITES += ("partners", "growth")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from benchmarks.timing import Measurement
 from elliptica import BridgeMix, Elliptic
-from elliptica.cost import trace_step
+from elliptica.diagnostics import step_cost
 from elliptica.lab.models import mlp
 
 #: Perceptron wide enough that arithmetic, not calls, takes the time.
@@ -35,8 +35,11 @@ SIZES: dict[str, tuple[int, ...]] = {
 NAMES = {"batch": "batch", "points": "points per sample, n_b n_t", "features": "features"}
 
 
-def make_step(batch: int, points: int, features: int) -> Callable[[], None]:
-    """A step of path training: paths of four points, and as many bridges as make the points."""
+def make_step(batch: int, points: int, features: int) -> tuple[Callable[[], None], int]:
+    """A step of path training, and its peak memory without the parameters.
+
+    Paths have four points; there are as many bridges as make the points.
+    """
     n_times = 4
     model = mlp(features, 10, hidden=(512, 512))
     objective = Elliptic(
@@ -54,7 +57,8 @@ def make_step(batch: int, points: int, features: int) -> Callable[[], None]:
         model.zero_grad()
         objective(x, y).backward()
 
-    return step
+    cost = step_cost(objective, x, y)
+    return step, cost.peak - cost.parameters
 
 
 def processor_seconds(step: Callable[[], None], repeats: int) -> float:
@@ -76,11 +80,11 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
 def growth(name: str) -> Iterator[Measurement]:
     """Exponents of time, in rounds over all sizes in random order, and of memory."""
     sizes = SIZES[name]
-    steps = {size: make_step(**{**BASE, name: size}) for size in sizes}
-    peaks = []
+    made = {size: make_step(**{**BASE, name: size}) for size in sizes}
+    steps = {size: step for size, (step, _) in made.items()}
+    peaks = [peak for _, peak in made.values()]
     for step in steps.values():
         step()
-        peaks.append(trace_step(step).peak)
     found, times = [], []
     for _ in range(9):
         order = random.sample(list(sizes), len(sizes))

@@ -35,7 +35,7 @@ SLOW = {
     "sklearn.md",
     "diagnose.md",
 }
-SLOW |= {"integrations.md", "text.md", "scale.md"}
+SLOW |= {"integrations.md", "text.md", "scale.md", "imagenet-on-paper.md"}
 
 BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>.+?) -->\n\n?)?"

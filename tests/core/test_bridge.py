@@ -641,7 +641,7 @@ def test_quantile_times_edges():
 
 
 def test_shapes_without_numbers_are_not_kept(generator):
-    """Tracing a step on shapes alone (as `elliptica.cost` does) must not reach the next real one."""
+    """Tracing a step on shapes alone (as `step_cost` does) must not reach the next real one."""
     start, end = torch.zeros(3, 2), torch.ones(3, 2)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert type(bridge_rows(start, end, n_times=7, std=0.123)) is FakeTensor

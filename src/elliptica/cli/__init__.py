@@ -1,7 +1,6 @@
 """The command line. Only typer and rich are imported here; torch waits until a command needs it."""
 
 from elliptica.cli import compare as compare
-from elliptica.cli import cost as cost
 from elliptica.cli import data as data
 from elliptica.cli import demo as demo
 from elliptica.cli import diagnose as diagnose

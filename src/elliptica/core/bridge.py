@@ -85,7 +85,7 @@ def stratified_times(
 def _grid_tensors(
     n_times: int, std: float, ndim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Kept from call to call, unless they are shapes without numbers (as in `elliptica.cost`)."""
+    """Keep them from call to call, unless they are shapes without numbers (as in `step_cost`)."""
     found = _kept_grid_tensors(n_times, std, ndim, dtype, device)
     if type(found[0]) is not Tensor:
         _kept_grid_tensors.cache_clear()

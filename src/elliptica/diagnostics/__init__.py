@@ -1,5 +1,7 @@
 """Reports for practitioners: what the landscape says about a trained model, and how far to believe it."""
 
+from elliptica.diagnostics.cost import StepCost as StepCost
+from elliptica.diagnostics.cost import step_cost as step_cost
 from elliptica.diagnostics.hitting import HittingReport as HittingReport
 from elliptica.diagnostics.hitting import hitting_report as hitting_report
 from elliptica.diagnostics.loss_map import loss_map as loss_map
