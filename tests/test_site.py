@@ -66,7 +66,7 @@ def build(folder):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra docs)")
     folder = tmp_path_factory.mktemp("site")
     done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -74,7 +74,7 @@ def site(tmp_path_factory):
 
 
 def load_hooks():
-    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra docs)")
     spec = importlib.util.spec_from_file_location("hooks", DOCS / "_hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)

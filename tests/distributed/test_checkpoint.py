@@ -182,7 +182,7 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
 def test_names_are_lazy_and_numbered(tmp_path):
     import elliptica.distributed
 
-    assert _files.next_name(tmp_path) == "checkpoint-000001"
+    assert module.next_name(tmp_path) == "checkpoint-000001"
     assert "save_checkpoint" in dir(elliptica.distributed)
     with pytest.raises(AttributeError, match="no attribute 'sharding'"):
         _ = elliptica.distributed.sharding

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-L = pytest.importorskip("lightning")
+L = pytest.importorskip("lightning", reason="Lightning is not installed (extra lightning)")
 
 from elliptica import BridgeMix, Elliptic, switch_off  # noqa: E402
 from elliptica.integrations import BridgeMixCallback, EllipticLightningMixin  # noqa: E402

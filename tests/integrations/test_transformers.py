@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+pytest.importorskip("transformers", reason="Transformers is not installed (extra hf)")
+pytest.importorskip("accelerate", reason="Accelerate is not installed (extra hf)")
 
 from transformers import (
     BertConfig,

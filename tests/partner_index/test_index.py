@@ -330,7 +330,7 @@ def test_measured_cells_change_no_bound(generator, monkeypatch):
 @pytest.mark.parametrize("kind", CLOUDS)
 def test_neighbours_against_scipy(kind, backend, generator):
     if backend != "torch":
-        pytest.importorskip(backend)
+        pytest.importorskip(backend, reason=f"{backend} is not installed (extra scale or tables)")
     x = cloud(kind, generator, n=200)
     index = PartnerIndex.build(x, k=7, backend=backend, exact=True, generator=generator)
     arrays = index._arrays
@@ -347,7 +347,7 @@ def test_neighbours_against_scipy(kind, backend, generator):
 @pytest.mark.parametrize("backend", ["faiss", "sklearn", "torch"])
 def test_recall_is_what_brute_force_finds(backend, generator):
     if backend != "torch":
-        pytest.importorskip(backend)
+        pytest.importorskip(backend, reason=f"{backend} is not installed (extra scale or tables)")
     x = torch.randn(120, 5, generator=generator)
     index = PartnerIndex.build(x, k=6, backend=backend, probes=2, cells=15, generator=generator)
     d = cdist(index._arrays.points, index._arrays.points) + np.diag(np.full(120, np.inf))

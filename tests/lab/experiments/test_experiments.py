@@ -22,6 +22,7 @@ from elliptica.lab.experiments.engines import do_all
 from elliptica.lab.experiments.engines.processes import Processes
 from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.experiments.metrics import measure, score_of
+from elliptica.lab.experiments.preflight import folder_problem
 from elliptica.lab.experiments.problems import ProblemError, load_dataset, make_model
 from elliptica.lab.experiments.records import as_text, claimed, read_record, record_file, write_record
 from elliptica.lab.experiments.run import Options, finish_run
@@ -531,18 +532,29 @@ def test_the_command_names_what_is_wrong(tmp_path):
     assert done.exit_code == 2
     assert "NO2.csv" in done.output.replace("\n", "")
     assert "elliptica data list" in done.output.replace("\n", " ")
+    file = tmp_path / "file"
+    file.write_text("")
     for arguments, message in [
         (["run", "3"], "Did you mean 'table3'"),
         (["run", "table3", "--methods", ""], "No method is named"),
         (["run", "table3", "--methods", "lisa"], "lisa is in table11"),
         (["run", "table3", "--device", "nowhere"], "There is no device 'nowhere'"),
-        (["run", "table3", "--out", "/proc/nowhere"], "Choose another folder with --out"),
+        (
+            ["run", "table3", "--out", str(file / "runs")],
+            "is not a folder). Choose another folder with --out",
+        ),
         (["table", "table3", "--out", "/nowhere"], "There is no folder"),
         (["list", "tabel3"], "Did you mean 'table3'"),
     ]:
         done = runner.invoke(app, arguments)
         assert done.exit_code == 2, arguments
         assert message in " ".join(done.output.split()), done.output
+
+
+def test_folders_that_cannot_be_written_are_known_before_any_work(tmp_path, monkeypatch):
+    assert folder_problem(tmp_path / "new" / "runs") is None
+    monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write everywhere
+    assert "is read-only). Choose another folder with --out" in folder_problem(tmp_path / "runs")
 
 
 def test_hyphens_and_underscores_are_the_same_in_names_of_data():

