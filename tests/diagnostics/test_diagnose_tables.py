@@ -142,6 +142,15 @@ def test_labels_of_every_kind(tmp_path, classes, cells):
         read_labelled(file, table, "y")
 
 
+def test_targets_that_are_not_finite_are_missing(tmp_path):
+    x = np.arange(20.0)[:, None]
+    file = save(EllipticRegressor(**QUICK).fit(x, x[:, 0]), tmp_path / "m.elliptica")
+    y = [np.nan, np.inf, *np.arange(18.0)]
+    rows = read_labelled(file, pd.DataFrame({"x": x[:, 0], "y": y}), "y")
+    assert rows.target.tolist() == y[2:]
+    assert rows.notices == ("2 of 20 rows have no target and are dropped.",)
+
+
 @COMMAND
 def test_the_command_says_what_is_wrong(flats):
     save(fitted(flats, "rent"), "rent.elliptica")

@@ -313,9 +313,11 @@ def test_a_saved_model_with_its_table(compared, tmp_path):
     assert study.curves
     assert [part.kind for part in study.parts] == ["group", "class"]
     assert len(study.versions["sha256 of the model"]) == 16
+    (same,) = make_report(Request(str(model), data=folder / "table.csv", landscape=False)).studies
+    assert same.values == study.values  # it knows its target
     for wrong, said in (
         (Request(str(model)), "needs the data"),
-        (Request(str(model), data=folder / "table.csv", target="site"), "knows the classes"),
+        (Request(str(model), data=folder / "table.csv", target="site"), "none of the classes of the model"),
         (Request(str(model), data=folder / "table.csv", target="absent"), "absent"),
         (Request(str(model), data=folder / "gone.csv", target="kind"), "does not exist"),
         (

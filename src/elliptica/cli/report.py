@@ -279,7 +279,7 @@ def _saved_model_report(file: Path, request: Request) -> Report:
     from elliptica.report.content import ReportError
 
     try:
-        from elliptica.compare.saved import saved_model_report
+        from elliptica.compare.page import saved_model_report
     except ModuleNotFoundError as error:
         raise ReportError(f'Saved models need {error.name}: pip install "elliptica[tables]"') from error
     return saved_model_report(

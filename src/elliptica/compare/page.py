@@ -1,4 +1,4 @@
-"""A page about a folder of `elliptica compare`: its verdict, every repeat, and the model that it chose."""
+"""Pages about a comparison and about a saved model on the rows of a table."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from typing import Any
 
 from elliptica._utils.text import count
 from elliptica.compare.metrics import metrics_of
+from elliptica.compare.predict import LabelledRows, read_labelled
 from elliptica.compare.protocol import Record
-from elliptica.compare.saved import open_model
+from elliptica.compare.table import TableError
 from elliptica.compare.verdict import NAMES, REFERENCE, judge
-from elliptica.diagnostics.report_landscape import look_at
+from elliptica.diagnostics.own_model import finished
+from elliptica.diagnostics.report_landscape import Subject, look_at
+from elliptica.diagnostics.scores import model_study
 from elliptica.report.content import (
     DASH,
     BySeed,
@@ -29,10 +32,13 @@ from elliptica.report.content import (
     Verdict,
     natural_order,
 )
+from elliptica.report.provenance import digest, present_versions
 from elliptica.report.verdict import cost_ratio, price_fact
 
 RESULTS = "results.json"
 MODEL = "model.elliptica"
+#: Rows with a target that a page about a model needs.
+MIN_ROWS = 10
 
 
 def comparison_report(
@@ -286,9 +292,88 @@ def _with_landscape(
         command = shlex.join(["elliptica", "report", str(folder), "--data"])
         reason = f"It needs the table that was compared: {command} table.csv."
     else:
-        opened = open_model(folder / MODEL, data, str(about["target"]))  # raises if they do not fit
+        subject = _subject(_read_rows(folder / MODEL, data, str(about["target"])))  # raises if they misfit
         try:
-            return replace(study, landscapes=[look_at(opened.subject, seed)])
+            return replace(study, landscapes=[look_at(subject, seed)])
         except ReportError as error:
             reason = str(error)
     return replace(study, missing={**study.missing, "landscape": reason})
+
+
+def saved_model_report(
+    file: Path,
+    data: Path | None,
+    target: str | None = None,
+    group: str | None = None,
+    *,
+    landscape: bool = True,
+    seed: int = 0,
+    title: str | None = None,
+) -> Report:
+    """Show scores, findings and landscape of a saved model on the rows of a table."""
+    if data is None:
+        raise ReportError(
+            f"A saved model needs the data that it is looked at with: elliptica report {file} --data "
+            "table.csv --target COLUMN."
+        )
+    rows = _read_rows(file, data, target, group)
+    network, subject = rows.network, _subject(rows)
+    words = ["elliptica", "report", str(file), "--data", str(data)]
+    words += ["--target", target] if target else []
+    words += ["--group", group] if group else []
+    curve = {"loss": list(network.loss_curve_), "validation": list(network.validation_scores_ or [])}
+    last = int(network.best_iteration_ or len(curve["loss"])) - 1
+    parameters = network.get_params(deep=False)
+    study = model_study(
+        subject.name,
+        subject.model,
+        subject.x,
+        subject.y,
+        groups=rows.groups,
+        class_names=subject.class_names,
+        unit=1.0 if subject.class_names else float(network.y_scale_[0]),
+        rows=f"the {len(subject.x):,} rows of {data.name}",
+        notes=rows.notices,
+        curves={subject.name: [{**curve, "epoch": [last]}]} if curve["loss"] else {},
+        score_label=f"validation {'accuracy' if subject.class_names else 'R²'}",
+        settings={subject.name: ", ".join(f"{k} {v}" for k, v in parameters.items() if v is not None)},
+        commands=[shlex.join(words)],
+        versions={
+            **present_versions(),
+            "sha256 of the model": digest(file),
+            "sha256 of the data": digest(data),
+        },
+    )
+    title = title or f"{file.name} on {data.name}"
+    return finished(study, subject, title, rows.groups, landscape=landscape, seed=seed)
+
+
+def _read_rows(file: Path, data: Path, target: str | None, group: str | None = None) -> LabelledRows:
+    try:
+        rows = read_labelled(file, data, target, group=group, max_rows=None)
+    except (TableError, OSError) as error:
+        raise ReportError(str(error)) from error
+    if len(rows.target) < MIN_ROWS:
+        raise ReportError(
+            f"{data} has {count(len(rows.target), 'row')} with a target; at least {MIN_ROWS} are needed."
+        )
+    return rows
+
+
+def _subject(rows: LabelledRows) -> Subject:
+    """The network with its rows as it saw them in training."""
+    network = rows.network
+    model, loss_fn, x, y = network.network_rows(rows.inputs, rows.target)
+    in_plane = x.shape[1] == 2
+    return Subject(
+        name=f"{type(network).__name__}, {network.method}",
+        model=model,
+        loss_fn=loss_fn,
+        x=x,
+        y=y,
+        groups=rows.groups,
+        class_names=[str(label) for label in getattr(network, "classes_", ())],
+        feature_names=rows.names,
+        location=network.x_mean_.tolist() if in_plane else (0.0, 0.0),
+        scale=network.x_scale_.tolist() if in_plane else (1.0, 1.0),
+    )

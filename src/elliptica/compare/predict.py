@@ -1,4 +1,4 @@
-"""Predictions for the rows of another table, with a model that a comparison has left."""
+"""Read tables for saved models: rows to predict, and rows with targets to measure a model on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from sklearn.pipeline import Pipeline
 from elliptica._utils.text import count
 from elliptica.compare.columns import STRAY_SHARE, as_feature, find_strays, is_usable
 from elliptica.compare.csv import TableError
+from elliptica.compare.problem import has_target
 from elliptica.compare.store import check_writable
+from elliptica.compare.table import MAX_ROWS as SAMPLE_ROWS
 from elliptica.compare.table import Table, as_numbers, check_column, read_table
-from elliptica.estimators import EllipticClassifier, EllipticRegressor, load, read_notes
+from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, read_notes
 
 MAX_ROWS = 2_000_000
 _TOO_LONG = "because all of them are held in memory. Split the table, or raise --max-rows (max_rows=)."
@@ -53,19 +55,28 @@ def predict_file(
     """
     if out is not None and isinstance(source, str | Path) and out.resolve() == Path(source).resolve():
         raise TableError(f"Predictions would overwrite the table itself. Choose another --out than {out}.")
-    pipeline, notes = load_pipeline(model)
-    if proba and not isinstance(pipeline[-1], EllipticClassifier):
+    saved = load_model(model)
+    if saved.preprocessor is None:
+        raise TableError(
+            f"{saved.name} holds a network without its preprocessing, so that it is not known how to read a "
+            "table for it. Use it from Python: elliptica.estimators.load."
+        )
+    network = saved.network
+    if proba and not isinstance(network, EllipticClassifier):
         raise TableError("This model predicts numbers, which have no probabilities. Leave --proba out.")
     if out is not None:
         _check_out(out)
     table = read_table(source, max_rows=max_rows, as_text=True, too_long=_TOO_LONG)
-    columns = {"row": pl.Series(range(1, len(table.frame) + 1), dtype=pl.Int64), **_ids(table, ids, notes)}
-    inputs, notices = read_inputs(table, pipeline[0].to_dict()["columns"], notes, set(columns))
-    found = {"prediction": pl.Series(pipeline.predict(inputs))}
+    columns = {
+        "row": pl.Series(range(1, len(table.frame) + 1), dtype=pl.Int64),
+        **_ids(table, ids, saved.notes),
+    }
+    inputs, notices = _read_inputs(saved, table, set(columns))
+    found = {"prediction": pl.Series(network.predict(inputs))}
     if proba:
-        chances = pipeline.predict_proba(inputs)
+        chances = network.predict_proba(inputs)
         found |= {
-            f"probability of {c}": pl.Series(chances[:, i]) for i, c in enumerate(pipeline.classes_.tolist())
+            f"probability of {c}": pl.Series(chances[:, i]) for i, c in enumerate(network.classes_.tolist())
         }
     if double := [name for name in columns if name in found]:
         raise TableError(f"Predictions have a column {double[0]!r} of their own. Rename the id column.")
@@ -99,19 +110,25 @@ def _check_out(out: Path) -> None:
         raise TableError(f"The file {out} must not be written to. Choose another --out, or make it writable.")
 
 
-def load_pipeline(file: Path) -> tuple[Pipeline, dict[str, Any]]:
-    """Preprocessing and network of a saved model, and its notes."""
-    model, notes = load_model(file)
-    if not isinstance(model, Pipeline):
-        raise TableError(
-            f"{file.name} holds a network without its preprocessing, so that it is not known how to read a "
-            "table for it. Use it from Python: elliptica.estimators.load."
-        )
-    return model, notes
+@dataclass(frozen=True)
+class SavedModel:
+    """A model from a file.
+
+    Attributes:
+        name: Of the file.
+        network: The estimator, without its preprocessing.
+        preprocessor: What turns a table into its inputs; None: it was trained on numbers.
+        notes: What the file says beside it, which may come from anywhere.
+    """
+
+    name: str
+    network: Any
+    preprocessor: TablePreprocessor | None
+    notes: Mapping[str, Any]
 
 
-def load_model(file: Path) -> tuple[Any, dict[str, Any]]:
-    """What `elliptica.estimators.save` wrote, and the notes beside it.
+def load_model(file: Path) -> SavedModel:
+    """Read what ``elliptica compare`` or `elliptica.estimators.save` wrote.
 
     Raises:
         TableError: If there is no such file, or it is none.
@@ -120,27 +137,29 @@ def load_model(file: Path) -> tuple[Any, dict[str, Any]]:
         what = "is a folder" if file.is_dir() else "does not exist"
         raise TableError(f"The model {file} {what}. Expected a file such as model.elliptica, {_WHENCE}")
     try:
-        return load(file), read_notes(file)
+        model, notes = load(file), read_notes(file)
     except (ValueError, OSError) as error:
         raise TableError(
             f"The model cannot be read: {error} Expected a file such as model.elliptica, {_WHENCE}"
         ) from error
+    preprocessor, network = (model[0], model[-1]) if isinstance(model, Pipeline) else (None, model)
+    return SavedModel(file.name, network, preprocessor, notes)
 
 
-def read_inputs(
-    table: Table, wanted: list[dict[str, Any]], notes: Mapping[str, Any], carried: Set[str]
-) -> tuple[pl.DataFrame, list[str]]:
-    """The columns of the model, in its order and types, and notices about them.
+def _read_inputs(
+    model: SavedModel, table: Table, carried: Set[str]
+) -> tuple[pl.DataFrame | np.ndarray, list[str]]:
+    """Turn a table into what the network takes, with notices about it.
 
     Args:
+        model: With its preprocessor, if it has one.
         table: Read with ``as_text=True``.
-        wanted: Columns as `TablePreprocessor.to_dict` describes them.
-        notes: Of the file of the model.
         carried: Columns that are used otherwise.
 
     Raises:
         TableError: If columns are missing, or hold something else than in training.
     """
+    wanted = _columns(model, table, carried)
     names = [column["name"] for column in wanted]
     missing = [name for name in names if name not in table.frame.columns]
     if len(missing) > 1:
@@ -153,9 +172,26 @@ def read_inputs(
     notices = []
     if extra := [name for name in table.frame.columns if name not in names and name not in carried]:
         notices.append(f"Columns that the model does not use: {', '.join(map(repr, extra))}.")
-    mended = _names(notes, "text_as_missing")
-    columns = [_column(table, column, column["name"] in mended, notices) for column in wanted]
-    return pl.DataFrame(columns), notices
+    mended = _names(model.notes, "text_as_missing")
+    frame = pl.DataFrame([_column(table, each, each["name"] in mended, notices) for each in wanted])
+    if model.preprocessor is not None:
+        return model.preprocessor.transform(frame), notices
+    return _without_gaps(frame, model.network), notices
+
+
+def _columns(model: SavedModel, table: Table, outside: Set[str]) -> list[dict[str, Any]]:
+    """Columns of the model; a network that was trained on an array takes all others in their order."""
+    if model.preprocessor is not None:
+        return list(model.preprocessor.to_dict()["columns"])
+    names = getattr(model.network, "feature_names_in_", None)
+    if names is None:
+        names = [name for name in table.frame.columns if name not in outside]
+        if len(names) != model.network.n_features_in_:
+            raise TableError(
+                f"The model takes {model.network.n_features_in_} columns without names, but {table.name} has "
+                f"{len(names)} beside the target and the group. Leave just these, in the order of training."
+            )
+    return [{"name": str(name), "kind": "number", "had_gaps": True} for name in names]
 
 
 def _column(table: Table, wanted: dict[str, Any], text_as_missing: bool, notices: list[str]) -> pl.Series:
@@ -201,84 +237,6 @@ def _numbers(table: Table, column: pl.Series, text_as_missing: bool, notices: li
     return as_feature(found.numbers)
 
 
-# Rows of a table with their targets, for a saved model: what `elliptica diagnose` looks at.
-
-
-@dataclass(frozen=True)
-class LabelledRows:
-    """A saved network and rows for it.
-
-    Attributes:
-        network: The estimator, without its preprocessing.
-        inputs: Rows as it takes them.
-        target: Their targets: labels among its classes, or numbers.
-        groups: Group of each row as text, or None.
-        notices: What was decided in reading, in words.
-    """
-
-    network: EllipticClassifier | EllipticRegressor
-    inputs: pl.DataFrame | np.ndarray
-    target: np.ndarray
-    groups: list[str] | None
-    notices: tuple[str, ...]
-
-
-def read_labelled(
-    model: Path, source: Any, target: str | None = None, *, group: str | None = None
-) -> LabelledRows:
-    """Read a table with targets as a saved model takes it.
-
-    Args:
-        model: File that ``elliptica compare`` or `elliptica.estimators.save` wrote.
-        source: CSV or Parquet file, or a frame; of a very long one, a random sample.
-        target: Column of the targets; None: that of the comparison. Rows without one are dropped.
-        group: Column of groups, if rows are to be judged by group.
-
-    Raises:
-        TableError: If the model cannot be read, or the table does not fit it.
-    """
-    whole, notes = load_model(model)
-    preprocessor, network = (whole[0], whole[-1]) if isinstance(whole, Pipeline) else (None, whole)
-    if getattr(network, "_is_multilabel", False) or not getattr(network, "_is_flat", True):
-        raise TableError(
-            f"{model.name} predicts {network.n_outputs_} targets at once, and --target names one. Use it "
-            "from Python: elliptica.diagnose(*estimator.network_rows(X, y))."
-        )
-    if target is None and not isinstance(target := notes.get("target"), str):
-        raise TableError(f"{model.name} does not say which column it predicts. Pass --target COLUMN.")
-    table = read_table(source, sample=True, as_text=True)
-    check_column(table, target, "target")
-    if group is not None:
-        check_column(table, group, "group")
-    wanted = _wanted(table, preprocessor, network, outside={target, group})
-    if target in (column["name"] for column in wanted):
-        raise TableError(f"{target!r} is an input of the model, so it cannot be what it predicts.")
-    rows, notices = _with_target(table, target)
-    labels = _labels(rows, target, network)
-    groups = None
-    if group is not None:
-        groups = rows.frame[group].cast(pl.String).fill_null("(missing)").to_list()
-    used = {target} if group is None else {target, group}
-    features, more = read_inputs(rows, wanted, notes, used)
-    inputs = _without_gaps(features, network) if preprocessor is None else preprocessor.transform(features)
-    return LabelledRows(network, inputs, labels, groups, (*table.notices, *notices, *more))
-
-
-def _wanted(table: Table, preprocessor: Any, network: Any, outside: set[str | None]) -> list[dict[str, Any]]:
-    """Columns of the model; a network that was trained on an array takes all others in their order."""
-    if preprocessor is not None:
-        return list(preprocessor.to_dict()["columns"])
-    names = getattr(network, "feature_names_in_", None)
-    if names is None:
-        names = [name for name in table.frame.columns if name not in outside]
-        if len(names) != network.n_features_in_:
-            raise TableError(
-                f"The model takes {network.n_features_in_} columns without names, but {table.name} has "
-                f"{len(names)} beside the target and the group. Leave just these, in the order of training."
-            )
-    return [{"name": str(name), "kind": "number", "had_gaps": True} for name in names]
-
-
 def _without_gaps(features: pl.DataFrame, network: Any) -> pl.DataFrame | np.ndarray:
     """A table for a network without a preprocessor: no gaps, and names only where it knows names."""
     gaps = [column.name for column in features.iter_columns() if column.null_count()]
@@ -290,8 +248,77 @@ def _without_gaps(features: pl.DataFrame, network: Any) -> pl.DataFrame | np.nda
     return features if hasattr(network, "feature_names_in_") else features.to_numpy()
 
 
+@dataclass(frozen=True)
+class LabelledRows:
+    """A saved network and rows for it.
+
+    Attributes:
+        network: The estimator, without its preprocessing.
+        inputs: Rows as it takes them.
+        names: Of its inputs.
+        target: Targets of the rows: labels among its classes, or numbers.
+        groups: Group of each row as text, or None.
+        notices: What was decided in reading, in words.
+    """
+
+    network: EllipticClassifier | EllipticRegressor
+    inputs: pl.DataFrame | np.ndarray
+    names: list[str]
+    target: np.ndarray
+    groups: list[str] | None
+    notices: tuple[str, ...]
+
+
+def read_labelled(
+    model: Path,
+    source: Any,
+    target: str | None = None,
+    *,
+    group: str | None = None,
+    max_rows: int | None = SAMPLE_ROWS,
+) -> LabelledRows:
+    """Read a table with targets as a saved model takes it.
+
+    Args:
+        model: File that ``elliptica compare`` or `elliptica.estimators.save` wrote.
+        source: CSV or Parquet file, or a frame.
+        target: Column of the targets; None: that of the comparison. Rows without one are dropped.
+        group: Column of groups, if rows are to be judged by group.
+        max_rows: Of a longer table, a random sample of this size is read; None: all rows.
+
+    Raises:
+        TableError: If the model cannot be read, or the table does not fit it.
+    """
+    saved = load_model(model)
+    network = saved.network
+    if getattr(network, "_is_multilabel", False) or not getattr(network, "_is_flat", True):
+        raise TableError(
+            f"{saved.name} predicts {network.n_outputs_} targets at once, and --target names one. Use it "
+            "from Python: elliptica.diagnose(*estimator.network_rows(X, y))."
+        )
+    if target is None and not isinstance(target := saved.notes.get("target"), str):
+        raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")
+    table = read_table(source, max_rows=max_rows, sample=True, as_text=True)
+    check_column(table, target, "target")
+    if group is not None:
+        check_column(table, group, "group")
+    used = {target} if group is None else {target, group}
+    names = [column["name"] for column in _columns(saved, table, used)]
+    if target in names:
+        raise TableError(f"{target!r} is an input of the model, so it cannot be what it predicts.")
+    rows, notices = _with_target(table, target)
+    labels = _labels(rows, target, network)
+    groups = None
+    if group is not None:
+        groups = rows.frame[group].cast(pl.String).fill_null("(missing)").to_list()
+    inputs, more = _read_inputs(saved, rows, used)
+    if saved.preprocessor is not None:
+        names = [str(name) for name in saved.preprocessor.get_feature_names_out()]
+    return LabelledRows(network, inputs, names, labels, groups, (*table.notices, *notices, *more))
+
+
 def _with_target(table: Table, target: str) -> tuple[Table, list[str]]:
-    known = table.frame[target].is_not_null()
+    known = has_target(table.frame[target])
     frame = table.frame.filter(known)
     if len(frame) < 2:
         raise TableError(
@@ -329,5 +356,5 @@ def _refuse(target: str, text: pl.Series, odd: list[bool], why: str) -> None:
     if any(odd):
         raise TableError(
             f"{sum(odd)} values of the target {target!r} do not fit the model, e.g. "
-            f"{text[odd.index(True)]!r}, which is {why}. Is it the column that the model was trained for?"
+            f"{text[odd.index(True)]!r}, which is {why}. Pass the column that it was trained for."
         )

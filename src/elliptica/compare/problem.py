@@ -145,11 +145,16 @@ def _check_roles(
         raise TableError(f"{group!r} cannot be an id and an input. Leave --group-as-input or its --id out.")
 
 
-def _with_target(frame: pl.DataFrame, target: str, notices: list[str]) -> pl.DataFrame:
-    column = frame[target]
+def has_target(column: pl.Series) -> pl.Series:
+    """Mark the rows whose target is known: not missing, and finite where it is a number."""
     known = column.is_not_null()
     if column.dtype.is_float():
         known &= column.is_finite().fill_null(False)
+    return known
+
+
+def _with_target(frame: pl.DataFrame, target: str, notices: list[str]) -> pl.DataFrame:
+    known = has_target(frame[target])
     frame = frame.filter(known)
     if lost := len(known) - len(frame):
         notices.append(f"{lost} of {len(known)} rows have no target and are dropped.")

@@ -11,7 +11,8 @@ import polars as pl
 
 from elliptica._utils.random import stream_seed
 from elliptica._utils.text import did_you_mean
-from elliptica.compare.csv import Dialect, TableError, check_rectangular, look_at_csv, looks_like_numbers
+from elliptica.compare.csv import Dialect, check_rectangular, look_at_csv, looks_like_numbers
+from elliptica.compare.csv import TableError as TableError
 
 MAX_ROWS = 200_000
 TOO_LONG = (
