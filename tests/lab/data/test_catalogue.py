@@ -1,23 +1,24 @@
 """The catalogue, downloads from a server that misbehaves, and both commands."""
 
+import ast
 import contextlib
 import dataclasses
 import gzip
 import hashlib
 import http.server
-import io
+import inspect
+import pkgutil
 import re
 import threading
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from typer.testing import CliRunner
 
 import elliptica.lab.data
-from elliptica.lab.data import catalogue, download, fetch, list_datasets
-from elliptica.lab.data.catalogue import find_entry
-from elliptica.lab.data.command import run_fetch, run_list
-from elliptica.lab.data.entries import DataFile, Entry
+from elliptica.cli import app
+from elliptica.lab.data import catalogue, fetch, files, list_datasets
+from elliptica.lab.data.catalogue import DataFile, Entry, find_entry
 from elliptica.lab.experiments.specification import load_specification, preset_names
 
 CONTENT = bytes(range(256)) * 4096  # a megabyte
@@ -80,10 +81,10 @@ def toy(server, monkeypatch):
     digest = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
     file = DataFile("toy/toy.bin", digest, len(CONTENT), (server.url,))
     entry = Entry(
-        "toy", "a toy", "regression", "1", "none", "nowhere", "load_toy()", ((file,),), "Ask a friend."
+        "toy", "a toy", "regression", (1,), "none", "nowhere", "load_toy", "", ((file,),), "Ask a friend."
     )
     monkeypatch.setattr(catalogue, "ENTRIES", (entry,))
-    monkeypatch.setattr(download.time, "sleep", lambda _: None)
+    monkeypatch.setattr(files.time, "sleep", lambda _: None)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     return entry
 
@@ -240,7 +241,7 @@ def test_packed_files_are_compared_by_content(tmp_path, monkeypatch):
         (DataFile("toy/a.gz", digest, is_packed=True),),
         (DataFile(str(tmp_path / "system" / "a"), digest),),
     )
-    entry = Entry("toy", "", "", "", "", "", "", forms)
+    entry = Entry("toy", "", "", (), "", "", "", forms=forms)
     monkeypatch.setattr(catalogue, "ENTRIES", (entry,))
     place = tmp_path / "toy" / "a.gz"
     place.parent.mkdir()
@@ -267,8 +268,10 @@ def test_every_entry_is_complete_and_loadable():
         assert entry.task in ("regression", "classification")
         assert entry.licence, entry.name
         assert entry.source, entry.name
-        loader = entry.loader.split("(")[0]
-        assert loader in elliptica.lab.data.__all__
+        loader = pkgutil.resolve_name(entry.loader)
+        assert loader.__name__ in elliptica.lab.data.__all__
+        call = ast.parse(entry.call, mode="eval").body
+        inspect.signature(loader).bind(*call.args, **{each.arg: each.value for each in call.keywords})
         for form in entry.forms:
             for file in form:
                 if file.urls:
@@ -282,7 +285,7 @@ def test_every_entry_is_complete_and_loadable():
 
 
 def test_every_loader_of_files_is_listed():
-    listed = {entry.loader.split("(")[0] for entry in catalogue.ENTRIES}
+    listed = {entry.loader.rpartition(".")[2] for entry in catalogue.ENTRIES}
     assert {name for name in elliptica.lab.data.__all__ if name.startswith("load_")} <= listed
 
 
@@ -323,14 +326,14 @@ def test_real_files_are_the_published_ones(data_dir):
 # commands
 
 
-def run(function, *arguments):
-    out = io.StringIO()
-    status = function(Console(file=out, width=120, force_terminal=False), *arguments)
-    return status, out.getvalue()
+def run(*arguments):
+    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
+    return result.exit_code, result.output
 
 
-def test_list_command(tmp_path):
-    status, text = run(run_list, tmp_path)
+def test_list_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    status, text = run("list", "--data-dir", tmp_path)
     assert status == 0
     for entry in catalogue.ENTRIES:
         assert entry.name in text
@@ -348,13 +351,13 @@ def test_list_command(tmp_path):
 def test_list_command_reports_wrong_files(toy, tmp_path):
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "toy.bin").write_bytes(b"mine")
-    status, text = run(run_list, tmp_path)
+    status, text = run("list", "--data-dir", tmp_path)
     assert status == 1
     assert f"toy: {tmp_path / 'toy' / 'toy.bin'} has 4 bytes instead of {len(CONTENT)}" in text
 
 
 def test_fetch_command(toy, server, tmp_path):
-    status, text = run(run_fetch, "toy", tmp_path)
+    status, text = run("fetch", "toy", "--data-dir", tmp_path)
     assert status == 0
     assert f"ready: {tmp_path / 'toy' / 'toy.bin'}" in text
     assert "Licence: none" in text
@@ -363,10 +366,10 @@ def test_fetch_command(toy, server, tmp_path):
 @pytest.mark.bad_input
 def test_fetch_command_fails_politely(toy, server, tmp_path, own_checks):
     server.ways = ["corrupt"]
-    status, text = run(run_fetch, "toy", tmp_path)
+    status, text = run("fetch", "toy", "--data-dir", tmp_path)
     assert status == 1
     assert "error: The download of toy/toy.bin is not the published file" in text
-    status, text = run(run_fetch, "tow", tmp_path)
+    status, text = run("fetch", "tow", "--data-dir", tmp_path)
     assert status == 1
     assert "Did you mean 'toy'" in text
 
@@ -375,7 +378,7 @@ def test_fetch_command_survives_ctrl_c(toy, tmp_path, monkeypatch):
     def stop(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("elliptica.lab.data.command.fetch", stop)
-    status, text = run(run_fetch, "toy", tmp_path)
+    monkeypatch.setattr(elliptica.lab.data, "fetch", stop)
+    status, text = run("fetch", "toy", "--data-dir", tmp_path)
     assert status == 130
     assert "kept" in text

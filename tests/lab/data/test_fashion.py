@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from elliptica.lab.data import fashion, load_fashion_mnist, load_rcf_mnist, normalise
-from elliptica.lab.data import fashion as rcf_mnist
 
 
 def rows(x, y):
@@ -36,11 +35,10 @@ def clothes(tmp_path, monkeypatch):
             path = tmp_path / fashion.FOLDER / f"{file.name}.gz"
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(gzip.compress(idx(array)))
-            digest = hashlib.sha256(idx(array)).hexdigest()
-            known.append(dataclasses.replace(file, shape=array.shape, sha256=digest))
+            digest = f"sha256:{hashlib.sha256(idx(array)).hexdigest()}"
+            known.append(dataclasses.replace(file, shape=array.shape, checksum=digest))
         monkeypatch.setattr(fashion, constant, tuple(known))
         arrays[constant] = x, y
-    monkeypatch.setattr(rcf_mnist, "TRAIN", fashion.TRAIN)
     monkeypatch.setattr(fashion, "SYSTEM_FOLDER", tmp_path / "system")
     return tmp_path, arrays
 
@@ -87,12 +85,12 @@ def test_rotation_is_pillows(generator):
     rng = np.random.default_rng(6)
     x = rng.integers(0, 256, size=(40, 28, 28), dtype=np.uint8)
     degrees = torch.rand(40, generator=generator) * 360
-    ours = rcf_mnist.rotate(torch.from_numpy(x)[:, None].float(), degrees)[:, 0].numpy()
+    ours = fashion.rotate(torch.from_numpy(x)[:, None].float(), degrees)[:, 0].numpy()
     for image, degree, turned in zip(x, degrees.tolist(), ours, strict=True):
         expected = np.asarray(Image.fromarray(image).rotate(degree))
         assert (turned != expected).sum() <= 4, degree
     wide = torch.arange(12.0).view(1, 1, 3, 4)
-    assert torch.equal(rcf_mnist.rotate(wide, torch.tensor([180.0])), wide.flip(2, 3))
+    assert torch.equal(fashion.rotate(wide, torch.tensor([180.0])), wide.flip(2, 3))
 
 
 @pytest.mark.parametrize("ratio", [0.8, 1.0])
@@ -129,7 +127,7 @@ def test_rcf_mnist_images_are_the_turned_originals(clothes):
     grey = torch.from_numpy(arrays["TRAIN"][0].astype(np.float32) / 255)
     used = set()
     for x, y in zip(data.train.x[:10], data.train.y[:10], strict=True):
-        turned = rcf_mnist.rotate(grey[:, None], (360 * y).expand(60))[:, 0]
+        turned = fashion.rotate(grey[:, None], (360 * y).expand(60))[:, 0]
         bright = turned > 6 / 255
         total = (x[0] + x[2]) / 2 + 1
         errors = ((total - turned).abs() * bright).amax((1, 2))

@@ -1,6 +1,7 @@
 """Waterbirds, CelebA and Camelyon17 on tiny data in the published layouts; image files and transforms."""
 
 import copy
+import dataclasses
 import os
 import pickle
 import re
@@ -14,9 +15,7 @@ from PIL import Image
 from scipy import stats
 
 from elliptica.core.types import EllipticWarning
-from elliptica.lab.data import camelyon17, catalogue, celeba, image_files, waterbirds
-from elliptica.lab.data.camelyon17 import load_camelyon17
-from elliptica.lab.data.celeba import load_celeba
+from elliptica.lab.data import catalogue, groups, image_files, load_camelyon17, load_celeba, load_waterbirds
 from elliptica.lab.data.image_files import ImageFiles
 from elliptica.lab.data.images import PixelStatistics
 from elliptica.lab.data.transforms import (
@@ -29,7 +28,6 @@ from elliptica.lab.data.transforms import (
     augmented,
     draw_box,
 )
-from elliptica.lab.data.waterbirds import load_waterbirds
 from group_fixtures import make_camelyon17, make_celeba, make_waterbirds, photograph
 from laws import ALPHA, assert_distribution, assert_frequencies
 
@@ -412,17 +410,17 @@ def rows_of(split, root):
 
 
 MAKERS = {
-    "waterbirds": (make_waterbirds, load_waterbirds, waterbirds),
-    "celeba": (make_celeba, load_celeba, celeba),
-    "camelyon17": (make_camelyon17, load_camelyon17, camelyon17),
+    "waterbirds": (make_waterbirds, load_waterbirds, groups._WATERBIRDS),
+    "celeba": (make_celeba, load_celeba, groups._CELEBA),
+    "camelyon17": (make_camelyon17, load_camelyon17, groups._CAMELYON17),
 }
 
 
 @pytest.fixture(params=MAKERS)
 def made(request, tmp_path):
-    make, load, module = MAKERS[request.param]
+    make, load, known = MAKERS[request.param]
     root, rows = make(tmp_path)
-    return tmp_path, root, rows, load, module
+    return tmp_path, root, rows, load, known
 
 
 def test_waterbirds(tmp_path):
@@ -581,47 +579,50 @@ def test_both_averages_can_be_computed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "attribute", "counts"),
-    [
-        ("waterbirds", "_PART_SIZES", (12, 4, 8)),
-        ("celeba", "_PART_SIZES", (8, 8, 8)),
-        ("camelyon17", "_PART_SIZES", {"ood": (12, 8, 8), "id": (12, 12, 8)}),
-    ],
+    ("name", "counts"), [("waterbirds", (12, 4, 8)), ("celeba", (8, 8, 8)), ("camelyon17", (12, 8, 8))]
 )
-def test_counts_are_checked_where_the_set_is_complete(tmp_path, monkeypatch, name, attribute, counts):
-    make, load, module = MAKERS[name]
+def test_counts_are_checked_where_the_set_is_complete(tmp_path, monkeypatch, name, counts):
+    make, load, known = MAKERS[name]
+
+    def publish(**changes):
+        changed = dataclasses.replace(getattr(groups, f"_{name.upper()}"), **changes)
+        monkeypatch.setattr(groups, f"_{name.upper()}", changed)
+
     _, rows = make(tmp_path)
     with pytest.warns(
-        EllipticWarning, match=rf"lists {len(rows)} images, but {module._N_ROWS} were published"
-    ):
+        EllipticWarning, match=rf"lists {len(rows)} images, but {known.n_rows} were published"
+    ) as caught:
         load(data_dir=tmp_path)
-    monkeypatch.setattr(module, "_N_ROWS", len(rows))
+    assert caught[0].filename == __file__
+    publish(n_rows=len(rows))
     with pytest.raises(ValueError, match=r"to have parts of sizes \d+ / \d+ / \d+, but they are \d+ / "):
         load(data_dir=tmp_path)
-    monkeypatch.setattr(module, attribute, counts)
+    publish(sizes=counts)
     if name != "camelyon17":
         with pytest.raises(ValueError, match=r"to have training groups of sizes (3498|71629) / "):
             load(data_dir=tmp_path)
-        monkeypatch.setattr(module, "_TRAINING_GROUPS", (counts[0] // 4,) * 4)
+        publish(training_groups=(counts[0] // 4,) * 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(data_dir=tmp_path)
         if name == "celeba":  # other attributes make groups of other sizes
-            monkeypatch.setattr(module, "_TRAINING_GROUPS", (0, 0, 0, 0))
+            publish(training_groups=(0, 0, 0, 0))
             load(data_dir=tmp_path, target="Hat")
+        if name == "camelyon17":
+            with pytest.raises(ValueError, match=r"parts of sizes 12 / 33560 / 8, but they are 12 / 12 / 8"):
+                load(data_dir=tmp_path, validation="id")
 
 
 def test_published_counts_are_consistent():
-    assert sum(waterbirds._TRAINING_GROUPS) == waterbirds._PART_SIZES[0]
-    assert sum(waterbirds._PART_SIZES) == waterbirds._N_ROWS
-    assert sum(celeba._TRAINING_GROUPS) == celeba._PART_SIZES[0]
-    assert sum(celeba._PART_SIZES) == celeba._N_ROWS
-    assert sum(camelyon17._PART_SIZES["ood"]) + camelyon17._PART_SIZES["id"][1] == camelyon17._N_ROWS
+    for known in (groups._WATERBIRDS, groups._CELEBA):
+        assert sum(known.training_groups) == known.sizes[0]
+        assert sum(known.sizes) == known.n_rows
+    assert sum(groups._CAMELYON17.sizes) + groups._N_ASIDE == groups._CAMELYON17.n_rows
 
 
 def test_other_places_of_the_folders(tmp_path):
-    for name, (make, load, module) in MAKERS.items():
-        for i, place in enumerate(module.FOLDERS):
+    for name, (make, load, known) in MAKERS.items():
+        for i, place in enumerate(known.folders):
             folder = tmp_path / name / str(i)
             root, _ = make(folder)
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
@@ -634,16 +635,16 @@ def test_other_places_of_the_folders(tmp_path):
 
 @pytest.mark.bad_input
 def test_missing_folders_tables_and_images(made, own_checks):
-    folder, root, rows, load, module = made
+    folder, root, rows, load, known = made
     with pytest.raises(FileNotFoundError) as caught:
         load(data_dir=folder / "nowhere")
-    for needed in (str(folder / "nowhere" / module.FOLDERS[-1]), "ELLIPTICA_DATA", "--data-dir", module.URL):
+    for needed in (str(folder / "nowhere" / known.folders[-1]), "ELLIPTICA_DATA", "--data-dir", known.source):
         assert needed in str(caught.value)
     victims = sorted(path for path in root.rglob("*") if path.suffix in (".jpg", ".png"))
     names = [path.relative_to(root).as_posix() for path in victims]
     victims[1].unlink()
     victims[2].unlink()
-    lines = {Path(row[0]).name: i + 2 + (module is celeba) for i, row in enumerate(rows)}
+    lines = {Path(row[0]).name: i + 2 + (known.name == "celeba") for i, row in enumerate(rows)}
     first = min((victims[1], victims[2]), key=lambda path: lines[path.name])
     with pytest.raises(FileNotFoundError) as caught:
         load(data_dir=folder)
@@ -651,7 +652,7 @@ def test_missing_folders_tables_and_images(made, own_checks):
     assert f"all {len(names)} images" in text
     assert "2 are missing" in text
     assert f"{first} (line {lines[first.name]})" in text
-    assert module.URL in text
+    assert known.source in text
     for path in (*root.glob("*.csv"), *root.glob("*.txt")):
         path.unlink()
     with pytest.raises(
@@ -695,7 +696,7 @@ def test_bad_tables_of_waterbirds(tmp_path, old, new, message, own_checks):
     path.write_bytes(path.read_bytes().replace(old.encode(), new.encode(), 1))
     with pytest.raises(ValueError, match=message) as caught:
         load_waterbirds(data_dir=tmp_path)
-    assert waterbirds.URL in str(caught.value)
+    assert groups._WATERBIRDS.source in str(caught.value)
 
 
 @pytest.mark.bad_input
@@ -806,10 +807,11 @@ def test_bad_settings(made, own_checks):
 
 
 def test_catalogue_finds_the_layouts(made):
-    folder, _, _, _, module = made
-    name = {waterbirds: "waterbirds", celeba: "celeba", camelyon17: "camelyon17"}[module]
+    folder, _, _, _, known = made
+    name = known.name
     entry = catalogue.find_entry(name)
-    assert module.URL in entry.source + entry.hint
+    folders = {Path(form[0].path).parent.as_posix().removesuffix("/Anno") for form in entry.forms}
+    assert folders == set(known.folders)
     assert entry.licence in ("non-commercial research", "CC0 1.0")
     by_name = {item.entry.name: item.status for item in catalogue.list_datasets(folder)}
     assert by_name[name] == "present"
@@ -843,8 +845,8 @@ def test_a_pass_over_lazy_images_in_the_loop(tmp_path):
 @pytest.mark.needs_data
 @pytest.mark.parametrize("name", MAKERS)
 def test_real_files(data_dir, name):
-    _, load, module = MAKERS[name]
-    if not any((data_dir / folder).is_dir() for folder in module.FOLDERS):
+    _, load, known = MAKERS[name]
+    if not any((data_dir / folder).is_dir() for folder in known.folders):
         pytest.skip(f"{name} is absent")
     data = load(data_dir=data_dir)
     assert torch.isfinite(data.train.x.training(torch.Generator())[:4]).all()

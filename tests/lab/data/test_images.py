@@ -126,7 +126,7 @@ def test_cifar_normalisation_and_no_validation_part(cifar):
 def sheet(path, x):
     """Row i of the PNG is image i, pixel by pixel."""
     Image.fromarray(np.ascontiguousarray(x.transpose(0, 2, 3, 1)).reshape(len(x), 1024, 3)).save(path)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ def sheets(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar_files, "FULL_SHEETS", tuple(full))
     train, test = cifar_files.BATCH1_SHEETS
     few = (
-        dataclasses.replace(train, rows=N, sha256=digests[0]),
-        dataclasses.replace(test, rows=6, sha256=first),
+        dataclasses.replace(train, rows=N, checksum=digests[0]),
+        dataclasses.replace(test, rows=6, checksum=first),
     )
     monkeypatch.setattr(cifar_files, "BATCH1_SHEETS", few)
     return tmp_path / "png", xs, [labels for _, labels in parts]
@@ -343,8 +343,9 @@ def test_tiny_imagenet_folder(tiny):
 def test_tiny_imagenet_archive_equals_the_folder(tiny, tmp_path, monkeypatch):
     root, files, _ = tiny
     other = tmp_path / "packed"
-    digest = zip_up(other / tiny_imagenet._FULL.archive, files, "tiny-imagenet-200/")
-    changed = dataclasses.replace(tiny_imagenet._EDITIONS[200], checksum=digest)
+    digest = zip_up(other / tiny_imagenet._FULL.archive.path, files, "tiny-imagenet-200/")
+    edition = tiny_imagenet._EDITIONS[200]
+    changed = dataclasses.replace(edition, archive=dataclasses.replace(edition.archive, checksum=digest))
     monkeypatch.setitem(tiny_imagenet._EDITIONS, 200, changed)
     a, b = (load_tiny_imagenet(5, data_dir=d, validation_share=0.5) for d in (root, other))
     for part in ("train", "validation", "test"):
@@ -358,8 +359,9 @@ def test_ten_classes_layout(tmp_path, monkeypatch):
         f"{part}/{w}/{w}_{i}.JPEG" for part, n in (("train", 3), ("val", 1)) for w in WNIDS for i in range(n)
     ]
     files = {name: jpeg(rng) for name in names} | {"classes.txt": b"n001\tfish\n"}
-    digest = zip_up(tmp_path / tiny_imagenet._TEN.archive, files)
-    small = dataclasses.replace(tiny_imagenet._TEN, n_classes=3, per_class=(3, 1), checksum=digest)
+    digest = zip_up(tmp_path / tiny_imagenet._TEN.archive.path, files)
+    archive = dataclasses.replace(tiny_imagenet._TEN.archive, checksum=digest)
+    small = dataclasses.replace(tiny_imagenet._TEN, n_classes=3, per_class=(3, 1), archive=archive)
     monkeypatch.setitem(tiny_imagenet._EDITIONS, 10, small)
     data = load_tiny_imagenet(data_dir=tmp_path, n_classes=10, validation_share=0.0)
     assert data.train.y.bincount().tolist() == [3, 3, 3]
@@ -384,7 +386,7 @@ def test_bad_tiny_imagenet(tiny, tmp_path, own_checks):
         load_tiny_imagenet(data_dir=root)
     with pytest.raises(FileNotFoundError, match="stanford"):
         load_tiny_imagenet(data_dir=tmp_path / "nowhere")
-    zip_up(tmp_path / "bad" / tiny_imagenet._TEN.archive, {"a": b"b"})
+    zip_up(tmp_path / "bad" / tiny_imagenet._TEN.archive.path, {"a": b"b"})
     with pytest.raises(ValueError, match="SHA-256"):
         load_tiny_imagenet(data_dir=tmp_path / "bad", n_classes=10)
 

@@ -16,11 +16,13 @@ SIZES = (30, 7, 11)
 def write(folder, name, arrays, monkeypatch, **known):
     """Write a file that the loader takes for the published one."""
     described = medmnist.MEDMNIST[name]
-    path = folder / described.relative_path
+    path = folder / described.file.path
     path.parent.mkdir(exist_ok=True)
     np.savez(path, **arrays)
     digest = hashlib.md5(path.read_bytes()).hexdigest()
-    described = dataclasses.replace(described, checksum=f"md5:{digest}", **known)
+    described = dataclasses.replace(
+        described, file=dataclasses.replace(described.file, checksum=f"md5:{digest}"), **known
+    )
     monkeypatch.setitem(medmnist.MEDMNIST, name, described)
     return path
 
@@ -111,10 +113,10 @@ def test_names(made_up, name):
 def test_published_facts_are_consistent():
     assert len(medmnist.MEDMNIST) == 12
     for known in medmnist.MEDMNIST.values():
-        kind, digits = known.checksum.split(":")
+        kind, digits = known.file.checksum.split(":")
         assert len(digits) == {"md5": 32, "sha256": 64}[kind]
         assert known.n_channels in (1, 3)
-    assert medmnist.MEDMNIST["pathmnist_subset"].relative_path == "pathmnist/pathmnist_subset.npz"
+    assert medmnist.MEDMNIST["pathmnist_subset"].file.path == "pathmnist/pathmnist_subset.npz"
 
 
 @pytest.mark.bad_input
@@ -203,7 +205,7 @@ def test_bad_arguments(made_up, own_checks):
     ],
 )
 def test_real_files(data_dir, name, counts):
-    if not (data_dir / medmnist.MEDMNIST[name].relative_path).exists():
+    if not (data_dir / medmnist.MEDMNIST[name].file.path).exists():
         pytest.skip(f"{name} is absent")
     data = load_medmnist(name, data_dir=data_dir, pixels="uint8")
     assert tuple(getattr(data, part).y.bincount().tolist() for part in PARTS) == counts

@@ -37,10 +37,12 @@ def made_up(tmp_path, monkeypatch):
     for constant in ("_AIRFOIL", "_NO2"):
         table = getattr(tabular, constant)
         values = rng.normal(size=(table.n_rows, table.n_columns)) * 50
-        path = tmp_path / table.relative_path
+        path = tmp_path / table.file.path
         write_table(path, values, table.delimiter)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        monkeypatch.setattr(tabular, constant, dataclasses.replace(table, sha256=digest))
+        file = dataclasses.replace(
+            table.file, checksum=f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        )
+        monkeypatch.setattr(tabular, constant, dataclasses.replace(table, file=file))
         tables[table.name] = values
     return tmp_path, tables
 

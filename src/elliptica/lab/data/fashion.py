@@ -16,17 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elliptica._utils.random import draw_permutation, draw_uniform
+from elliptica.lab.data.catalogue import find_entry
+from elliptica.lab.data.files import checksum, find_file
 from elliptica.lab.data.images import UNIT_RANGE, Pixels, check_pixels, check_share, image_dataset
-from elliptica.lab.data.location import checksum, find_file
 from elliptica.lab.data.splits import Dataset, Split
 
 #: Where Debian's package dataset-fashion-mnist puts the files.
 SYSTEM_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FOLDER = "fashion_mnist"
-SOURCE = (
-    "https://github.com/zalandoresearch/fashion-mnist (data/fashion), or Debian's package "
-    "dataset-fashion-mnist"
-)
+SOURCE = find_entry("fashion_mnist").source
 
 
 @dataclass(frozen=True)
@@ -35,33 +33,16 @@ class IdxFile:
 
     name: str
     shape: tuple[int, ...]
-    sha256: str
+    checksum: str
 
 
-TRAIN = (
-    IdxFile(
-        "train-images-idx3-ubyte",
-        (60000, 28, 28),
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-    ),
-    IdxFile(
-        "train-labels-idx1-ubyte",
-        (60000,),
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-    ),
+_SHAPES = ((60000, 28, 28), (60000,), (10000, 28, 28), (10000,))
+_FILES = tuple(
+    IdxFile(Path(file.path).stem, shape, file.checksum)
+    for file, shape in zip(find_entry("fashion_mnist").forms[0], _SHAPES, strict=True)
 )
-TEST = (
-    IdxFile(
-        "t10k-images-idx3-ubyte",
-        (10000, 28, 28),
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-    ),
-    IdxFile(
-        "t10k-labels-idx1-ubyte",
-        (10000,),
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    ),
-)
+#: Images and labels.
+TRAIN, TEST = _FILES[:2], _FILES[2:]
 
 
 def load_fashion_mnist(
@@ -141,8 +122,9 @@ def read_idx(known: IdxFile, data_dir: str | os.PathLike[str] | None = None) -> 
     expected = int(np.prod(known.shape))
     if len(content) - len(header) != expected:
         raise _refusal(path, known, f"it holds {len(content) - len(header)} of {expected} bytes")
-    if (got := checksum([content], "sha256")) != known.sha256:
-        raise _refusal(path, known, f"its unpacked content has SHA-256 {got}, not {known.sha256}")
+    kind, wanted = known.checksum.split(":")
+    if (got := checksum([content], kind)) != wanted:
+        raise _refusal(path, known, f"its unpacked content has SHA-256 {got}, not {wanted}")
     return np.frombuffer(content, dtype=np.uint8, offset=len(header)).reshape(known.shape)
 
 

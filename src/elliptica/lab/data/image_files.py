@@ -1,19 +1,27 @@
-"""Image files that are read when they are asked for."""
+"""Image files with classes and groups: a tensor that reads them when asked, and tables that list them."""
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator
+from elliptica.core.types import EllipticWarning
 from elliptica.lab.data.images import pillow, read_rgb
+from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.data.transforms import ImageTransform
 
 #: Steps for evaluation and for training, and the number of threads.
@@ -157,3 +165,216 @@ def _decode(path: str, transform: ImageTransform, seed: int | None) -> Tensor:
         ) from error
     image = pillow().fromarray(read_rgb(content, path))
     return transform(image, None if seed is None else torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """Columns of a text file that lists images, as they are written.
+
+    Attributes:
+        path: The file.
+        columns: Values by the name of the column.
+        first_line: Number of the line that holds the first row.
+        source: Where the original can be had from; quoted in error messages.
+    """
+
+    path: Path
+    columns: Mapping[str, Sequence[str]]
+    first_line: int
+    source: str
+
+    def __getitem__(self, column: str) -> Sequence[str]:
+        return self.columns[column]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.columns.values())))
+
+    def integers(self, column: str, allowed: Sequence[int]) -> NDArray[np.int64]:
+        """A column of whole numbers, each of which must be one of ``allowed``."""
+        known = {str(number): number for number in allowed}
+        try:
+            return np.array([known[value] for value in self.columns[column]], dtype=np.int64)
+        except KeyError:
+            row = next(i for i, value in enumerate(self.columns[column]) if value not in known)
+            raise self.error(
+                row, f"{column} to be one of {', '.join(known)}", repr(self.columns[column][row])
+            ) from None
+
+    def error(self, row: int, expected: str, got: str) -> ValueError:
+        """What is wrong with a row, and where the original comes from."""
+        return ValueError(
+            f"Expected line {row + self.first_line} of {self.path} to have {expected}, but it has {got}. Put "
+            f"the original there. It comes from: {self.source}."
+        )
+
+
+def read_table(path: Path, wanted: Sequence[str], *, source: str) -> ImageTable:
+    """The wanted columns of a table with commas and a line of names.
+
+    Raises:
+        ValueError: If a column is missing, a row is too short or too long, or there is none.
+    """
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        return table_of(path, header, reader, wanted, first_line=2, source=source)
+
+
+def table_of(
+    path: Path,
+    header: Sequence[str],
+    rows: Iterator[list[str]],
+    wanted: Sequence[str],
+    *,
+    first_line: int,
+    source: str,
+) -> ImageTable:
+    """The wanted columns of rows that have been taken apart."""
+    header = [name.strip() for name in header]
+    if missing := [name for name in wanted if name not in header]:
+        raise ValueError(
+            f"Expected {path} to have the columns {', '.join(wanted)}, but {', '.join(missing)} is missing: "
+            f"it has {', '.join(header[:12]) or 'none'}. Put the original there. It comes from: {source}."
+        )
+    places = [header.index(name) for name in wanted]
+    columns: dict[str, list[str]] = {name: [] for name in wanted}
+    table = ImageTable(path, columns, first_line, source)
+    for i, row in enumerate(rows):
+        if not row and not any(rows):
+            break  # empty lines at the end
+        if len(row) != len(header):
+            raise table.error(i, f"{len(header)} values", f"{len(row)} (is the file cut off?)")
+        for values, place in zip(columns.values(), places, strict=True):
+            values.append(row[place].strip())
+    if not table.n_rows:
+        raise ValueError(f"Expected {path} to list images, but it lists none. It comes from: {source}.")
+    return table
+
+
+def find_inside(folder: Path, names: Sequence[str], *, source: str) -> Path:
+    """The first of several files or folders that exists in ``folder``."""
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise FileNotFoundError(
+        f"Expected {folder} to hold {' or '.join(names)}, but it does not. Unpack the original there again. "
+        f"It comes from: {source}."
+    )
+
+
+def check_images(folder: Path, names: Sequence[str], table: ImageTable) -> None:
+    """Raise an error if images of a table are missing; folders are listed, no image is opened.
+
+    Raises:
+        ValueError: If a name leads out of the folder.
+        FileNotFoundError: If images are missing. The message names the first and its line.
+    """
+    by_folder: dict[str, list[int]] = defaultdict(list)
+    for row, name in enumerate(names):
+        by_folder[name.rpartition("/")[0]].append(row)
+    missing = []
+    for parent, rows in by_folder.items():
+        inner = PurePosixPath(parent)
+        if inner.is_absolute() or ".." in inner.parts:
+            raise table.error(rows[0], f"a file below {folder}", repr(names[rows[0]]))
+        present = _file_names(folder / inner)
+        missing += [row for row in rows if names[row].rpartition("/")[2] not in present]
+    if missing:
+        first = min(missing)
+        raise FileNotFoundError(
+            f"Expected all {len(names)} images that {table.path} lists, but {len(missing)} are missing. The "
+            f"first is {folder / names[first]} (line {first + table.first_line}). Unpack the original again. "
+            f"It comes from: {table.source}."
+        )
+
+
+def _file_names(folder: Path) -> set[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries if entry.is_file()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was published about a data set of photographs with groups.
+
+    Attributes:
+        name: Short name.
+        n_rows: Images in the table; the counts below are compared if there are as many.
+        folders: Where it may be, first choice first.
+        sizes: Images for training, validation and test.
+        training_groups: Training images of each group; None if it is not to be compared.
+        source: Where the original can be had from.
+    """
+
+    name: str
+    n_rows: int
+    folders: tuple[str, ...]
+    sizes: tuple[int, ...]
+    training_groups: tuple[int, ...] | None
+    source: str
+
+
+def grouped_dataset(
+    known: Published,
+    table: ImageTable,
+    folder: Path,
+    names: Sequence[str],
+    y: NDArray[np.int64],
+    group: NDArray[np.int64],
+    part: NDArray[np.int64],
+    *,
+    seed: int,
+    transform: ImageTransform,
+    augment: ImageTransform | None,
+    workers: int,
+) -> Dataset:
+    """Check what a table lists, and make a classification data set of image files with groups.
+
+    ``part`` is 0, 1 or 2 for training, validation and test; other rows are left out. ``seed`` orders the rows
+    of each part.
+    """
+    check_images(folder, names, table)
+    _check_counts(known, table, group, part)
+    paths = [os.path.join(folder, name) for name in names]  # noqa: PTH118 - pathlib is slow here
+    rng = np.random.RandomState(seed)
+    splits = []
+    for number, which in enumerate(("training", "validation", "test")):
+        index = rng.permutation(np.flatnonzero(part == number))
+        if not len(index):
+            raise ValueError(
+                f"Expected {table.path} to list images for training, validation and test, but it lists none "
+                f"for {which}. Put the original there. It comes from: {table.source}."
+            )
+        files = ImageFiles([paths[i] for i in index], transform, augment=augment, workers=workers)
+        splits.append(Split(files, torch.from_numpy(y[index]), torch.from_numpy(group[index])))
+    train, validation, test = splits
+    return Dataset(known.name, train, validation, test, task="classification")
+
+
+def _check_counts(
+    known: Published, table: ImageTable, group: NDArray[np.int64], part: NDArray[np.int64]
+) -> None:
+    """Compare counts with the published ones; with another number of rows, only warn."""
+    if table.n_rows != known.n_rows:
+        warnings.warn(
+            f"{table.path} lists {table.n_rows} images, but {known.n_rows} were published. Do not compare "
+            f"results with published ones. The original comes from: {table.source}.",
+            EllipticWarning,
+            stacklevel=4,
+        )
+        return
+    counts = {"parts of sizes": (np.bincount(part, minlength=3)[:3].tolist(), known.sizes)}
+    if known.training_groups is not None:
+        found = np.bincount(group[part == 0], minlength=len(known.training_groups)).tolist()
+        counts["training groups of sizes"] = (found, known.training_groups)
+    for what, (found, published) in counts.items():
+        if found != list(published):
+            raise ValueError(
+                f"Expected {table.path} to have {what} {' / '.join(map(str, published))}, but they are "
+                f"{' / '.join(map(str, found))}. Put the original there. It comes from: {table.source}."
+            )

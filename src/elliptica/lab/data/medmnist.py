@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from elliptica._utils.text import did_you_mean
+from elliptica.lab.data.catalogue import DataFile, find_entry
+from elliptica.lab.data.files import find_file, verify_checksum
 from elliptica.lab.data.images import UNIT_RANGE, Pixels, as_pixels, check_pixels
-from elliptica.lab.data.location import find_file, verify_checksum
 from elliptica.lab.data.splits import Dataset, Split
 
 Evaluation = Literal["test", "validation"]
 
-_SOURCE = "MedMNIST v2, Zenodo record 10519652, https://doi.org/10.5281/zenodo.10519652 (or package medmnist)"
 _SIZE = 28
 
 
@@ -29,49 +29,40 @@ class MedMNIST:
 
     Attributes:
         name: Name in MedMNIST, in small letters.
-        sizes: Images for training, validation and test.
         n_channels: 1 for grey, 3 for colour.
         n_classes: Number of classes.
-        checksum: Published hash of the file.
-        file: Name of the file if it is not that of the data set.
+        file: Its path and published hash.
+        sizes: Images for training, validation and test.
         source: Where the file comes from.
     """
 
     name: str
-    sizes: tuple[int, int, int]
     n_channels: int
     n_classes: int
-    checksum: str
-    file: str = ""
-    source: str = _SOURCE
+    file: DataFile
+    sizes: tuple[int, ...]
+    source: str
 
-    @property
-    def relative_path(self) -> str:
-        """Path inside a data directory."""
-        folder = self.name.removesuffix("_subset")
-        return f"{folder}/{self.file or self.name + '.npz'}"
+    @classmethod
+    def listed(cls, name: str, n_channels: int, n_classes: int) -> MedMNIST:
+        """Complete it from the catalogue."""
+        entry = find_entry(name)
+        return cls(name, n_channels, n_classes, entry.forms[0][0], entry.rows, entry.source)
 
 
 _KNOWN = (
-    MedMNIST("breastmnist", (546, 78, 156), 1, 2, "md5:750601b1f35ba3300ea97c75c52ff8f6"),
-    MedMNIST("bloodmnist", (11959, 1712, 3421), 3, 8, "md5:7053d0359d879ad8a5505303e11de1dc"),
-    MedMNIST("pathmnist", (89996, 10004, 7180), 3, 9, "md5:a8b06965200029087d5bd730944a56c1"),
-    MedMNIST(
-        "pathmnist_subset",
-        (9000, 1001, 7180),
-        3,
-        9,
-        "sha256:7f2ed88660a8640af2ef9ce542453b7e01c86e1d2ea65c6a28aa0343205adbd5",
-        source="every tenth training and validation image and all test images of pathmnist.npz; " + _SOURCE,
-    ),
-    MedMNIST("organamnist", (34561, 6491, 17778), 1, 11, "md5:68e3f8846a6bd62f0c9bf841c0d9eacc"),
-    MedMNIST("organcmnist", (12975, 2392, 8216), 1, 11, "md5:b9ceb9546e10131b32923c5bbeaea2b1"),
-    MedMNIST("organsmnist", (13932, 2452, 8827), 1, 11, "md5:9ab87b696fb54e2a387ebe992d6ed5f1"),
-    MedMNIST("retinamnist", (1080, 120, 400), 3, 5, "md5:bd4c0672f1bba3e3a89f0e4e876791e4"),
-    MedMNIST("dermamnist", (7007, 1003, 2005), 3, 7, "md5:0744692d530f8e62ec473284d019b0c7"),
-    MedMNIST("pneumoniamnist", (4708, 524, 624), 1, 2, "md5:28209eda62fecd6e6a2d98b1501bb15f"),
-    MedMNIST("tissuemnist", (165466, 23640, 47280), 1, 8, "md5:ebe78ee8b05294063de985d821c1c34b"),
-    MedMNIST("octmnist", (97477, 10832, 1000), 1, 4, "md5:c68d92d5b585d8d81f7112f81e2d0842"),
+    MedMNIST.listed("breastmnist", 1, 2),
+    MedMNIST.listed("bloodmnist", 3, 8),
+    MedMNIST.listed("pathmnist", 3, 9),
+    MedMNIST.listed("pathmnist_subset", 3, 9),
+    MedMNIST.listed("organamnist", 1, 11),
+    MedMNIST.listed("organcmnist", 1, 11),
+    MedMNIST.listed("organsmnist", 1, 11),
+    MedMNIST.listed("retinamnist", 3, 5),
+    MedMNIST.listed("dermamnist", 3, 7),
+    MedMNIST.listed("pneumoniamnist", 1, 2),
+    MedMNIST.listed("tissuemnist", 1, 8),
+    MedMNIST.listed("octmnist", 1, 4),
 )
 #: The data sets by name.
 MEDMNIST = {known.name: known for known in _KNOWN}
@@ -126,9 +117,9 @@ def load_medmnist(
             f"evaluate_on must be 'test' or 'validation', but got {evaluate_on!r}. Pass one of the two."
         )
     check_pixels(pixels)
-    path = find_file(known.relative_path, data_dir, source=known.source)
+    path = find_file(known.file.path, data_dir, source=known.source)
     parts = _read(path, known)  # before the hash: its message says what is wrong with a bad file
-    verify_checksum(path, known.checksum, source=known.source)
+    verify_checksum(path, known.file.checksum, source=known.source)
     rng = np.random.RandomState(seed)
     images, labels = parts[0]
     order = rng.permutation(len(images))

@@ -14,8 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from elliptica.lab.data.catalogue import DataFile, find_entry
+from elliptica.lab.data.files import data_directories, find_file, verify_checksum
 from elliptica.lab.data.images import UNIT_RANGE, Pixels, check_pixels, check_share, image_dataset, read_rgb
-from elliptica.lab.data.location import data_directories, find_file, verify_checksum
 from elliptica.lab.data.splits import Dataset
 
 Labelled = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -28,8 +29,7 @@ class TinyImageNet:
     """What is known about an edition: where it is, how many classes and images it has."""
 
     name: str
-    archive: str
-    checksum: str
+    archive: DataFile
     folder: str | None
     prefix: str  # of the paths inside the archive
     n_classes: int
@@ -37,26 +37,24 @@ class TinyImageNet:
     source: str
 
 
-_TERMS = "derived from ImageNet: non-commercial research"
+_ZIP = "http://cs231n.stanford.edu/tiny-imagenet-200.zip (derived from ImageNet: non-commercial research)"
 _FULL = TinyImageNet(
     name="tiny_imagenet",
-    archive="tiny_imagenet/tiny-imagenet-200.zip",
-    checksum="md5:90528d7ca1a48142e341f4ef8d21d0de",
+    archive=find_entry("tiny_imagenet").forms[0][0],
     folder="tiny_imagenet/tiny-imagenet-200",
     prefix="tiny-imagenet-200/",
     n_classes=200,
     per_class=(500, 50),
-    source=f"http://cs231n.stanford.edu/tiny-imagenet-200.zip ({_TERMS})",
+    source=_ZIP,
 )
 _TEN = TinyImageNet(
     name="tiny_imagenet_10",
-    archive="tiny_imagenet_10/tiny_imagenet_10.zip",
-    checksum="sha256:aaf814616e91a7cc86cd77cbc014ad570af23ec618a7de35257e50c63f1c3797",
+    archive=find_entry("tiny_imagenet_10").forms[0][0],
     folder=None,
     prefix="",
     n_classes=10,
     per_class=(500, 50),
-    source=f"every 20th class of http://cs231n.stanford.edu/tiny-imagenet-200.zip ({_TERMS})",
+    source=f"every 20th class of {_ZIP}",
 )
 _EDITIONS = {200: _FULL, 10: _TEN}
 
@@ -166,8 +164,8 @@ def _open(edition: TinyImageNet, data_dir: str | os.PathLike[str] | None) -> Ite
             if (place / edition.folder).is_dir():
                 yield _Folder(place / edition.folder)
                 return
-    path = find_file(edition.archive, data_dir, source=edition.source)
-    verify_checksum(path, edition.checksum, source=edition.source)
+    path = find_file(edition.archive.path, data_dir, source=edition.source)
+    verify_checksum(path, edition.archive.checksum, source=edition.source)
     with zipfile.ZipFile(path) as archive:
         yield _Zip(archive, str(path), edition.prefix)
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from elliptica.lab.data import features
-from elliptica.lab.data.features import load_waterbirds_features
+from elliptica.lab.data import groups, load_waterbirds_features
 
 PARTS = ("train", "validation", "test")
 
@@ -19,8 +18,9 @@ def write(path, arrays, monkeypatch, **known):
     path.parent.mkdir(exist_ok=True)
     np.savez_compressed(path, **arrays)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    described = dataclasses.replace(features._WATERBIRDS, sha256=digest, **known)
-    monkeypatch.setattr(features, "_WATERBIRDS", described)
+    file = dataclasses.replace(groups._WATERBIRDS_FEATURES.file, checksum=f"sha256:{digest}")
+    described = dataclasses.replace(groups._WATERBIRDS_FEATURES, file=file, **known)
+    monkeypatch.setattr(groups, "_WATERBIRDS_FEATURES", described)
 
 
 @pytest.fixture

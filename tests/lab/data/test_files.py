@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elliptica.lab.data.location import data_directories, find_file, verify_sha256
+from elliptica.lab.data.files import data_directories, find_file, verify_sha256
 
 
 @pytest.fixture

@@ -1,20 +1,24 @@
-"""Download one published file: resumable, checked, and there in full or not at all."""
+"""Find data files on this machine, check that they are the published ones, and download them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import http.client
 import os
 import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from elliptica import __version__
+
+#: Environment variable that names the data directory.
+ENVIRONMENT_VARIABLE = "ELLIPTICA_DATA"
 
 #: Called with the bytes that are there and the bytes of the whole file (None if the server does not say).
 Progress = Callable[[int, int | None], None]
@@ -22,6 +26,141 @@ Progress = Callable[[int, int | None], None]
 _BLOCK = 1 << 18
 _TIMEOUT = 30.0
 _BROKEN = (http.client.HTTPException, OSError)
+
+
+def data_directories(data_dir: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
+    """List the directories in which data files are looked for, first choice first.
+
+    An explicit ``data_dir`` is the only place. Without it: the directory named by the
+    environment variable ``ELLIPTICA_DATA``, if set, then ``elliptica`` in the user's cache folder
+    (``XDG_CACHE_HOME``, or ``~/.cache``). Directories need not exist.
+
+    Example:
+        >>> [str(place) for place in data_directories("my/data")] == [str(Path("my/data"))]
+        True
+    """
+    if data_dir is not None:
+        return (Path(data_dir).expanduser(),)
+    places = []
+    if named := os.environ.get(ENVIRONMENT_VARIABLE):
+        places.append(Path(named).expanduser())
+    places.append(_cache_directory() / "elliptica")
+    return tuple(places)
+
+
+def find_file(
+    relative_path: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    source: str = "",
+) -> Path:
+    """Return the first existing file among the data directories.
+
+    Args:
+        relative_path: Path inside a data directory, e.g. ``"no2/NO2.csv"``.
+        data_dir: The one directory to look in; see `data_directories` if None.
+        source: Where the original can be had from; quoted in the error message.
+
+    Raises:
+        FileNotFoundError: If no directory holds the file. The message lists every place.
+        ValueError: If ``relative_path`` is absolute.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "a.txt").write_text("hello")
+        ...     find_file("a.txt", folder).name
+        'a.txt'
+    """
+    relative = Path(relative_path)
+    if relative.is_absolute():
+        raise ValueError(
+            f"relative_path must be relative to a data directory, but got {str(relative)!r}. "
+            "Pass the directory as data_dir and the rest as relative_path."
+        )
+    candidates = [place / relative for place in data_directories(data_dir)]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise _not_found("data file", relative.as_posix(), candidates, source)
+
+
+def find_folder(
+    names: Sequence[str], data_dir: str | os.PathLike[str] | None = None, *, source: str = ""
+) -> Path:
+    """Return the first of several folders that exists in a data directory.
+
+    Raises:
+        FileNotFoundError: If there is none. The message lists every place.
+    """
+    candidates = [place / name for place in data_directories(data_dir) for name in names]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise _not_found("folder", names[0], candidates, source)
+
+
+def _not_found(kind: str, name: str, candidates: Sequence[Path], source: str) -> FileNotFoundError:
+    looked = "\n".join(f"  {candidate}" for candidate in candidates)
+    return FileNotFoundError(
+        f"Expected the {kind} {name!r}, but found none of\n{looked}\n"
+        f"Set the environment variable {ENVIRONMENT_VARIABLE}, or pass data_dir (--data-dir on the command "
+        f"line), to the directory that holds {name!r}." + _origin(source)
+    )
+
+
+def verify_sha256(path: str | os.PathLike[str], expected: str, *, source: str = "") -> None:
+    """Raise ValueError unless a file has this SHA-256, given by its 64 digits; see `verify_checksum`."""
+    verify_checksum(path, f"sha256:{expected}", source=source)
+
+
+def verify_checksum(path: str | os.PathLike[str], expected: str, *, source: str = "") -> None:
+    """Raise an error unless a file is byte for byte the published one, by whichever hash was published.
+
+    Args:
+        path: File to read.
+        expected: Name of the hash and its hexadecimal digits, e.g. ``"md5:750601b1f35b..."``.
+        source: Where the original can be had from; quoted in the error message.
+
+    Raises:
+        ValueError: If the hashes differ.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "a.txt"
+        ...     _ = file.write_bytes(b"hello")
+        ...     verify_checksum(file, "md5:5d41402abc4b2a76b9719d911017c592")
+    """
+    name, wanted = expected.split(":")
+    with Path(path).open("rb") as file:
+        got = checksum(iter(lambda: file.read(1 << 20), b""), name)
+    if got != wanted.lower():
+        label = {"sha256": "SHA-256", "md5": "MD5"}.get(name, name)
+        raise ValueError(
+            f"Expected {os.fspath(path)} to have {label}\n  {wanted}\nbut it has\n  {got}\n"
+            "The file is damaged, another edition, or had its line endings converted. "
+            "Delete it and put the original there, unchanged." + _origin(source)
+        )
+
+
+def checksum(blocks: Iterable[bytes], name: str) -> str:
+    """Hexadecimal digits of the hash ``name`` of blocks of bytes, one after the other."""
+    # some hardened systems allow MD5 only where it guards against accidents, as it does here
+    digest = hashlib.new(name, usedforsecurity=False)
+    for block in blocks:
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _cache_directory() -> Path:
+    """Return the user's cache folder; a relative ``XDG_CACHE_HOME`` is void, by that standard."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return named if named.is_absolute() else Path.home() / ".cache"
+
+
+def _origin(source: str) -> str:
+    return f" The original comes from: {source}." if source else ""
 
 
 def download_file(

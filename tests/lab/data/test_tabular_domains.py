@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from elliptica.lab.data import domains
+from elliptica.lab.data import tabular
 from elliptica.lab.data.splits import Split
 
-LOADERS = {"skillcraft": domains.load_skillcraft, "crime": domains.load_crime}
+LOADERS = {"skillcraft": tabular.load_skillcraft, "crime": tabular.load_crime}
 PARTS = ("train", "validation", "test")
 SIZES = {"skillcraft": (1878, 806, 711), "crime": (1390, 231, 373)}
 LEAGUES = dict(zip(range(1, 9), (167, 347, 553, 811, 806, 621, 35, 55), strict=True))
@@ -27,7 +27,7 @@ def made_up(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     tables = {}
     for constant in ("_SKILLCRAFT", "_CRIME"):
-        table = getattr(domains, constant)
+        table = getattr(tabular, constant)
         values = rng.normal(size=(table.n_rows, table.n_columns)) * 50
         counts = DOMAINS[table.name]
         values[:, table.domain] = rng.permutation(np.repeat(list(counts), list(counts.values())))
@@ -35,11 +35,13 @@ def made_up(tmp_path, monkeypatch):
         missing = rng.random(values.shape) < 0.2
         missing[:, [table.domain, table.target]] = False
         values[missing] = np.nan
-        path = tmp_path / table.relative_path
+        path = tmp_path / table.file.path
         path.parent.mkdir()
         path.write_bytes(layout(values, table).encode())
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        monkeypatch.setattr(domains, constant, dataclasses.replace(table, sha256=digest))
+        file = dataclasses.replace(
+            table.file, checksum=f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        )
+        monkeypatch.setattr(tabular, constant, dataclasses.replace(table, file=file))
         tables[table.name] = (values, table)
     return tmp_path, tables
 
@@ -123,10 +125,11 @@ def test_test_rows_do_not_reach_training_by_default(made_up, monkeypatch, name):
     before = {scale: LOADERS[name](0, data_dir=folder, scale=scale) for scale in ("train", "all")}
     changed = values.copy()
     changed[np.ix_(parts_by_loop(values, table)[2], table.features)] *= 7
-    path = folder / table.relative_path
+    path = folder / table.file.path
     path.write_bytes(layout(changed, table).encode())
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(domains, f"_{name.upper()}", dataclasses.replace(table, sha256=digest))
+    file = dataclasses.replace(table.file, checksum=f"sha256:{digest}")
+    monkeypatch.setattr(tabular, f"_{name.upper()}", dataclasses.replace(table, file=file))
     after = {scale: LOADERS[name](0, data_dir=folder, scale=scale) for scale in ("train", "all")}
     for part in ("train", "validation"):
         assert torch.equal(getattr(before["train"], part).x, getattr(after["train"], part).x)
@@ -138,7 +141,7 @@ def test_global_random_state_is_untouched(made_up):
     np.random.seed(5)  # noqa: NPY002
     expected = np.random.random()  # noqa: NPY002
     np.random.seed(5)  # noqa: NPY002
-    domains.load_skillcraft(0, data_dir=made_up[0])
+    tabular.load_skillcraft(0, data_dir=made_up[0])
     assert np.random.random() == expected  # noqa: NPY002
 
 
@@ -173,18 +176,18 @@ def test_damaged_file_is_refused_with_the_reason(made_up, case):
     path = folder / "skillcraft" / "SkillCraft1_Dataset.csv"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=message) as error:
-        domains.load_skillcraft(0, data_dir=folder)
+        tabular.load_skillcraft(0, data_dir=folder)
     for needed in (str(path), "put the original there", "UCI"):
         assert needed in str(error.value)
 
 
 def test_other_domains_are_refused(made_up, monkeypatch):
     folder, _ = made_up
-    monkeypatch.setattr(domains, "_CRIME", dataclasses.replace(domains._CRIME, sizes=(1390, 232, 372)))
+    monkeypatch.setattr(tabular, "_CRIME", dataclasses.replace(tabular._CRIME, sizes=(1390, 232, 372)))
     with pytest.raises(
         ValueError, match=r"parts of \(1390, 232, 372\) rows, but they give \(1390, 231, 373\)"
     ):
-        domains.load_crime(0, data_dir=folder)
+        tabular.load_crime(0, data_dir=folder)
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -196,7 +199,7 @@ def test_missing_file_names_the_origin(tmp_path, name):
 
 def test_unknown_scale_is_refused(made_up, own_checks):
     with pytest.raises(ValueError, match="'train' or 'all', but got 'test'"):
-        domains.load_crime(0, data_dir=made_up[0], scale="test")
+        tabular.load_crime(0, data_dir=made_up[0], scale="test")
 
 
 @pytest.mark.parametrize(
@@ -213,14 +216,14 @@ class TestRealFiles:
     """The published files, where ELLIPTICA_DATA points to them."""
 
     def test_skillcraft_leagues(self, data_dir):
-        data = domains.load_skillcraft(1, data_dir=data_dir)
+        data = tabular.load_skillcraft(1, data_dir=data_dir)
         assert (data.name, data.task, data.n_features) == ("skillcraft", "regression", 17)
         for part, leagues in zip(PARTS, ((1, 2, 3, 4), (5,), (6, 7, 8)), strict=True):
             codes, counts = getattr(data, part).group.unique(return_counts=True)
             assert dict(zip(codes.tolist(), counts.tolist(), strict=True)) == {i: LEAGUES[i] for i in leagues}
 
     def test_crime_states(self, data_dir):
-        data = domains.load_crime(1, data_dir=data_dir)
+        data = tabular.load_crime(1, data_dir=data_dir)
         assert (data.name, data.task, data.n_features) == ("crime", "regression", 122)
         assert tuple(getattr(data, part).n_rows for part in PARTS) == SIZES["crime"]
         assert data.train.group.unique().tolist() == [
@@ -248,8 +251,8 @@ class TestRealFiles:
 
     @pytest.mark.parametrize("name", LOADERS)
     def test_equals_a_loop_over_the_file(self, data_dir, name):
-        table = getattr(domains, f"_{name.upper()}")
-        with (data_dir / table.relative_path).open() as file:
+        table = getattr(tabular, f"_{name.upper()}")
+        with (data_dir / table.file.path).open() as file:
             rows = list(csv.reader(file))[int(table.has_header) :]
         values = np.full((len(rows), table.n_columns), np.nan)
         for i, row in enumerate(rows):
