@@ -1,0 +1,124 @@
+"""Files that version 0.1.0 wrote before its modules moved are read, and mean what they meant.
+
+They lie in `tests/fixtures`, each beside what the code of that time made of it.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.lab.training.test_loop import dataset, train
+from typer.testing import CliRunner
+
+import elliptica
+from elliptica.cli import app
+from elliptica.distributed import load_checkpoint
+from elliptica.estimators import load, read_notes
+
+FOLDER = Path(__file__).resolve().parent / "fixtures"
+RESULTS = FOLDER.parent.parent / "results"
+
+
+def expected(name):
+    return json.loads((FOLDER / name / "expected.json").read_text(encoding="utf-8"))
+
+
+def run(*arguments):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", ["classifier", "regressor", "pipeline"])
+def test_models_predict_what_they_did(name):
+    model, known = load(FOLDER / "models" / f"{name}.elliptica"), expected("models")
+    rows = pd.read_csv(FOLDER / "models" / "rows.csv") if name == "pipeline" else np.float32(known["rows"])
+    predicted = model.predict(rows) if name == "regressor" else model.predict_proba(rows)
+    np.testing.assert_allclose(predicted, known[name], rtol=1e-4, atol=1e-5)
+    if name != "regressor":
+        assert model.predict(rows[:1])[0] in known["classes"]
+    if name == "pipeline":
+        assert read_notes(FOLDER / "models" / f"{name}.elliptica") == {"target": "side"}
+
+
+def test_models_of_a_comparison_predict_what_they_did(tmp_path):
+    folder, out = FOLDER / "compare", tmp_path / "predictions.csv"
+    run("predict", folder / "run" / "model.elliptica", folder / "data.csv", "--proba", "--out", out)
+    now, then = pd.read_csv(out), pd.read_csv(folder / "predictions.csv")
+    assert list(now) == list(then)
+    assert (now["prediction"] == then["prediction"]).all()
+    np.testing.assert_allclose(now.iloc[:, 2:], then.iloc[:, 2:], atol=2e-4)
+
+
+def test_a_comparison_is_taken_up_where_it_was(tmp_path):
+    """Nothing is trained anew: every run keeps its seconds."""
+    shutil.copytree(FOLDER / "compare" / "run", tmp_path / "run")
+    options = ["--repeats", 3, "--trials", 1, "--epochs", 5, "--methods", "erm,elliptic"]
+    data = FOLDER / "compare" / "data.csv"
+    run("compare", data, "--target", "answer", "--group", "site", *options, "--out", tmp_path / "run")
+    now, then = (
+        json.loads((place / "run" / "results.json").read_text()) for place in (tmp_path, data.parent)
+    )
+    assert now["records"] == then["records"]
+
+
+def test_records_give_the_table_that_they_gave():
+    options = ["--dataset", "no2", "--methods", "erm,elliptic", "--seeds", 1, "--epochs", 2]
+    printed = run("table", "table3", *options, "--out", FOLDER / "runs")
+    then = (FOLDER / "runs" / "table.md").read_text(encoding="utf-8")
+    assert printed.split("This table again")[0].strip() == then.split("This table again")[0].strip()
+
+
+@pytest.mark.parametrize("source", [RESULTS / "two_moons", RESULTS / "compare" / "wine", FOLDER / "runs"])
+def test_results_become_a_page(source, tmp_path):
+    run("report", source, "--no-landscape", "-o", tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 1e5
+
+
+def test_chosen_settings_are_applied():
+    """With --tuned, a table looks for the settings that `elliptica tune` chose and left as files."""
+    options = ["--dataset", "waterbirds-features", "--methods", "erm,elliptic", "--tuned"]
+    printed = run("table", "table4", *options, "--out", RESULTS / "tables")
+    assert "not recorded" not in printed
+
+
+def test_training_resumes_from_a_checkpoint(tmp_path):
+    file = tmp_path / "run.safetensors"
+    shutil.copy(FOLDER / "training" / "run.safetensors", file)
+    epochs = []
+    model, result = train(checkpoint=file, progress=lambda end: epochs.append(end.epoch))
+    known = expected("training")
+    assert len(epochs) == 3  # of six; three were done
+    assert result.epoch == known["epoch"]
+    with torch.no_grad():
+        outputs = model.eval()(dataset().test.x[:10]).flatten()
+    torch.testing.assert_close(outputs, torch.tensor(known["outputs"]), rtol=1e-4, atol=1e-5)
+
+
+def test_sharded_checkpoints_resume():
+    known = expected("distributed")
+    x, y = torch.tensor(known["rows"]), torch.tensor(known["targets"])[:, None]
+    objective = elliptica.Elliptic(torch.nn.Linear(3, 1), torch.nn.MSELoss(), sigma=0.1)
+    optimizer, noise = torch.optim.Adam(objective.parameters(), lr=1.0), torch.Generator()
+    found = load_checkpoint(FOLDER / "distributed", objective, optimizer, generators={"noise": noise})
+    assert (found.step, found.extra) == (3, {"epoch": 1})
+    losses = []
+    for _ in range(3):
+        loss = objective(x, y, generator=noise)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == pytest.approx(known["losses"], rel=1e-4)
+
+
+def test_partner_indices_draw_what_they_did():
+    known = expected("partner_index")
+    index = elliptica.PartnerIndex.load(FOLDER / "partner_index" / "index", verify=True)
+    drawn = index.sample(torch.arange(60), generator=torch.Generator().manual_seed(1))
+    assert drawn.tolist() == known["drawn"]
+    assert index.error_bound == pytest.approx(known["bound"])
