@@ -13,11 +13,11 @@ from sklearn import metrics as sklearn_metrics
 from elliptica._utils.statistics import corrected_interval
 from elliptica.compare import Comparison, TableError, compare, fit_model
 from elliptica.compare import protocol as protocol_module
+from elliptica.compare.markdown import markdown, page
 from elliptica.compare.metrics import classification_scores, metrics_of, regression_scores
 from elliptica.compare.plan import METHODS, Plan, choose_methods, draw_settings
 from elliptica.compare.problem import make_problem
 from elliptica.compare.protocol import Record, Trial, final_trial, prepare, run_method
-from elliptica.compare.report import markdown, page
 from elliptica.compare.table import read_table
 from elliptica.compare.verdict import judge
 

@@ -11,12 +11,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from elliptica.cli import app
+from elliptica.cli.app import print_point, print_text
+from elliptica.cli.compare import _print_result
 from elliptica.compare import Comparison, TableError, compare, markdown, predict_file
-from elliptica.compare.command import _conclude, _list, _say
+from elliptica.compare.markdown import _cell, cautions
 from elliptica.compare.metrics import Metric, show_number
 from elliptica.compare.plan import TREES, Plan, at_border, draw_settings, make_estimator
 from elliptica.compare.protocol import last_drop
-from elliptica.compare.report import _cell, cautions
 from elliptica.compare.verdict import NAMES
 from elliptica.estimators import load, read_notes, save
 
@@ -400,9 +401,9 @@ def test_eighty_columns():
     frame = pl.DataFrame({"x": np.random.default_rng(2).normal(size=60), "y": ["rose", "iris"] * 30})
     result = compare(frame, "y", trees=True, repeats=2, trials=1, epochs=1, hidden=(2,))
     console = Console(width=80, force_terminal=True, color_system=None, record=True, file=io.StringIO())
-    _list(console, "Column 'age' has [bold]many[/bold] values " + "and more words " * 20)
-    _say(console, "word " * 40)
-    _conclude(result, console)
+    print_point(console, "Column 'age' has [bold]many[/bold] values " + "and more words " * 20)
+    print_text(console, "word " * 40)
+    _print_result(result, console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("- Column 'age' has [bold]many[/bold]")
@@ -416,5 +417,5 @@ def test_eighty_columns():
 
 def test_lines_in_a_file_are_whole():
     console = Console(width=80, force_terminal=False, record=True, file=io.StringIO())
-    _list(console, "word " * 40)
+    print_point(console, "word " * 40)
     assert len(console.export_text().splitlines()) == 1

@@ -7,6 +7,7 @@ from elliptica.cli import diagnose as diagnose
 from elliptica.cli import experiments as experiments
 from elliptica.cli import figure as figure
 from elliptica.cli import landscape as landscape
+from elliptica.cli import predict as predict
 from elliptica.cli import report as report
 from elliptica.cli import tune as tune
 from elliptica.cli.app import app as app

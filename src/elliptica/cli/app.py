@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from elliptica import __version__
 from elliptica._utils.text import did_you_mean
@@ -55,6 +58,21 @@ def parser_of(kind: type[Name]) -> Callable[[str], Name]:
         raise typer.BadParameter(f"There is no {value!r}. {hint}")
 
     return parse
+
+
+def print_text(console: Console, text: str) -> None:
+    """Print whole words on a screen, whole lines into a file."""
+    console.print(text, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def print_point(console: Console, text: str) -> None:
+    """Print a point of a list, indented below its dash."""
+    if not console.is_terminal:
+        print_text(console, f"- {escape(text)}")
+        return
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row("-", escape(text))
+    console.print(grid, highlight=False)
 
 
 def _print_version(wanted: bool) -> bool:

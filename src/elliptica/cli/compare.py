@@ -1,16 +1,34 @@
-"""`elliptica compare` and `elliptica predict`: tables of your own."""
+"""`elliptica compare`: which training for a table of your own."""
 
 from __future__ import annotations
 
 import shlex
+import sys
+import time
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
 
-from elliptica.cli.app import app, parser_of, require_extra
+from elliptica._utils.text import count
+from elliptica.cli.app import app, parser_of, print_point, print_text, require_extra
+from elliptica.cli.report import Request, write_report
+
+if TYPE_CHECKING:
+    from elliptica.compare.comparison import Comparison, Session
 
 
 class Kind(str, Enum):
@@ -93,16 +111,14 @@ def compare(
         typer.Option(help="Folder for the results.", show_default="compare/NAME", file_okay=False),
     ] = None,
 ) -> None:
-    """Is elliptic training better than ordinary training on your table? Measures, answers, leaves a model.
+    """Compare training methods on your table and save the best model.
 
-    Interrupted with Ctrl-C, the same command goes on where it was. Example:
+    After Ctrl-C, rerun the same command to resume. Example:
     elliptica compare patients.csv --target outcome --group hospital
     """
     require_extra("tables", "polars", "sklearn", "safetensors")
-    from elliptica.compare.command import run_compare
-
     folder = out or Path("compare") / data.stem
-    status = run_compare(
+    status = _run(
         data,
         target,
         folder,
@@ -131,11 +147,10 @@ def _write_page(folder: Path, data: Path, status: int) -> None:
     """The page with charts in place of the plain one, where its packages are installed."""
     if status not in (0, 130) or not (folder / "report.html").exists():
         return
-    try:
-        from elliptica.cli.report import Request, write_report
-        from elliptica.report.content import ReportError
+    from elliptica.report.content import ReportError
 
-        page = folder / "report.html"
+    page = folder / "report.html"
+    try:
         try:
             write_report(Request(str(folder), data=data, landscape=status == 0), page)
         except ReportError as error:  # the charts of the scores do not need the table
@@ -150,30 +165,125 @@ def _write_page(folder: Path, data: Path, status: int) -> None:
         typer.echo(f"report.html has charts; to make it again: {again}")
 
 
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Argument(help="model.elliptica, as written by elliptica compare.")],
-    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with the same columns of inputs.")],
-    out: Annotated[Path, typer.Option(help="Where predictions go.", dir_okay=False)] = Path(
-        "predictions.csv"
-    ),
-    proba: Annotated[bool, typer.Option("--proba", help="Probabilities of the classes, too.")] = False,
-    id: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Column to carry to the predictions. May be repeated.",
-            show_default="the --id of the comparison",
-        ),
-    ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Longer tables are refused.")] = 2_000_000,
-) -> None:
-    """Predict the rows of another table with a model that a comparison has left.
+def _run(source: Path, target: str, out: Path, console: Console, **options: Any) -> int:
+    """Compare, print and write; returns the exit status."""
+    from elliptica.compare.comparison import Session, fit_model
+    from elliptica.compare.markdown import describe_model, write_reports
+    from elliptica.compare.store import MODEL
+    from elliptica.compare.table import TableError
 
-    Predictions have the number of their row. Example:
-    elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
+    command = shlex.join(["elliptica", *sys.argv[1:]])
+    session: Session | None = None
+    try:
+        with console.status("reading"):
+            session = Session.open(source, target, out=out, command=command, **options)
+        _print_plan(session, console)
+        if console.is_terminal:
+            with _progress_bar(console) as progress:
+                task = progress.add_task("", total=session.plan.n_runs)
+                session.run(lambda done, _, text: progress.update(task, completed=done, description=text))
+        else:
+            session.run(_progress_lines(console))
+        found = session.result()
+        write_reports(session, found)
+        with console.status("training the model on all rows"):
+            fit_model(found, out / MODEL)
+    except (TableError, RuntimeError) as error:
+        print_text(console, f"[red]error:[/red] {escape(str(error))}")
+        return 2 if isinstance(error, TableError) else 1
+    except KeyboardInterrupt:
+        return _interrupted(session, out, console)
+    _print_result(found, console)
+    print_text(console, escape(describe_model(found)))
+    files = f"Report: {out / 'report.md'} and report.html. Numbers: {out / 'results.json'}."
+    print_text(console, escape(files))
+    return 0
+
+
+def _interrupted(session: Session | None, out: Path, console: Console) -> int:
+    from elliptica.compare.markdown import write_reports
+
+    if session is None or not session.store.records():
+        print_text(console, "Interrupted before a run was finished.")
+        return 130
+    found = session.result()
+    write_reports(session, found)
+    _print_result(found, console)
+    print_text(
+        console,
+        f"Interrupted: {len(found.records)} of {found.plan.n_runs} runs are finished and kept in "
+        f"{escape(str(out))}. Rerun the same command to resume.",
+    )
+    return 130
+
+
+def _print_plan(session: Session, console: Console) -> None:
+    from elliptica.compare.verdict import MIN_REPEATS
+
+    problem, plan = session.problem, session.plan
+    if plan.repeats < MIN_REPEATS:
+        print_point(
+            console,
+            f"{plan.repeats} repeat{'s give' if plan.repeats > 1 else ' gives'} scores but no verdict, which "
+            f"needs {MIN_REPEATS} or more. Rerun the same command with more --repeats to add them.",
+        )
+    for notice in problem.notices:
+        print_point(console, notice)
+    done = len(session.store.records())
+    print_text(
+        console,
+        f"{len(problem.target):,} rows, {count(problem.features.width, 'input')}; "
+        f"{count(len(plan.methods), 'method')} x {count(plan.repeats, 'repeat')} x "
+        f"{count(plan.trials, 'trial')}" + (f"; {count(done, 'run')} done already" if done else ""),
+    )
+
+
+def _print_result(found: Comparison, console: Console) -> None:
+    from elliptica.compare.markdown import cautions, result_rows
+
+    header, *rows = result_rows(found, short=True)
+    grid = Table()
+    for number, name in enumerate(header):
+        grid.add_column(escape(name), justify="right" if number else "left", no_wrap=not number)
+    for row in rows:
+        grid.add_row(*map(escape, row))
+    console.print(grid)
+    print_text(console, f"[bold]{escape(found.verdict.text)}[/bold]")
+    for caution in cautions(found):
+        print_point(console, f"Note: {caution}")
+
+
+def _progress_bar(console: Console) -> Progress:
+    columns = (
+        *(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()),
+        TextColumn("{task.description}"),
+    )
+    # a run may need longer than the half minute from which speed is estimated by default
+    return Progress(*columns, console=console, transient=True, speed_estimate_period=24 * 3600)
+
+
+def _progress_lines(console: Console) -> Callable[[int, int, str], None]:
+    """A line for every finished run, where there is no terminal for a bar."""
+    begin = time.monotonic()
+    running: list[str] = []
+
+    def listen(done: int, total: int, text: str) -> None:
+        if running:
+            print_text(console, escape(f"{running.pop()} done, {_duration(time.monotonic() - begin)} so far"))
+        if done < total:
+            running.append(text)
+
+    return listen
+
+
+def _duration(seconds: float) -> str:
+    """In words, as exactly as one wants to know.
+
+    Example:
+        >>> _duration(12.3), _duration(100), _duration(7500)
+        ('12 s', '2 min', '2 h 5 min')
     """
-    require_extra("tables", "polars", "sklearn", "safetensors")
-    from elliptica.compare.command import run_predict
-
-    status = run_predict(model, data, out, Console(), proba=proba, ids=id or (), max_rows=max_rows)
-    raise typer.Exit(status)
+    minutes = round(seconds / 60)
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

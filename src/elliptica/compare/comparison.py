@@ -229,7 +229,7 @@ def compare(
         max_rows: Longer tables are refused,
         sample: or reduced to a random sample of that size.
         ids: Columns that name the rows: no inputs, but carried to the predictions of the model.
-        out: Folder in which finished runs are kept, so that the same call goes on where it was.
+        out: Folder in which finished runs are kept, so that the same call resumes.
         listen: Told before each run.
 
     Raises:

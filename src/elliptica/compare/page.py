@@ -138,7 +138,7 @@ def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[A
     if len(records) < n_runs:
         missing["seeds"] = (
             f"Not finished: {len(records)} of {n_runs} runs are there, {len(whole)} repeats are complete, "
-            "and only those are compared. The same command goes on."
+            "and only those are compared. Rerun the same command to resume."
         )
     return Study(
         name="comparison",

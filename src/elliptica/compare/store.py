@@ -1,4 +1,4 @@
-"""Finished runs in one JSON file, rewritten after each run, so that an interrupted comparison goes on."""
+"""Keep finished runs in one JSON file, so that an interrupted comparison can be resumed."""
 
 from __future__ import annotations
 

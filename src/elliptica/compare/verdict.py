@@ -119,7 +119,7 @@ class _Words:
                 better, worse = map(self._describe, mine)
                 sentences += [
                     f"{NAMES[name].capitalize()} is a trade: {better}, but {worse}.",
-                    "Whether that is wanted is yours to say.",
+                    "The choice is yours.",
                 ]
         return sentences
 

@@ -15,7 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 from elliptica.cli import app
-from elliptica.cli import compare as commands
+from elliptica.cli import compare as compare_command
+from elliptica.cli import predict as predict_command
 from elliptica.compare import TableError, predict_file
 from elliptica.estimators import EllipticClassifier, load, save
 
@@ -311,5 +312,5 @@ def test_ctrl_c_leaves_results_and_the_same_command_goes_on(data, tmp_path):
 
 
 def test_commands_are_documented():
-    assert commands.compare.__doc__
-    assert commands.predict.__doc__
+    assert compare_command.compare.__doc__
+    assert predict_command.predict.__doc__

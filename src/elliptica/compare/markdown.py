@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elliptica.compare.comparison import Comparison
+from elliptica.compare.comparison import Comparison, Session
 from elliptica.compare.metrics import Metric, show_number
 from elliptica.compare.plan import TREES, at_border
 from elliptica.compare.protocol import Record, Trial, final_trial
@@ -61,10 +61,21 @@ def sections(comparison: Comparison) -> list[Section]:
         *_cautions(comparison),
         Section("Test scores", [_caption(comparison)], result_rows(comparison)),
         *_differences(comparison),
-        Section("Model", [model_words(comparison)]),
+        Section("Model", [describe_model(comparison)]),
         Section("How it was done", points=_protocol(comparison)),
         Section("About the table", [_about(comparison)], points=comparison.problem.notices),
     ]
+
+
+def write_reports(session: Session, found: Comparison) -> None:
+    """Write reports and the verdict beside the records, also of a comparison that is not finished."""
+    folder = session.store.folder
+    if folder is None:
+        return
+    verdict = {"best": found.best, "text": found.verdict.text, "complete": found.complete}
+    session.store.write({"verdict": verdict})
+    (folder / "report.md").write_text(markdown(found), encoding="utf-8")
+    (folder / "report.html").write_text(page(found), encoding="utf-8")
 
 
 def markdown(comparison: Comparison) -> str:
@@ -101,8 +112,8 @@ def page(comparison: Comparison) -> str:
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
-def model_words(comparison: Comparison) -> str:
-    """What model.elliptica holds."""
+def describe_model(comparison: Comparison) -> str:
+    """Say what model.elliptica holds."""
     if not comparison.repeats:
         return "No model is saved before a repeat is finished."
     method, plan = comparison.model_method, comparison.plan
@@ -132,8 +143,8 @@ def _unfinished(comparison: Comparison) -> list[str]:
         return []
     return [
         f"Not finished: {len(comparison.records)} of {comparison.plan.n_runs} runs are done, and "
-        f"{len(comparison.repeats)} of {comparison.plan.repeats} repeats are complete. The same command goes "
-        "on."
+        f"{len(comparison.repeats)} of {comparison.plan.repeats} repeats are complete. Rerun the same "
+        "command to resume."
     ]
 
 
@@ -222,9 +233,7 @@ def _row(cells: Sequence[str], tag: str) -> str:
     return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
-# What limits the answer of a comparison: training that was cut short, a search that ended at a border.
-
-
+#: With fewer, what is compared is the beginning of training.
 FEW_EPOCHS = 20
 #: Training is not at its end if its last tenth took off more than this share of the first epoch's loss.
 _FALLING = 0.02

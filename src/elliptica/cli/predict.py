@@ -1,0 +1,52 @@
+"""`elliptica predict`: predictions for another table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from elliptica.cli.app import app, print_point, print_text, require_extra
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="model.elliptica, as written by elliptica compare.")],
+    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with the same columns of inputs.")],
+    out: Annotated[Path, typer.Option(help="Where predictions go.", dir_okay=False)] = Path(
+        "predictions.csv"
+    ),
+    proba: Annotated[bool, typer.Option("--proba", help="Probabilities of the classes, too.")] = False,
+    id: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column to carry to the predictions. May be repeated.",
+            show_default="the --id of the comparison",
+        ),
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Longer tables are refused.")] = 2_000_000,
+) -> None:
+    """Predict the rows of another table with a model that a comparison has left.
+
+    Predictions have the number of their row. Example:
+    elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
+    """
+    require_extra("tables", "polars", "sklearn", "safetensors")
+    from elliptica.compare.predict import predict_file
+    from elliptica.compare.table import TableError
+
+    console = Console()
+    try:
+        found, notices = predict_file(model, data, out, proba=proba, ids=id or (), max_rows=max_rows)
+    except TableError as error:
+        print_text(console, f"[red]error:[/red] {escape(str(error))}")
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt as error:
+        print_text(console, escape(f"Interrupted: {out} was not written, or not completely."))
+        raise typer.Exit(130) from error
+    for notice in notices:
+        print_point(console, notice)
+    print_text(console, escape(f"{len(found):,} predictions in {out}"))
