@@ -1,5 +1,6 @@
 """`PartnerIndex` draws the law of `PartnerTable` from k neighbours per row, or says how far off it is."""
 
+import importlib
 import math
 
 import numpy as np
@@ -326,11 +327,10 @@ def test_measured_cells_change_no_bound(generator, monkeypatch):
 # ----------------------------------------------------------------------------------- search and backends
 
 
-@pytest.mark.parametrize("backend", ["faiss", "sklearn", "torch"])
+@pytest.mark.parametrize("backend", ["faiss", "sklearn"])
 @pytest.mark.parametrize("kind", CLOUDS)
 def test_neighbours_against_scipy(kind, backend, generator):
-    if backend != "torch":
-        pytest.importorskip(backend, reason=f"{backend} is not installed (extra scale or tables)")
+    pytest.importorskip(backend, reason=f"{backend} is not installed (extra scale or tables)")
     x = cloud(kind, generator, n=200)
     index = PartnerIndex.build(x, k=7, backend=backend, exact=True, generator=generator)
     arrays = index._arrays
@@ -344,10 +344,9 @@ def test_neighbours_against_scipy(kind, backend, generator):
     assert (np.diff(arrays.distances, axis=1) >= 0).all()
 
 
-@pytest.mark.parametrize("backend", ["faiss", "sklearn", "torch"])
+@pytest.mark.parametrize("backend", ["faiss", "sklearn"])
 def test_recall_is_what_brute_force_finds(backend, generator):
-    if backend != "torch":
-        pytest.importorskip(backend, reason=f"{backend} is not installed (extra scale or tables)")
+    pytest.importorskip(backend, reason=f"{backend} is not installed (extra scale or tables)")
     x = torch.randn(120, 5, generator=generator)
     index = PartnerIndex.build(x, k=6, backend=backend, probes=2, cells=15, generator=generator)
     d = cdist(index._arrays.points, index._arrays.points) + np.diag(np.full(120, np.inf))
@@ -380,32 +379,37 @@ def test_cells_too_small_for_k_neighbours(generator):
     assert_law(index.with_law(power=0.0), reference(x, 0.0), generator, rows=range(0, n, 31))
 
 
-def test_without_faiss(monkeypatch, generator):
-    import importlib
-
+def test_without_faiss(monkeypatch):
     real = importlib.import_module
-    for missing, expected in (({"faiss"}, "sklearn"), ({"faiss", "sklearn"}, "torch")):
+    missing = {"faiss"}
 
-        def fake(name, *args, missing=missing):
-            if name.split(".")[0] in missing:
-                raise ImportError(f"no {name}")
-            return real(name, *args)
+    def fake(name, *args):
+        if name.split(".")[0] in missing:
+            raise ImportError(f"no {name}")
+        return real(name, *args)
 
-        monkeypatch.setattr("elliptica.partner_index.search.importlib.import_module", fake)
-        assert choose_backend(None).name == expected
-        assert PartnerIndex.build(torch.randn(30, 2), k=3)._facts.backend == expected
-        with pytest.raises(ModuleNotFoundError, match=r'pip install "elliptica\[scale\]".*backend="torch"'):
-            choose_backend("faiss")
+    monkeypatch.setattr("elliptica.partner_index.search.importlib.import_module", fake)
+    assert choose_backend(None) == "sklearn"
+    assert PartnerIndex.build(torch.randn(30, 2), k=3)._facts.backend == "sklearn"
+    with pytest.raises(ModuleNotFoundError, match=r"backend='faiss'.*pip install \"elliptica\[scale\]"):
+        choose_backend("faiss")
+    missing.add("sklearn")
+    with pytest.raises(ModuleNotFoundError, match=r"Neither faiss nor.*pip install \"elliptica\[tables\]"):
+        PartnerIndex.build(torch.randn(30, 2), k=3)
 
 
-def test_torch_kmeans_finds_separate_groups(generator):
-    groups = torch.tensor([[0.0, 0], [50, 0], [0, 50]])
-    x = (groups[torch.arange(90) % 3] + torch.randn(90, 2, generator=generator)).numpy()
-    within = []
-    for seed in range(20):
-        centres = choose_backend("torch").kmeans(x, 3, seed)
-        within.append(cdist(x, centres).min(1).max())
-    assert min(within) < 5
+@pytest.mark.parametrize("backend", ["faiss", "sklearn"])
+def test_the_same_generator_makes_the_same_index(backend, generator):
+    pytest.importorskip(backend, reason=f"{backend} is not installed (extra scale or tables)")
+    x = torch.randn(400, 5, generator=generator)
+    seeds = (5, 5, 6)
+    one, two, other = (
+        PartnerIndex.build(x, k=4, backend=backend, probes=2, generator=torch.Generator().manual_seed(seed))
+        for seed in seeds
+    )
+    for name, array in one._arrays.named().items():
+        assert np.array_equal(array, two._arrays.named()[name]), name
+    assert not np.array_equal(one._arrays.centres, other._arrays.centres)
 
 
 # ------------------------------------------------------------------------------------------- plain behaviour

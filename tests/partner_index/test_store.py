@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from elliptica.partner_index import PartnerIndex
-from elliptica.partner_index.search import Arrays
+from elliptica.partner_index.store import Arrays
 from partner_workers import Pairs, rank_draws
 from processes import fresh, together
 
@@ -70,8 +70,7 @@ def test_built_in_a_folder_from_a_mapped_file(exact, tmp_path, generator):
 
 def test_building_reads_in_pieces(monkeypatch, generator, tmp_path):
     """Never more than a piece of the data at a time, whatever their size."""
-    monkeypatch.setattr("elliptica.partner_index.build._CHUNK", 6 * 50)
-    monkeypatch.setattr("elliptica.partner_index.build._CHUNK", 6 * 50)
+    monkeypatch.setattr("elliptica.partner_index.features.CHUNK", 6 * 50)
     x = torch.randn(1000, 6, generator=generator).numpy()
     largest = []
 
@@ -241,6 +240,12 @@ def test_failed_write_leaves_the_old_index(saved, built, monkeypatch):
         built.save(saved.folder, overwrite=True)
     assert torch.equal(draws(PartnerIndex.load(saved.folder)), before)
     assert len(list(saved.folder.parent.iterdir())) == 1
+
+
+def test_an_index_of_a_backend_that_is_gone_still_opens(saved, built):
+    """Folders were written with torch as a third backend."""
+    edit_header(saved.folder, backend="torch")
+    assert torch.equal(draws(PartnerIndex.load(saved.folder, verify=True)), draws(built))
 
 
 def test_every_array_has_a_file(saved):

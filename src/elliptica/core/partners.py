@@ -212,7 +212,7 @@ def _nearest(x: Tensor, n_bridges: int, labels: Tensor | None, among: Among) -> 
 
 
 _CHUNK_BYTES = 64 * 2**20
-_ROWS_FOR_MEDIAN = 1000
+ROWS_FOR_MEDIAN = 1000
 
 
 class PartnerTable:
@@ -271,7 +271,7 @@ class PartnerTable:
             dtype=torch.long if self._nearest_only else torch.float32,
             device=x.device,
         )
-        some = x[:: max(1, n // _ROWS_FOR_MEDIAN)]
+        some = x[:: max(1, n // ROWS_FOR_MEDIAN)]
         self._floor = distance_floor(pairwise_distances(some))
         step = max(1, _CHUNK_BYTES // (8 * n))
         for begin in range(0, n, step):

@@ -16,10 +16,17 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator
 from elliptica.core.partners import Among
-from elliptica.partner_index.build import build_arrays
 from elliptica.partner_index.law import Law, LawCheck
-from elliptica.partner_index.search import Arena, Array, Arrays, BackendName, Facts
-from elliptica.partner_index.store import new_folder, read_arrays, write_arrays
+from elliptica.partner_index.search import BackendName, build_arrays
+from elliptica.partner_index.store import (
+    Arena,
+    Array,
+    Arrays,
+    Facts,
+    new_folder,
+    read_arrays,
+    write_arrays,
+)
 
 if TYPE_CHECKING:
     from elliptica.partner_index.features import Source
@@ -93,15 +100,15 @@ class PartnerIndex:
             power: Exponent of the inverse distance; ``float("inf")`` means the nearest point, 0 any point.
             labels: Classes, needed when ``among`` restricts.
             among: Partners of any class, of the same or of another class.
-            exact: Find the true neighbours (time grows like ``n**2`` in high dimension). None: up to 20 000
-                rows. Else only the cells around a row are searched, as many as hold 95 % of the neighbours of
-                128 random rows, but at most 64.
+            exact: Find the true neighbours (time grows like ``n**2`` in high dimension, and the points must
+                fit into memory). None: up to 20 000 rows. Else only the cells around a row are searched, as
+                many as hold 95 % of the neighbours of 128 random rows, but at most 64.
             cells: Number of cells of the k-means; None means ``4 sqrt(n)``.
             probes: Search so many cells.
             dtype: ``"float32"``, or ``"float16"`` for half the size; distances are then those of the rounded
                 points.
-            backend: ``"faiss"`` (extra ``scale``), ``"sklearn"`` or ``"torch"``; None takes the first that is
-                installed.
+            backend: ``"faiss"`` (extra ``scale``) or ``"sklearn"`` (extra ``tables``); None takes the first
+                that is installed.
             folder: Build in this folder instead of in memory, for data that do not fit there.
             overwrite: Replace an index that is in the folder.
             generator: Source of randomness of the k-means; torch's default one if None.

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elliptica.partner_index.search import Array, Arrays, Facts, allowed_cells
+from elliptica.partner_index.search import allowed_cells
+from elliptica.partner_index.store import Array, Arrays, Facts
 
 _TABLE = 2**22  # rows times cells at a time
 

@@ -1,24 +1,270 @@
-"""Nearest neighbours of every point, cell by cell, and what the search may have missed."""
+"""Nearest neighbours of every row: cells by k-means, a search cell by cell, and an audit by brute force.
+
+The work is done by faiss, or by scikit-learn where faiss is not installed.
+"""
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from elliptica._utils import checks
-from elliptica.core.partners import Among
+from elliptica.core.partners import AMONG, Among
+from elliptica.partner_index import features
+from elliptica.partner_index.features import Rows
+from elliptica.partner_index.store import Arena, Array, Arrays, Facts, whole_numbers
 
+BackendName = Literal["faiss", "sklearn"]
+BACKENDS: tuple[BackendName, ...] = ("faiss", "sklearn")
+_EXTRA = {"faiss": "scale", "sklearn": "tables"}
+
+#: Up to so many rows all cells are searched, unless the caller says otherwise.
+EXACT_ROWS = 20_000
+_AUDITED = 128
+_RECALL = 0.95
+_MOST_PROBES = 64
+_SAMPLE_PER_CELL = 32
+_ITERATIONS = 8
 #: Points searched beyond the ones kept, so that rounding in the search cannot drop a near one unnoticed.
 _SPARE = 8
-_MOST_ROWS = 2**15
 _QUERIES = 4096
+
+
+def choose_backend(name: BackendName | None) -> BackendName:
+    """Return the backend asked for, or the first one that is installed."""
+    if name is not None:
+        checks.choice("backend", name, BACKENDS)
+    for candidate in BACKENDS if name is None else (name,):
+        try:
+            importlib.import_module(candidate)
+        except ImportError as error:
+            missing, last = candidate, error
+        else:
+            return candidate
+    what = (
+        f"backend={missing!r} cannot be imported" if name else "Neither faiss nor scikit-learn is installed"
+    )
+    raise ModuleNotFoundError(
+        f'{what} ({last}). Run pip install "elliptica[{_EXTRA[missing]}]".', name=missing
+    ) from last
+
+
+def knn(
+    backend: BackendName, queries: NDArray[np.float32], base: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Squared distances to the ``k`` nearest rows of ``base`` and their numbers, in float32."""
+    if backend == "faiss":
+        faiss = importlib.import_module("faiss")
+        squared, index = faiss.knn(np.ascontiguousarray(queries), np.ascontiguousarray(base), k)
+        return np.maximum(squared, 0), index
+    neighbors = importlib.import_module("sklearn.neighbors")
+    search = neighbors.NearestNeighbors(n_neighbors=k, algorithm="brute").fit(base)
+    distance, index = search.kneighbors(queries)
+    return (distance**2).astype(np.float32), index.astype(np.int64)
+
+
+def kmeans(
+    backend: BackendName, points: NDArray[np.float32], n_centres: int, seed: int
+) -> NDArray[np.float32]:
+    """Centres of ``points``; ``n_centres <= len(points)``."""
+    if backend == "faiss":
+        engine = importlib.import_module("faiss").Kmeans(
+            points.shape[1],
+            n_centres,
+            niter=_ITERATIONS,
+            seed=seed,
+            min_points_per_centroid=1,
+            max_points_per_centroid=2**20,
+        )
+        engine.train(np.ascontiguousarray(points))
+        return np.asarray(engine.centroids, dtype=np.float32)
+    engine = importlib.import_module("sklearn.cluster").MiniBatchKMeans(
+        n_centres, init="random", n_init=1, max_iter=_ITERATIONS, batch_size=4096, random_state=seed
+    )
+    return np.asarray(engine.fit(points).cluster_centers_, dtype=np.float32)
+
+
+def build_arrays(
+    x: Tensor | NDArray[Any],
+    *,
+    k: int,
+    power: float,
+    labels: Tensor | NDArray[Any] | None,
+    among: Among,
+    exact: bool | None,
+    cells: int | None,
+    probes: int | None,
+    dtype: str,
+    backend: BackendName | None,
+    arena: Arena,
+    generator: torch.Generator | None,
+) -> tuple[Arrays, Facts]:
+    """Arguments as of `PartnerIndex.build`; the arrays are made in ``arena``."""
+    checks.count("k", k)
+    checks.choice("among", among, AMONG)
+    checks.choice("dtype", dtype, ("float32", "float16"))
+    engine = choose_backend(backend)
+    rows = Rows(x)
+    k = min(k, rows.n - 1)
+    classes = _classes(labels, among, rows.n)
+    if cells is not None:
+        checks.count("cells", cells)
+    if probes is not None:
+        checks.count("probes", probes)
+    wanted = min(default_cells(rows.n) if cells is None else cells, rows.n)
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    cell, centres, class_of = find_cells(rows, classes, wanted, engine, seed)
+    laid = lay_out(rows, cell, centres, arena, np.dtype(dtype))
+    search = Search(
+        **{name: laid[name] for name in ("points", "rows", "centres", "radius", "starts")},
+        classes=class_of,
+        among=among,
+        backend=engine,
+    )
+    if exact is None:
+        exact = probes is None and rows.n <= EXACT_ROWS
+    rng = np.random.default_rng(seed)
+    audit = np.sort(rng.choice(rows.n, min(_AUDITED, rows.n), replace=False))
+    away, true = true_neighbours(search, audit, k)
+    n_probes = None
+    if not exact:
+        n_probes = probes or probes_needed(search, audit, true, _RECALL, _MOST_PROBES)
+    laid |= _search_all(search, k, n_probes, arena)
+    # by distance, so that of equal neighbours any will do
+    last = np.where(np.isfinite(away), away, 0).max(1, keepdims=True) * (1 + 1e-6)
+    found = (laid["distances"][audit] <= last).sum() / max(1, np.isfinite(away).sum())
+    missed_by, missed = _missed(search, laid, audit)
+    arrays = Arrays(
+        **laid,
+        classes=class_of,
+        probes=_probes(search, n_probes),
+        audit=audit,
+        missed_by=missed_by,
+        missed=missed,
+    )
+    recall = float(min(found, 1.0)) if np.isfinite(away).any() else 1.0
+    return arrays, Facts(float(power), rows.floor(), among, exact, recall, engine)
+
+
+def _classes(labels: Tensor | NDArray[Any] | None, among: Among, n: int) -> NDArray[np.int64]:
+    if among == "all":
+        return np.zeros(n, np.int64)
+    if labels is None:
+        raise ValueError(f"among={among!r} needs class labels. Pass labels=...")
+    given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if given.ndim != 1 or given.dtype.kind not in "iub":
+        raise TypeError(
+            f"labels must be one integer a row, but have shape {given.shape} and dtype {given.dtype}."
+        )
+    found = given.astype(np.int64)
+    checks.same_rows("labels", torch.from_numpy(found), n)
+    return found
+
+
+def _search_all(search: Search, k: int, n_probes: int | None, arena: Arena) -> dict[str, Array]:
+    n = len(search.points)
+    near = arena.empty("near", (n, k), whole_numbers(n))
+    distances = arena.empty("distances", (n, k), np.float32)
+    reach = arena.empty("reach", (n,), np.float32)
+    for cell in range(len(search.centres)):
+        for block, where, away, least in search.near(cell, k, n_probes):
+            near[block], distances[block] = where, away
+            # rounded down, so that it stays a lower bound
+            reach[block] = np.nextafter(least.astype(np.float32), np.float32(0))
+    return {"near": near, "distances": distances, "reach": reach}
+
+
+def _probes(search: Search, n_probes: int | None) -> Array:
+    """Which cells were searched for each cell; nothing when all were."""
+    whole = whole_numbers(len(search.centres))
+    if n_probes is None:
+        return np.empty((len(search.centres), 0), whole)
+    probes = np.full((len(search.centres), n_probes), -1, whole)
+    for cell in range(len(probes)):
+        cells = search.order(cell)[0][:n_probes]
+        probes[cell, : len(cells)] = cells
+    return probes
+
+
+def _missed(search: Search, laid: dict[str, Array], audit: Array) -> tuple[Array, Array]:
+    """Points nearer than an audited row's reach that are not among its stored neighbours."""
+    reach = torch.from_numpy(laid["reach"][audit].astype(np.float64))
+    by, away = [], []
+    for begin, distance in brute_force(search, audit):
+        row, column = (
+            t.numpy() for t in torch.nonzero(distance < reach[:, None] * (1 - 1e-6), as_tuple=True)
+        )
+        unknown = ~(laid["near"][audit[row]] == begin + column[:, None]).any(1)
+        by.append(row[unknown])
+        away.append(distance.numpy()[row[unknown], column[unknown]])
+    return np.concatenate(by), np.concatenate(away)
+
+
+def default_cells(n: int) -> int:
+    """About ``4 sqrt(n)``, the usual choice for an inverted file, and never fewer than four rows a cell."""
+    return max(1, min(round(4 * math.sqrt(n)), n // 4))
+
+
+def find_cells(
+    rows: Rows, labels: NDArray[np.int64], n_cells: int, backend: BackendName, seed: int
+) -> tuple[Array, Array, Array]:
+    """Cell of each row, centres and classes of the cells; every cell has members, all of one class."""
+    classes, inverse = np.unique(labels, return_inverse=True)
+    by_class = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
+    rng = np.random.default_rng(seed)
+    centres: list[NDArray[np.float32]] = []
+    for members in by_class:
+        wanted = max(1, round(n_cells * len(members) / rows.n))
+        size = min(len(members), max(_SAMPLE_PER_CELL * wanted, 256))
+        some = rows[np.sort(rng.choice(members, size, replace=False))]
+        many = wanted > 1
+        centres.append(kmeans(backend, some, wanted, seed) if many else some.mean(0, keepdims=True))
+    first = np.cumsum([0, *(len(c) for c in centres)])
+    cell = np.empty(rows.n, np.int64)
+    for begin, some in rows.chunks():
+        here = inverse[begin : begin + len(some)]
+        for c in np.unique(here):
+            mine = np.flatnonzero(here == c)
+            _, nearest = knn(backend, some[mine], centres[c], 1)
+            cell[begin + mine] = first[c] + nearest[:, 0]
+    used, cell = np.unique(cell, return_inverse=True)
+    class_of = np.repeat(classes, np.diff(first))
+    return cell, np.concatenate(centres)[used], class_of[used]
+
+
+def lay_out(rows: Rows, cell: Array, centres: Array, arena: Arena, dtype: Any) -> dict[str, Array]:
+    """Write the points cell by cell; measure the cells."""
+    whole = whole_numbers(rows.n)
+    order = np.argsort(cell, kind="stable")
+    found = {
+        "points": arena.empty("points", (rows.n, rows.d), dtype),
+        "rows": arena.empty("rows", (rows.n,), whole),
+        "positions": arena.empty("positions", (rows.n,), whole),
+    }
+    found["rows"][:] = order
+    found["positions"][order] = np.arange(rows.n, dtype=whole)
+    radius = np.zeros(len(centres))
+    step = max(1, features.CHUNK // rows.d)
+    for begin in range(0, rows.n, step):
+        here = order[begin : begin + step]
+        # from the stored numbers, which half precision has rounded: the bounds hold for these
+        with np.errstate(over="ignore"):  # said below
+            found["points"][begin : begin + step] = rows[here]
+        stored = found["points"][begin : begin + step].astype(np.float64)
+        if not np.isfinite(stored).all():
+            raise ValueError(f"x has values that dtype {np.dtype(dtype)} cannot hold. Use dtype='float32'.")
+        away = np.linalg.norm(stored - centres[cell[here]], axis=1)
+        np.maximum.at(radius, cell[here], away)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=len(centres)))])
+    return {**found, "centres": centres, "radius": radius, "starts": starts}
 
 
 def allowed_cells(classes: Array, own: int, among: Among) -> NDArray[np.bool_]:
@@ -50,7 +296,7 @@ class Search:
     starts: Array
     classes: Array
     among: Among
-    backend: Backend
+    backend: BackendName
 
     def order(self, cell: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Eligible cells, nearest centre first, and the distances of the centres."""
@@ -62,43 +308,41 @@ class Search:
     def near(self, cell: int, k: int, n_probes: int | None) -> Iterator[tuple[slice, Array, Array, Array]]:
         """Positions, distances and reach of the members; a slice of positions at a time.
 
-        With ``n_probes=None`` all eligible cells are searched that can hold a neighbour. Otherwise so many,
-        and more where these are too small to hold ``k`` neighbours.
+        Searches ``n_probes`` cells, and more where these are too small to hold ``k`` neighbours. With
+        ``n_probes=None`` it then searches all eligible cells that can hold a nearer point.
         """
         cells, away = self.order(cell)
-        if n_probes is not None:
-            held = np.cumsum(np.diff(self.starts)[cells]) - 1  # a point is no neighbour of itself
-            n_probes = max(n_probes, 1 + int(np.searchsorted(held, k + _SPARE)))
-            cells, away = cells[:n_probes], away[:n_probes]
         least = away - self.radius[cell] - self.radius[cells]
+        held = np.cumsum(np.diff(self.starts)[cells]) - 1  # a point is no neighbour of itself
+        enough = max(n_probes or 1, 1 + int(np.searchsorted(held, k + _SPARE)))
         begin, end = int(self.starts[cell]), int(self.starts[cell + 1])
         for first in range(begin, end, _QUERIES):
             block = slice(first, min(first + _QUERIES, end))
-            yield (block, *self._of_block(block, self.centres[cell], cells, least, k))
+            # about the cell's centre, so that float32 does not lose small distances in large coordinates
+            queries = self.points[block].astype(np.float32) - self.centres[cell]
+            squared, found = self._among(block, queries, cells[:enough], cell, k + _SPARE)
+            if n_probes is None:
+                possible = least <= np.sqrt(squared[:, -1].max()) * (1 + 1e-5)
+                if possible[enough:].any():
+                    squared, found = self._among(block, queries, cells[possible], cell, k + _SPARE)
+            yield (block, *self._ranked(block, queries, squared, found, k))
 
-    def _of_block(
-        self, block: slice, centre: Array, cells: Array, least: Array, k: int
-    ) -> tuple[Array, Array, Array]:
-        # about the cell's centre, so that float32 does not lose small distances in large coordinates
-        queries = self.points[block].astype(np.float32) - centre
-        keep = k + _SPARE
-        own = np.arange(block.start, block.stop)
+    def _among(self, block: slice, queries: Array, cells: Array, cell: int, keep: int) -> tuple[Array, Array]:
+        """Squared distances and positions of the ``keep`` nearest in some cells; infinite if fewer."""
         squared = np.full((len(queries), keep), np.inf, np.float32)
         found = np.full((len(queries), keep), -1, np.int64)
-        while len(cells):
-            count = max(1, int(np.searchsorted(np.cumsum(np.diff(self.starts)[cells]), _MOST_ROWS)))
-            position = np.concatenate([np.arange(self.starts[c], self.starts[c + 1]) for c in cells[:count]])
-            base = np.concatenate([self.points[self.starts[c] : self.starts[c + 1]] for c in cells[:count]])
-            base = base.astype(np.float32, copy=False) - centre
+        if len(cells):
+            spans = [slice(self.starts[c], self.starts[c + 1]) for c in cells]
+            base = np.concatenate([self.points[span] for span in spans]).astype(np.float32, copy=False)
+            position = np.concatenate([np.arange(span.start, span.stop) for span in spans])
             # one more than kept: a point finds itself
-            d2, index = self.backend.knn(queries, base, min(keep + 1, len(base)))
+            d2, index = knn(self.backend, queries, base - self.centres[cell], min(keep + 1, len(base)))
             where = position[index]
-            d2 = np.where(where == own[:, None], np.inf, d2)
-            squared, found = _merged(squared, found, d2, where, keep)
-            cells, least = cells[count:], least[count:]
-            possible = least < np.sqrt(squared[:, -1].max()) * (1 + 1e-5)
-            cells, least = cells[possible], least[possible]
-        return self._ranked(block, queries, squared, found, k)
+            d2[where == np.arange(block.start, block.stop)[:, None]] = np.inf
+            order = np.argsort(d2, axis=1, kind="stable")[:, :keep]
+            squared[:, : order.shape[1]] = np.take_along_axis(d2, order, 1)
+            found[:, : order.shape[1]] = np.take_along_axis(where, order, 1)
+        return squared, found
 
     def _ranked(
         self, block: slice, queries: Array, squared: Array, found: Array, k: int
@@ -120,13 +364,6 @@ class Search:
         rounding = 1 - queries.shape[1] * np.finfo(np.float32).eps
         reach = np.minimum(direct[:, k] * rounding, np.where(np.isfinite(last), others, np.inf))
         return np.where(np.isfinite(direct[:, :k]), found[:, :k], -1), direct[:, :k], reach
-
-
-def _merged(d2: Array, where: Array, more_d2: Array, more: Array, keep: int) -> tuple[Array, Array]:
-    """The ``keep`` nearest of two lists, in order."""
-    d2, where = np.concatenate([d2, more_d2], 1), np.concatenate([where, more], 1)
-    order = np.argsort(d2, axis=1, kind="stable")[:, :keep]
-    return np.take_along_axis(d2, order, 1), np.take_along_axis(where, order, 1)
 
 
 def brute_force(search: Search, audit: Array, chunk: int = 2**14) -> Iterator[tuple[int, torch.Tensor]]:
@@ -172,223 +409,3 @@ def probes_needed(search: Search, audit: Array, true: Array, recall: float, most
     if not len(ranks):
         return 1
     return int(min(np.quantile(ranks, recall, method="inverted_cdf") + 1, most))
-
-
-# What a partner index consists of: plain arrays, in memory or in files, and a few facts about them.
-
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """The arrays. Points are kept cell by cell; a *position* counts in that order, a *row* in the data's.
-
-    Attributes:
-        points: Points about their mean, ``(n, d)``.
-        rows: Row of each position, ``(n,)``.
-        positions: Position of each row, ``(n,)``.
-        near: Positions of the stored neighbours, nearest first, ``(n, k)``; -1 where there are fewer.
-        distances: Their distances, ``(n, k)``.
-        reach: Points of searched cells that are not stored are at least so far, ``(n,)``.
-        centres: Centre of each cell, ``(cells, d)``.
-        radius: Largest distance of a member from its centre, ``(cells,)``.
-        starts: First position of each cell, and n, ``(cells + 1,)``.
-        classes: Class of each cell's members (zero without labels), ``(cells,)``.
-        probes: Cells that were searched for the members of each cell, ``(cells, probes)``, -1 where there are
-            fewer; ``(cells, 0)`` when all were.
-        audit: Positions of some rows whose true neighbours were found by brute force, ``(audit,)``.
-        missed_by: For points within reach that the search missed: which of the audited rows, ``(missed,)``.
-        missed: Their distances, ``(missed,)``.
-    """
-
-    points: Array
-    rows: Array
-    positions: Array
-    near: Array
-    distances: Array
-    reach: Array
-    centres: Array
-    radius: Array
-    starts: Array
-    classes: Array
-    probes: Array
-    audit: Array
-    missed_by: Array
-    missed: Array
-
-    def cell_of(self, position: Array) -> Array:
-        """Cell of each position."""
-        return np.searchsorted(self.starts, position, side="right") - 1
-
-    def named(self) -> dict[str, Array]:
-        """The arrays by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.named().values())
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the arrays do not say.
-
-    Attributes:
-        power: Exponent of the inverse distance.
-        floor: Distances below it count as it.
-        among: Partners of any class, of the same or of another class.
-        exact: Whether all cells were searched (or shown to be too far).
-        recall: Share of the true neighbours of the audited rows that were found.
-        backend: What found them.
-    """
-
-    power: float
-    floor: float
-    among: Among
-    exact: bool
-    recall: float
-    backend: str
-
-
-class Arena:
-    """Where new arrays are made: in memory, or as files of a folder that are mapped into memory."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
-
-    def empty(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array to be filled."""
-        if self.folder is None or 0 in shape:
-            return np.empty(shape, dtype)
-        return np.lib.format.open_memmap(self.folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
-
-
-def whole_numbers(n: int) -> type[np.signedinteger[Any]]:
-    """The smallest usual dtype that counts to ``n``."""
-    return np.int32 if n < 2**31 else np.int64
-
-
-# Nearest neighbours and k-means by faiss, else scikit-learn, else torch: two functions each.
-
-
-BackendName = Literal["faiss", "sklearn", "torch"]
-BACKENDS: tuple[BackendName, ...] = ("faiss", "sklearn", "torch")
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-
-_MODULE = {"faiss": "faiss", "sklearn": "sklearn.neighbors", "torch": "torch"}
-_EXTRA = {"faiss": "scale", "sklearn": "tables"}
-_ITERATIONS = 8
-_TORCH_BLOCK = 2**22
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """What building an index asks for. All arithmetic may be in float32; bounds allow for its rounding."""
-
-    name: BackendName
-
-    def knn(self, queries: Floats, base: Floats, k: int) -> tuple[Floats, Ints]:
-        """Squared distances to the ``k`` nearest rows of ``base`` and their numbers, ``k <= len(base)``."""
-
-    def kmeans(self, points: Floats, n_centres: int, seed: int) -> Floats:
-        """Centres of ``points``; ``n_centres <= len(points)``."""
-
-
-def choose_backend(name: BackendName | None) -> Backend:
-    """The backend asked for, or the first one that is installed."""
-    if name is not None:
-        checks.choice("backend", name, BACKENDS)
-        return _MAKE[name](_import(name))
-    for candidate in BACKENDS:
-        try:
-            return _MAKE[candidate](_import(candidate))
-        except ImportError:
-            continue
-    raise AssertionError("torch is always there")  # pragma: no cover
-
-
-def _import(name: BackendName) -> Any:
-    try:
-        return importlib.import_module(_MODULE[name])
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f'backend={name!r} cannot be imported ({error}): pip install "elliptica[{_EXTRA[name]}]", or use '
-            'backend="torch".',
-            name=name,
-        ) from error
-
-
-@dataclass(frozen=True)
-class _Faiss:
-    faiss: Any
-    name: BackendName = "faiss"
-
-    def knn(self, queries: Floats, base: Floats, k: int) -> tuple[Floats, Ints]:
-        squared, index = self.faiss.knn(np.ascontiguousarray(queries), np.ascontiguousarray(base), k)
-        return np.maximum(squared, 0), index
-
-    def kmeans(self, points: Floats, n_centres: int, seed: int) -> Floats:
-        engine = self.faiss.Kmeans(
-            points.shape[1],
-            n_centres,
-            niter=_ITERATIONS,
-            seed=seed,
-            min_points_per_centroid=1,
-            max_points_per_centroid=2**20,
-        )
-        engine.train(np.ascontiguousarray(points))
-        return np.asarray(engine.centroids, dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class _Sklearn:
-    neighbors: Any
-    name: BackendName = "sklearn"
-
-    def knn(self, queries: Floats, base: Floats, k: int) -> tuple[Floats, Ints]:
-        search = self.neighbors.NearestNeighbors(n_neighbors=k, algorithm="brute").fit(base)
-        distance, index = search.kneighbors(queries)
-        return (distance**2).astype(np.float32), index.astype(np.int64)
-
-    def kmeans(self, points: Floats, n_centres: int, seed: int) -> Floats:
-        cluster = importlib.import_module("sklearn.cluster")
-        engine = cluster.MiniBatchKMeans(
-            n_centres, init="random", n_init=1, max_iter=_ITERATIONS, batch_size=4096, random_state=seed
-        )
-        return np.asarray(engine.fit(points).cluster_centers_, dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class _Torch:
-    _module: Any
-    name: BackendName = "torch"
-
-    def knn(self, queries: Floats, base: Floats, k: int) -> tuple[Floats, Ints]:
-        others = torch.from_numpy(np.ascontiguousarray(base))
-        step = max(1, _TORCH_BLOCK // len(base))
-        parts = []
-        for begin in range(0, len(queries), step):
-            some = torch.from_numpy(np.ascontiguousarray(queries[begin : begin + step]))
-            parts.append(torch.cdist(some, others).topk(k, largest=False))
-        distance = torch.cat([part.values for part in parts])
-        return distance.square().numpy(), torch.cat([part.indices for part in parts]).numpy()
-
-    def kmeans(self, points: Floats, n_centres: int, seed: int) -> Floats:
-        """Lloyd's algorithm from random rows; a centre that nobody is nearest to stays where it is."""
-        generator = torch.Generator().manual_seed(seed)
-        rows = torch.from_numpy(np.ascontiguousarray(points))
-        centres = rows[torch.randperm(len(rows), generator=generator)[:n_centres]].clone()
-        for _ in range(_ITERATIONS):
-            _, nearest = self.knn(points, centres.numpy(), 1)
-            label = torch.from_numpy(nearest[:, 0])
-            count = torch.bincount(label, minlength=n_centres)
-            total = torch.zeros_like(centres).index_add_(0, label, rows)
-            centres = torch.where(count[:, None] > 0, total / count.clamp_min(1)[:, None], centres)
-        return centres.numpy()
-
-
-_MAKE: dict[BackendName, Any] = {"faiss": _Faiss, "sklearn": _Sklearn, "torch": _Torch}
