@@ -13,7 +13,7 @@ from sklearn import metrics as sklearn_metrics
 from elliptica._utils.statistics import corrected_interval
 from elliptica.compare import Comparison, TableError, compare, fit_model
 from elliptica.compare import protocol as protocol_module
-from elliptica.compare.markdown import markdown, page
+from elliptica.compare.markdown import markdown, plain_page
 from elliptica.compare.metrics import classification_scores, metrics_of, regression_scores
 from elliptica.compare.plan import METHODS, Plan, choose_methods, draw_settings
 from elliptica.compare.problem import make_problem
@@ -509,7 +509,7 @@ def test_reports_say_what_was_found_and_escape_names(found):
     evil = "<script>alert(1)</script> | x"
     problem = dataclasses.replace(found.problem, notices=(f"Column {evil} is not used.",), target_name=evil)
     comparison = Comparison(problem, found.plan, found.records, evil)
-    text, html = markdown(comparison), page(comparison)
+    text, html = markdown(comparison), plain_page(comparison)
     assert "<script" not in text + html
     assert "## Verdict" in text
     assert "weighted elliptic training" in text

@@ -9,9 +9,9 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from elliptica.compare.csv import TableError, look_at_csv
-from elliptica.compare.problem import MIN_ROWS, Problem, make_problem
-from elliptica.compare.splits import split_rows
+from elliptica.compare.csv import TableError, read_dialect
+from elliptica.compare.problem import MIN_ROWS, TableProblem, make_problem
+from elliptica.compare.protocol import split_rows
 from elliptica.compare.table import Table, read_table
 
 bad_input = pytest.mark.bad_input
@@ -195,7 +195,7 @@ def test_a_long_line_of_short_cells_is_no_long_cell(tmp_path):
     header = ",".join(f"a long name of a column {i}" for i in range(9000))
     file = write(tmp_path, f"{header}\n{','.join(['1'] * 9000)}\n")
     assert len(header) > 131_072
-    assert len(look_at_csv(file).header) == 9000
+    assert len(read_dialect(file).header) == 9000
 
 
 @bad_input
@@ -511,7 +511,7 @@ def test_blocks_of_unequal_size_take_turns_in_the_test(kind):
     site = np.repeat(np.arange(len(sizes)), sizes)
     draws = np.random.default_rng(0)
     target = draws.integers(0, 2, len(site)) if kind == "classification" else draws.normal(size=len(site))
-    problem = Problem(pl.DataFrame({"x": site}), target, kind, "y", blocks=site)
+    problem = TableProblem(pl.DataFrame({"x": site}), target, kind, "y", blocks=site)
     splits = [split_rows(problem, repeat, 0) for repeat in range(10)]
     assert len({tuple(split.test) for split in splits}) > 3
     assert len({tuple(split.validation) for split in splits}) > 3
@@ -524,7 +524,7 @@ def test_few_blocks_leave_no_part_empty():
     draws = np.random.default_rng(1)
     for sizes in ([12] * 5, [300, 20, 20, 20, 20], [60, 55, 50, 45, 40]):
         site = np.repeat(np.arange(5), sizes)
-        problem = Problem(
+        problem = TableProblem(
             pl.DataFrame({"x": site}), draws.integers(0, 2, len(site)), "classification", "y", blocks=site
         )
         for repeat in range(10):
@@ -589,11 +589,11 @@ def test_digest_sees_every_part():
 def test_table_keeps_what_it_is_given():
     frame = rows(c=[float("inf"), 1.0] * 30)
     before = frame.clone()
-    assert isinstance(make_problem(Table(frame, "frame"), "y"), Problem)
+    assert isinstance(make_problem(Table(frame, "frame"), "y"), TableProblem)
     assert frame.equals(before)
 
 
 def test_a_header_longer_than_what_is_looked_at(tmp_path):
     header = ",".join(f"a long name of a column {i}" for i in range(4000))
     file = write(tmp_path, header + "\n" + ",".join(["1"] * 4000) + "\n")
-    assert len(look_at_csv(file).header) == 4000
+    assert len(read_dialect(file).header) == 4000

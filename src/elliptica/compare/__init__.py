@@ -13,9 +13,9 @@ from elliptica._utils.statistics import corrected_interval as corrected_interval
 from elliptica.compare.comparison import Comparison as Comparison
 from elliptica.compare.comparison import compare as compare
 from elliptica.compare.comparison import fit_model as fit_model
-from elliptica.compare.csv import TableError as TableError
 from elliptica.compare.markdown import markdown as markdown
 from elliptica.compare.predict import predict_file as predict_file
+from elliptica.compare.table import TableError as TableError
 from elliptica.report.content import Verdict as Verdict
 
 __all__ = [

@@ -23,9 +23,8 @@ from elliptica.compare.plan import (
     draw_settings,
     make_estimator,
 )
-from elliptica.compare.problem import Problem, Task, make_problem
-from elliptica.compare.protocol import Prepared, Record, final_trial, prepare, run_method
-from elliptica.compare.splits import split_rows
+from elliptica.compare.problem import TableProblem, Task, make_problem
+from elliptica.compare.protocol import Prepared, Record, final_trial, prepare, run_method, split_rows
 from elliptica.compare.store import Store
 from elliptica.compare.table import MAX_ROWS, read_table
 from elliptica.compare.verdict import NAMES, REFERENCE, Scores, judge
@@ -47,7 +46,7 @@ class Comparison:
         name: Of the table.
     """
 
-    problem: Problem
+    problem: TableProblem
     plan: Plan
     records: tuple[Record, ...] = field(repr=False)
     name: str = "frame"
@@ -114,7 +113,7 @@ class Comparison:
 class Session:
     """A comparison that is under way; `compare` opens one and runs it to the end."""
 
-    problem: Problem
+    problem: TableProblem
     plan: Plan
     store: Store
     name: str
@@ -267,11 +266,8 @@ def compare(
     return session.result()
 
 
-# The model that a comparison leaves: the chosen method trained on all rows, in one safe file.
-
-
-def notes_of(problem: Problem) -> dict[str, Any]:
-    """What predictions for another table must know beside the model itself."""
+def notes_of(problem: TableProblem) -> dict[str, Any]:
+    """Collect what predictions for another table must know beside the model itself."""
     return {
         "target": problem.target_name,
         "ids": list(problem.ids),

@@ -47,7 +47,7 @@ class Dialect:
     header: tuple[str, ...]
 
 
-def look_at_csv(file: Path) -> Dialect:
+def read_dialect(file: Path) -> Dialect:
     """Find out how a CSV file is written from its first lines.
 
     Args:
@@ -60,7 +60,7 @@ def look_at_csv(file: Path) -> Dialect:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "a.csv"
         >>> _ = file.write_text(chr(10).join(["age;height", "41;1,75", "29;1,81"]))
-        >>> look_at_csv(file)
+        >>> read_dialect(file)
         Dialect(separator=';', decimal_comma=True, header=('age', 'height'))
     """
     text = _head(file)

@@ -1,4 +1,4 @@
-"""The report of a comparison as Markdown and as a small self-contained page."""
+"""Write the report of a comparison as Markdown and as a plain page without charts."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def write_reports(session: Session, found: Comparison) -> None:
     verdict = {"best": found.best, "text": found.verdict.text, "complete": found.complete}
     session.store.write({"verdict": verdict})
     (folder / "report.md").write_text(markdown(found), encoding="utf-8")
-    (folder / "report.html").write_text(page(found), encoding="utf-8")
+    (folder / "report.html").write_text(plain_page(found), encoding="utf-8")
 
 
 def markdown(comparison: Comparison) -> str:
-    """The report as Markdown; names from the table cannot break out of the text."""
+    """Write the report as Markdown; names from the table cannot break out of the text."""
     lines = [f"# Comparison on {_plain(comparison.name)}", ""]
     for section in sections(comparison):
         lines += [f"## {section.heading}", ""]
@@ -93,8 +93,8 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def page(comparison: Comparison) -> str:
-    """The report as one HTML file without anything from elsewhere."""
+def plain_page(comparison: Comparison) -> str:
+    """Write the report as one HTML file that loads nothing."""
     title = html.escape(f"Comparison on {comparison.name}")
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>',

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elliptica.compare.problem import Problem
+from elliptica.compare.problem import TableProblem
 from elliptica.report.content import Measure
 
 
@@ -113,7 +113,7 @@ def regression_scores(
     }
 
 
-def target_bounds(problem: Problem, train: np.ndarray) -> np.ndarray:
+def target_bounds(problem: TableProblem, train: np.ndarray) -> np.ndarray:
     """Quintiles of the training targets; fewer where they coincide."""
     return np.unique(np.quantile(problem.target[train], (0.2, 0.4, 0.6, 0.8)))
 

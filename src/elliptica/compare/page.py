@@ -15,6 +15,7 @@ from elliptica._utils.text import count
 from elliptica.compare.metrics import metrics_of
 from elliptica.compare.predict import LabelledRows, read_labelled
 from elliptica.compare.protocol import Record
+from elliptica.compare.store import MODEL, RESULTS
 from elliptica.compare.table import TableError
 from elliptica.compare.verdict import NAMES, REFERENCE, judge
 from elliptica.diagnostics.own_model import finished
@@ -30,13 +31,12 @@ from elliptica.report.content import (
     ReportError,
     Study,
     Verdict,
+    digest,
     natural_order,
+    present_versions,
 )
-from elliptica.report.provenance import digest, present_versions
 from elliptica.report.verdict import cost_ratio, price_fact
 
-RESULTS = "results.json"
-MODEL = "model.elliptica"
 #: Rows with a target that a page about a model needs.
 MIN_ROWS = 10
 

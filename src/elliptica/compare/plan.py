@@ -12,7 +12,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 
 from elliptica._utils.random import stream_seed
 from elliptica._utils.text import did_you_mean
-from elliptica.compare.csv import TableError
+from elliptica.compare.table import TableError
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
 
 Select = Literal["average", "worst"]
@@ -183,13 +183,10 @@ def _draw(ranges: dict[str, tuple[float, float, float]], trial: int, seed: int) 
     }
 
 
-# The methods as scikit-learn estimators: networks that differ in their objective alone, and trees.
-
-
 def make_estimator(
     method: str, task: str, settings: dict[str, Any], plan: Plan, n_rows: int, seed: int
 ) -> Any:
-    """An estimator that is not fitted yet.
+    """Make the estimator of a method; networks differ in their objective alone.
 
     Args:
         method: Name, see `choose_methods`.

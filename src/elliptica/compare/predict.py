@@ -13,12 +13,10 @@ import polars as pl
 from sklearn.pipeline import Pipeline
 
 from elliptica._utils.text import count
-from elliptica.compare.columns import STRAY_SHARE, as_feature, find_strays, is_usable
-from elliptica.compare.csv import TableError
-from elliptica.compare.problem import has_target
+from elliptica.compare.problem import STRAY_SHARE, as_feature, find_strays, has_target, is_usable
 from elliptica.compare.store import check_writable
 from elliptica.compare.table import MAX_ROWS as SAMPLE_ROWS
-from elliptica.compare.table import Table, as_numbers, check_column, read_table
+from elliptica.compare.table import Table, TableError, as_numbers, check_column, read_table
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, read_notes
 
 MAX_ROWS = 2_000_000

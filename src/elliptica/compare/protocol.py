@@ -1,20 +1,25 @@
-"""One run of the protocol: try settings on training and validation rows, test the chosen ones once."""
+"""Run the protocol: split the rows, try settings on validation rows, test the chosen ones once."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold, StratifiedShuffleSplit
 
 from elliptica._utils.random import stream_seed
 from elliptica.compare.metrics import classification_scores, metrics_of, regression_scores, target_bounds
 from elliptica.compare.plan import TREES, Plan, draw_settings, make_estimator
-from elliptica.compare.problem import Problem
-from elliptica.compare.splits import Split, split_rows
+from elliptica.compare.problem import MIN_CLASS_ROWS, TableProblem
+from elliptica.compare.table import TableError
 from elliptica.estimators import TablePreprocessor
+
+TEST_SHARE = 0.2
+VALIDATION_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,121 @@ class Record:
         return cls(**{**content, "trials": tuple(Trial(**trial) for trial in content["trials"])})
 
 
+class Split(NamedTuple):
+    """Numbers of the rows of each part, ascending."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+
+def split_rows(problem: TableProblem, repeat: int, seed: int) -> Split:
+    """Draw the parts of one repeat: about 60 % training, 20 % validation, 20 % test.
+
+    Rows are balanced by class (targets in fifths for regression), within groups where these are large
+    enough. Blocks (``--split-by``) are never divided; for regression they are drawn at random.
+
+    Args:
+        problem: The rows.
+        repeat: Number of the repeat.
+        seed: Of the whole comparison.
+
+    Raises:
+        TableError: If blocks leave a class without training rows, or a part without rows of judged groups.
+
+    Example:
+        >>> import polars as pl
+        >>> rows = pl.DataFrame({"x": range(100)})
+        >>> split = split_rows(TableProblem(rows, np.arange(100) % 2, "classification", "y"), 0, 0)
+        >>> [len(part) for part in split]
+        [60, 20, 20]
+    """
+    state = stream_seed("split", seed, repeat) % 2**32
+    rows = np.arange(len(problem.target))
+    strata = _strata(problem)
+    rest, test = _divide(problem, strata, rows, TEST_SHARE, state)
+    train, validation = _divide(problem, strata, rest, VALIDATION_SHARE / (1 - TEST_SHARE), state + 1)
+    _check_classes(problem, train, repeat)
+    _check_groups(problem, {"validation": validation, "test": test}, repeat)
+    return Split(np.sort(train), np.sort(validation), np.sort(test))
+
+
+def _divide(
+    problem: TableProblem, strata: np.ndarray, rows: np.ndarray, share: float, state: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut a share off some rows."""
+    if problem.blocks is None:
+        splitter = StratifiedShuffleSplit(1, test_size=share, random_state=state % 2**32)
+        parts = splitter.split(rows, _common(strata[rows], math.ceil(share * len(rows))))
+    elif problem.task == "classification":
+        folds = StratifiedGroupKFold(round(1 / share), shuffle=True, random_state=state % 2**32)
+        parts = folds.split(rows, problem.target[rows], problem.blocks[rows])
+    else:
+        shuffle = GroupShuffleSplit(1, test_size=share, random_state=state % 2**32)
+        parts = shuffle.split(rows, groups=problem.blocks[rows])
+    every = [part for part in parts if all(map(len, part))]  # few blocks leave folds empty
+    if not every:
+        raise TableError(
+            "The blocks of the split-by column are too few or too unequal to be divided into training, "
+            "validation and test rows. Split by a column with more values."
+        )
+    # folds are filled greedily, large blocks first, and only ties depend on the state: the first fold would
+    # test the same blocks in every repeat, so one of the folds is drawn
+    kept, cut = every[np.random.default_rng(state).integers(len(every))]
+    return rows[kept], rows[cut]
+
+
+def _strata(problem: TableProblem) -> np.ndarray:
+    if problem.task == "classification":
+        base = np.unique(problem.target, return_inverse=True)[1]
+    else:
+        base = np.searchsorted(np.quantile(problem.target, (0.2, 0.4, 0.6, 0.8)), problem.target)
+    if problem.groups is None:
+        return base
+    groups = np.unique(problem.groups, return_inverse=True)[1]
+    cells = base + (base.max() + 1) * (groups + 1)
+    counts = np.bincount(cells)
+    # a class within a group that is too small to divide goes with the rest of its class
+    return np.where(counts[cells] >= MIN_CLASS_ROWS, cells, base)
+
+
+def _common(strata: np.ndarray, n_cut: int) -> np.ndarray:
+    """Strata as the splitter accepts them: of at least two rows each, and no more than either part has rows.
+
+    Single rows join the commonest stratum; the two smallest strata are merged while there are too many.
+    """
+    values, inverse, counts = np.unique(strata, return_inverse=True, return_counts=True)
+    found = np.where(counts[inverse] >= 2, strata, values[counts.argmax()])
+    while len(np.unique(found)) > min(n_cut, len(found) - n_cut):
+        values, counts = np.unique(found, return_counts=True)
+        smallest, second = values[np.argsort(counts, kind="stable")[:2]]
+        found = np.where(found == smallest, second, found)
+    return found
+
+
+def _check_classes(problem: TableProblem, train: np.ndarray, repeat: int) -> None:
+    if problem.task == "classification":
+        missing = set(problem.classes) - set(problem.target[train].tolist())
+        if missing:
+            raise TableError(
+                f"In repeat {repeat + 1} no training row has the class {sorted(missing)[0]!r}: its rows lie "
+                "in too few blocks of the split-by column. Join classes, or split by another column."
+            )
+
+
+def _check_groups(problem: TableProblem, parts: dict[str, np.ndarray], repeat: int) -> None:
+    """A part with unjudged groups only has no worst group."""
+    if problem.groups is None:
+        return
+    for name, rows in parts.items():
+        if not (problem.groups[rows] != "").any():
+            raise TableError(
+                f"In repeat {repeat + 1} all {name} rows are of groups that are too small to be judged: "
+                "rows of the same split-by value stay together. Join small groups of "
+                f"{problem.group_name!r}, or split by another column."
+            )
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The rows of one repeat as numbers; the preprocessing has seen training rows only."""
@@ -82,7 +202,7 @@ class Prepared:
     bounds: np.ndarray
 
 
-def prepare(problem: Problem, repeat: int, plan: Plan) -> Prepared:
+def prepare(problem: TableProblem, repeat: int, plan: Plan) -> Prepared:
     """Split the rows and turn them into numbers, for all methods alike."""
     split = split_rows(problem, repeat, plan.seed)
     preprocess = TablePreprocessor().fit(problem.features[split.train])
@@ -94,7 +214,7 @@ def prepare(problem: Problem, repeat: int, plan: Plan) -> Prepared:
     return Prepared(split, x, bounds)
 
 
-def run_method(problem: Problem, prepared: Prepared, method: str, repeat: int, plan: Plan) -> Record:
+def run_method(problem: TableProblem, prepared: Prepared, method: str, repeat: int, plan: Plan) -> Record:
     """Try settings, choose on the validation rows, test once.
 
     Raises:
@@ -148,7 +268,7 @@ def last_drop(losses: Sequence[float]) -> float | None:
     return float((np.mean(losses[-2 * n : -n]) - np.mean(losses[-n:])) / abs(losses[0]))
 
 
-def ranking(scores: Mapping[str, float], problem: Problem, plan: Plan) -> tuple[float, ...]:
+def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> tuple[float, ...]:
     """The rule of choice, larger is better: the metric of ``select``, then others where it is equal."""
     average, worst, *rest = metrics_of(problem.task, problem.groups is not None)
     order = [average] if plan.select == "average" else [worst, average]
@@ -156,7 +276,7 @@ def ranking(scores: Mapping[str, float], problem: Problem, plan: Plan) -> tuple[
     return tuple(scores[m.name] if m.higher_is_better else -scores[m.name] for m in order)
 
 
-def final_trial(records: Sequence[Record], method: str, problem: Problem, plan: Plan) -> int:
+def final_trial(records: Sequence[Record], method: str, problem: TableProblem, plan: Plan) -> int:
     """Number of the trial that was best on the validation rows on average over repeats."""
     ranks: dict[int, list[tuple[float, ...]]] = {}
     for record in records:
@@ -169,7 +289,7 @@ def final_trial(records: Sequence[Record], method: str, problem: Problem, plan: 
     return max(means, key=lambda number: means[number])
 
 
-def _scores(problem: Problem, prepared: Prepared, model: Any, part: str) -> dict[str, Any]:
+def _scores(problem: TableProblem, prepared: Prepared, model: Any, part: str) -> dict[str, Any]:
     rows = getattr(prepared.split, part)
     groups = None if problem.groups is None else problem.groups[rows]
     target = problem.target[rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 from elliptica import __version__
 from elliptica._utils.files import write_atomically
-from elliptica.compare.csv import TableError
 from elliptica.compare.plan import Plan
-from elliptica.compare.problem import Problem
+from elliptica.compare.problem import TableProblem
 from elliptica.compare.protocol import Record
+from elliptica.compare.table import TableError
+from elliptica.report.content import present_versions
 
-FILE = "results.json"
+RESULTS = "results.json"
 MODEL = "model.elliptica"
 #: What is written beside it.
 WRITTEN = ("report.md", "report.html", MODEL)
@@ -26,7 +26,7 @@ class Store:
     """The runs of a comparison, in memory and (with a folder) on disk.
 
     Args:
-        folder: Where `FILE` is; None: nowhere.
+        folder: Where `RESULTS` is; None: nowhere.
         problem: What is learnt.
         plan: How.
         name: Of the table.
@@ -37,16 +37,18 @@ class Store:
             columns, settings or version.
     """
 
-    def __init__(self, folder: Path | None, problem: Problem, plan: Plan, name: str, command: str) -> None:
+    def __init__(
+        self, folder: Path | None, problem: TableProblem, plan: Plan, name: str, command: str
+    ) -> None:
         self.folder = folder
-        self.file = None if folder is None else folder / FILE
+        self.file = None if folder is None else folder / RESULTS
         self.plan = plan
         self._records: dict[tuple[int, str], Record] = {}
         self._head = {
             "about": _about(problem, plan, name),
             "command": command,
             "notices": list(problem.notices),
-            "versions": versions(),
+            "versions": present_versions("polars", "scikit-learn"),
         }
         if folder is not None:
             check_writable(folder)  # now, not after the first training
@@ -58,9 +60,9 @@ class Store:
     def _check_own(folder: Path) -> None:
         """Refuse to overwrite files that no comparison has left there."""
         foreign = [name for name in WRITTEN if (folder / name).exists()]
-        if foreign and not (folder / FILE).exists():
+        if foreign and not (folder / RESULTS).exists():
             raise TableError(
-                f"{folder} holds {' and '.join(foreign)}, but no {FILE} of a comparison: they would be "
+                f"{folder} holds {' and '.join(foreign)}, but no {RESULTS} of a comparison: they would be "
                 "overwritten. Choose another --out, or move them away."
             )
 
@@ -128,7 +130,7 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
-def _about(problem: Problem, plan: Plan, name: str) -> dict[str, Any]:
+def _about(problem: TableProblem, plan: Plan, name: str) -> dict[str, Any]:
     """What must be equal for runs to belong together; methods and repeats may be added."""
     settings = asdict(plan)
     del settings["methods"], settings["repeats"]
@@ -143,14 +145,3 @@ def _about(problem: Problem, plan: Plan, name: str) -> dict[str, Any]:
         "elliptica": __version__,
         **settings,
     }
-
-
-def versions() -> dict[str, str]:
-    """What the numbers depend on."""
-    import numpy
-    import polars
-    import sklearn
-    import torch
-
-    modules = {"torch": torch, "numpy": numpy, "polars": polars, "scikit-learn": sklearn}
-    return {"python": platform.python_version()} | {name: str(m.__version__) for name, m in modules.items()}

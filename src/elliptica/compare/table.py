@@ -11,7 +11,7 @@ import polars as pl
 
 from elliptica._utils.random import stream_seed
 from elliptica._utils.text import did_you_mean
-from elliptica.compare.csv import Dialect, check_rectangular, look_at_csv, looks_like_numbers
+from elliptica.compare.csv import Dialect, check_rectangular, looks_like_numbers, read_dialect
 from elliptica.compare.csv import TableError as TableError
 
 MAX_ROWS = 200_000
@@ -96,7 +96,7 @@ def read_table(
 
 
 def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
-    dialect = look_at_csv(file)
+    dialect = read_dialect(file)
     # all cells as text: types are ours to decide, and an odd value far down is no error of the reader
     lazy = pl.scan_csv(file, separator=dialect.separator, infer_schema=False)
     try:

@@ -18,8 +18,7 @@ from elliptica.diagnostics.findings import Diagnosis
 from elliptica.diagnostics.report_landscape import Subject, look_at
 from elliptica.diagnostics.scores import model_study
 from elliptica.diagnostics.source import SourceError, load_samples
-from elliptica.report.content import Report, ReportError, Study
-from elliptica.report.provenance import digest, present_versions
+from elliptica.report.content import Report, ReportError, Study, digest, present_versions
 
 
 def own_model_report(

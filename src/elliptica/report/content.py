@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import platform
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
+from elliptica import __version__
 from elliptica._utils.statistics import corrected_interval
 
 #: JSON has both.
@@ -262,7 +267,7 @@ def mean_interval(
 def pooled(
     rows: Sequence[Number], confidence: Sequence[Number], right: Sequence[Number]
 ) -> dict[str, list[Number | None]]:
-    """Mean confidence and share of right answers of each bin, from sums; None for empty bins."""
+    """Divide sums over bins by their rows: mean confidence and accuracy; None for empty bins."""
     return {
         "rows": list(rows),
         "confidence": [c / n if n else None for c, n in zip(confidence, rows, strict=True)],
@@ -271,8 +276,23 @@ def pooled(
 
 
 def natural_order(name: str) -> tuple[int, float, str]:
-    """Numbers in their order, before words."""
+    """Sort numbers by value, before words."""
     try:
         return 0, float(name), ""
     except ValueError:
         return 1, 0.0, name
+
+
+def digest(file: Path) -> str:
+    """Return the first sixteen digits of a file's SHA-256."""
+    found = hashlib.sha256()
+    with file.open("rb") as handle:
+        while block := handle.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()[:16]
+
+
+def present_versions(*more: str) -> dict[str, str]:
+    """Name the versions that results depend on; ``more`` are distributions beside torch and numpy."""
+    packages = {name: metadata.version(name) for name in ("torch", "numpy", *more)}
+    return {"elliptica": __version__, "python": platform.python_version(), **packages}

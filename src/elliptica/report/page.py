@@ -70,9 +70,6 @@ def _asset(name: str) -> str:
     return resources.files("elliptica.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-# The data of a page as one compact JSON text that is safe inside a script element.
-
-
 #: Points of a curve that are kept: more cannot be seen.
 _MOST_POINTS = 120
 
