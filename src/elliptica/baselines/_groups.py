@@ -7,17 +7,17 @@ the whole batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.random import check_generator, compute_dtype
-from elliptica.baselines.erm import ERM
+from elliptica._utils.random import compute_dtype
+from elliptica.baselines.erm import ERM, Batch
 from elliptica.core.hidden import replaced_output
-from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
+from elliptica.core.inputs import call_model, count_rows, named_inputs
 from elliptica.core.types import Inputs, LossFn
 
 
@@ -89,11 +89,19 @@ def find_groups(group: object, rows: int) -> Groups:
     return Groups(*values.long().unique(return_inverse=True, return_counts=True))
 
 
+@dataclass(frozen=True)
+class GroupBatch(Batch):
+    """The arguments of a training call with groups, checked.
+
+    Attributes:
+        groups: Groups of the rows.
+    """
+
+    groups: Groups
+
+
 class GroupObjective(ERM):
     """Base of objectives called with groups, ``objective(x, y, group)``; see `GroupDRO` for one."""
-
-    #: whether rows are mixed, so that inputs must be floating point
-    mixes_inputs = False
 
     def forward(  # type: ignore[override]  # with groups, and without ends
         self,
@@ -117,22 +125,11 @@ class GroupObjective(ERM):
         """
         if not self.training:
             return self.clean_loss(x, y, sample_weight=sample_weight)
-        inputs = named_inputs(x)
-        rows = count_rows(inputs)
-        check_batch(inputs, list(inputs) if self.mixes_inputs else [], y, rows, finite=True)
-        check_weight(sample_weight, rows)
-        check_generator(generator, y.device)
-        groups = find_groups(group.to(y.device) if isinstance(group, Tensor) else group, rows)
-        return self._group_loss(x, y, groups, sample_weight, generator)
+        self._check(x, y, sample_weight, generator)
+        groups = find_groups(group.to(y.device) if isinstance(group, Tensor) else group, len(y))
+        return self._group_loss(GroupBatch(x, y, sample_weight, None, generator, groups))
 
-    def _group_loss(
-        self,
-        x: Inputs,
-        y: Tensor,
-        groups: Groups,
-        weight: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Tensor:
+    def _group_loss(self, batch: GroupBatch) -> Tensor:
         """Loss of a batch that has been checked, in training."""
         raise NotImplementedError
 
@@ -144,10 +141,10 @@ class GroupObjective(ERM):
         size = groups.sum(self.loss.class_weight(target))
         return groups.sum(total) / torch.where(size > 0, size, 1.0)
 
-    def _risks_at(self, output: Any, y: Tensor, weight: Tensor | None, groups: Groups) -> Tensor:
+    def _risks_at(self, output: Any, batch: GroupBatch) -> Tensor:
         """Risks of groups from the model's output on the rows themselves."""
-        target = self._encode(y, output)
-        return self._risks(self.loss(output, target), target, weight, groups)
+        target = self._encode(batch.y, output)
+        return self._risks(self.loss(output, target), target, batch.weight, batch.groups)
 
 
 class AnnealedObjective(GroupObjective):
@@ -156,17 +153,34 @@ class AnnealedObjective(GroupObjective):
     Args:
         model: Any network.
         loss_fn: Your ordinary loss, see `ERM`.
-        penalty: Weight of the penalty after the jump.
-        anneal_steps: Training calls before the jump.
+        penalty: Weight of the penalty after the jump; None takes that of the variant.
+        anneal_steps: Training calls before the jump; None takes those of the variant.
+        variant: A name in `variants`; None takes the first.
         num_classes: Number of classes of integer labels; None reads it off the model's output.
     """
 
+    #: Penalty and steps before it, by variant.
+    variants: ClassVar[dict[str, tuple[float, int]]]
+    settings: ClassVar[tuple[str, ...]] = ("penalty", "anneal_steps", "variant")
     steps: Tensor
 
     def __init__(
-        self, model: nn.Module, loss_fn: LossFn, *, penalty: float, anneal_steps: int, num_classes: int | None
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        penalty: float | None = None,
+        anneal_steps: int | None = None,
+        variant: str | None = None,
+        num_classes: int | None = None,
     ) -> None:
+        chosen = next(iter(self.variants)) if variant is None else variant
+        checks.choice("variant", chosen, self.variants)
+        usual_penalty, usual_steps = self.variants[chosen]
+        penalty = usual_penalty if penalty is None else penalty
+        anneal_steps = usual_steps if anneal_steps is None else anneal_steps
         super().__init__(model, loss_fn, num_classes=num_classes)
+        self.variant = chosen
         checks.nonnegative("penalty", penalty)
         checks.count("anneal_steps", anneal_steps, 0)
         self.penalty = float(penalty)
@@ -184,25 +198,14 @@ class AnnealedObjective(GroupObjective):
     def _is_past(self, anneal_steps: int) -> bool:
         return int(self.steps) >= anneal_steps
 
-    def _group_loss(
-        self,
-        x: Inputs,
-        y: Tensor,
-        groups: Groups,
-        weight: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        loss = self._penalised(x, y, groups, weight)
+    def _group_loss(self, batch: GroupBatch) -> Tensor:
+        loss = self._penalised(batch)
         self.steps += 1
         return loss
 
-    def _penalised(self, x: Inputs, y: Tensor, groups: Groups, weight: Tensor | None) -> Tensor:
+    def _penalised(self, batch: GroupBatch) -> Tensor:
         """Loss of a batch with the penalty at its present weight."""
         raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"penalty={self.penalty}, anneal_steps={self.anneal_steps}"
 
 
 def read_layer(model: nn.Module, x: Inputs, at: str) -> tuple[Any, Tensor]:

@@ -5,33 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elliptica.baselines.erm import ERM
+from elliptica.baselines.erm import ERM, Batch
 from elliptica.core.inputs import check_weight
-from elliptica.core.paths import End
-from elliptica.core.types import Inputs
 
 
 class Reweighted(ERM):
-    """Plain training with another average of the batch's losses: what focal, tilted and DRO share."""
+    """Plain training with another average of the batch's losses: what focal, tilted and DRO share.
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar; arguments as of `ERM`.
+    A sample of weight 2 counts as two equal ones, and one of weight 0 as absent; the result is then
+    multiplied by the mean weight, as the mean of weight times loss would be.
+    """
 
-        A sample of weight 2 counts as two equal ones, and one of weight 0 as absent; the result is then
-        multiplied by the mean weight, as the mean of weight times loss would be.
-        """
-        if not self.training:
-            return self.clean_loss(x, y, sample_weight=sample_weight)
-        losses, target = self._clean_losses(x, y, sample_weight)
-        return self._average(losses, target, sample_weight)
+    def _training_loss(self, batch: Batch) -> Tensor:
+        losses, target = self._losses_at(batch.x, batch.y)
+        return self._average(losses, target, batch.weight)
 
     def _average(self, losses: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
         """One number for the batch; class weights and the scale of sample weights as in plain training."""

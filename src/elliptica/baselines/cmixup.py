@@ -12,7 +12,6 @@ from elliptica._utils import checks
 from elliptica._utils.random import check_generator
 from elliptica.baselines.mixup import Mixup, mix
 from elliptica.core.partners import draw_from
-from elliptica.core.paths import End
 from elliptica.core.types import Inputs, LossFn
 
 _CHUNK_BYTES = 64 * 2**20
@@ -49,6 +48,8 @@ class CMixup(Mixup):
         >>> loss = objective(x[index], y[index], end=(x[j], y[j]))
     """
 
+    settings = ("bandwidth", "alpha", "at")
+
     def __init__(
         self,
         model: nn.Module,
@@ -62,22 +63,9 @@ class CMixup(Mixup):
         checks.positive("bandwidth", bandwidth)
         self.bandwidth = float(bandwidth)
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar; arguments as of `Mixup`, targets real."""
+    def _check(self, x: Inputs, y: Tensor, weight: Tensor | None, generator: torch.Generator | None) -> None:
         _check_targets(y)
-        return super().forward(x, y, sample_weight=sample_weight, end=end, generator=generator)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"bandwidth={self.bandwidth}, {super().extra_repr()}"
+        super()._check(x, y, weight, generator)
 
     def _partners(self, y: Tensor, generator: torch.Generator | None) -> Tensor:
         return draw_from(_cumulative(y, y, self.bandwidth), 1, generator).squeeze(1)

@@ -8,9 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica.baselines._groups import GroupObjective, Groups, count_pairs, read_layer, sum_over_pairs
+from elliptica.baselines._groups import (
+    GroupBatch,
+    GroupObjective,
+    Groups,
+    count_pairs,
+    read_layer,
+    sum_over_pairs,
+)
 from elliptica.core.hidden import find_layer
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import LossFn
 
 CORALVariant = Literal["domainbed", "deep"]
 CORAL_VARIANTS: tuple[CORALVariant, ...] = ("domainbed", "deep")
@@ -46,6 +53,8 @@ class CORAL(GroupObjective):
         >>> objective(x, y, group).backward()
     """
 
+    settings = ("at", "penalty", "variant")
+
     def __init__(
         self,
         model: nn.Module,
@@ -64,20 +73,10 @@ class CORAL(GroupObjective):
         self.penalty = float(penalty)
         self.variant = variant
 
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"at={self.at!r}, penalty={self.penalty}, variant={self.variant!r}"
-
-    def _group_loss(
-        self,
-        x: Inputs,
-        y: Tensor,
-        groups: Groups,
-        weight: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        output, features = read_layer(self.model, x, self.at)
-        risk = self._risks_at(output, y, weight, groups).mean()
+    def _group_loss(self, batch: GroupBatch) -> Tensor:
+        groups = batch.groups
+        output, features = read_layer(self.model, batch.x, self.at)
+        risk = self._risks_at(output, batch).mean()
         covariances = sum_over_pairs(_covariances(features, groups))
         if self.variant == "domainbed":
             gap = sum_over_pairs(groups.mean(features)) + covariances

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import draw_permutation
-from elliptica.baselines._groups import GroupObjective, Groups, mix_rows
+from elliptica.baselines._groups import GroupBatch, GroupObjective, Groups, mix_rows
 from elliptica.baselines.mixup import draw_share
 from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import LossFn
 
 
 class DomainMix(GroupObjective):
@@ -38,6 +38,7 @@ class DomainMix(GroupObjective):
         >>> objective(x, y, group).backward()
     """
 
+    settings = ("alpha",)
     mixes_inputs = True
 
     def __init__(
@@ -47,20 +48,10 @@ class DomainMix(GroupObjective):
         checks.nonnegative("alpha", alpha)
         self.alpha = float(alpha)
 
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"alpha={self.alpha}"
-
-    def _group_loss(
-        self,
-        x: Inputs,
-        y: Tensor,
-        groups: Groups,
-        weight: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Tensor:
+    def _group_loss(self, batch: GroupBatch) -> Tensor:
+        x, y, weight, generator = batch.x, batch.y, batch.weight, batch.generator
         # draws, in this order: the order of groups, then two gamma variables for each pair
-        near, far, pairs = pair_groups(groups, generator)
+        near, far, pairs = pair_groups(batch.groups, generator)
         shares = [draw_share(self.alpha, generator) for _ in pairs.labels]
         share = torch.tensor(shares, device=y.device)[pairs.index]
         mixed = {name: mix_rows(v[near], v[far], share) for name, v in named_inputs(x).items()}

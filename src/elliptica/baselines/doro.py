@@ -51,6 +51,8 @@ class DORO(DRO):
         >>> objective(x, y).backward()
     """
 
+    settings = ("divergence", "alpha", "rho", "penalty", "epsilon", "variant")
+
     def __init__(
         self,
         model: nn.Module,
@@ -73,10 +75,6 @@ class DORO(DRO):
         checks.choice("variant", variant, get_args(Variant))
         self.epsilon = float(epsilon)
         self.variant = variant
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"{super().extra_repr()}, epsilon={self.epsilon}, variant={self.variant!r}"
 
     def _weights(self, losses: Tensor, weight: Tensor | None) -> Tensor:
         checks.finite("losses", losses)

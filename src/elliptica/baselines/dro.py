@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -56,6 +56,8 @@ class DRO(Reweighted):
         True
     """
 
+    settings: ClassVar[tuple[str, ...]] = ("divergence", "alpha", "rho", "penalty")
+
     def __init__(
         self,
         model: nn.Module,
@@ -84,12 +86,6 @@ class DRO(Reweighted):
             checks.positive("penalty", penalty)
         self.divergence = divergence
         self.alpha, self.rho, self.penalty = alpha, rho, penalty
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        sizes = {"alpha": self.alpha, "rho": self.rho, "penalty": self.penalty}
-        shown = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
-        return f"divergence={self.divergence!r}, {shown}"
 
     def _combine(self, losses: Tensor, weight: Tensor | None) -> Tensor:
         losses = losses.to(compute_dtype(losses.dtype))

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.random import compute_dtype
+from elliptica._utils.random import check_generator, compute_dtype
 from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
 from elliptica.core.losses import PerSampleLoss, weighted_mean
 from elliptica.core.paths import End
 from elliptica.core.targets import encode_targets, infer_target_space
 from elliptica.core.types import Inputs, LossFn
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of a training call, checked.
+
+    Attributes:
+        x: Inputs.
+        y: Targets.
+        weight: Sample weights, or None.
+        end: Partners from elsewhere, or None.
+        generator: Source of randomness.
+    """
+
+    x: Inputs
+    y: Tensor
+    weight: Tensor | None
+    end: End | None
+    generator: torch.Generator | None
 
 
 class ERM(nn.Module):
@@ -35,6 +55,11 @@ class ERM(nn.Module):
         >>> torch.allclose(objective(x, y), nn.functional.cross_entropy(model(x), y))
         True
     """
+
+    #: Names of the settings that ``repr`` shows.
+    settings: ClassVar[tuple[str, ...]] = ()
+    #: Whether inputs are mixed or get noise, so that they must be floating point.
+    mixes_inputs = False
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, *, num_classes: int | None = None) -> None:
         super().__init__()
@@ -60,23 +85,48 @@ class ERM(nn.Module):
         Args:
             x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
             y: Targets: integer labels, soft labels, or real values.
-            sample_weight: Weight of each sample, used as given: the mean of weight times loss.
-            end: Taken so that all methods are called alike; there is nothing to mix with.
-            generator: Taken so that all methods are called alike; nothing is drawn.
+            sample_weight: Weight of each sample, used as given: the result is the mean of weight times
+                loss, and a point between two samples gets the weight between theirs.
+            end: Partners that need not be in the batch, for methods that mix: ``(x, y)`` or ``(x, y,
+                sample_weight)``; without weights of their own they get those of the samples.
+            generator: Source of randomness of methods that draw; torch's default one if None.
         """
-        return self.clean_loss(x, y, sample_weight=sample_weight)
+        if not self.training:
+            return self.clean_loss(x, y, sample_weight=sample_weight)
+        self._check(x, y, sample_weight, generator)
+        return self._training_loss(Batch(x, y, sample_weight, end, generator))
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
         """The ordinary mean loss on the data themselves."""
-        losses, target = self._clean_losses(x, y, sample_weight)
-        return self._mean(losses, target, sample_weight)
-
-    def _clean_losses(self, x: Inputs, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Loss of each sample, and its target as it was compared with the output."""
         inputs = named_inputs(x)
         rows = count_rows(inputs)
         check_batch(inputs, [], y, rows, finite=True)
+        check_weight(sample_weight, rows)
+        return self._mean(*self._losses_at(x, y), sample_weight)
+
+    def extra_repr(self) -> str:
+        """The settings that are not None or False."""
+        values = {name: getattr(self, name) for name in self.settings}
+        return ", ".join(
+            f"{name}={f'{value.numel()} values' if isinstance(value, Tensor) else repr(value)}"
+            for name, value in values.items()
+            if value is not None and value is not False
+        )
+
+    def _training_loss(self, batch: Batch) -> Tensor:
+        """Loss of a batch that has been checked, in training."""
+        return self._mean(*self._losses_at(batch.x, batch.y), batch.weight)
+
+    def _check(self, x: Inputs, y: Tensor, weight: Tensor | None, generator: torch.Generator | None) -> None:
+        """Check the arguments of a training call, before anything is drawn."""
+        inputs = named_inputs(x)
+        rows = count_rows(inputs)
+        check_batch(inputs, list(inputs) if self.mixes_inputs else [], y, rows, finite=True)
         check_weight(weight, rows)
+        check_generator(generator, y.device)
+
+    def _losses_at(self, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of each sample, and its target as it was compared with the output."""
         output = call_model(self.model, x)
         target = self._encode(y, output)
         return self.loss(output, target), target

@@ -39,6 +39,8 @@ class Focal(Reweighted):
         True
     """
 
+    settings = ("gamma",)
+
     def __init__(
         self, model: nn.Module, loss_fn: LossFn, *, gamma: float = 2.0, num_classes: int | None = None
     ) -> None:
@@ -52,10 +54,6 @@ class Focal(Reweighted):
                 "regression use another objective, e.g. Tilted."
             )
         self.gamma = float(gamma)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"gamma={self.gamma}"
 
     def _average(self, losses: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
         entropy = losses

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica.baselines._groups import GroupObjective, Groups, find_groups
+from elliptica.baselines._groups import GroupBatch, GroupObjective, find_groups
 from elliptica.core.inputs import call_model
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import LossFn
 
 
 class GroupDRO(GroupObjective):
@@ -50,6 +50,8 @@ class GroupDRO(GroupObjective):
     _margin: Tensor
     _exists: Tensor
 
+    settings = ("n_groups", "step_size", "adjustment")
+
     def __init__(
         self,
         model: nn.Module,
@@ -80,22 +82,12 @@ class GroupDRO(GroupObjective):
         self.register_buffer("_margin", margin, persistent=False)
         self.register_buffer("_exists", exists, persistent=False)
 
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"n_groups={self.n_groups}, step_size={self.step_size}, adjustment={self.adjustment}"
-
-    def _group_loss(
-        self,
-        x: Inputs,
-        y: Tensor,
-        groups: Groups,
-        weight: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        self._check_known(groups.labels)
-        risks = self._risks_at(call_model(self.model, x), y, weight, groups) + self._margin[groups.labels]
-        self._update(groups.labels, risks.detach())
-        return (self.q[groups.labels] * risks).sum()
+    def _group_loss(self, batch: GroupBatch) -> Tensor:
+        labels = batch.groups.labels
+        self._check_known(labels)
+        risks = self._risks_at(call_model(self.model, batch.x), batch) + self._margin[labels]
+        self._update(labels, risks.detach())
+        return (self.q[labels] * risks).sum()
 
     @torch.no_grad()
     def _update(self, labels: Tensor, risks: Tensor) -> None:

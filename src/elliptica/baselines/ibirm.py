@@ -7,10 +7,10 @@ from typing import Literal
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica.baselines._groups import Groups, read_layer
+from elliptica.baselines._groups import GroupBatch, read_layer
 from elliptica.baselines.irm import IRM
 from elliptica.core.hidden import find_layer
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import LossFn
 
 IBIRMVariant = Literal["domainbed", "authors"]
 
@@ -55,6 +55,8 @@ class IBIRM(IRM):
         >>> objective(x, y, group).backward()
     """
 
+    settings = ("penalty", "anneal_steps", "variant", "at", "ib_penalty", "ib_anneal_steps", "rescale")
+
     def __init__(
         self,
         model: nn.Module,
@@ -88,14 +90,9 @@ class IBIRM(IRM):
             self.variant == "domainbed" and self._jumped(self.ib_anneal_steps)
         )
 
-    def extra_repr(self) -> str:
-        """The settings."""
-        own = f"ib_penalty={self.ib_penalty}, ib_anneal_steps={self.ib_anneal_steps}"
-        return f"{super().extra_repr()}, at={self.at!r}, {own}" + (", rescale=True" if self.rescale else "")
-
-    def _penalised(self, x: Inputs, y: Tensor, groups: Groups, weight: Tensor | None) -> Tensor:
-        output, features = read_layer(self.model, x, self.at)
-        risk, penalty = self._risk_and_penalty(output, y, groups, weight)
+    def _penalised(self, batch: GroupBatch) -> Tensor:
+        output, features = read_layer(self.model, batch.x, self.at)
+        risk, penalty = self._risk_and_penalty(output, batch)
         early = 1.0 if self.variant == "domainbed" else 0.0
         strength = self.penalty if self._is_past(self.anneal_steps) else early
         loss = risk + strength * penalty
@@ -104,7 +101,7 @@ class IBIRM(IRM):
         if not self._is_past(self.ib_anneal_steps):
             return loss
         if self.variant == "domainbed":
-            variance = groups.variance(features).mean()
+            variance = batch.groups.variance(features).mean()
         else:
             variance = features.var(0).mean() if len(features) > 1 else features.new_zeros(())
         return loss + self.ib_penalty * variance

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.random import check_generator, draw_uniform
-from elliptica.baselines.erm import ERM
+from elliptica._utils.random import draw_uniform
+from elliptica.baselines.erm import ERM, Batch
 from elliptica.core.bridge import marginal_rows
-from elliptica.core.inputs import check_batch, count_rows, named_inputs, rebuild_inputs
+from elliptica.core.inputs import named_inputs, rebuild_inputs
 from elliptica.core.noise import noise_std
-from elliptica.core.paths import End
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import LossFn
 
 NoiseLaw = Literal["gaussian", "bridge"]
 
@@ -25,6 +24,7 @@ class InputNoise(ERM):
     ``law="bridge"`` scales the noise of each sample by ``sqrt(s (1 - s))`` with ``s`` uniform on [0, 1]:
     the noise of a Brownian bridge from the sample to itself, at a random time. Its variance is
     ``sigma**2 / 6`` on average. Compare with it to see what the mixing of a bridge adds to its noise.
+    Draws, in this order: the times of ``law="bridge"``, the noise of each input.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -44,6 +44,9 @@ class InputNoise(ERM):
 
     sigma: float | Tensor
 
+    settings = ("sigma", "law")
+    mixes_inputs = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -62,42 +65,13 @@ class InputNoise(ERM):
             self.sigma = float(sigma)
         self.law = law
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar.
-
-        Draws, in this order: the times of ``law="bridge"``, the noise of each input.
-
-        Args:
-            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with; all get noise.
-            y: Targets: integer labels, soft labels, or real values.
-            sample_weight: Weight of each sample, used as given: the mean of weight times loss.
-            end: Taken so that all methods are called alike; there is nothing to mix with.
-            generator: Source of randomness; torch's default one if None.
-        """
-        if not self.training:
-            return self.clean_loss(x, y, sample_weight=sample_weight)
-        inputs = named_inputs(x)
-        rows = count_rows(inputs)
-        check_batch(inputs, list(inputs), y, rows, finite=True)
-        check_generator(generator, y.device)
-        s = torch.full((rows,), 0.5, device=y.device)
+    def _training_loss(self, batch: Batch) -> Tensor:
+        y, generator = batch.y, batch.generator
+        s = torch.full((len(y),), 0.5, device=y.device)
         if self.law == "bridge":
-            s = draw_uniform((rows,), device=y.device, generator=generator)
-        noisy = {name: self._noisy(value, s, generator) for name, value in inputs.items()}
-        return self.clean_loss(rebuild_inputs(x, noisy), y, sample_weight=sample_weight)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        sigma = f"{len(self.sigma.flatten())} values" if isinstance(self.sigma, Tensor) else self.sigma
-        return f"sigma={sigma}, law={self.law!r}"
+            s = draw_uniform((len(y),), device=y.device, generator=generator)
+        noisy = {name: self._noisy(v, s, generator) for name, v in named_inputs(batch.x).items()}
+        return self._mean(*self._losses_at(rebuild_inputs(batch.x, noisy), y), batch.weight)
 
     def _noisy(self, value: Tensor, s: Tensor, generator: torch.Generator | None) -> Tensor:
         """A bridge from each row to itself at time ``s``, or with its spread left out."""

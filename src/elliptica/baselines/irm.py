@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
-from elliptica.baselines._groups import AnnealedObjective, Groups
+from elliptica.baselines._groups import AnnealedObjective, GroupBatch
 from elliptica.core.inputs import call_model
-from elliptica.core.types import Inputs, LossFn
-
-IRMVariant = Literal["unbiased", "original"]
-
-#: Penalty and steps before it: DomainBed's, and the default arguments of the authors' code.
-_DEFAULTS: dict[str, tuple[float, int]] = {"unbiased": (100.0, 500), "original": (1e4, 100)}
 
 
 class IRM(AnnealedObjective):
@@ -43,10 +36,11 @@ class IRM(AnnealedObjective):
         loss_fn: Your ordinary loss, see `ERM`. It is differentiated twice.
         penalty: Weight after the jump; None takes 100 for ``"unbiased"`` and 10000 for ``"original"``.
         anneal_steps: Training calls before the jump; None takes 500 and 100.
-        variant: ``"unbiased"`` or ``"original"``, see above.
+        variant: ``"unbiased"`` (the default) or ``"original"``, see above.
         num_classes: Number of classes of integer labels; None reads it off the model's output.
 
     Example:
+        >>> from torch import nn
         >>> objective = IRM(nn.Linear(4, 3), nn.CrossEntropyLoss(), penalty=10.0, anneal_steps=1)
         >>> x, y, group = torch.randn(8, 4), torch.randint(3, (8,)), torch.arange(8) % 2
         >>> for _ in range(2):
@@ -55,42 +49,18 @@ class IRM(AnnealedObjective):
         True
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        *,
-        penalty: float | None = None,
-        anneal_steps: int | None = None,
-        variant: IRMVariant = "unbiased",
-        num_classes: int | None = None,
-    ) -> None:
-        checks.choice("variant", variant, _DEFAULTS)
-        default_penalty, default_steps = _DEFAULTS[variant]
-        super().__init__(
-            model,
-            loss_fn,
-            penalty=default_penalty if penalty is None else penalty,
-            anneal_steps=default_steps if anneal_steps is None else anneal_steps,
-            num_classes=num_classes,
-        )
-        self.variant: str = variant
+    #: DomainBed's, and the default arguments of the authors' code.
+    variants: ClassVar = {"unbiased": (100.0, 500), "original": (1e4, 100)}
 
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"{super().extra_repr()}, variant={self.variant!r}"
-
-    def _penalised(self, x: Inputs, y: Tensor, groups: Groups, weight: Tensor | None) -> Tensor:
-        risk, penalty = self._risk_and_penalty(call_model(self.model, x), y, groups, weight)
+    def _penalised(self, batch: GroupBatch) -> Tensor:
+        risk, penalty = self._risk_and_penalty(call_model(self.model, batch.x), batch)
         strength = self.penalty if self._is_past(self.anneal_steps) else 1.0
         loss = risk + strength * penalty
         return loss / strength if self.variant == "original" and strength > 1 else loss
 
-    def _risk_and_penalty(
-        self, output: Any, y: Tensor, groups: Groups, weight: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _risk_and_penalty(self, output: Any, batch: GroupBatch) -> tuple[Tensor, Tensor]:
         """Means over groups of the risk and of the squared slope."""
-        target = self._encode(y, output)
+        target, weight, groups = self._encode(batch.y, output), batch.weight, batch.groups
         losses, slopes = self._losses_and_slopes(output, target)
         risk = self._risks(losses, target, weight, groups).mean()
         if self.variant == "original":

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import draw_gamma, draw_uniform
-from elliptica.baselines._groups import GroupObjective, Groups, mix_rows
+from elliptica.baselines._groups import GroupBatch, GroupObjective, mix_rows
 from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
 from elliptica.core.partners import draw_from
 from elliptica.core.types import Inputs, LossFn
@@ -51,6 +51,7 @@ class LISA(GroupObjective):
         >>> objective(x, y, group).backward()
     """
 
+    settings = ("selection", "alpha", "mix")
     mixes_inputs = True
 
     def __init__(
@@ -73,21 +74,11 @@ class LISA(GroupObjective):
         self.alpha = float(alpha)
         self.mix = mix
 
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"selection={self.selection}, alpha={self.alpha}, mix={self.mix!r}"
-
-    def _group_loss(
-        self,
-        x: Inputs,
-        y: Tensor,
-        groups: Groups,
-        weight: Tensor | None,
-        generator: torch.Generator | None,
-    ) -> Tensor:
+    def _group_loss(self, batch: GroupBatch) -> Tensor:
+        x, y, weight, generator = batch.x, batch.y, batch.weight, batch.generator
         # draws, in this order: the choice, the partners, two gamma variables per row, places of boxes
         chosen = draw_uniform((1,), device=y.device, generator=generator)
-        allowed = eligible(y, groups.index, within_label=bool(chosen < self.selection))
+        allowed = eligible(y, batch.groups.index, within_label=bool(chosen < self.selection))
         partners, is_alone = draw_partners(allowed, generator)
         share = draw_shares(self.alpha, len(y), y.device, generator).masked_fill(is_alone, 1.0)
         if self.mix == "cutmix":

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from elliptica._utils.random import check_generator, draw_uniform
+from elliptica._utils.random import draw_uniform
+from elliptica.baselines.erm import Batch
 from elliptica.baselines.mixup import Mixup
 from elliptica.core.hidden import find_layer
-from elliptica.core.inputs import check_batch, count_rows, named_inputs
-from elliptica.core.paths import End
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import LossFn
 
 _CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ class ManifoldMixup(Mixup):
     """Manifold mixup: as `Mixup`, in one of several layers, chosen at random for each batch.
 
     All layers are equally likely. One layer only is ``Mixup(at=...)``, the inputs only are `Mixup`, with the
-    same draws.
+    same draws. Draws, in this order: the layer (if there are several), two gamma variables, the partners.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -43,6 +43,8 @@ class ManifoldMixup(Mixup):
         >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
         >>> objective(x, y).backward()
     """
+
+    settings: ClassVar[tuple[str, ...]] = ("alpha", "layers")
 
     def __init__(
         self,
@@ -69,31 +71,11 @@ class ManifoldMixup(Mixup):
             if name is not None:
                 find_layer(model, name)
         self.layers = names
+        self.mixes_inputs = None in names
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar; arguments as of `Mixup`.
-
-        Draws, in this order: the layer (if there are several), two gamma variables, the partners.
-        """
-        if self.training:
-            inputs = named_inputs(x)
-            floating = list(inputs) if None in self.layers else []  # whichever layer is drawn
-            check_batch(inputs, floating, y, count_rows(inputs), finite=False)
-            check_generator(generator, y.device)
-            self.at = self._draw_layer(generator)
-        return super().forward(x, y, sample_weight=sample_weight, end=end, generator=generator)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"alpha={self.alpha}, layers={self.layers}"
+    def _training_loss(self, batch: Batch) -> Tensor:
+        self.at = self._draw_layer(batch.generator)
+        return super()._training_loss(batch)
 
     def _draw_layer(self, generator: torch.Generator | None) -> str | None:
         if len(self.layers) == 1:

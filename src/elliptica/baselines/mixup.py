@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -10,17 +10,10 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator, draw_gamma, draw_permutation, draw_uniform
-from elliptica.baselines.erm import ERM
+from elliptica.baselines.erm import ERM, Batch
 from elliptica.core.hidden import find_layer, replaced_output
-from elliptica.core.inputs import (
-    call_model,
-    check_batch,
-    check_weight,
-    count_rows,
-    named_inputs,
-    rebuild_inputs,
-)
-from elliptica.core.paths import End, Ends, ends_given
+from elliptica.core.inputs import call_model, count_rows, named_inputs, rebuild_inputs
+from elliptica.core.paths import Ends, ends_given
 from elliptica.core.types import Inputs, LossFn
 
 _CPU = torch.device("cpu")
@@ -33,6 +26,7 @@ class Mixup(ERM):
     ``share * loss(y) + (1 - share) * loss(y_partner)``, with one share per batch from Beta(alpha, alpha)
     and the partners a random order of the batch, as in the authors' code. For cross-entropy that is the
     loss of the mixed label; for the squared error it has the gradient of the loss of the mixed target.
+    Draws, in this order: two gamma variables, the partners.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -51,6 +45,8 @@ class Mixup(ERM):
         >>> objective(x, y).backward()
     """
 
+    settings: ClassVar[tuple[str, ...]] = ("alpha", "at")
+
     def __init__(
         self,
         model: nn.Module,
@@ -66,51 +62,21 @@ class Mixup(ERM):
             find_layer(model, at)
         self.alpha = float(alpha)
         self.at = at
+        self.mixes_inputs = at is None
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar.
-
-        Draws, in this order: two gamma variables, the partners.
-
-        Args:
-            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
-            y: Targets: integer labels, soft labels, or real values.
-            sample_weight: Weight of each sample, used as given: the result is the mean of weight times
-                loss, and a point between two samples gets the weight between theirs.
-            end: Partners that need not be in the batch: ``(x, y)`` or ``(x, y, sample_weight)``; without
-                weights of their own they get those of the samples.
-            generator: Source of randomness; torch's default one if None.
-        """
-        if not self.training:
-            return self.clean_loss(x, y, sample_weight=sample_weight)
-        inputs = named_inputs(x)
-        rows = count_rows(inputs)
-        check_batch(inputs, [] if self.at else list(inputs), y, rows, finite=True)
-        check_weight(sample_weight, rows)
-        check_generator(generator, y.device)
+    def _training_loss(self, batch: Batch) -> Tensor:
+        generator = batch.generator
         share = draw_share(self.alpha, generator)
-        if end is None:
-            ends = Ends(1, self._partners(y, generator))
+        if batch.end is None:
+            ends = Ends(1, self._partners(batch.y, generator))
         else:
-            ends = ends_given(end, inputs, y, 1, lambda labels: labels, 0)
-            if ends.weight is not None and sample_weight is None:
+            ends = ends_given(batch.end, named_inputs(batch.x), batch.y, 1, lambda labels: labels, 0)
+            if ends.weight is not None and batch.weight is None:
                 raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
-        output = self._output(x, ends, share, generator)
-        near, far = (self._encode(labels, output) for labels in ends.of(y, ends.y))
-        weights = None if sample_weight is None else ends.of(sample_weight, ends.weight)
+        output = self._output(batch.x, ends, share, generator)
+        near, far = (self._encode(labels, output) for labels in ends.of(batch.y, ends.y))
+        weights = None if batch.weight is None else ends.of(batch.weight, ends.weight)
         return self._average(output, near, far, share, weights)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"alpha={self.alpha}" + (f", at={self.at!r}" if self.at else "")
 
     def _partners(self, y: Tensor, generator: torch.Generator | None) -> Tensor:
         """Row of the batch that each row is mixed with."""

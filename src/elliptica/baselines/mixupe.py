@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
+from elliptica.baselines.erm import Batch
 from elliptica.baselines.mixup import Mixup
 from elliptica.core.inputs import call_model
-from elliptica.core.paths import End
 from elliptica.core.types import Inputs, LossFn
 
 Version = Literal[1, 2, 3, 4]
@@ -55,6 +55,8 @@ class MixupE(Mixup):
 
     mean: Tensor | None
 
+    settings = ("alpha", "at", "eta", "version", "threshold")
+
     def __init__(
         self,
         model: nn.Module,
@@ -82,36 +84,23 @@ class MixupE(Mixup):
         self.threshold = float(threshold)
         self.register_buffer("mean", None if mean is None else mean.detach().clone(), persistent=False)
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar; arguments and draws as of `Mixup`, targets labels."""
-        mixed = super().forward(x, y, sample_weight=sample_weight, end=end, generator=generator)
-        if not self.training or self.eta == 0:
+    def _training_loss(self, batch: Batch) -> Tensor:
+        mixed = super()._training_loss(batch)
+        if self.eta == 0:
             return mixed
-        terms = self._derivatives(x, y) if self.version in (1, 2) else self._alignments(x, y)
+        terms = (self._derivatives if self.version in (1, 2) else self._alignments)(batch.x, batch.y)
         if self.version in (1, 3):
             terms = terms * (terms.detach() < self.threshold)
         if self.version == 2:
             terms = terms.abs()
         if self.version in (3, 4):
             terms = -terms
-        if sample_weight is not None:
-            terms = terms * sample_weight
+        if batch.weight is not None:
+            terms = terms * batch.weight
         share = self.alpha / (2 * self.alpha + 1)  # one minus the mean of Beta(alpha + 1, alpha)
         total = mixed + self.eta * share * terms.mean()
         size = total.detach().abs().clamp_min(torch.finfo(total.dtype).tiny)
         return total * (mixed.detach().abs() / size)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"{super().extra_repr()}, eta={self.eta}, version={self.version}, threshold={self.threshold}"
 
     def _derivatives(self, x: Inputs, y: Tensor) -> Tensor:
         """Derivative of each sample's ``f . (p - onehot)`` towards the mean image (versions 1 and 2)."""

@@ -49,6 +49,8 @@ class NFM(ManifoldMixup):
         >>> objective(x, y).backward()
     """
 
+    settings = ("alpha", "layers", "additive", "multiplicative", "levels")
+
     def __init__(
         self,
         model: nn.Module,
@@ -68,11 +70,6 @@ class NFM(ManifoldMixup):
         self.additive = float(additive)
         self.multiplicative = float(multiplicative)
         self.levels = levels
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        noise = f"additive={self.additive}, multiplicative={self.multiplicative}, levels={self.levels!r}"
-        return f"{super().extra_repr()}, {noise}"
 
     def _points(self, near: Tensor, far: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
         """The mixed points with both noises; what has level 0 is not drawn."""

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
+from elliptica.baselines.erm import Batch
 from elliptica.baselines.mixup import Mixup, mix
 from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
-from elliptica.core.paths import End, Ends
+from elliptica.core.paths import Ends
 from elliptica.core.types import Inputs, LossFn
 
 
@@ -37,6 +38,8 @@ class RegMixup(Mixup):
         >>> objective(x, y).backward()
     """
 
+    settings = ("alpha", "at", "weight")
+
     def __init__(
         self,
         model: nn.Module,
@@ -51,29 +54,14 @@ class RegMixup(Mixup):
         self.weight = float(weight)
         self._clean: list[Tensor] = []  # the model at the clean rows, during a call only
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar; arguments and draws as of `Mixup`."""
+    def _training_loss(self, batch: Batch) -> Tensor:
         try:
-            mixed = super().forward(x, y, sample_weight=sample_weight, end=end, generator=generator)
-            if not self.training:
-                return mixed
+            mixed = super()._training_loss(batch)
             (output,) = self._clean
         finally:
             self._clean.clear()
-        target = self._encode(y, output)
-        return self._mean(self.loss(output, target), target, sample_weight) + self.weight * mixed
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"{super().extra_repr()}, weight={self.weight}"
+        target = self._encode(batch.y, output)
+        return self._mean(self.loss(output, target), target, batch.weight) + self.weight * mixed
 
     def _output(self, x: Inputs, ends: Ends, share: float, generator: torch.Generator | None) -> Tensor:
         """The model at the mixed points; what it gives at the clean ones is kept."""

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica.baselines.erm import ERM
+from elliptica.baselines.erm import ERM, Batch
 from elliptica.core.bridge import QUADRATURES, Quadrature, quantile_times, unit_spread
-from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
-from elliptica.core.paths import End
+from elliptica.core.inputs import call_model
 from elliptica.core.targets import SIMPLEX_MAPS, SimplexMap, project_to_simplex
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import LossFn
 
 _CHUNK_NUMBERS = 2**22
 
@@ -42,6 +41,8 @@ class LabelSmoothing(ERM):
         True
     """
 
+    settings = ("smoothing",)
+
     def __init__(
         self,
         model: nn.Module,
@@ -65,31 +66,12 @@ class LabelSmoothing(ERM):
             )
         self.smoothing = float(smoothing)
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar; arguments as of `ERM`, targets labels or class probabilities."""
-        if not self.training:
-            return self.clean_loss(x, y, sample_weight=sample_weight)
-        inputs = named_inputs(x)
-        rows = count_rows(inputs)
-        check_batch(inputs, [], y, rows, finite=True)
-        check_weight(sample_weight, rows)
-        _check_classes(y)
-        output = call_model(self.model, x)
-        target = self._encode(y, output)
+    def _training_loss(self, batch: Batch) -> Tensor:
+        _check_classes(batch.y)
+        output = call_model(self.model, batch.x)
+        target = self._encode(batch.y, output)
         target = (1 - self.smoothing) * target + self.smoothing / target.shape[1]
-        return self._mean(self.loss(output, target), target, sample_weight)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"smoothing={self.smoothing}"
+        return self._mean(self.loss(output, target), target, batch.weight)
 
 
 def matched_smoothing(

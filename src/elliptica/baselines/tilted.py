@@ -37,16 +37,14 @@ class Tilted(Reweighted):
         True
     """
 
+    settings = ("t",)
+
     def __init__(
         self, model: nn.Module, loss_fn: LossFn, *, t: float = 1.0, num_classes: int | None = None
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
         _check_tilt(t)
         self.t = float(t)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"t={self.t}"
 
     def _combine(self, losses: Tensor, weight: Tensor | None) -> Tensor:
         return tilted_mean(losses, self.t, sample_weight=weight)

@@ -13,12 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.random import check_generator, draw_uniform
+from elliptica._utils.random import draw_uniform
+from elliptica.baselines.erm import Batch
 from elliptica.baselines.jtt import ErrorRecorder
 from elliptica.baselines.mixup import Mixup, mix
-from elliptica.core.inputs import check_batch, check_weight, count_rows, named_inputs
-from elliptica.core.paths import End
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import LossFn
 
 
 class CorrectnessTable:
@@ -109,7 +108,8 @@ class UMIX(Mixup):
     At ``share * x + (1 - share) * x_partner`` the loss is ``share * w * loss(y) + (1 - share) * w_partner *
     loss(y_partner)``, so that each label keeps its own weight; on the data it is ``w * loss`` (Han et al.,
     NeurIPS 2022). Weights are not normalised: the learning rate has to allow for them. Pass
-    ``sample_weight=weights[index]`` with weights from `umix_weights`; without it all are 1.
+    ``sample_weight=weights[index]`` with weights from `umix_weights`; without it all are 1. Draws, in this
+    order: whether to mix, and then what `Mixup` draws.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -128,6 +128,8 @@ class UMIX(Mixup):
         >>> objective(x, y, sample_weight=weights[index]).backward()
     """
 
+    settings = ("alpha", "at", "probability")
+
     def __init__(
         self,
         model: nn.Module,
@@ -144,30 +146,11 @@ class UMIX(Mixup):
             raise ValueError(f"probability must be from 0 to 1, but got {probability}. The authors use 0.5.")
         self.probability = float(probability)
 
-    def forward(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-        end: End | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Loss of a batch, a scalar; arguments as of `Mixup`.
-
-        Draws, in this order: whether to mix, and then what `Mixup` draws.
-        """
-        if not self.training:
-            return self.clean_loss(x, y, sample_weight=sample_weight)
-        inputs = named_inputs(x)
-        rows = count_rows(inputs)
-        check_batch(inputs, [] if self.at else list(inputs), y, rows, finite=True)
-        check_weight(sample_weight, rows)
-        check_generator(generator, y.device)
-        coin = draw_uniform((1,), device=torch.device("cpu"), generator=generator)
+    def _training_loss(self, batch: Batch) -> Tensor:
+        coin = draw_uniform((1,), device=torch.device("cpu"), generator=batch.generator)
         if float(coin) >= self.probability:
-            return self.clean_loss(x, y, sample_weight=sample_weight)
-        return super().forward(x, y, sample_weight=sample_weight, end=end, generator=generator)
+            return self._mean(*self._losses_at(batch.x, batch.y), batch.weight)
+        return super()._training_loss(batch)
 
     def _average(
         self, output: Any, near: Tensor, far: Tensor, share: float, weights: tuple[Tensor, Tensor] | None
@@ -177,7 +160,3 @@ class UMIX(Mixup):
             return super()._average(output, near, far, share, None)
         losses = mix(weights[0] * self.loss(output, near), weights[1] * self.loss(output, far), share)
         return self._mean(losses, mix(near, far, share), None)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"{super().extra_repr()}, probability={self.probability}"

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from elliptica._utils import checks
-from elliptica.baselines._groups import AnnealedObjective, Groups, count_pairs, sum_over_pairs
+from elliptica.baselines._groups import AnnealedObjective, GroupBatch, count_pairs, sum_over_pairs
 from elliptica.core.inputs import call_model
-from elliptica.core.types import Inputs, LossFn
-
-VRExVariant = Literal["domainbed", "authors"]
-
-#: Penalty and steps before it: DomainBed's, and the default arguments of the authors' code.
-_DEFAULTS: dict[str, tuple[float, int]] = {"domainbed": (10.0, 500), "authors": (1e4, 100)}
 
 
 class VREx(AnnealedObjective):
@@ -39,43 +32,22 @@ class VREx(AnnealedObjective):
         loss_fn: Your ordinary loss, see `ERM`.
         penalty: Weight after the jump; None takes 10 for ``"domainbed"`` and 10000 for ``"authors"``.
         anneal_steps: Training calls before the jump; None takes 500 and 100.
-        variant: ``"domainbed"`` or ``"authors"``, see above.
+        variant: ``"domainbed"`` (the default) or ``"authors"``, see above.
         num_classes: Number of classes of integer labels; None reads it off the model's output.
 
     Example:
         >>> import torch
+        >>> from torch import nn
         >>> objective = VREx(nn.Linear(4, 3), nn.CrossEntropyLoss())
         >>> x, y, group = torch.randn(8, 4), torch.randint(3, (8,)), torch.arange(8) % 2
         >>> objective(x, y, group).backward()
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        *,
-        penalty: float | None = None,
-        anneal_steps: int | None = None,
-        variant: VRExVariant = "domainbed",
-        num_classes: int | None = None,
-    ) -> None:
-        checks.choice("variant", variant, _DEFAULTS)
-        default_penalty, default_steps = _DEFAULTS[variant]
-        super().__init__(
-            model,
-            loss_fn,
-            penalty=default_penalty if penalty is None else penalty,
-            anneal_steps=default_steps if anneal_steps is None else anneal_steps,
-            num_classes=num_classes,
-        )
-        self.variant = variant
+    #: DomainBed's, and the default arguments of the authors' code.
+    variants: ClassVar = {"domainbed": (10.0, 500), "authors": (1e4, 100)}
 
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"{super().extra_repr()}, variant={self.variant!r}"
-
-    def _penalised(self, x: Inputs, y: Tensor, groups: Groups, weight: Tensor | None) -> Tensor:
-        risks = self._risks_at(call_model(self.model, x), y, weight, groups)
+    def _penalised(self, batch: GroupBatch) -> Tensor:
+        risks = self._risks_at(call_model(self.model, batch.x), batch)
         strength = self.penalty if self._is_past(self.anneal_steps) else 1.0
         if self.variant == "domainbed":
             return risks.mean() + strength * (risks - risks.mean()).square().mean()
