@@ -1,6 +1,5 @@
 """What people who see `elliptica compare` for the first time bring along, and what it says to them."""
 
-import dataclasses
 import io
 import json
 
@@ -13,11 +12,7 @@ from typer.testing import CliRunner
 from elliptica.cli import app
 from elliptica.cli.app import print_point, print_text
 from elliptica.cli.compare import _print_result
-from elliptica.compare import Comparison, TableError, compare, markdown, predict_file
-from elliptica.compare.markdown import _cell, cautions
-from elliptica.compare.metrics import Metric, show_number
-from elliptica.compare.plan import TREES, Plan, at_border, draw_settings, make_estimator
-from elliptica.compare.protocol import last_drop
+from elliptica.compare import TableError, compare, predict_file
 from elliptica.compare.verdict import NAMES
 from elliptica.estimators import load, read_notes, save
 
@@ -33,9 +28,6 @@ def table(n=60, **columns):
     """Lines of a CSV file with a useful input, two classes, and what is asked for."""
     base = {"size": [0.5 * (i % 7) for i in range(n)], "kind": ["rose", "iris"] * (n // 2)}
     return pl.DataFrame({**base, **columns}).write_csv()
-
-
-# the list: each of these must be answered clearly, through the command itself
 
 
 @pytest.mark.parametrize(
@@ -111,7 +103,7 @@ def test_the_list(tmp_path, monkeypatch, content, options, message):
 
 @pytest.mark.slow
 def test_the_list_ten_million_rows(tmp_path):
-    """Counted, not loaded: test_compare_tables.py measures the memory."""
+    """Counted, not loaded: tests/compare/test_table.py measures the memory."""
     file = tmp_path / "long.csv"
     with file.open("wb") as handle:
         handle.write(b"size,kind\n")
@@ -230,9 +222,6 @@ def test_notes_of_a_strange_model_do_no_harm(clinic, tmp_path):
     assert predict_file(tmp_path / "a.elliptica", inputs)[0].columns == ["row", "prediction"]
 
 
-# options are checked before anything is read
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -251,13 +240,6 @@ def test_options_are_checked_before_the_table_is_read(monkeypatch, tmp_path, opt
     code, output = run("compare", tmp_path / "data.csv", "--target", "kind", *options)
     assert code == 2
     assert message in output.replace("│ ", "")
-
-
-@pytest.mark.bad_input
-def test_plans_that_make_no_sense():
-    for wrong in ({"hidden": ()}, {"hidden": (8, 0)}, {"seed": -1}, {"seed": 0.5}):
-        with pytest.raises(TableError, match=next(iter(wrong))):
-            Plan(("erm",), **wrong)
 
 
 def test_a_folder_with_files_of_somebody_else(tmp_path):
@@ -289,111 +271,6 @@ def test_a_model_that_is_none(clinic):
         code, output = run("predict", wrong, folder / "clinic.csv", "--out", folder / "q.csv")
         assert code == 2
         assert message in output
-
-
-# notes on what limits the answer
-
-
-@pytest.fixture(scope="module")
-def found():
-    draws = np.random.default_rng(1)
-    frame = pl.DataFrame({"x": draws.normal(size=60), "y": draws.normal(size=60)})
-    return compare(frame, "y", methods=["elliptic"], trees=True, repeats=3, trials=2, epochs=25, hidden=(4,))
-
-
-def changed(found, plan=None, **values):
-    """The comparison with other facts about the chosen trial of elliptic training."""
-    records = []
-    for record in found.records:
-        if record.method == "elliptic":
-            trials = list(record.trials)
-            trials[record.chosen] = dataclasses.replace(trials[record.chosen], **values)
-            record = dataclasses.replace(record, trials=tuple(trials))
-        records.append(record)
-    return Comparison(found.problem, plan or found.plan, tuple(records))
-
-
-def test_training_that_was_cut_short_is_noted(found):
-    falling = changed(found, last_drop=0.1)
-    (note,) = [each for each in cautions(falling) if "still falling" in each]
-    assert "elliptic training" in note
-    assert "--epochs (now 25)" in note
-    assert "still falling at the end" in markdown(falling)
-    flat = changed(found, last_drop=0.001)
-    assert not any("elliptic training" in each for each in cautions(flat) if "still falling" in each)
-    short = dataclasses.replace(found.plan, epochs=5)
-    assert any(each.startswith("Few epochs: with --epochs 5") for each in cautions(changed(found, short)))
-
-
-def test_a_search_that_ended_at_the_border_is_noted(found):
-    inside = {"learning_rate": 1e-3, "weight_decay": 1e-4, "max_iter": 25, "sigma": 0.1}
-    (note,) = [n for n in cautions(changed(found, settings={**inside, "sigma": 0.95})) if "border" in n]
-    assert "sigma of elliptic training (0.95 in 3 of 3 repeats, range 0.01 to 1)" in note
-    within = [n for n in cautions(changed(found, settings=inside)) if "border" in n]
-    assert not any("of elliptic training" in n for n in within)
-    once = dataclasses.replace(found.plan, trials=1)
-    notes = cautions(changed(found, once, settings={**inside, "sigma": 0.95}))
-    assert any("There was no search" in note for note in notes)
-    assert not any("border" in note for note in notes)
-
-
-def test_failed_trainings_are_noted(found):
-    assert any(
-        each == "3 of 6 trainings by elliptic training failed and were left out."
-        for each in cautions(changed(found, error="the loss became nan"))
-    )
-
-
-def test_borders_by_hand():
-    """A tenth of the way from 0.01 to 1 on a logarithmic scale ends at 0.01 * 100^0.1 = 0.0158."""
-    plan = Plan(("erm", "elliptic"), epochs=80)
-    for sigma, is_border in ((0.0157, True), (0.0159, False), (0.62, False), (0.64, True)):
-        assert (at_border("elliptic", {"sigma": sigma}, plan) == {"sigma": (0.01, 1.0)}) == is_border
-    assert at_border("erm", {"max_iter": 80}, plan) == {}  # the usual value
-    assert at_border("erm", {"max_iter": 20}, plan) == {"max_iter": (20.0, 80)}
-    assert at_border("erm", {"max_iter": 1}, Plan(("erm",), epochs=1)) == {}
-
-
-def test_last_drop_by_hand():
-    assert last_drop([4.0, 3.0]) is None
-    assert last_drop([4.0, 3.0, 1.0]) == 0.5
-    losses = [2.0] * 20 + [1.0] * 10 + [0.5] * 10  # tenths of four epochs
-    assert last_drop(losses) == 0.0
-    assert last_drop([2.0] * 20 + [1.0] * 16 + [0.5] * 4) == 0.25
-
-
-def test_trees_get_what_networks_get(found):
-    """The same splits, inputs and number of trials; and all training rows, in large tables as well."""
-    for repeat in range(3):
-        networks, trees = (
-            next(r for r in found.records if (r.repeat, r.method) == (repeat, m)) for m in ("erm", TREES)
-        )
-        assert networks.rows == trees.rows
-        assert len(networks.trials) == len(trees.trials) == 2
-    plan = Plan(("erm", TREES), trials=40)
-    drawn = [draw_settings(TREES, trial, plan) for trial in range(40)]
-    assert all(50 <= each["max_iter"] <= 500 for each in drawn)
-    assert drawn[0]["max_iter"] == 100
-    for task in ("classification", "regression"):
-        assert make_estimator(TREES, task, drawn[1], plan, 10**6, 0).early_stopping is False
-    assert "Boosted trees" in markdown(found)
-    assert "same number of trials" in markdown(found)
-
-
-# the screen
-
-
-def test_numbers_of_every_size():
-    """House prices are no powers of ten, and 61 beside 61.13 is 61.00."""
-    shown = [show_number(v, 4, "#") for v in (0.01234567, 9.5, 61.0, 1234.4, 54321.7, 5e8)]
-    assert shown == ["0.01235", "9.500", "61.00", "1234", "54,322", "500,000,000"]
-    assert show_number(-54321.7, 4, "+") == "-54,322"
-    assert show_number(2e12, 4) == "2e+12"
-    rmse, accuracy = Metric("rmse", "RMSE", False, False), Metric("accuracy", "accuracy", True, True)
-    assert _cell(rmse, 61234.5, 1234.5) == "61,234 ± 1,234"
-    assert _cell(rmse, 61.0, 7.0) == "61.00 ± 7.0"
-    assert _cell(accuracy, 0.5, None) == "50.0 %"
-    assert _cell(accuracy, None, None) == "-"
 
 
 def test_eighty_columns():
