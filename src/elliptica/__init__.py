@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elliptica.core.noise import Screened as Screened
     from elliptica.core.noise import auto_sigma as auto_sigma
     from elliptica.core.noise import intrinsic_dimension as intrinsic_dimension
-    from elliptica.core.partners import PartnerTable as PartnerTable
+    from elliptica.core.partner_table import PartnerTable as PartnerTable
     from elliptica.core.partners import partner_probabilities as partner_probabilities
     from elliptica.core.partners import sample_partners as sample_partners
     from elliptica.core.schedule import ramp as ramp
@@ -39,7 +39,7 @@ _HOME = {
     "EllipticWarning": "core.types",
     "Green": "core.noise",
     "PartnerIndex": "partner_index",
-    "PartnerTable": "core.partners",
+    "PartnerTable": "core.partner_table",
     "Paths": "core.types",
     "Screened": "core.noise",
     "auto_sigma": "core.noise",

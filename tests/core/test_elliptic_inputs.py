@@ -124,7 +124,7 @@ def test_given_ends_equal_partners(sampling, n_bridges, classes, generator):
     rows = torch.cat([index, partner.t().flatten()])
     within = n + torch.arange(n * n_bridges).reshape(n_bridges, n).t()
     whole = torch.cat([within, torch.zeros(n * n_bridges, n_bridges, dtype=torch.long)])
-    joined = objective.sampler.draw(
+    joined = objective.sample(
         data[rows], targets[rows], sample_weight=weights[rows], partners=whole, generator=twin
     )
     if sampling == "path":  # noise and times are drawn per row, so compare what does not depend on them

@@ -8,7 +8,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 from elliptica import PartnerTable, partner_probabilities, sample_partners
-from elliptica.core import partners as table_module
+from elliptica.core import partner_table as table_module
 from elliptica.core.partners import AMONG, DISTANCE_FLOOR, PAIRINGS, draw_from, pairwise_distances
 from laws import assert_frequencies
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import reference
 from elliptica import Elliptic, Paths, log_weights, sample_paths
-from elliptica.core.weighting import READINGS, self_normalised
+from elliptica.core.weighting import VARIANTS, self_normalised
 from laws import assert_mean, assert_variance
 
 pytestmark = pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning")
@@ -110,7 +110,7 @@ def test_equal_gradients_give_equal_weights(dtype, generator):
     torch.testing.assert_close(weighted(x, y, paths=paths), plain(x, y, paths=paths))
 
 
-@pytest.mark.parametrize("weighting", READINGS)
+@pytest.mark.parametrize("weighting", VARIANTS)
 def test_one_row_can_be_weighted(weighting, generator):
     objective = Elliptic(network(), nn.MSELoss(), sampling="path", weighting=weighting)
     x, y = normal(1, 3, generator=generator), normal(1, 2, generator=generator)

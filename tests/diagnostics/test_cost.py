@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from elliptica import Elliptic
-from elliptica.core.weighting import READINGS, WEIGHTINGS
+from elliptica.core.weighting import VARIANTS, WEIGHTINGS
 from elliptica.diagnostics import StepCost, step_cost
 from elliptica.lab.models import mlp, preact_resnet
 
@@ -74,8 +74,8 @@ def data(n, generator):
     ids=["marginal", "marginal-3", "path", "path-clean", "no-strength"],
 )
 def test_passes_are_those_of_a_model_that_counts(settings, weighting, chunk_size, generator):
-    reading = READINGS.get(weighting)
-    if reading is not None and reading.needs_path and settings["sampling"] == "marginal":
+    variant = VARIANTS.get(weighting)
+    if variant is not None and variant.needs_path and settings["sampling"] == "marginal":
         pytest.skip("not a combination")
     counts = dict.fromkeys(("forward", "backward", "double_backward", "largest"), 0)
     objective = Elliptic(

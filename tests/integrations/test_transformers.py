@@ -259,9 +259,9 @@ def test_vectors_of_padding_with_noise_are_not_seen():
 def test_sigma_of_texts_has_the_scale_of_the_embeddings():
     trainer = made(bert())
     expected = 0.1 * trainer.model.get_input_embeddings().weight.std()
-    assert trainer._elliptic.sampler.sigma == pytest.approx(expected.item())
-    assert trainer._elliptic.sampler.sigma_y == 0.0
-    assert made(bert(), elliptic={"sigma": 0.3})._elliptic.sampler.sigma_y == 0.3
+    assert trainer._elliptic.settings.sigma == pytest.approx(expected.item())
+    assert trainer._elliptic.settings.sigma_y == 0.0
+    assert made(bert(), elliptic={"sigma": 0.3})._elliptic.settings.sigma_y == 0.3
 
 
 @pytest.mark.parametrize(

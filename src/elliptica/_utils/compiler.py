@@ -1,4 +1,4 @@
-"""Functions that torch.compile is to leave alone, without the price of importing the compiler.
+"""Exclude functions from torch.compile without importing it eagerly.
 
 ``torch.compiler.disable`` as a decorator imports the compiler at once, which takes as long as all of torch.
 """
@@ -29,9 +29,14 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if torch.compiler.is_compiling():
-            from elliptica._utils.uncompiled import run
-
-            return run(function, *args, **kwargs)
+            return run_uncompiled(function, *args, **kwargs)
         return function(*args, **kwargs)
 
     return call
+
+
+def run_uncompiled(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Call a function as ordinary Python from inside a compiled one."""
+    from elliptica._utils.uncompiled import run  # the compiler is there by now
+
+    return run(function, *args, **kwargs)

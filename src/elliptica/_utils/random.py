@@ -36,11 +36,6 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def _source(generator: torch.Generator | None, device: torch.device) -> torch.device:
-    """Device on which to draw."""
-    return device if generator is None else generator.device
-
-
 def draw_normal(
     shape: Sequence[int],
     *,
@@ -49,14 +44,14 @@ def draw_normal(
     generator: torch.Generator | None,
 ) -> Tensor:
     """Standard normals; ``dtype`` is expected to be float32 or float64."""
-    source = _source(generator, device)
+    source = device if generator is None else generator.device
     z = torch.randn(*shape, dtype=dtype, device=source, generator=generator)
     return z if source == device else z.to(device)
 
 
 def draw_uniform(shape: Sequence[int], *, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Uniforms on [0, 1) in float32."""
-    source = _source(generator, device)
+    source = device if generator is None else generator.device
     u = torch.rand(*shape, dtype=torch.float32, device=source, generator=generator)
     return u if source == device else u.to(device)
 
@@ -69,7 +64,7 @@ def draw_permutation(
     dtype: torch.dtype = torch.long,
 ) -> Tensor:
     """A uniformly random order of ``range(n)``."""
-    source = _source(generator, device)
+    source = device if generator is None else generator.device
     order = torch.randperm(n, device=source, generator=generator, dtype=dtype)
     return order if source == device else order.to(device)
 
@@ -79,7 +74,7 @@ def draw_gamma(shape: float, n: int, *, device: torch.device, generator: torch.G
 
     Drawn in float64 and kept above the smallest normal float32, so that its inverse is finite.
     """
-    source = _source(generator, device)
+    source = device if generator is None else generator.device
     concentration = torch.full((n,), shape, dtype=torch.float64, device=source)
     gamma = torch._standard_gamma(concentration, generator=generator)  # the public one takes none
     return gamma.clamp_min(1e-30).float().to(device)
@@ -114,7 +109,7 @@ def draw_inverse_gaussian(
     total = 1 / xi + middle + 1 / zeta
     out = torch.empty_like(omega)
     for _ in range(max_rounds):
-        source = _source(generator, omega.device)
+        source = omega.device if generator is None else generator.device
         u = torch.rand(3, len(rows), dtype=torch.float64, device=source, generator=generator).to(omega.device)
         q, r, part = middle[rows], 1 / zeta[rows], u[0] * total[rows]
         tail = torch.log1p(-u[1])  # never log(0)

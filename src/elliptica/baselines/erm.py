@@ -12,7 +12,7 @@ from elliptica._utils import checks
 from elliptica._utils.random import check_generator, compute_dtype
 from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
 from elliptica.core.losses import PerSampleLoss, weighted_mean
-from elliptica.core.paths import End
+from elliptica.core.partners import End
 from elliptica.core.targets import encode_targets, infer_target_space
 from elliptica.core.types import Inputs, LossFn
 

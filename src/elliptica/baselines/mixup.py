@@ -13,7 +13,7 @@ from elliptica._utils.random import check_generator, draw_gamma, draw_permutatio
 from elliptica.baselines.erm import ERM, Batch
 from elliptica.core.hidden import find_layer, replaced_output
 from elliptica.core.inputs import call_model, count_rows, named_inputs, rebuild_inputs
-from elliptica.core.paths import Ends, ends_given
+from elliptica.core.partners import Ends, ends_given
 from elliptica.core.types import Inputs, LossFn
 
 _CPU = torch.device("cpu")

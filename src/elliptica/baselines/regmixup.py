@@ -9,7 +9,7 @@ from elliptica._utils import checks
 from elliptica.baselines.erm import Batch
 from elliptica.baselines.mixup import Mixup, mix
 from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
-from elliptica.core.paths import Ends
+from elliptica.core.partners import Ends
 from elliptica.core.types import Inputs, LossFn
 
 

@@ -1,14 +1,20 @@
-"""Brownian bridges with their exact law (paper: Algorithm 2), on a time grid or at single times.
+"""Draw Brownian bridges with their exact law (paper: Algorithm 2), on a time grid or at single times.
 
-All functions here draw, none touches a model. `sample_bridge` is the public form; `bridge_rows` and
-`marginal_rows` are what the rest of the library calls. They keep time as the first axis in memory,
-because then a batch of paths flattens into rows for a model without a copy.
+`sample_bridge` draws between given points; `draw_bridges` draws the inputs and targets of a whole batch. The
+order of draws is part of the contract: partners (chosen before), times, noise of each input, noise of the
+targets.
+
+Rows are time-major and bridge-major in memory, ``(time, bridge * batch, *feature)``, so that a batch of paths
+flattens into rows for a model without a copy; they are shown as ``(batch, bridge, time, *feature)`` views.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Literal
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -22,7 +28,14 @@ from elliptica._utils.random import (
     draw_permutation,
     draw_uniform,
 )
-from elliptica.core.noise import Sigma, auto_sigma, check_sigma, noise_std
+from elliptica.core.inputs import ONLY, Batch, rebuild_inputs
+from elliptica.core.noise import PairLaw, Sigma, auto_sigma, check_sigma, noise_std
+from elliptica.core.partners import Ends
+from elliptica.core.targets import project_targets
+from elliptica.core.types import Paths
+
+if TYPE_CHECKING:
+    from elliptica.core.settings import BridgeSettings
 
 Quadrature = Literal["mean", "left", "trapezoid", "uniform"]
 QUADRATURES: tuple[Quadrature, ...] = ("mean", "left", "trapezoid", "uniform")
@@ -184,12 +197,145 @@ def marginal_rows(
     a, b = (start, end) if start.dtype == dtype else (start.to(dtype), end.to(dtype))
     points = torch.lerp(a, b, s)
     if isinstance(std, Tensor) or std != 0.0:
-        z = _noise((1, *start.shape), start, antithetic, generator).squeeze(0)
+        if antithetic:
+            z = _noise((1, *start.shape), start, antithetic, generator).squeeze(0)
+        else:
+            z = draw_normal(start.shape, dtype=dtype, device=start.device, generator=generator)
         spread = unit_spread(s) if spread is None else spread.to(dtype).view(column)
         if isinstance(std, Tensor):
             spread, std = spread * std, 1.0
-        points.addcmul_(z, spread, value=std)  # nobody else has them, and new memory costs more than the sum
+        points.addcmul_(z, spread, value=std)  # in place: `points` is fresh
     return points if start.dtype == dtype else points.to(start.dtype)
+
+
+def view_rows(z: Tensor, n_bridges: int) -> Tensor:
+    """Show ``(time, bridge * batch, *feature)`` as ``(batch, bridge, time, *feature)``, without a copy."""
+    if n_bridges == 1:
+        return z.transpose(0, 1).unsqueeze(1)
+    return z.reshape(len(z), n_bridges, -1, *z.shape[2:]).transpose(0, 2)
+
+
+def flatten_rows(z: Tensor) -> Tensor:
+    """Lay ``(batch, bridge, time, *feature)`` out as ``(time, bridge * batch, *feature)``."""
+    return z.transpose(0, 2).flatten(1, 2)
+
+
+def draw_times(
+    rows: int, settings: BridgeSettings, like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Draw relative times ``(time, bridge * batch)``: the grid of a path, or one time per row."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    if settings.sampling == "path":
+        grid = torch.tensor(time_grid(settings.n_times), dtype=dtype, device=like.device)
+        return grid[:, None].expand(-1, settings.n_bridges * rows)
+    draws = settings.n_bridges // 2 if settings.antithetic else settings.n_bridges
+    u = stratified_times(rows, draws, device=like.device, generator=generator)
+    s = quantile_times(u.to(dtype), settings.n_times, settings.quadrature)
+    return s.repeat(1, 2) if settings.antithetic else s
+
+
+def draw_bridges(
+    batch: Batch,
+    ends: Ends,
+    settings: BridgeSettings,
+    *,
+    strength: float = 1.0,
+    sigma: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Paths:
+    """Draw bridges of inputs and targets from a batch to the chosen ends (paper: Algorithms 1 and 2).
+
+    Args:
+        batch: Where bridges start.
+        ends: Where they end.
+        settings: How they are drawn.
+        strength: Factor on the noise.
+        sigma: What ``sigma="auto"`` measured before; None measures this batch.
+        generator: Source of randomness.
+    """
+    s = draw_times(len(batch.targets), settings, batch.targets, generator)
+    spread = unit_spread(s[0]) if settings.sampling == "marginal" else None
+    points: dict[Hashable, Tensor] = {}
+    variance: dict[Hashable, float | Tensor] = {}
+    for name, value in batch.inputs.items():
+        start, end = ends.of(value, None if ends.x is None else ends.x[name])
+        if name in batch.bridged:
+            noise: Any = settings.sigma
+            if isinstance(noise, str):  # "auto"
+                noise = auto_sigma(value) if sigma is None else sigma
+            rows, variance[name] = draw_rows(start, end, s, spread, noise, strength, settings, generator)
+        else:
+            rows = from_nearer_end(start, end, s)
+        points[name] = view_rows(rows, settings.n_bridges)
+    x = points[ONLY] if isinstance(batch.x, Tensor) else rebuild_inputs(batch.x, points)
+    paths = Paths(x, batch.targets, view_rows(s, settings.n_bridges), variance)
+    return add_targets(paths, batch, ends, s, spread, strength, settings, generator)
+
+
+def add_targets(
+    paths: Paths,
+    batch: Batch,
+    ends: Ends,
+    s: Tensor,
+    spread: Tensor | None,
+    strength: float,
+    settings: BridgeSettings,
+    generator: torch.Generator | None,
+) -> Paths:
+    """Draw the bridges of the targets, and let sample weights change linearly along them."""
+    assert settings.sigma_y is not None
+    start, end = ends.of(batch.targets, ends.y)
+    free, variance = draw_rows(start, end, s, spread, settings.sigma_y, strength, settings, generator)
+    y = free
+    assert settings.target_space is not None
+    if settings.target_space != "real" and (isinstance(variance, Tensor) or variance != 0.0):
+        # the ends of a path are in the target space already and stay bit-exact
+        inner = slice(None) if settings.sampling == "marginal" else slice(1, -1)
+        projected = project_targets(free[inner], settings.target_space, settings.simplex, class_axis=2)
+        y = projected if inner == slice(None) else torch.cat([free[:1], projected, free[-1:]])
+    shown = view_rows(y, settings.n_bridges)
+    weight = None
+    if batch.weight is not None:
+        pair = ends.of(batch.weight, ends.weight)
+        weight = view_rows(torch.lerp(*pair, s.to(batch.weight.dtype)), settings.n_bridges)
+    return dataclasses.replace(
+        paths,
+        y=shown,
+        weight=weight,
+        free_y=shown if free is y else view_rows(free, settings.n_bridges),
+        variance_y=variance,
+    )
+
+
+def draw_rows(
+    start: Tensor,
+    end: Tensor,
+    s: Tensor,
+    spread: Tensor | None,
+    sigma: float | Tensor | PairLaw,
+    strength: float,
+    settings: BridgeSettings,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, float | Tensor]:
+    """Draw points ``(time, rows, *feature)``; return them with the variance ``sigma**2 * horizon`` behind."""
+    if isinstance(sigma, PairLaw):
+        sigma = dataclasses.replace(sigma, scale=sigma.scale * strength)
+    elif strength != 1.0:
+        sigma = sigma * strength
+    if isinstance(sigma, float):
+        std: float | Tensor = sigma * math.sqrt(settings.horizon)
+    else:
+        std = noise_std(sigma, start, end, settings.horizon, generator, settings.antithetic)
+    more: dict[str, Any] = {"std": std, "antithetic": settings.antithetic, "generator": generator}
+    if settings.sampling == "path":
+        return bridge_rows(start, end, n_times=settings.n_times, **more), std**2
+    return marginal_rows(start, end, s[0], spread=spread, **more).unsqueeze(0), std**2
+
+
+def from_nearer_end(start: Tensor, end: Tensor, s: Tensor) -> Tensor:
+    """Take inputs that are not bridged from the nearer end (the start, half-way)."""
+    near_start = (s <= 0.5).reshape(*s.shape, *[1] * (start.ndim - 1))
+    return torch.where(near_start, start.unsqueeze(0), end.unsqueeze(0))
 
 
 def sample_bridge(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from elliptica.core.bridge import Quadrature
-from elliptica.core.inputs import named_inputs, rebuild_inputs
-from elliptica.core.noise import Sigma
-from elliptica.core.partners import Among, Pairing
-from elliptica.core.paths import PathSampler, flatten_rows
-from elliptica.core.settings import Sampling
-from elliptica.core.targets import SimplexMap, TargetSpace
+from elliptica._utils.random import check_generator
+from elliptica.core.bridge import draw_bridges, flatten_rows
+from elliptica.core.inputs import named_inputs, read_batch, rebuild_inputs
+from elliptica.core.partners import choose_ends
+from elliptica.core.settings import BridgeSettings
 from elliptica.core.types import Inputs
 
 
-class BridgeMix:
+@dataclass(frozen=True, kw_only=True)
+class BridgeMix(BridgeSettings):
     """Replace a batch by points on Brownian bridges between its samples (mixup-like augmentation).
 
     Call it where you would call mixup, in the loop or in a ``collate_fn``; the targets it returns are
@@ -59,51 +59,15 @@ class BridgeMix:
         (torch.Size([5, 4]), torch.Size([5, 3]))
     """
 
-    def __init__(
-        self,
-        *,
-        num_classes: int | None = None,
-        target_space: TargetSpace | None = None,
-        sampling: Sampling = "marginal",
-        n_times: int = 5,
-        n_bridges: int = 1,
-        sigma: Sigma = 0.05,
-        sigma_y: float | Tensor | None = None,
-        horizon: float = 1.0,
-        antithetic: bool = False,
-        pairing: Pairing = "permutation",
-        power: float = 1.0,
-        among: Among = "all",
-        simplex: SimplexMap = "abs",
-        quadrature: Quadrature = "mean",
-        bridged: Sequence[Hashable] | None = None,
-        validate: bool = True,
-    ) -> None:
-        if target_space is None:
-            if num_classes is None:
+    def __post_init__(self) -> None:
+        if self.target_space is None:
+            if self.num_classes is None:
                 raise ValueError(
                     "BridgeMix sees no loss, so say what the targets are: num_classes=... for labels, or "
                     'target_space="real" (regression), "unit" (multilabel), "simplex" (soft labels).'
                 )
-            target_space = "simplex"
-        self.sampler = PathSampler(
-            target_space=target_space,
-            num_classes=num_classes,
-            sampling=sampling,
-            n_times=n_times,
-            n_bridges=n_bridges,
-            sigma=sigma,
-            sigma_y=sigma_y,
-            horizon=horizon,
-            antithetic=antithetic,
-            pairing=pairing,
-            power=power,
-            among=among,
-            simplex=simplex,
-            quadrature=quadrature,
-            bridged=bridged,
-            validate=validate,
-        )
+            object.__setattr__(self, "target_space", "simplex")
+        super().__post_init__()
 
     @torch.no_grad()
     def __call__(
@@ -115,7 +79,10 @@ class BridgeMix:
         generator: torch.Generator | None = None,
     ) -> tuple[Inputs, Tensor]:
         """Return as many rows as there are points, with soft targets."""
-        paths = self.sampler.draw(x, y, partners=partners, generator=generator)
+        batch = read_batch(x, y, None, self)
+        check_generator(generator, batch.reference.device)
+        ends = choose_ends(batch, self, partners, generator=generator)
+        paths = draw_bridges(batch, ends, self, generator=generator)
         rows = {k: flatten_rows(v).flatten(0, 1) for k, v in named_inputs(paths.x).items()}
         return rebuild_inputs(x, rows), flatten_rows(paths.y).flatten(0, 1)
 

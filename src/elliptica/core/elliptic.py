@@ -1,38 +1,39 @@
-"""The objective: one module that owns the model and turns a batch into a loss (paper: Eq. (6))."""
+"""Train on Brownian bridges between the data (paper: Algorithm 1): the objective as module and function."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
-from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.compiler import uncompiled
-from elliptica.core.batchnorm import BATCH_NORM_MODES, BatchNormMode, path_statistics, tracking_layers
-from elliptica.core.bridge import Quadrature, time_weights
-from elliptica.core.combinations import (
-    check_combination,
-    refuse_no_op,
-    warn_if_negative,
-    warn_of_mode,
-    warn_of_own_sigma,
-)
+from elliptica._utils.compiler import run_uncompiled
+from elliptica._utils.random import check_generator
+from elliptica.core.alerts import reject_no_op, warn_if_negative, warn_of_mode, warn_of_own_sigma
+from elliptica.core.batchnorm import path_statistics, tracking_layers
+from elliptica.core.bridge import draw_bridges, flatten_rows, time_weights
 from elliptica.core.evaluate import Evaluator, time_steps
-from elliptica.core.hidden import find_layer, hidden_features
-from elliptica.core.inputs import bridged_names, call_model, check_weight, named_inputs
-from elliptica.core.losses import PerSampleLoss, path_mean, weighted_mean
-from elliptica.core.noise import Sigma, auto_sigma
-from elliptica.core.partners import Among, Pairing
-from elliptica.core.paths import End, PathSampler
-from elliptica.core.schedule import Schedule, check_schedule, factor_in
-from elliptica.core.settings import Sampling
-from elliptica.core.targets import SimplexMap, TargetSpace, infer_target_space
-from elliptica.core.types import Across, Drift, Inputs, LossFn, Paths
-from elliptica.core.weighting import READINGS, WEIGHTINGS, Grid, Reading, Weighting
+from elliptica.core.hidden import check_hidden_ends, draw_hidden_bridges, find_layer, hidden_features
+from elliptica.core.inputs import (
+    bridged_names,
+    call_model,
+    check_weight,
+    named_inputs,
+    read_batch,
+    target_encoder,
+)
+from elliptica.core.losses import PerSampleLoss, losses_at, path_mean, weighted_mean
+from elliptica.core.noise import auto_sigma
+from elliptica.core.partners import End, choose_ends
+from elliptica.core.schedule import factor_in
+from elliptica.core.settings import BridgeSettings, Settings, make_settings, takes
+from elliptica.core.targets import TargetSpace, infer_target_space
+from elliptica.core.types import Across, Inputs, LossFn, Paths
+from elliptica.core.weighting import Grid
 from elliptica.core.wrappers import refuse_wrapped
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class Elliptic(nn.Module):
         quadrature: Integral over time: ``"mean"`` of all ``n_times`` points, ``"left"`` sum (Euler), or
             ``"trapezoid"``; marginal points are drawn accordingly. ``"uniform"``, only for marginal
             points: any time in [0, 1], i.e. the integral itself, in which the data have no weight.
-        weighting: Reading of importance weighting (Eq. (4), appendix C): ``"none"``;
+        weighting: Variant of importance weighting (Eq. (4), appendix C): ``"none"``;
             ``"gradient_norm"``, adds ``xi`` times the norm of the input gradient;
             ``"gradient_softmax"``, weights points by their standardised gradient norm;
             ``"multiplicative"``, weights paths by the exponential martingale, self-normalised;
@@ -111,81 +112,28 @@ class Elliptic(nn.Module):
         >>> loss.backward()
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        *,
-        target_space: TargetSpace | None = None,
-        num_classes: int | None = None,
-        sampling: Sampling = "marginal",
-        n_times: int = 5,
-        n_bridges: int = 1,
-        sigma: Sigma = 0.05,
-        sigma_y: float | Tensor | None = None,
-        horizon: float = 1.0,
-        antithetic: bool = False,
-        pairing: Pairing = "permutation",
-        power: float = 1.0,
-        among: Among = "all",
-        simplex: SimplexMap = "abs",
-        quadrature: Quadrature = "mean",
-        weighting: Weighting = "none",
-        xi: float = 1.0,
-        drift: Drift | None = None,
-        bridged: Sequence[Hashable] | None = None,
-        at: str | None = None,
-        bn: BatchNormMode = "paths",
-        chunk_size: int | None = None,
-        schedule: Schedule | None = None,
-        validate: bool = True,
-    ) -> None:
+    @takes(Settings)
+    def __init__(self, model: nn.Module, loss_fn: LossFn, settings: Settings) -> None:
         super().__init__()
         checks.model(model, "Elliptic")
-        if chunk_size is not None:
-            checks.count("chunk_size", chunk_size)
-        checks.choice("weighting", weighting, WEIGHTINGS)
-        checks.choice("bn", bn, BATCH_NORM_MODES)
-        check_schedule(schedule)
-        checks.nonnegative("xi", xi)
+        if settings.at is not None:
+            find_layer(model, settings.at)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
         self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice
-        self.target_space = target_space
-        self.weighting = weighting
-        self.xi = float(xi)
-        self.drift = drift
-        self.bn = bn
-        self.chunk_size = chunk_size
-        self.schedule = schedule
+        if settings.num_classes is None and self.loss.num_classes() is not None:
+            settings = dataclasses.replace(settings, num_classes=self.loss.num_classes())
+        self.settings = settings
+        self.drift = settings.drift  # registered if it is a network
+        self._variant = settings.variant
+        second_order = self._variant is not None and self._variant.second_order
+        refuse_wrapped(model, second_order, settings.chunk_size is not None)
         self.epoch: int | None = None
         self.across: Across | None = None  # set by elliptica.distributed.over_global_batch
         self._warned = False
         self._warned_of_mode = False
         self.auto_sigma: Tensor | None
         self.register_buffer("auto_sigma", None)
-        if at is not None:
-            find_layer(model, at)
-        self.sampler = PathSampler(
-            target_space=target_space or "real",  # read off the first batch if not given
-            num_classes=self.loss.num_classes() if num_classes is None else num_classes,
-            sampling=sampling,
-            n_times=n_times,
-            n_bridges=n_bridges,
-            sigma=sigma,
-            sigma_y=sigma_y,
-            horizon=horizon,
-            antithetic=antithetic,
-            pairing=pairing,
-            power=power,
-            among=among,
-            simplex=simplex,
-            quadrature=quadrature,
-            bridged=bridged,
-            at=at,
-            validate=validate,
-        )
-        check_combination(self.sampler, model, weighting, drift, chunk_size)
 
     def forward(
         self,
@@ -198,7 +146,7 @@ class Elliptic(nn.Module):
         paths: Paths | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Loss of a batch, a scalar.
+        """Return the mean loss along bridges between the rows of a batch (paper: Algorithm 1).
 
         Args:
             x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
@@ -215,22 +163,17 @@ class Elliptic(nn.Module):
         Returns:
             The objective, on the scale of the ordinary mean loss.
         """
-        if self._strength() is None:
+        if self._strength() is None:  # eval mode, or switched off by the schedule
             return self.clean_loss(x, y, sample_weight=sample_weight)
-        if paths is None:
-            # never compiled: a generator cannot be, and the numbers are the same either way
-            options = {"sample_weight": sample_weight, "partners": partners, "end": end}
-            paths = self._uncompiled_sample(x, y, **options, generator=generator)
-        if self.bn == "clean":
+        if paths is None:  # partners, and the bridges of inputs and targets to them
+            paths = self.sample(
+                x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
+            )
+        if self.settings.bn == "clean":
             with torch.no_grad():
                 call_model(self.model, x)
-        return self.loss_on(paths)
+        return self.loss_on(paths)  # losses along them, weighting, mean
 
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the schedule which epoch begins (0, 1, ...)."""
-        self.epoch = epoch
-
-    @torch.no_grad()
     def sample(
         self,
         x: Inputs,
@@ -241,116 +184,129 @@ class Elliptic(nn.Module):
         end: End | None = None,
         generator: torch.Generator | None = None,
     ) -> Paths:
-        """Draw the points that `forward` would evaluate."""
-        sampler = self._sampler_for(y)
+        """Draw the points that `forward` evaluates (paper: Algorithm 1, partners and bridges)."""
+        if torch.compiler.is_compiling():  # a generator cannot be compiled; the draws are the same
+            given: dict[str, Any] = {"partners": partners, "end": end, "generator": generator}
+            return run_uncompiled(self.sample, x, y, sample_weight=sample_weight, **given)
+        settings = self.settings if self.settings.target_space is not None else self._read_target_space(y)
         strength = self._strength()
-        features = None
-        if sampler.at is not None and sampler.pairing != "permutation" and partners is None:
-            features = hidden_features(self.model, x, sampler.at)
-        return sampler.draw(
-            x,
-            y,
-            sample_weight=sample_weight,
-            partners=partners,
-            end=end,
-            features=features,
-            strength=1.0 if strength is None else strength,
-            sigma=self._measured_sigma(x),
-            generator=generator,
-        )
+        strength = 1.0 if strength is None else strength
+        with torch.no_grad():
+            batch = read_batch(x, y, sample_weight, settings, in_hidden=settings.at is not None)
+            if generator is not None:
+                check_generator(generator, batch.reference.device)
+            if settings.at is not None:  # the points exist only once that layer has run
+                check_hidden_ends(settings, end)
+                features = self._hidden_features(x, partners, end)
+                ends = choose_ends(batch, settings, partners, end, features, generator)
+                return draw_hidden_bridges(batch, ends, settings, strength=strength, generator=generator)
+            ends = choose_ends(batch, settings, partners, end, None, generator)  # P(Pi)
+            sigma = self._measured_sigma(x) if settings.sigma == "auto" else None
+            return draw_bridges(  # Algorithm 2, for inputs and targets
+                batch, ends, settings, strength=strength, sigma=sigma, generator=generator
+            )
 
     def loss_on(self, paths: Paths) -> Tensor:
-        """The objective at points that were drawn before."""
-        reading = None if self.xi == 0.0 else READINGS.get(self.weighting)
-        if reading is not None and reading.second_order and not torch.compiler.is_compiling():
-            refuse_wrapped(self.model, True, self.chunk_size is not None)  # layers may be sharded late
-        if reading is not None and reading.needs_path and paths.s.shape[2] < 2:
-            raise ValueError(
-                f'weighting={self.weighting!r} needs whole paths; draw them with sampling="path".'
-            )
-        if (
-            paths.hidden is not None
-            or self.chunk_size is not None
-            or self.across is not None
-            or (reading is not None and tracking_layers(self.model))
-        ):
-            return self._eager_loss_on(paths, reading)
-        return self._loss_on(paths, reading)
+        """Return the objective at points that were drawn before (paper: Eq. (6), Eq. (4))."""
+        settings, variant = self.settings, self._variant
+        if torch.compiler.is_compiling() and not self._can_be_compiled(paths):
+            return run_uncompiled(self.loss_on, paths)
+        is_whole = paths.hidden is None and settings.chunk_size is None and settings.bn == "paths"
+        if variant is None and is_whole and isinstance(paths.x, Tensor):  # l(f(X_s), y_s) at every point
+            x = flatten_rows(paths.x).flatten(0, 1)
+            losses = losses_at(self.model, self.loss, x, flatten_rows(paths.y))
+        else:
+            losses = self._weighted_losses(paths)
+        over_time = None
+        if len(losses) > 1 and settings.quadrature != "mean":
+            over_time = time_weights(len(losses), settings.quadrature, losses)
+        loss = path_mean(losses, paths, self.loss, over_time, self.across)
+        if variant is not None and variant.second_order and settings.validate and not self._warned:
+            self._warned = warn_if_negative(loss, settings.weighting, settings.xi)
+        return loss
+
+    def _weighted_losses(self, paths: Paths) -> Tensor:
+        """Evaluate in chunks or through a hidden layer if asked to, and apply the importance weighting."""
+        settings, variant = self.settings, self._variant
+        if variant is not None:
+            if variant.second_order and not torch.compiler.is_compiling():
+                refuse_wrapped(self.model, True, settings.chunk_size is not None)  # may be sharded late
+            if variant.needs_path and paths.s.shape[2] < 2:
+                raise ValueError(
+                    f'weighting={settings.weighting!r} needs whole paths; draw them with sampling="path".'
+                )
+        evaluate = Evaluator(self.model, self.loss, variant, self.drift, settings.chunk_size, settings.bn)
+        with path_statistics(settings.bn, self.model):
+            losses, terms = evaluate(paths)
+        if variant is None:
+            return losses
+        if variant.second_order and torch.is_grad_enabled() and losses.requires_grad:
+            reject_no_op(terms)
+        over_time = None
+        if len(losses) > 1 and settings.quadrature != "mean":
+            over_time = time_weights(len(losses), settings.quadrature, losses)
+        return variant.apply(losses, terms, settings.xi, Grid(time_steps(paths), over_time, self.across))
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
-        """The ordinary mean loss on the data themselves."""
-        target = self._sampler_for(y).encode(x, y)
+        """Return the ordinary mean loss on the data themselves."""
+        settings = self.settings if self.settings.target_space is not None else self._read_target_space(y)
+        target = target_encoder(next(iter(named_inputs(x).values())), settings)(y)
         check_weight(sample_weight, len(target))
-        frozen = self.training and self.bn == "frozen"
+        frozen = self.training and settings.bn == "frozen"
         with path_statistics("frozen" if frozen else "paths", self.model):
             losses = self.loss(call_model(self.model, x), target)
         class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
         across = self.across if self.training else None  # one process may evaluate alone
         return weighted_mean(losses, sample_weight, class_weight, across=across)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the schedule which epoch begins (0, 1, ...)."""
+        self.epoch = epoch
+
     def extra_repr(self) -> str:
-        """The settings that matter, and what ``sigma="auto"`` chose."""
-        sigma: object = self.sampler.sigma
-        if self.sampler.sigma == "auto" and self.auto_sigma is not None:
+        """Show the settings that matter, and what ``sigma="auto"`` chose."""
+        sigma: object = self.settings.sigma
+        if sigma == "auto" and self.auto_sigma is not None:
             low, high = (float(v) for v in self.auto_sigma.aminmax())
             sigma = f"auto ({low:.3g} to {high:.3g} per feature)"
-        kept = {
-            "sampling": self.sampler.sampling,
-            "n_bridges": self.sampler.n_bridges,
-            "sigma": sigma,
-            "pairing": self.sampler.pairing,
-            "weighting": self.weighting,
-        }
-        return ", ".join(f"{name}={value}" for name, value in kept.items())
-
-    def _loss_on(self, paths: Paths, reading: Reading | None) -> Tensor:
-        evaluate = Evaluator(self.model, self.loss, reading, self.drift, self.chunk_size, self.bn)
-        with path_statistics(self.bn, self.model):
-            losses, terms = evaluate(paths)
-        over_time = None
-        if len(losses) > 1 and self.sampler.quadrature != "mean":
-            over_time = time_weights(len(losses), self.sampler.quadrature, losses)
-        if reading is not None:
-            if reading.second_order and torch.is_grad_enabled() and losses.requires_grad:
-                refuse_no_op(terms)
-            losses = reading.apply(losses, terms, self.xi, Grid(time_steps(paths), over_time, self.across))
-        loss = path_mean(losses, paths, self.loss, over_time, self.across)
-        if reading is not None and reading.second_order and self.sampler.validate and not self._warned:
-            self._warned = warn_if_negative(loss, self.weighting, self.xi)
-        return loss
-
-    @uncompiled
-    def _uncompiled_sample(self, x: Inputs, y: Tensor, **options: Any) -> Paths:
-        return self.sample(x, y, **options)
-
-    @uncompiled
-    def _eager_loss_on(self, paths: Paths, reading: Reading | None) -> Tensor:
-        """Hooks on layers, chunks, and running statistics under torch.func cannot be compiled."""
-        return self._loss_on(paths, reading)
+        shown = {name: getattr(self.settings, name) for name in ("sampling", "n_bridges")}
+        shown |= {"sigma": sigma, "pairing": self.settings.pairing, "weighting": self.settings.weighting}
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     def _strength(self) -> float | None:
-        """Factor on the noise in this epoch; None when bridges are off."""
+        """Return the factor on the noise in this epoch; None when bridges are off."""
         if self.training != self.model.training and not self._warned_of_mode:
             self._warned_of_mode = True
             warn_of_mode(self.training, self.model.training)
         if not self.training:
             return None
-        return factor_in(self.schedule, self.epoch)
+        return 1.0 if self.settings.schedule is None else factor_in(self.settings.schedule, self.epoch)
 
-    def _sampler_for(self, y: Tensor) -> PathSampler:
-        """The sampler, once the target space is known."""
-        if self.target_space is None:
-            self.target_space = infer_target_space(self._user_loss[0], y)
-            self.sampler = dataclasses.replace(self.sampler, target_space=self.target_space)
-        return self.sampler
+    def _read_target_space(self, y: Tensor) -> Settings:
+        """Read the target space off the loss and the first targets, and keep it."""
+        settings = copy.copy(self.settings)  # checked before: not judged, and warned about, again
+        object.__setattr__(settings, "target_space", infer_target_space(self._user_loss[0], y))
+        self.settings = settings
+        return settings
 
-    def _measured_sigma(self, x: Inputs) -> Tensor | None:
-        """What ``sigma="auto"`` chose on the first batch; hidden features move, so not for them."""
-        if self.sampler.sigma != "auto" or self.sampler.at is not None:
+    def _can_be_compiled(self, paths: Paths) -> bool:
+        """Hooks on layers, chunks, and running statistics under torch.func cannot be compiled."""
+        if paths.hidden is not None or self.settings.chunk_size is not None or self.across is not None:
+            return False
+        return self._variant is None or not tracking_layers(self.model)
+
+    def _hidden_features(self, x: Inputs, partners: Tensor | None, end: End | None) -> Tensor | None:
+        """Compute what distances are measured on when bridges are drawn in a hidden layer."""
+        assert self.settings.at is not None
+        if self.settings.pairing == "permutation" or partners is not None or end is not None:
             return None
+        return hidden_features(self.model, x, self.settings.at)
+
+    def _measured_sigma(self, x: Inputs) -> Tensor:
+        """Return what ``sigma="auto"`` chose on the first batch."""
         if self.auto_sigma is None:
             inputs = named_inputs(x)
-            names = bridged_names(inputs, self.sampler.bridged)
+            names = bridged_names(inputs, self.settings.bridged)
             if len(names) > 1:
                 raise ValueError(
                     f'sigma="auto" measures one input, but {len(names)} are bridged. Give a number.'
@@ -366,9 +322,6 @@ class Elliptic(nn.Module):
         saved = state_dict.get(f"{prefix}auto_sigma")
         self.auto_sigma = None if saved is None else saved.clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-# Sampling and the objective as functions, for those who want no module.
 
 
 def elliptic_loss(
@@ -426,8 +379,9 @@ def sample_paths(
         >>> paths.x.shape, paths.y.shape
         (torch.Size([6, 1, 4, 3]), torch.Size([6, 1, 4, 1]))
     """
-    sampler = PathSampler(target_space=target_space, **settings)
+    how = make_settings(BridgeSettings, target_space=target_space, **settings)
     with torch.no_grad():
-        return sampler.draw(
-            x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
-        )
+        batch = read_batch(x, y, sample_weight, how)
+        check_generator(generator, batch.reference.device)
+        ends = choose_ends(batch, how, partners, end, generator=generator)
+        return draw_bridges(batch, ends, how, generator=generator)

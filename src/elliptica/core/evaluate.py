@@ -17,15 +17,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from elliptica.core.batchnorm import BatchNormMode, recompute_statistics
+from elliptica.core.bridge import flatten_rows, view_rows
 from elliptica.core.hidden import replaced_output
-from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
-from elliptica.core.losses import PerSampleLoss
-from elliptica.core.paths import flatten_rows, view_rows
+from elliptica.core.inputs import named_inputs, rebuild_inputs
+from elliptica.core.losses import PerSampleLoss, losses_at
 from elliptica.core.types import Drift, Inputs, LossFn, Paths
 from elliptica.core.weighting import (
-    READINGS,
+    VARIANTS,
     Points,
-    Reading,
+    Variant,
     drift_points,
     drift_terms,
     increments,
@@ -40,7 +40,7 @@ class Evaluator:
     Attributes:
         model: Called on flattened rows.
         loss: One value per row.
-        reading: Weighting whose terms are wanted, or None.
+        variant: Weighting whose terms are wanted, or None.
         drift: Drift that replaces the loss gradient in those terms, or None.
         chunk_size: Rows evaluated at a time; None for all. Activations are recomputed per chunk in
             the backward pass, so memory is that of one chunk and the gradient is unchanged.
@@ -49,7 +49,7 @@ class Evaluator:
 
     model: nn.Module
     loss: PerSampleLoss
-    reading: Reading | None = None
+    variant: Variant | None = None
     drift: Drift | None = None
     chunk_size: int | None = None
     bn: BatchNormMode = "paths"
@@ -91,8 +91,8 @@ class Evaluator:
         x = items
         if rows.stop - rows.start < y.shape[1]:
             x, y = {name: value[:, rows] for name, value in items.items()}, y[:, rows]
-        reading = self.reading
-        if reading is None:
+        variant = self.variant
+        if variant is None:
             return self._losses(paths, x, y), ()
         if self.drift is not None:
             losses = self._losses(paths, x, y)
@@ -101,10 +101,10 @@ class Evaluator:
             free_y = flatten_rows(paths.free_y)[:, rows]
             return losses, drift_terms(drift_points(self.drift, z, free_y, _slice(paths, rows)))
         # Fused attention has no second derivative; the plain form has.
-        plain_attention = sdpa_kernel(SDPBackend.MATH) if reading.second_order else contextlib.nullcontext()
+        plain_attention = sdpa_kernel(SDPBackend.MATH) if variant.second_order else contextlib.nullcontext()
         with plain_attention:
             losses, points = self._losses_and_slopes(paths, x, y, _slice(paths, rows).variance)
-        return losses, reading.terms(points)
+        return losses, variant.terms(points)
 
     def _losses(self, paths: Paths, x: dict[Hashable, Tensor], y: Tensor) -> Tensor:
         """Losses of rows, bridging in a hidden layer if that is asked for."""
@@ -116,15 +116,7 @@ class Evaluator:
     def _call(self, template: Inputs, x: dict[Hashable, Tensor], y: Tensor) -> Tensor:
         """One forward pass over flattened rows: ``(time, rows)``."""
         flat = {name: value.flatten(0, 1) for name, value in x.items()}
-        output = call_model(self.model, rebuild_inputs(template, flat))
-        expected = y.shape[0] * y.shape[1]
-        if isinstance(output, Tensor) and (output.ndim == 0 or len(output) != expected):
-            raise ValueError(
-                f"The model must return one row per input row ({expected}), but returned shape "
-                f"{tuple(output.shape)}. Keep the batch axis first, and do not reduce over it."
-            )
-        losses: Tensor = self.loss(output, y.flatten(0, 1))
-        return losses.view(y.shape[:2])
+        return losses_at(self.model, self.loss, rebuild_inputs(template, flat), y)
 
     def _losses_and_slopes(
         self,
@@ -134,7 +126,7 @@ class Evaluator:
         variance: dict[Any, float | Tensor],
     ) -> tuple[Tensor, list[Points]]:
         """Losses, and the gradient of each point's loss with respect to the point."""
-        assert self.reading is not None
+        assert self.variant is not None
         if paths.hidden is not None:
             return self._hidden_slopes(paths, x, y)
         names = list(variance)
@@ -180,9 +172,9 @@ class Evaluator:
 
     def _gradient(self, losses: Tensor, points: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Gradient of each loss at its own point (exact unless the model couples rows)."""
-        assert self.reading is not None
+        assert self.variant is not None
         return torch.autograd.grad(
-            losses.sum(), points, create_graph=self.reading.second_order, retain_graph=True
+            losses.sum(), points, create_graph=self.variant.second_order, retain_graph=True
         )
 
 
@@ -250,8 +242,8 @@ def log_weights(
     """
     if paths.s.shape[2] < 2:
         raise ValueError('log_weights needs whole paths; draw them with sampling="path".')
-    reading = READINGS["girsanov"]
-    _, terms = Evaluator(model, PerSampleLoss(loss_fn), reading, drift)(paths)
+    variant = VARIANTS["girsanov"]
+    _, terms = Evaluator(model, PerSampleLoss(loss_fn), variant, drift)(paths)
     weights = path_log_weights(terms, xi, time_steps(paths))
     return weights.unflatten(0, (paths.y.shape[1], -1)).t()
 

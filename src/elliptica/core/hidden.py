@@ -1,4 +1,4 @@
-"""Bridging in a hidden layer, which is how text and other discrete inputs become usable.
+"""Bridge in a hidden layer, which is how text and other discrete inputs become usable.
 
 The model runs on rows whose inputs are the two ends of each pair; a forward hook replaces the output
 of one layer by bridges between the ends' outputs. Gradients flow through the bridges into the layers
@@ -8,10 +8,10 @@ below.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,21 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.text import did_you_mean
 from elliptica.core.batchnorm import untracked_statistics
-from elliptica.core.inputs import call_model
-from elliptica.core.types import Inputs
+from elliptica.core.bridge import (
+    add_targets,
+    draw_rows,
+    draw_times,
+    from_nearer_end,
+    unit_spread,
+    view_rows,
+)
+from elliptica.core.inputs import Batch, call_model, rebuild_inputs
+from elliptica.core.noise import auto_sigma
+from elliptica.core.partners import Ends
+from elliptica.core.types import Inputs, Paths
+
+if TYPE_CHECKING:
+    from elliptica.core.settings import Settings
 
 
 class RowExchange(Protocol):
@@ -99,3 +112,57 @@ def hidden_features(model: nn.Module, x: Inputs, at: str) -> Tensor:
     ):
         call_model(model, x)
     return outputs[0]
+
+
+def check_hidden_ends(settings: Settings, end: object) -> None:
+    """Given far ends need a place in the forward pass, which single points do not have."""
+    if end is not None and settings.sampling == "marginal":
+        raise ValueError(
+            'end= with at= needs the far ends in the forward pass: use sampling="path", or put '
+            "both ends into the batch and pass partners=."
+        )
+
+
+def draw_hidden_bridges(
+    batch: Batch,
+    ends: Ends,
+    settings: Settings,
+    *,
+    strength: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Paths:
+    """Prepare bridges in the layer ``settings.at``; their noise is drawn when that layer runs.
+
+    Rows are the two ends of each pair (with one point per bridge, the start alone: its end is another row).
+    """
+    assert settings.at is not None
+    s = draw_times(len(batch.targets), settings, batch.targets, generator)
+    spread = unit_spread(s[0]) if settings.sampling == "marginal" else None
+    points: dict[Hashable, Tensor] = {}
+    for name, value in batch.inputs.items():
+        start, end = ends.of(value, None if ends.x is None else ends.x[name])
+        rows = _ends_only(start, end, s) if name in batch.bridged else from_nearer_end(start, end, s)
+        points[name] = view_rows(rows, settings.n_bridges)
+
+    def bridge(rows: Tensor) -> tuple[Tensor, float | Tensor]:
+        layer = rows.unflatten(0, (len(s), -1))
+        start, far = layer[0], layer[-1]
+        if ends.index is not None and len(s) == 1:
+            far = start.index_select(0, ends.index)
+        sigma: Any = settings.sigma
+        if isinstance(sigma, str):  # "auto": measured anew, because hidden features move
+            sigma = auto_sigma(start.detach())
+        drawn, variance = draw_rows(start, far, s, None, sigma, strength, settings, generator)
+        return drawn.flatten(0, 1), variance
+
+    x = rebuild_inputs(batch.x, points)
+    hidden = HiddenBridge(settings.at, bridge)
+    paths = Paths(x, batch.targets, view_rows(s, settings.n_bridges), {}, hidden=hidden)
+    return add_targets(paths, batch, ends, s, spread, strength, settings, generator)
+
+
+def _ends_only(start: Tensor, end: Tensor, s: Tensor) -> Tensor:
+    """Lay out the start at every time, the end at the last."""
+    if len(s) == 1:
+        return start.unsqueeze(0)
+    return torch.cat([start.unsqueeze(0).expand(len(s) - 1, *start.shape), end.unsqueeze(0)])

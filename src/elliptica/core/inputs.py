@@ -1,17 +1,81 @@
-"""Models take one tensor, several, or named ones; here they all become a dict of tensors."""
+"""Read a batch: one input or several, targets and weights, checked once."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from elliptica._utils import checks
+from elliptica.core.targets import encode_targets
 from elliptica.core.types import Inputs
+
+if TYPE_CHECKING:
+    from elliptica.core.settings import BridgeSettings
 
 #: Key of the only input of a model that takes one tensor.
 ONLY = "x"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that was checked.
+
+    Attributes:
+        x: Inputs as they were given.
+        inputs: The same by name.
+        bridged: Names of the inputs to bridge; the others come from the nearer end.
+        y: Targets as they were given.
+        targets: Targets as points of their space, ``(batch, *target)``.
+        weight: Sample weights, or None.
+        reference: The first bridged input, on which distances are measured.
+        encode: From targets to points of their space, for ends outside the batch.
+    """
+
+    x: Inputs
+    inputs: dict[Hashable, Tensor]
+    bridged: list[Hashable]
+    y: Tensor
+    targets: Tensor
+    weight: Tensor | None
+    reference: Tensor
+    encode: Callable[[Tensor], Tensor]
+
+
+def read_batch(
+    x: Inputs, y: Tensor, sample_weight: Tensor | None, settings: BridgeSettings, *, in_hidden: bool = False
+) -> Batch:
+    """Check a batch and encode its targets; inputs of a hidden layer's bridges need not be floating."""
+    if isinstance(x, Tensor) and settings.bridged is None:
+        checks.batch("x", x)
+        inputs: dict[Hashable, Tensor] = {ONLY: x}
+        bridged: list[Hashable] = [ONLY]
+    else:
+        inputs = named_inputs(x)
+        count_rows(inputs)
+        bridged = bridged_names(inputs, settings.bridged)
+    reference = inputs[bridged[0]]
+    check_batch(inputs, [] if in_hidden else bridged, y, len(reference), settings.validate)
+    if sample_weight is not None:
+        check_weight(sample_weight, len(reference))
+    encode = target_encoder(reference, settings)
+    return Batch(x, inputs, bridged, y, encode(y), sample_weight, reference, encode)
+
+
+def target_encoder(reference: Tensor, settings: BridgeSettings) -> Callable[[Tensor], Tensor]:
+    """Return a function from targets to points of their space, in the dtype of the inputs."""
+    assert settings.target_space is not None
+    return functools.partial(
+        encode_targets,
+        space=settings.target_space,
+        num_classes=settings.num_classes,
+        dtype=reference.dtype if reference.is_floating_point() else torch.get_default_dtype(),
+        validate=settings.validate,
+    )
 
 
 def named_inputs(x: Inputs) -> dict[Hashable, Tensor]:

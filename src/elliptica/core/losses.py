@@ -1,4 +1,4 @@
-"""The user's ordinary loss, made to give one value per row."""
+"""Make the user's loss give one value per row, evaluate it at points, and average what comes out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elliptica.core.paths import flatten_rows
-from elliptica.core.types import Across, LossFn, Paths
+from elliptica.core.bridge import flatten_rows
+from elliptica.core.inputs import call_model
+from elliptica.core.types import Across, Inputs, LossFn, Paths
 
 _REMEDY = (
     "Pass an unreduced loss, e.g. torch.nn.CrossEntropyLoss() (its reduction is switched off for "
@@ -68,6 +69,8 @@ class PerSampleLoss(nn.Module):
         elif "reduction" in _parameters(loss_fn) and not isinstance(loss_fn, functools.partial):
             loss_fn = functools.partial(loss_fn, reduction="none")
         self.loss_fn: Any = loss_fn
+        #: whether the loss weights classes and averages by those weights
+        self.weights_classes = self._class_weighted and getattr(loss_fn, "weight", None) is not None
 
     def forward(self, output: object, target: Tensor) -> Tensor:
         """One loss per row of ``target``."""
@@ -112,11 +115,6 @@ class PerSampleLoss(nn.Module):
                 "same shape, e.g. y.unsqueeze(1) or model output .squeeze(1)."
             )
 
-    @property
-    def weights_classes(self) -> bool:
-        """Whether the loss weights classes and averages by those weights."""
-        return self._class_weighted and getattr(self.loss_fn, "weight", None) is not None
-
     def class_weight(self, target: Tensor) -> Tensor:
         """Mean weight of each row's classes."""
         weight = self.loss_fn.weight.to(target.dtype)
@@ -145,7 +143,20 @@ def _refuse_broadcast(output: object, target: Tensor, losses: Tensor) -> None:
         )
 
 
-# From losses at points to one number: the integral over time, and the average over the batch.
+def losses_at(model: nn.Module, loss: PerSampleLoss, x: Inputs, y: Tensor) -> Tensor:
+    """Evaluate the loss at points in one forward pass: rows ``(time * rows, ...)`` give ``(time, rows)``.
+
+    ``x`` has its rows flattened; ``y`` is ``(time, rows, *target)``.
+    """
+    output = model(x) if isinstance(x, Tensor) else call_model(model, x)
+    expected = y.shape[0] * y.shape[1]
+    if isinstance(output, Tensor) and (output.ndim == 0 or len(output) != expected):
+        raise ValueError(
+            f"The model must return one row per input row ({expected}), but returned shape "
+            f"{tuple(output.shape)}. Keep the batch axis first, and do not reduce over it."
+        )
+    losses: Tensor = loss(output, y.flatten(0, 1))
+    return losses.view(y.shape[:2])
 
 
 def weighted_mean(
@@ -155,7 +166,7 @@ def weighted_mean(
     over_time: Tensor | None = None,
     across: Across | None = None,
 ) -> Tensor:
-    """Mean of weight times loss over rows.
+    """Average weight times loss over rows.
 
     A loss that weights classes is divided by the mean weight of the classes at hand, as torch does for
     labels, so that the scale of the loss does not depend on the scale of the weights. Like torch's, that
@@ -184,7 +195,9 @@ def path_mean(
     over_time: Tensor | None,
     across: Across | None = None,
 ) -> Tensor:
-    """Integrate losses ``(time, rows)`` over time and average them over the batch."""
+    """Integrate losses ``(time, rows)`` over time and average them over the batch (paper: Eq. (6))."""
+    if paths.weight is None and over_time is None and across is None and not loss.weights_classes:
+        return losses.mean()
     weight = None if paths.weight is None else flatten_rows(paths.weight)
     class_weight = None
     if loss.weights_classes:

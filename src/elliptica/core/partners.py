@@ -1,13 +1,16 @@
-"""Which point a bridge ends at: the law P(Pi) of partners within a batch (paper: section 5.1).
+"""Choose where each bridge ends: the law P(Pi) of partners within a batch (paper: section 5.1).
 
-Everything works on indices: a partner is the row number of another point of the batch. A point is
-never its own partner, unless nothing else is eligible (a batch of one, or a restriction to a class
-of which it is the only member): then the bridge is a loop, i.e. noise around the point.
+A partner is the row number of another point of the batch. A point is never its own partner, unless
+nothing else is eligible (a batch of one, or a restriction to a class of which it is the only member):
+then the bridge is a loop, i.e. noise around the point. `Ends` holds both ends of every bridge as rows
+laid out ``(bridge * batch, *feature)``.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -15,6 +18,11 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator, compute_dtype, draw_permutation, draw_uniform
+from elliptica.core.inputs import Batch, named_inputs
+from elliptica.core.types import Inputs
+
+if TYPE_CHECKING:
+    from elliptica.core.settings import BridgeSettings
 
 Pairing = Literal["permutation", "inverse_distance", "nearest"]
 Among = Literal["all", "same_class", "other_class"]
@@ -144,9 +152,22 @@ def sample_partners(
         )
     checks.batch("x", x)
     check_generator(generator, x.device)
-    n = len(x)
     if labels is not None:
-        checks.same_rows("labels", labels, n)
+        checks.same_rows("labels", labels, len(x))
+    return _draw(x, n_bridges, pairing, power, labels, among, generator)
+
+
+def _draw(
+    x: Tensor,
+    n_bridges: int,
+    pairing: Pairing,
+    power: float,
+    labels: Tensor | None,
+    among: Among,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Draw partners ``(batch, bridge)``; arguments were checked before."""
+    n = len(x)
     if n == 1:
         return torch.zeros(1, n_bridges, dtype=torch.long, device=x.device)
     if pairing == "permutation":
@@ -208,108 +229,177 @@ def _nearest(x: Tensor, n_bridges: int, labels: Tensor | None, among: Among) -> 
     return torch.where(count > 0, order.gather(1, rank), own)
 
 
-# Partners drawn from a whole data set instead of the batch (paper: Algorithm 1, "pre-computed").
+#: The far end of each pair when it is not in the batch: inputs, targets and, optionally, weights.
+End = tuple[Inputs, Tensor] | tuple[Inputs, Tensor, Tensor]
 
 
-_CHUNK_BYTES = 64 * 2**20
-ROWS_FOR_MEDIAN = 1000
+@dataclass(frozen=True)
+class Ends:
+    """Where bridges end: at rows ``index`` of the batch, or at points that were given.
 
-
-class PartnerTable:
-    """Exact partner law over a data set, ready to draw from: a batch costs one look-up per row.
-
-    Stores one cumulative probability per pair of points, so memory is ``4 * n**2`` bytes (1.6 GB
-    for 20 000 rows); built in chunks. Use it for tables and features of tens of thousands of rows.
-    When batches are augmented or streamed, pair within the batch instead (`sample_partners`).
-
-    Example:
-        >>> x, y = torch.randn(100, 3), torch.randn(100, 1)
-        >>> table = PartnerTable(x)
-        >>> index = torch.arange(8)
-        >>> partner = table.sample(index)                     # (8, 1) rows of the data set
-        >>> end = (x[partner], y[partner])                    # objective(x[index], y[index], end=end)
-
-    Args:
-        x: The data (or features of them) on which distances are measured.
-        power: Exponent of the inverse distance; ``float("inf")`` means the nearest point.
-        labels: Classes, needed when ``among`` restricts.
-        among: Partners of any class, of the same or of another class.
-        max_bytes: Refuse to build a larger table.
+    Attributes:
+        n_bridges: Bridges per point.
+        index: Partner of each row, ``(bridge * batch,)``; None when the far ends were given.
+        x: Far ends of the inputs by name, when given.
+        y: Far ends of the encoded targets, when given.
+        weight: Sample weights of the far ends, when given.
     """
 
-    def __init__(
-        self,
-        x: Float[Tensor, " n *feature"],
-        *,
-        power: float = 1.0,
-        labels: Int[Tensor, " n"] | None = None,
-        among: Among = "all",
-        max_bytes: int = 4 * 2**30,
-    ) -> None:
-        checks.choice("among", among, AMONG)
-        checks.floating("x", x)
-        checks.finite("x", x)
-        n = len(x)
-        if n < 2:
-            raise ValueError(f"A PartnerTable needs at least two rows, but x has {n}.")
-        if among != "all" and labels is None:
-            raise ValueError(f"among={among!r} needs class labels. Pass labels=...")
-        if labels is not None:
-            checks.same_rows("labels", labels, n)
-        if power != float("inf"):
-            checks.nonnegative("power", power)
-        self._nearest_only = power == float("inf")
-        needed = 8 * n if self._nearest_only else 4 * n * n
-        if needed > max_bytes:
-            raise ValueError(
-                f"A table over {n} rows takes {needed / 2**30:.1f} GiB, more than max_bytes "
-                f"({max_bytes / 2**30:.1f} GiB). Pair within the batch (pairing=...), build the "
-                "table on a subset, or raise max_bytes."
-            )
-        self._table = torch.empty(
-            (n, 1) if self._nearest_only else (n, n),
-            dtype=torch.long if self._nearest_only else torch.float32,
-            device=x.device,
+    n_bridges: int
+    index: Tensor | None
+    x: Mapping[Hashable, Tensor] | None = None
+    y: Tensor | None = None
+    weight: Tensor | None = None
+
+    def of(self, value: Tensor, far: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Both ends of ``value``; ``far`` is its given end, if there is one."""
+        start = value
+        if self.n_bridges > 1:
+            start = value.repeat(self.n_bridges, *[1] * (value.ndim - 1))
+        if self.index is not None:
+            return start, value.index_select(0, self.index)
+        return start, start if far is None else far
+
+    def of_input(self, name: Hashable, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Both ends of the input ``name``."""
+        return self.of(value, None if self.x is None else self.x[name])
+
+
+def choose_ends(
+    batch: Batch,
+    settings: BridgeSettings,
+    partners: Tensor | None = None,
+    end: End | None = None,
+    features: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Ends:
+    """Choose the end of every bridge: as given, or drawn from P(Pi) (paper: Algorithm 1).
+
+    Distances are measured on ``features``, or else on the input. Antithetic bridges share their partner.
+    """
+    if end is not None:
+        return _ends_given(batch, settings, partners, end)
+    if partners is not None:
+        return ends_in_batch(partners, len(batch.targets), settings.n_bridges)
+    drawn = _draw(
+        batch.reference if features is None else features,
+        settings.n_bridges // 2 if settings.antithetic else settings.n_bridges,
+        settings.pairing,
+        settings.power,
+        None if settings.among == "all" else _classes(batch.y, settings),
+        settings.among,
+        generator,
+    )
+    if settings.antithetic:
+        drawn = drawn.repeat(1, 2)
+    return Ends(settings.n_bridges, drawn.t().reshape(-1))
+
+
+def _classes(y: Tensor, settings: BridgeSettings) -> Tensor:
+    """Read one class per row off the targets, for partners that are restricted by class."""
+    labels = y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y
+    if settings.target_space != "simplex" or labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"among={settings.among!r} needs one class per row, but y has shape "
+            f'{tuple(y.shape)} and dtype {y.dtype}. Use among="all".'
         )
-        some = x[:: max(1, n // ROWS_FOR_MEDIAN)]
-        self._floor = distance_floor(pairwise_distances(some))
-        step = max(1, _CHUNK_BYTES // (8 * n))
-        for begin in range(0, n, step):
-            rows = slice(begin, min(begin + step, n))
-            self._fill(x, rows, power, labels, among)
+    return labels
 
-    def _fill(self, x: Tensor, rows: slice, power: float, labels: Tensor | None, among: Among) -> None:
-        """Compute some rows of the table."""
-        own = torch.arange(rows.start, rows.stop, device=x.device)[:, None]
-        allowed = own != torch.arange(len(x), device=x.device)[None]
-        if labels is not None and among != "all":
-            same = labels[rows][:, None] == labels[None]
-            allowed &= same if among == "same_class" else ~same
-        distances = pairwise_distances(x[rows], x)
-        if self._nearest_only:
-            nearest = distances.masked_fill(~allowed, float("inf")).argmin(1, keepdim=True)
-            self._table[rows] = torch.where(allowed.any(1, keepdim=True), nearest, own)
-            return
-        log_odds = partner_log_odds(distances, allowed, power, self._floor)
-        alone = ~allowed.any(1)
-        log_odds[alone, own[alone, 0]] = 0.0  # nobody else is eligible: a loop
-        # summed in float64, so that errors do not add up along a long row
-        self._table[rows] = log_odds.double().softmax(1).cumsum(1).float()
 
-    def __len__(self) -> int:
-        return len(self._table)
+def _ends_given(batch: Batch, settings: BridgeSettings, partners: Tensor | None, end: End) -> Ends:
+    """Take far ends that the caller brings."""
+    if partners is not None:
+        raise ValueError("Give partners (row numbers of the batch) or end, not both.")
+    ends = ends_given(
+        end,
+        batch.inputs,
+        batch.targets,
+        settings.n_bridges,
+        batch.encode,
+        1 if settings.target_space == "simplex" else 0,
+    )
+    if ends.weight is not None and batch.weight is None:
+        raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
+    return ends
 
-    def sample(
-        self,
-        index: Int[Tensor, " batch"],
-        *,
-        n_bridges: int = 1,
-        generator: torch.Generator | None = None,
-    ) -> Int[Tensor, "batch bridge"]:
-        """Draw partners of the rows ``index`` of the data set; returns rows of the data set."""
-        checks.path_counts(2, n_bridges)
-        check_generator(generator, self._table.device)
-        rows = self._table[index]
-        if self._nearest_only:
-            return rows.expand(-1, n_bridges)
-        return draw_from(rows, n_bridges, generator)
+
+def ends_in_batch(partners: Tensor, rows: int, n_bridges: int) -> Ends:
+    """Ends at other rows of the batch; ``partners`` is ``(batch, bridge)`` or ``(batch,)``."""
+    if not isinstance(partners, Tensor):
+        raise TypeError(
+            f"partners must be a torch.Tensor of row numbers, but got {type(partners).__name__}. "
+            "Convert it with torch.as_tensor(partners)."
+        )
+    if partners.is_floating_point() or partners.dtype == torch.bool:
+        raise TypeError(f"partners must hold row numbers, but has dtype {partners.dtype}.")
+    if partners.ndim == 1:
+        partners = partners[:, None].expand(-1, n_bridges)
+    if tuple(partners.shape) != (rows, n_bridges):
+        raise ValueError(
+            f"partners must have shape (batch, n_bridges) = ({rows}, {n_bridges}), but has "
+            f"{tuple(partners.shape)}."
+        )
+    low, high = (int(v) for v in partners.aminmax())
+    if low < 0 or high >= rows:
+        raise ValueError(
+            f"partners must be rows of this batch, 0..{rows - 1}, but span {low} to {high}. Rows of a "
+            "data set (as a PartnerTable gives) go in as end=(x[partner], y[partner])."
+        )
+    return Ends(n_bridges, partners.t().reshape(-1))
+
+
+def ends_given(
+    end: End,
+    inputs: Mapping[Hashable, Tensor],
+    targets: Tensor,
+    n_bridges: int,
+    encode: Callable[[Tensor], Tensor],
+    label_axes: int,
+) -> Ends:
+    """Ends that need not be in the batch.
+
+    ``encode`` turns their targets into points, which adds ``label_axes`` axes to integer labels.
+    """
+    if not isinstance(end, tuple) or len(end) not in (2, 3):
+        raise TypeError(
+            "end must be a tuple (x, y) or (x, y, sample_weight) of the far ends, but got "
+            f"{type(end).__name__}."
+        )
+    if not isinstance(end[1], Tensor):
+        raise TypeError(f"end's y must be a torch.Tensor, but got {type(end[1]).__name__}.")
+    far_inputs = named_inputs(end[0])
+    if list(far_inputs) != list(inputs):
+        raise ValueError(
+            f"end must hold the same inputs as x ({', '.join(map(repr, inputs))}), but holds "
+            f"{', '.join(map(repr, far_inputs))}."
+        )
+    rows = len(targets)
+    x = {
+        name: _far_rows(f"end's x[{name!r}]", far, inputs[name].shape, n_bridges, inputs[name].dtype)
+        for name, far in far_inputs.items()
+    }
+    labels = end[1]
+    axes = targets.ndim - (0 if labels.is_floating_point() or labels.dtype == torch.bool else label_axes)
+    if labels.ndim == axes + 1 and labels.shape[:2] == (rows, n_bridges):  # a target for each bridge
+        y = encode(labels.flatten(0, 1)).unflatten(0, (rows, n_bridges))
+    else:
+        y = encode(labels)
+    weight = None
+    if len(end) == 3:
+        weight = _far_rows("end's sample_weight", end[2], targets.shape[:1], n_bridges)
+    return Ends(n_bridges, None, x, _far_rows("end's y", y, targets.shape, n_bridges), weight)
+
+
+def _far_rows(
+    name: str, far: Tensor, shape: torch.Size, n_bridges: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Lay far ends out as ``(bridge * batch, *feature)``."""
+    checks.finite(name, far)
+    if dtype is not None and far.dtype != dtype:
+        raise TypeError(f"{name} has dtype {far.dtype}, but x has {dtype}. Convert it with .to({dtype}).")
+    with_bridges = (shape[0], n_bridges, *shape[1:])
+    if tuple(far.shape) == with_bridges:
+        return far.transpose(0, 1).flatten(0, 1)
+    if far.shape == shape:
+        return far.repeat(n_bridges, *[1] * (far.ndim - 1))
+    raise ValueError(f"{name} must have shape {with_bridges} or {tuple(shape)}, but has {tuple(far.shape)}.")

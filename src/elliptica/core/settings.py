@@ -1,28 +1,41 @@
-"""How bridges are drawn: the settings, and whether they go together."""
+"""Declare every setting of the method once, with its default and its check.
+
+`BridgeSettings` says how points are drawn: `BridgeMix` and `sample_paths` take these. `Settings` adds what
+happens to the losses there: `Elliptic` and `elliptic_loss` take all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from elliptica._utils import checks
+from elliptica._utils.text import did_you_mean
+from elliptica.core.batchnorm import BATCH_NORM_MODES, BatchNormMode
 from elliptica.core.bridge import QUADRATURES, Quadrature
 from elliptica.core.noise import Sigma, check_sigma
 from elliptica.core.partners import AMONG, PAIRINGS, Among, Pairing
+from elliptica.core.schedule import Schedule, check_schedule
 from elliptica.core.targets import SIMPLEX_MAPS, TARGET_SPACES, SimplexMap, TargetSpace, warn_of_smoothing
+from elliptica.core.types import Drift, warn_user
+from elliptica.core.weighting import VARIANTS, WEIGHTINGS, Variant, Weighting
 
 Sampling = Literal["path", "marginal"]
 SAMPLINGS: tuple[Sampling, ...] = ("path", "marginal")
 
+_FINE_ENOUGH = 20  # points on a path below which the coarse grid dominates a log-weight
 
-@dataclass(frozen=True)
-class PathSettings:
-    """Settings of the bridges, explained at `elliptica.Elliptic`, which has them under the same names."""
 
-    target_space: TargetSpace
+@dataclass(frozen=True, kw_only=True)
+class BridgeSettings:
+    """How points on bridges are drawn; each setting is explained at `elliptica.Elliptic`."""
+
+    target_space: TargetSpace | None = None
     num_classes: int | None = None
     sampling: Sampling = "marginal"
     n_times: int = 5
@@ -37,11 +50,11 @@ class PathSettings:
     simplex: SimplexMap = "abs"
     quadrature: Quadrature = "mean"
     bridged: Sequence[Hashable] | None = None
-    at: str | None = None
     validate: bool = True
 
     def __post_init__(self) -> None:
-        checks.choice("target_space", self.target_space, TARGET_SPACES)
+        if self.target_space is not None:
+            checks.choice("target_space", self.target_space, TARGET_SPACES)
         checks.choice("sampling", self.sampling, SAMPLINGS)
         checks.choice("pairing", self.pairing, PAIRINGS)
         checks.choice("among", self.among, AMONG)
@@ -67,3 +80,91 @@ class PathSettings:
         if self.simplex == "abs" and self.num_classes is not None and not isinstance(self.sigma_y, Tensor):
             assert self.sigma_y is not None
             warn_of_smoothing(self.num_classes, self.sigma_y, self.horizon)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(BridgeSettings):
+    """All settings of the objective; each is explained at `elliptica.Elliptic`."""
+
+    weighting: Weighting = "none"
+    xi: float = 1.0
+    drift: Drift | None = None
+    at: str | None = None
+    bn: BatchNormMode = "paths"
+    chunk_size: int | None = None
+    schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk_size is not None:
+            checks.count("chunk_size", self.chunk_size)
+        checks.choice("weighting", self.weighting, WEIGHTINGS)
+        checks.choice("bn", self.bn, BATCH_NORM_MODES)
+        check_schedule(self.schedule)
+        checks.nonnegative("xi", self.xi)
+        super().__post_init__()
+        self._check_combination()
+
+    @property
+    def variant(self) -> Variant | None:
+        """The importance weighting to apply, or None."""
+        return None if self.xi == 0.0 else VARIANTS.get(self.weighting)
+
+    def _check_combination(self) -> None:
+        """Reject settings that contradict each other, before any work."""
+        variant = VARIANTS.get(self.weighting)
+        if self.sampling == "marginal" and variant is not None and variant.needs_path:
+            raise ValueError(
+                f'weighting={self.weighting!r} weighs whole paths, but sampling="marginal" draws single '
+                'points. Use sampling="path", or weighting="gradient_softmax".'
+            )
+        if self.drift is not None and (variant is None or not variant.needs_path):
+            raise ValueError(
+                f"drift= needs a path weighting, but weighting={self.weighting!r}. Use "
+                'weighting="multiplicative" (or "girsanov") with sampling="path".'
+            )
+        if self.at is not None and (self.drift is not None or self.chunk_size is not None):
+            raise ValueError(
+                "Bridging in a hidden layer (at=) does not go with drift= or chunk_size=: the points exist "
+                'only during the forward pass. Use sampling="marginal" to bound memory.'
+            )
+        if self.weighting == "girsanov" and self.n_times < _FINE_ENOUGH:
+            warn_user(
+                f"With n_times={self.n_times} the Girsanov sum is dominated by the coarse grid (the chord's "
+                f"curvature), not by the diffusion; use {_FINE_ENOUGH} points or more to approach the "
+                "integral."
+            )
+
+
+_S = TypeVar("_S", bound=BridgeSettings)
+_P = ParamSpec("_P")
+
+
+def make_settings(kind: Callable[_P, _S], *args: _P.args, **given: _P.kwargs) -> _S:
+    """Make settings from keywords; a name that does not exist raises an error that names the nearest."""
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"There are {', '.join(known)}."
+            raise TypeError(f"There is no setting {name!r}. {hint}")
+    return kind(*args, **given)
+
+
+def takes(
+    kind: Callable[_P, _S],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, nn.Module, Any, _P], None]]:
+    """Give a constructor ``(self, model, loss_fn, settings)`` the keywords of ``kind`` in place of the last.
+
+    Type checkers, ``help`` and ``inspect.signature`` show all of them, though they are declared once.
+    """
+
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, nn.Module, Any, _P], None]:
+        @functools.wraps(init)
+        def call(self: Any, model: nn.Module, loss_fn: Any, *args: _P.args, **given: _P.kwargs) -> None:
+            init(self, model, loss_fn, make_settings(kind, *args, **given))
+
+        own = [p for p in inspect.signature(init).parameters.values() if p.name != "settings"]
+        keywords = inspect.signature(kind).parameters.values()
+        call.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        return cast(Any, call)
+
+    return decorate

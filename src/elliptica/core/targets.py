@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from elliptica._utils import checks
-from elliptica.core.types import EllipticWarning
+from elliptica.core.types import warn_user
 
 TargetSpace = Literal["simplex", "unit", "real"]
 SimplexMap = Literal["abs", "euclidean"]
@@ -183,10 +182,8 @@ def warn_of_smoothing(num_classes: int, sigma_y: float, horizon: float) -> None:
     # mean absolute noise of one class at mid-bridge, times the number of classes
     spilt = 0.4 * sigma_y * math.sqrt(horizon) * num_classes
     if spilt > 1:
-        warnings.warn(
+        warn_user(
             f"With {num_classes} classes and sigma_y={sigma_y} about {spilt / (1 + spilt):.0%} of the "
             "label's mass leaves the true classes at mid-bridge: strong label smoothing. Use sigma_y=0 "
-            '(linear labels) or simplex="euclidean" to avoid it.',
-            EllipticWarning,
-            stacklevel=5,
+            '(linear labels) or simplex="euclidean" to avoid it.'
         )

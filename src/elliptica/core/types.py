@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,14 @@ Across = Callable[[Tensor], Tensor]
 
 class EllipticWarning(UserWarning):
     """Something will work, but probably not as you meant it."""
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line of the caller's own code, however deep in the library the reason was found."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("elliptica."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, EllipticWarning, stacklevel=level - 1)
 
 
 @dataclass(frozen=True)

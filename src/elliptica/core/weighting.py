@@ -1,6 +1,6 @@
-"""Importance weighting: the readings of Eq. (4), Algorithm 1 and appendix C, by name.
+"""Importance weighting: the variants of Eq. (4), Algorithm 1 and appendix C, by name.
 
-The paper's line ``l = l + xi * grad l`` adds a vector to a number. Each reading below is a term per
+The paper's line ``l = l + xi * grad l`` adds a vector to a number. Each variant below is a term per
 point (computed from the input gradient ``g`` of the point's loss, or from a drift of the user's) and a
 rule that turns terms into new losses. ``docs/weighting.md`` compares them.
 
@@ -60,8 +60,8 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One reading of importance weighting.
+class Variant:
+    """One variant of importance weighting.
 
     Attributes:
         terms: From points to per-point terms.
@@ -163,15 +163,15 @@ def _subtract_released(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> T
     return losses - xi * (terms[0] / rows - 0.5 * terms[1] / rows**2).mean(0)
 
 
-READINGS: dict[str, Reading] = {
-    "gradient_norm": Reading(_norm_terms, _add_norm, second_order=True, needs_path=False),
-    "gradient_softmax": Reading(_norm_terms, _weigh_by_norm, second_order=False, needs_path=False),
-    "girsanov": Reading(_girsanov_terms, _subtract_log_weight, second_order=True, needs_path=True),
-    "multiplicative": Reading(_girsanov_terms, _weigh_paths, second_order=False, needs_path=True),
-    "released": Reading(_released_terms, _subtract_released, second_order=True, needs_path=False),
+VARIANTS: dict[str, Variant] = {
+    "gradient_norm": Variant(_norm_terms, _add_norm, second_order=True, needs_path=False),
+    "gradient_softmax": Variant(_norm_terms, _weigh_by_norm, second_order=False, needs_path=False),
+    "girsanov": Variant(_girsanov_terms, _subtract_log_weight, second_order=True, needs_path=True),
+    "multiplicative": Variant(_girsanov_terms, _weigh_paths, second_order=False, needs_path=True),
+    "released": Variant(_released_terms, _subtract_released, second_order=True, needs_path=False),
 }
 
-WEIGHTINGS: tuple[str, ...] = ("none", *READINGS)
+WEIGHTINGS: tuple[str, ...] = ("none", *VARIANTS)
 
 
 def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths) -> list[Points]:

@@ -111,8 +111,8 @@ def step_cost(
         with _Counter():
             rows = own.sample(x, y).rows
         cost = simulated.run(lambda own: own(x, y, generator=torch.Generator()), rows)
-        if own.chunk_size is not None and cost.forward_rows > rows:
-            own.chunk_size = None
+        if own.settings.chunk_size is not None and cost.forward_rows > rows:
+            own.settings = replace(own.settings, chunk_size=None)
             whole = simulated.run(lambda own: own(x, y, generator=torch.Generator()), rows)
             cost = replace(cost, activations=round(whole.activations * cost.chunk_rows / rows))
     return replace(cost, ordinary=ordinary)
@@ -133,9 +133,10 @@ class _Simulation:
             memo[id(p)] = nn.Parameter(_empty(p), requires_grad=p.requires_grad)
         memo |= {id(buffer): _empty(buffer) for buffer in objective.buffers()}
         self.objective = copy.deepcopy(objective, memo).train()
-        self.objective.schedule = None
-        if isinstance(objective.sampler.sigma, Screened):  # drawn until values allow it to end
-            self.objective.sampler = replace(objective.sampler, sigma=0.05)
+        settings = replace(self.objective.settings, schedule=None)
+        if isinstance(settings.sigma, Screened):  # drawn until values allow it to end
+            settings = replace(settings, sigma=0.05)
+        self.objective.settings = settings
         self.optimizer = optimizer([p for p in self.objective.parameters() if p.requires_grad])
         self.autocast, self.batch_size = autocast, batch_size
         self.passes: dict[str, int] = {}

@@ -121,7 +121,7 @@ class EllipticLightningMixin(_Base):
         if not self.training:
             return objective(x, y, **given)
         if _world_size(self) > 1:
-            refuse_auto_sigma(objective.sampler, "each process has another one")
+            refuse_auto_sigma(objective.settings, "each process has another one")
         objective.set_epoch(self.current_epoch)
         batch_idx = _batch_index(self)
         if generator is None:

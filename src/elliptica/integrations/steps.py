@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from elliptica._utils.random import stream_seed
-from elliptica.core.settings import PathSettings
+from elliptica.core.settings import Settings
 
 
 class StepNoise:
@@ -48,7 +48,7 @@ def missing(package: str, extra: str) -> str:
     )
 
 
-def refuse_auto_sigma(settings: PathSettings, why: str) -> None:
+def refuse_auto_sigma(settings: Settings, why: str) -> None:
     """``sigma="auto"`` measured on the first batch of inputs, where there is no right first batch."""
     if settings.sigma == "auto" and settings.at is None:
         raise ValueError(

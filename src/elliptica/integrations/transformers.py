@@ -17,7 +17,7 @@ from elliptica.core.elliptic import Elliptic
 from elliptica.core.hidden import find_layer
 from elliptica.core.noise import AUTO_FACTOR
 from elliptica.core.types import LossFn
-from elliptica.core.weighting import READINGS
+from elliptica.core.weighting import VARIANTS
 from elliptica.core.wrappers import refuse_wrapped
 from elliptica.integrations.steps import StepNoise, missing, refuse_auto_sigma
 
@@ -99,7 +99,7 @@ class EllipticTrainerMixin(_Base):
             bridged=(START,) if self._bridges_ids else self._bridged,
             at=None if layer is None else POINT,
         )
-        refuse_auto_sigma(self._elliptic.sampler, "a checkpoint of the plain model has no place for it")
+        refuse_auto_sigma(self._elliptic.settings, "a checkpoint of the plain model has no place for it")
         self._noise = StepNoise(self.args.seed)
         self._rows: int | None = None
 
@@ -135,9 +135,9 @@ class EllipticTrainerMixin(_Base):
         return batches, items
 
     def _training_loss(self, model: nn.Module, x: dict[str, Any], y: Tensor) -> Tensor:
-        reading = READINGS.get(self._elliptic.weighting)
-        second_order = reading is not None and reading.second_order
-        refuse_wrapped(model, second_order, self._elliptic.chunk_size is not None)
+        variant = VARIANTS.get(self._elliptic.settings.weighting)
+        second_order = variant is not None and variant.second_order
+        refuse_wrapped(model, second_order, self._elliptic.settings.chunk_size is not None)
         if self._bridges_ids:
             if _IDS not in x:
                 raise ValueError(

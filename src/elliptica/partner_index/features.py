@@ -20,7 +20,8 @@ from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
 from elliptica.core.hidden import find_layer, hidden_features
 from elliptica.core.inputs import call_model
-from elliptica.core.partners import ROWS_FOR_MEDIAN, distance_floor, pairwise_distances
+from elliptica.core.partner_table import ROWS_FOR_MEDIAN
+from elliptica.core.partners import distance_floor, pairwise_distances
 from elliptica.core.types import Inputs
 
 #: Numbers read at a time.

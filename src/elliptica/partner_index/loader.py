@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 
 from elliptica._utils import checks
 from elliptica._utils.random import stream
-from elliptica.core.paths import End
+from elliptica.core.partners import End
 from elliptica.core.types import Inputs
 
 

@@ -544,8 +544,8 @@ def test_the_line_of_python_makes_the_objective(toy):
     line = python_line(run, 2)
     assert "xi" not in line  # without weighting it has no effect
     objective = eval(line, {"Elliptic": Elliptic, "nn": nn, "model": nn.Linear(5, 2)})
-    assert objective.sampler.sigma == 0.1235
-    assert (objective.sampler.pairing, objective.sampler.n_bridges) == ("nearest", 2)
+    assert objective.settings.sigma == 0.1235
+    assert (objective.settings.pairing, objective.settings.n_bridges) == ("nearest", 2)
     assert python_line(run.model_copy(update={"method": "erm"}), 2) == ""
     green = next(run for run in runs("toy", toy) if run.row == "green")
     assert "PartnerTable" in python_line(green, None)

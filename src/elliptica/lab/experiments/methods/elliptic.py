@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from elliptica.core.elliptic import Elliptic
-from elliptica.core.partners import PartnerTable
+from elliptica.core.partner_table import PartnerTable
 from elliptica.lab.experiments.methods.problem import Owned, Prepared, Problem, Settings
 from elliptica.lab.training.batch import Batch
 

@@ -1,0 +1,60 @@
+"""One declaration of the settings serves every entry point."""
+
+import inspect
+from dataclasses import fields
+
+import pytest
+import torch
+from benchmarks.trace_step import traced_steps
+from torch import nn
+
+from elliptica import BridgeMix, Elliptic, elliptic_loss, sample_paths
+from elliptica.core.settings import BridgeSettings, Settings
+
+
+def names(kind):
+    return [field.name for field in fields(kind)]
+
+
+def test_constructors_show_the_declared_settings():
+    shown = list(inspect.signature(Elliptic).parameters)
+    assert shown == ["model", "loss_fn", *names(Settings)]
+    assert list(inspect.signature(BridgeMix).parameters) == names(BridgeSettings)
+    assert set(names(BridgeSettings)) < set(names(Settings))
+
+
+def test_every_setting_is_explained_at_the_objective():
+    for name in names(Settings):
+        assert f"        {name}: " in Elliptic.__doc__, name
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **s: Elliptic(nn.Linear(2, 1), nn.MSELoss(), **s),
+        lambda **s: elliptic_loss(nn.Linear(2, 1), nn.MSELoss(), torch.randn(4, 2), torch.randn(4, 1), **s),
+        lambda **s: sample_paths(torch.randn(4, 2), torch.randn(4, 1), target_space="real", **s),
+    ],
+    ids=["Elliptic", "elliptic_loss", "sample_paths"],
+)
+def test_a_misspelt_setting_names_the_nearest(call):
+    with pytest.raises(TypeError, match=r"no setting 'sigmaa'\. Did you mean 'sigma'"):
+        call(sigmaa=0.1)
+
+
+def test_arguments_may_be_given_by_name():
+    model = nn.Linear(2, 1)
+    assert Elliptic(model=model, loss_fn=nn.MSELoss(), sigma=0.2).settings.sigma == 0.2
+
+
+def test_bridgemix_shows_its_settings():
+    assert "sigma=0.3" in repr(BridgeMix(num_classes=3, sigma=0.3))
+
+
+@pytest.mark.parametrize("sampling", ["marginal", "path"])
+def test_a_reader_follows_a_step_through_few_files(sampling):
+    """At most eight files and thirty-five functions, counted by ``python -m benchmarks.trace_step``."""
+    codes = traced_steps()[sampling]
+    assert len({code.co_filename for code in codes}) <= 8
+    assert len(codes) <= 35
