@@ -27,6 +27,9 @@ from elliptica._utils.random import stream_seed
 from elliptica.distributed.ranks import Ranks, current_ranks
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+_FORMAT = 1
+_DESCRIPTION = "checkpoint.json"
+_NEEDED = {"format", "step", "world_size", "files", "values", "extra"}
 Generators = Mapping[str, torch.Generator]
 
 
@@ -282,14 +285,6 @@ def _go_on(generator: torch.Generator, state: Tensor, ranks: Ranks, description:
         return
     digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()
     generator.manual_seed(stream_seed("resumed", digest, ranks.size, ranks.rank))
-
-
-# Files of a checkpoint: complete or not there at all, and unchanged or refused.
-
-
-_FORMAT = 1
-_DESCRIPTION = "checkpoint.json"
-_NEEDED = {"format", "step", "world_size", "files", "values", "extra"}
 
 
 def next_name(root: Path) -> str:

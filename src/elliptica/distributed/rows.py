@@ -1,4 +1,8 @@
-"""A network whose rows are shared out among processes, exactly, under any objective."""
+"""Share the rows of a network out among processes, exactly, under any objective.
+
+Batch norms use the statistics of all rows, and the collectives have the derivatives, of any order, that one
+process would compute.
+"""
 
 from __future__ import annotations
 
@@ -154,9 +158,6 @@ def _gathered(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
     return gather_rows(part, ranks, rows)
 
 
-# Batch normalisation with the statistics of all rows when processes run a part each.
-
-
 def forward_over_all_rows(layer: _BatchNorm, x: Tensor) -> Tensor:
     """What the layer's forward pass would give for these rows if it saw all rows."""
     exchange = all_rows.get()
@@ -199,9 +200,6 @@ def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     share = 0.0 if share is None else share
     layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), share)
     layer.running_var.lerp_(variance.to(layer.running_var.dtype), share)
-
-
-# Collectives whose derivatives, of any order, are what one process would compute.
 
 
 def gather_rows(part: Tensor, ranks: Ranks, rows: int) -> Tensor:

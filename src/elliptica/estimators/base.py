@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from elliptica.estimators.fit import (
     take,
     train_epoch,
 )
+
+#: A network, or what makes one from the numbers of features and outputs.
+ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
 _CHUNK = 8192  # rows that go through the network at once in prediction
 
@@ -294,16 +297,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Larger is better."""
         raise NotImplementedError
-
-
-# From an estimator's parameters to a network and to the objective that it is trained with.
-
-
-ClassifierMethod = Literal["elliptic", "erm", "mixup"]
-RegressorMethod = Literal["elliptic", "erm", "mixup", "c-mixup"]
-
-#: A network, or what makes one from the numbers of features and outputs.
-ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
 
 def make_network(

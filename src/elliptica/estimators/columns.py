@@ -1,4 +1,4 @@
-"""Columns of a table, whatever holds it, as numbers or as categories."""
+"""Read the columns of any table as numbers or categories; check the tables that estimators take."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ Kind = Literal["number", "category"]
 MISSING = "(missing)"
 
 _DAY = np.timedelta64(1, "D")
+_NO_TARGETS = "no_validation"  # scikit-learn's word; None would mean that targets were forgotten
+_NAMED = 5  # columns that a message names
 
 
 def is_frame(X: object) -> bool:
@@ -116,13 +118,6 @@ def _days(array: np.ndarray) -> np.ndarray:
     """Times as days (since 1970)."""
     since = array - np.datetime64(0, "D") if array.dtype.kind == "M" else array
     return np.where(np.isnat(array), np.nan, since / _DAY)
-
-
-# The tables that estimators take, checked; where a table has text or gaps, the way to the preprocessor.
-
-
-_NO_TARGETS = "no_validation"  # scikit-learn's word; None would mean that targets were forgotten
-_NAMED = 5  # columns that a message names
 
 
 def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_numeric: bool = False) -> Any:

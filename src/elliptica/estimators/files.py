@@ -36,6 +36,9 @@ _ESTIMATORS: dict[str, type[EllipticEstimator]] = {
 }
 _STATISTICS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_")
 _LONGEST_REASON = 300  # characters of an internal error that a message quotes
+#: Strings of class labels that are read may take so much room, far above what labels need.
+_MOST_CHARACTERS = 2**26
+_LAWS = {"green": Green, "screened": Screened}
 _COURSE = ("n_iter_", "best_iteration_", "loss_curve_", "validation_scores_", "best_validation_score_")
 
 
@@ -296,15 +299,6 @@ def _own_network(model: EllipticEstimator, weights: dict[str, Tensor], module: M
     return network.eval()
 
 
-# Values of parameters and labels as JSON, and back with the types they had.
-
-
-#: Strings of class labels that are read may take so much room, far above what labels need.
-_MOST_CHARACTERS = 2**26
-
-_LAWS = {"green": Green, "screened": Screened}
-
-
 def encode(name: str, value: Any) -> Any:
     """A value that JSON can hold; tuples, dicts and laws of the noise are marked as such."""
     if isinstance(value, np.generic):
@@ -370,9 +364,6 @@ def decode_labels(state: dict[str, Any]) -> np.ndarray:
             raise ValueError(f"{len(values)} labels of up to {longest} characters")
         return np.array(values, dtype=str)
     return np.array(values, dtype=np.dtype(name))
-
-
-# Which objects `save` takes, and what to save instead of the others.
 
 
 def savable_parts(estimator: Any) -> tuple[TablePreprocessor | None, EllipticEstimator, list[str]]:

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 else:
     _Base = object  # a mixin: the user's class brings Trainer
 
+#: Name of the layer of a `Readout` in whose output bridges are drawn.
+POINT = "point"
+
+#: Ids of the start of each bridge; all other inputs are those of the nearer end.
+START = "start_ids"
+
 _IDS = "input_ids"
 _LOSSES: dict[str, type[nn.Module]] = {
     "regression": nn.MSELoss,
@@ -292,16 +298,6 @@ def _targets(labels: Tensor, loss: nn.Module) -> Tensor:
             "Labels of single tokens cannot be bridged: two texts have different tokens in the same place."
         )
     return labels.reshape(-1)
-
-
-# A transformers model as a network from inputs to logits, with a place where token ids can be bridged.
-
-
-#: Name of the layer of a `Readout` in whose output bridges are drawn.
-POINT = "point"
-
-#: Ids of the start of each bridge; all other inputs are those of the nearer end.
-START = "start_ids"
 
 
 class Readout(nn.Module):

@@ -1,4 +1,4 @@
-"""The law of partners over an index: drawing from it, and how far it is from the exact one."""
+"""The law of partners over an index: draw from it by rejection, and bound its distance from the exact law."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from elliptica.partner_index.search import allowed_cells
 from elliptica.partner_index.store import Array, Arrays, Facts
 
 _TABLE = 2**22  # rows times cells at a time
+#: Bounds are widened by this share, far above the rounding of float64 and far below what acceptance notices.
+_SLACK = 1e-9
+_GATHER = 2**22
+#: Below this acceptance a row has cells measured: so many members for all rows of a batch together, and for a
+#: row so many times the proposals that it would need otherwise, which measure a distance each, too.
+_HARD, _OPENED, _WORTH = 0.005, 2**19, 4
+_RESAMPLED = 64
+_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True)
@@ -119,19 +127,6 @@ class Law:
         step = max(1, _TABLE // len(self.arrays.centres))
         for begin in range(0, len(where), step):
             yield np.asarray(where[begin : begin + step])
-
-
-# Draws with probability proportional to ``1 / distance**power`` over all points, by rejection.
-
-
-#: Bounds are widened by this share, far above the rounding of float64 and far below what acceptance notices.
-_SLACK = 1e-9
-_GATHER = 2**22
-#: Below this acceptance a row has cells measured: so many members for all rows of a batch together, and for a
-#: row so many times the proposals that it would need otherwise, which measure a distance each, too.
-_HARD, _OPENED, _WORTH = 0.005, 2**19, 4
-_RESAMPLED = 64
-_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True)
