@@ -29,7 +29,7 @@ help:            ## this list
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMPS)-demo: SET := -e . jinja2 matplotlib plotly
+$(STAMPS)-demo: SET := -e . matplotlib plotly safetensors
 $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright
 $(STAMPS)-lab: SET := -e ".[lab,tables]"

@@ -1,20 +1,36 @@
-"""`elliptica demo`."""
+"""`elliptica demo`: the two-moons study, or one of the paper's figures."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import shlex
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from elliptica.cli.app import app, require_extra
+from elliptica.cli.app import DataDir, app, require_extra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from elliptica.lab.demo.results import MethodSummary
+    from elliptica.lab.demo.study import Study
+    from elliptica.lab.demo.training import DemoSettings, Method
+
+#: Exit status after an interrupt from the keyboard, as shells have it.
+INTERRUPTED = 130
 
 
 class Reading(str, Enum):
-    """Readings of the paper's "2-layer, 4-hidden unit" network."""
+    """Variants of the paper's "2-layer, 4-hidden unit" network."""
 
     one_hidden = "one-hidden"
     two_hidden = "two-hidden"
@@ -28,41 +44,319 @@ class Activation(str, Enum):
     leaky_relu = "leaky_relu"
 
 
+class FigureName(str, Enum):
+    """Figures of the paper."""
+
+    surfaces = "1"
+    expected_loss = "2"
+    boundary = "3"
+    uncertainty = "uncertainty"
+
+
+class Form(str, Enum):
+    """Formats of files."""
+
+    png = "png"
+    svg = "svg"
+    pdf = "pdf"
+
+
+class Width(str, Enum):
+    """Widths in print."""
+
+    column = "column"
+    page = "page"
+
+
+_FIGURES = "One of the paper's figures"
+
+
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figures and the record.", file_okay=False)] = Path(
-        "demo"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder for the pictures and the record; with --figure, the file.",
+            show_default="demo; figure-NAME.FORMAT",
+        ),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="10")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each training.", show_default="1000")
     ] = None,
-    sigma: Annotated[float, typer.Option(min=0.0, help="Diffusion coefficient of the bridges.")] = 0.05,
+    sigma: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Diffusion coefficient of the bridges.", show_default="0.05"),
+    ] = None,
     reading: Annotated[
-        Reading, typer.Option(help='Reading of the paper\'s "2-layer, 4-hidden unit" network.')
-    ] = Reading.one_hidden,
+        Reading | None,
+        typer.Option(
+            help='Variant of the paper\'s "2-layer, 4-hidden unit" network.', show_default="one-hidden"
+        ),
+    ] = None,
     activation: Annotated[
-        Activation, typer.Option(help="Non-linearity (not in the paper).")
-    ] = Activation.tanh,
+        Activation | None, typer.Option(help="Non-linearity (not in the paper).", show_default="tanh")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Seconds instead of minutes; not converged.")
     ] = False,
+    figure: Annotated[
+        FigureName | None,
+        typer.Option(
+            help="Draw this instead. 1: loss surfaces. 2: the expected loss between data. 3: loss inside "
+            "against loss on the boundary. uncertainty: by class, from records.",
+            rich_help_panel=_FIGURES,
+        ),
+    ] = None,
+    form: Annotated[
+        Form | None,
+        typer.Option(
+            "--format", help="Of the file.", show_default="by its name, or png", rich_help_panel=_FIGURES
+        ),
+    ] = None,
+    width: Annotated[
+        Width | None,
+        typer.Option(help="3.25 or 6.75 inches.", show_default="as in the paper", rich_help_panel=_FIGURES),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the records, for uncertainty.", show_default="runs", rich_help_panel=_FIGURES
+        ),
+    ] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Train ERM, mixup and elliptic on two moons; draw and compare their losses.
 
     About a minute and a half on two cores. Ctrl-C stops it and keeps what is finished.
+
+    With --figure, draw one figure of the paper, ready for print. The file says which command makes it again,
+    and the same command gives the same bytes on the same machine. Example: elliptica demo --figure 3 -o f.pdf
     """
-    require_extra("lab", "jinja2", "matplotlib", "plotly")
-    from elliptica.lab.demo.command import run_demo
-    from elliptica.lab.demo.settings import QUICK, DemoSettings
+    of_study = {
+        "seeds": seeds,
+        "steps": steps,
+        "sigma": sigma,
+        "reading": reading,
+        "activation": activation,
+        "quick": quick or None,
+    }
+    of_figure = {"format": form, "width": width, "runs": runs, "data-dir": data_dir}
+    for name, value in (of_figure if figure is None else of_study).items():
+        if value is not None:
+            place = (
+                "--figure. Add --figure NAME" if figure is None else "the demo without --figure. Leave it out"
+            )
+            raise typer.BadParameter(f"--{name} belongs to {place}.")
+    if figure is not None:
+        order = _Order(figure, form, width, out, runs or Path("runs"), data_dir)
+        order.check_ending()
+        require_extra("lab", "matplotlib", "safetensors")
+        if figure is FigureName.uncertainty:
+            require_extra("lab", "pydantic")
+        raise typer.Exit(draw_one(order, Console()))
+    out = out or Path("demo")
+    if out.is_file():
+        raise typer.BadParameter(f"{out} is a file. Pass the name of a folder to --out.")
+    require_extra("lab", "matplotlib", "plotly", "safetensors")
+    from elliptica.lab.demo.training import QUICK, DemoSettings
 
     base = QUICK if quick else DemoSettings()
     settings = dataclasses.replace(
         base,
         n_seeds=seeds or base.n_seeds,
         n_steps=steps or base.n_steps,
-        sigma=sigma,
-        reading=reading.value,
-        activation=activation.value,
+        sigma=base.sigma if sigma is None else sigma,
+        reading=base.reading if reading is None else reading.value,
+        activation=base.activation if activation is None else activation.value,
     )
     raise typer.Exit(run_demo(settings, out, Console()))
+
+
+def run_demo(settings: DemoSettings, out: Path, console: Console) -> int:
+    """Run the two-moons study (paper: section 6.1, Figs. 1 and 3).
+
+    Writes ``results.json`` with every run, and ``two_moons.png`` and ``two_moons.html``. After an
+    interrupt from the keyboard, what is finished is kept and reported.
+
+    Args:
+        settings: What to train.
+        out: Folder for the files; made if absent.
+        console: Where to print.
+
+    Returns:
+        The exit status: 0, or 130 after an interrupt.
+    """
+    import torch
+
+    from elliptica.lab.demo.page import write_files
+    from elliptica.lab.demo.results import find, summarise
+    from elliptica.lab.demo.study import Study
+    from elliptica.lab.demo.training import METHODS, notes
+
+    torch.set_num_threads(1)  # the networks are far too small to share
+    study = Study(settings)
+    console.print("[bold]Two moons[/bold] (paper: section 6.1, Figs. 1 and 3)")
+    for note in notes(settings):
+        console.print(f"[dim]- {note}[/dim]", highlight=False)
+    _run_with_progress(study, console)
+    if study.interrupted:
+        n_runs = settings.n_seeds * len(METHODS)
+        console.print(f"[yellow]Interrupted:[/yellow] {len(study.runs)} of {n_runs} trainings had finished.")
+    if not study.runs:
+        console.print("Nothing was written.")
+        return INTERRUPTED
+    summaries = summarise(study.runs)
+    _print_results(summaries, find(summaries, study.untrained), console)
+    for path in write_files(study, out):
+        console.print(f"Wrote [bold]{path}[/bold]", highlight=False, soft_wrap=True)
+    return INTERRUPTED if study.interrupted else 0
+
+
+def _run_with_progress(study: Study, console: Console) -> None:
+    """Run the study under one bar with the time left."""
+    from elliptica.lab.demo.study import run_study
+    from elliptica.lab.demo.training import METHODS, NAMES
+
+    settings = study.settings
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
+        task = progress.add_task("", total=settings.n_seeds * len(METHODS) * settings.n_steps)
+
+        def on_run(seed: int, method: Method) -> None:
+            progress.update(task, description=f"seed {seed + 1}/{settings.n_seeds}  {NAMES[method]:19}")
+
+        run_study(study, on_run, lambda steps: progress.advance(task, steps))
+
+
+def _print_results(summaries: Sequence[MethodSummary], findings: Sequence[str], console: Console) -> None:
+    """Print the table, then the findings."""
+    from elliptica.lab.demo.results import table_header, table_sections
+
+    seeds = {s.n_seeds for s in summaries}
+    title = f"{max(seeds)} seeds" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        title=f"Losses, mean ± sample deviation over {title}",
+        title_justify="left",
+    )
+    table.add_column("", no_wrap=True)
+    for name in table_header(summaries):
+        table.add_column(name.replace(" (", "\n("), justify="right", vertical="bottom")
+    for section in table_sections(summaries):
+        table.add_row(f"[bold]{section.title}[/bold]")
+        for name, cells in section.rows:
+            table.add_row(f" {name}", *cells)
+        table.add_section()
+    console.print(table)
+    console.print()
+    for sentence in findings:
+        console.print(sentence, highlight=False)
+        console.print()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """A figure that is wanted, and where."""
+
+    name: FigureName
+    form: Form | None = None
+    asked_width: Width | None = None
+    out: Path | None = None
+    runs: Path = Path("runs")
+    data_dir: Path | None = None
+
+    def check_ending(self) -> None:
+        """Raise an error if the name of the file contradicts its format."""
+        if self.out is None:
+            return
+        known = [each.value for each in Form]
+        if self.out.suffix.lstrip(".").lower() not in ([self.form.value, ""] if self.form else known):
+            meant = f".{self.form.value}, the --format" if self.form else f"one of .{', .'.join(known)}"
+            raise typer.BadParameter(f"The ending of {self.out.name} should be {meant}.")
+
+    @property
+    def format(self) -> Form:
+        """Format of the file."""
+        suffix = "" if self.out is None else self.out.suffix.lstrip(".").lower()
+        return self.form or Form(suffix or "png")
+
+    @property
+    def file(self) -> Path:
+        """Where the figure goes."""
+        return self.out or Path(f"figure-{self.name.value}.{self.format.value}")
+
+    @property
+    def width(self) -> Width:
+        """Width that is drawn: as in the paper unless another is asked for."""
+        in_paper = Width.page if self.name in (FigureName.surfaces, FigureName.uncertainty) else Width.column
+        return self.asked_width or in_paper
+
+    def command(self) -> str:
+        """The command that gives the same file; without paths, except that of records where they matter."""
+        words = ["elliptica", "demo", "--figure", self.name.value]
+        words += ["--format", self.format.value, "--width", self.width.value]
+        if self.name is FigureName.uncertainty:
+            words += ["--runs", self.runs.as_posix()]
+        return shlex.join(words)
+
+
+_ABOUT = {
+    FigureName.surfaces: "loss surfaces over two moons, ordinary and elliptic training, first seed",
+    FigureName.expected_loss: "the expected loss between four points, and bridges to them",
+    FigureName.boundary: "losses on the boundary and inside the moons; dashed: the largest on the boundary",
+    FigureName.uncertainty: "entropy of predictions by class, scaled in each data set; above: training rows",
+}
+
+
+def draw_one(order: _Order, console: Console) -> int:
+    """Compute what a figure of the paper shows, draw it and write it; return the exit status."""
+    from elliptica.lab.demo.figures import WIDTHS, save_figure
+
+    try:
+        _check_place(order.file)
+        save_figure(_draw(order), order.file, order.format.value, order.command())
+    except (ValueError, OSError) as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return 2
+    text = f"{order.file} ({WIDTHS[order.width.value]} in wide): {_ABOUT[order.name]}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _check_place(file: Path) -> None:
+    """Raise an error before minutes of work if a figure cannot go there. Nothing is made yet."""
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder. Pass the name of a file to --out.")
+    near = next(folder for folder in file.absolute().parents if folder.exists())
+    if not near.is_dir() or not os.access(near, os.W_OK):
+        raise ValueError(f"Nothing can be written to {near}. Choose another --out.")
+
+
+def _draw(order: _Order) -> Figure:
+    width: Literal["column", "page"] = order.width.value
+    if order.name is FigureName.expected_loss:
+        from elliptica.lab.demo.expected_loss import draw_expected_loss, solve_expected_loss
+
+        return draw_expected_loss(solve_expected_loss(), width)
+    if order.name is FigureName.uncertainty:
+        from elliptica.lab.demo.uncertainty import class_sizes, draw_uncertainty, read_uncertainty
+
+        return draw_uncertainty(read_uncertainty(order.runs, class_sizes(order.data_dir)), width)
+    from elliptica.lab.demo.figures import draw_boundary_losses, draw_surfaces
+    from elliptica.lab.demo.study import train_exhibits
+
+    if order.name is FigureName.surfaces:
+        return draw_surfaces(train_exhibits(["erm", "path"]), width)
+    return draw_boundary_losses(train_exhibits(["erm", "mixup", "path"]), width)

@@ -220,7 +220,7 @@ def _folder_report(path: Path, request: Request) -> Report:
             f"--data belongs to model.elliptica or to a folder of elliptica compare, but {path} is neither."
         )
     if kind == "demo":
-        from elliptica.lab.demo.report import demo_report
+        from elliptica.lab.demo.results import demo_report
 
         return demo_report(path / RESULTS, request.title)
     return _records_report(path, request)

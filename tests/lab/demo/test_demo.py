@@ -4,6 +4,10 @@ import dataclasses
 import io
 import json
 import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +21,11 @@ from typer.testing import CliRunner
 from elliptica import partner_probabilities
 from elliptica.baselines.mixup import mixup_batch
 from elliptica.cli import app
+from elliptica.cli.demo import INTERRUPTED, run_demo
 from elliptica.lab.data.toy import distance_to_moons, two_moons
 from elliptica.lab.demo import study as study_module
-from elliptica.lab.demo.command import INTERRUPTED, run_demo, write_files
-from elliptica.lab.demo.look import headline
-from elliptica.lab.demo.settings import METHODS, QUICK, DemoSettings
+from elliptica.lab.demo.page import write_files
+from elliptica.lab.demo.results import Spread, compare_with_paper, find, headline, summarise
 from elliptica.lab.demo.study import (
     Evaluation,
     Run,
@@ -32,8 +36,16 @@ from elliptica.lab.demo.study import (
     record,
     run_study,
 )
-from elliptica.lab.demo.summary import Spread, compare_with_paper, find, summarise
-from elliptica.lab.demo.training import build_network, partners_in_groups, stream, stream_seed, train
+from elliptica.lab.demo.training import (
+    METHODS,
+    QUICK,
+    DemoSettings,
+    build_network,
+    partners_in_groups,
+    stream,
+    stream_seed,
+    train,
+)
 from elliptica.landscape import MaximumPrinciple
 
 TINY = dataclasses.replace(QUICK, n_steps=7, n_seeds=2)
@@ -360,6 +372,26 @@ def test_page_needs_no_network(demo):
     assert "http" not in outside_scripts
     assert "@import" not in outside_scripts
     assert "$" not in outside_scripts  # every place of the template is filled
+
+
+def test_the_demo_needs_what_make_demo_installs(tmp_path):
+    """Packages of extras that `make demo` does not name cannot be imported here, and are not missed."""
+    root = Path(__file__).resolve().parents[3]
+    (line,) = re.findall(r"-demo: SET := -e \. (.*)", (root / "Makefile").read_text(encoding="utf-8"))
+    absent = {"fairlearn", "faiss", "imblearn", "joblib", "optuna", "pandas", "polars", "ray", "scipy"}
+    absent |= {"jinja2", "safetensors", "sklearn", "skops", "skrub", "tensorboard"}
+    absent -= set(line.split())
+    code = f"""
+        import sys
+        sys.modules.update(dict.fromkeys({sorted(absent)!r}))
+        sys.argv = ["elliptica", "demo", "--quick", "--steps", "2", "--out", {str(tmp_path)!r}]
+        from elliptica.__main__ import main
+        main()
+        """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "two_moons.html").exists()
 
 
 def without_times(study):

@@ -10,26 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 
 from elliptica.cli import app
-from elliptica.lab.demo.figures import command as figure_command
-from elliptica.lab.demo.figures import (
-    draw_boundary_losses,
-    draw_idea,
-    draw_surfaces,
-    draw_uncertainty,
-    save_figure,
+from elliptica.lab.demo import expected_loss
+from elliptica.lab.demo.expected_loss import (
+    LOSSES,
+    POINTS,
+    QUERY,
+    RADIUS,
+    draw_expected_loss,
+    solve_expected_loss,
+    solve_on_grid,
 )
-from elliptica.lab.demo.figures.command import Order, run_figure
-from elliptica.lab.demo.figures.idea import LOSSES, POINTS, QUERY, RADIUS, solve_idea, solve_on_grid
-from elliptica.lab.demo.figures.moons import train_exhibits
-from elliptica.lab.demo.figures.style import WIDTHS
-from elliptica.lab.demo.figures.uncertainty import ClassUncertainty, read_uncertainty
-from elliptica.lab.demo.settings import QUICK
+from elliptica.lab.demo.figures import WIDTHS, draw_boundary_losses, draw_surfaces, save_figure
+from elliptica.lab.demo.study import train_exhibits
+from elliptica.lab.demo.training import QUICK
+from elliptica.lab.demo.uncertainty import ClassUncertainty, draw_uncertainty, read_uncertainty
 from laws import ALPHA
 
 RECORDS = Path(__file__).resolve().parents[3] / "results" / "tables"
@@ -42,7 +41,7 @@ def exhibits():
 
 @pytest.fixture(scope="module")
 def idea():
-    return solve_idea(n_walks=500, size=54)
+    return solve_expected_loss(n_walks=500, size=54)
 
 
 def parts():
@@ -56,7 +55,7 @@ def parts():
 def figures(exhibits, idea):
     return {
         "1": lambda width: draw_surfaces({m: exhibits[m] for m in ("erm", "path")}, width),
-        "2": lambda width: draw_idea(idea, width),
+        "2": lambda width: draw_expected_loss(idea, width),
         "3": lambda width: draw_boundary_losses(exhibits, width),
         "uncertainty": lambda width: draw_uncertainty(parts(), width),
     }
@@ -71,7 +70,7 @@ def test_files_have_size_command_and_the_same_bytes_every_time(name, width, exhi
     written = []
     for attempt in ("a", "b"):
         figure = draw(width)
-        save_figure(figure, tmp_path / attempt, forms[width], "elliptica figure <&> 1")
+        save_figure(figure, tmp_path / attempt, forms[width], "elliptica demo <&> 1")
         written.append((tmp_path / attempt).read_bytes())
     assert written[0] == written[1]
     assert not list(tmp_path.glob("*.part"))
@@ -83,7 +82,7 @@ def test_files_have_size_command_and_the_same_bytes_every_time(name, width, exhi
 
 def test_images_have_300_dots_per_inch_and_the_command(tmp_path):
     for attempt in ("a", "b"):
-        save_figure(draw_uncertainty(parts()), tmp_path / attempt, "png", "elliptica figure <&> 1")
+        save_figure(draw_uncertainty(parts()), tmp_path / attempt, "png", "elliptica demo <&> 1")
     check_png((tmp_path / "a").read_bytes(), WIDTHS["page"])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -93,21 +92,21 @@ def check_png(data, inches):
 
     image = Image.open(io.BytesIO(data))
     assert image.width == round(inches * 300)
-    assert image.text["Description"] == "elliptica figure <&> 1"
+    assert image.text["Description"] == "elliptica demo <&> 1"
     assert len(np.unique(np.asarray(image.convert("L")))) > 20  # not blank
 
 
 def check_svg(data, inches):
     text = data.decode()
     assert f'width="{inches * 72:g}pt"' in text
-    assert "elliptica figure &lt;&amp;&gt; 1" in text
+    assert "elliptica demo &lt;&amp;&gt; 1" in text
     assert "<dc:date>" not in text
     assert "<path" in text
 
 
 def check_pdf(data, inches):
     assert f"/MediaBox [ 0 0 {inches * 72:g} ".encode() in data
-    assert b"(elliptica figure <&> 1)" in data
+    assert b"(elliptica demo <&> 1)" in data
     assert b"CreationDate" not in data
     assert b"/CIDFontType2" in data or b"/TrueType" in data  # type 42
     assert b"/Type3" not in data
@@ -158,7 +157,7 @@ def test_the_dashed_line_is_the_largest_loss_on_the_boundary(exhibits):
 @pytest.mark.statistical
 def test_walks_and_finite_differences_agree_on_the_idea():
     """Two solvers of one equation; a grid that is twice as fine tells how far the first may be off."""
-    idea = solve_idea(n_walks=20_000, size=54)
+    idea = solve_expected_loss(n_walks=20_000, size=54)
     column = (QUERY[0] + 0.7) / 5.4
 
     def at_query(size):
@@ -222,29 +221,31 @@ def test_scores_are_those_of_the_committed_records():
 def test_records_without_the_score_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"elliptica run table6 --dataset retinamnist --methods erm --out"):
         read_uncertainty(tmp_path, lambda run: [1], ["retinamnist"])
-    screen = Console(file=io.StringIO(), width=300)
-    assert run_figure(Order("uncertainty", runs=tmp_path, out=tmp_path / "x.png"), screen) == 2
-    assert "No record of erm" in screen.file.getvalue()
+    found = run("uncertainty", "--runs", tmp_path, "-o", tmp_path / "x.png")
+    assert found.exit_code == 2
+    assert "No record of erm" in found.output
     assert not list(tmp_path.iterdir())
 
 
+def run(name, *options):
+    return CliRunner().invoke(app, ["demo", "--figure", name, *map(str, options)])
+
+
 def test_the_command_writes_the_file_and_the_command_into_it(tmp_path, idea, monkeypatch):
-    monkeypatch.setattr(figure_command, "solve_idea", lambda: idea)
-    screen = Console(file=io.StringIO(), width=300)
-    order = Order("2", form="svg", out=tmp_path / "deep" / "idea.svg")
-    assert run_figure(order, screen) == 0
+    monkeypatch.setattr(expected_loss, "solve_expected_loss", lambda: idea)
+    found = run("2", "-o", tmp_path / "deep" / "idea.svg")
+    assert found.exit_code == 0, found.output
     text = (tmp_path / "deep" / "idea.svg").read_text()
-    assert "elliptica figure 2 --format svg --width column" in text
+    assert "elliptica demo --figure 2 --format svg --width column" in text
     assert str(tmp_path) not in text
-    assert "3.25 in wide" in screen.file.getvalue()
+    assert "3.25 in wide" in found.output
 
 
 @pytest.mark.slow
 @pytest.mark.needs_data
 def test_uncertainty_from_records_and_data(data_dir, tmp_path):
-    screen = Console(file=io.StringIO(), width=300)
-    order = Order("uncertainty", form="pdf", out=tmp_path / "u.pdf", runs=RECORDS, data_dir=data_dir)
-    assert run_figure(order, screen) == 0
+    found = run("uncertainty", "-o", tmp_path / "u.pdf", "--runs", RECORDS, "--data-dir", data_dir)
+    assert found.exit_code == 0, found.output
     streams = re.findall(rb"stream\r?\n(.*?)endstream", (tmp_path / "u.pdf").read_bytes(), re.DOTALL)
     assert any(b"BT" in zlib.decompressobj().decompress(s) for s in streams if s[:1] == b"x")  # text as text
 
@@ -261,7 +262,28 @@ def test_uncertainty_from_records_and_data(data_dir, tmp_path):
 )
 def test_a_file_has_the_ending_of_its_format(tmp_path, monkeypatch, options, said):
     monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(app, ["figure", "2", *options])
+    found = run("2", *options)
     assert found.exit_code == 2
     assert said in " ".join(found.output.replace("│", " ").split())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--format", "svg"], "--format belongs to --figure. Add --figure NAME"),
+        (["--width", "page", "--quick"], "--width belongs to --figure"),
+        (["--figure", "1", "--seeds", "3"], "--seeds belongs to the demo without --figure"),
+        (["--figure", "2", "--quick"], "--quick belongs to the demo without --figure"),
+        (["--out", "file"], "file is a file. Pass the name of a folder"),
+        (["--figure", "2", "-o", "folder.png"], "folder.png is a folder. Pass the name of a file"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("folder.png").mkdir()
+    found = CliRunner().invoke(app, ["demo", *arguments])
+    assert found.exit_code == 2
+    assert said in " ".join(found.output.replace("│", " ").split())

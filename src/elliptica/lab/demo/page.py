@@ -1,4 +1,4 @@
-"""The demo as one self-contained web page whose surfaces can be turned."""
+"""The files of the demo: its record, its figure, and a self-contained web page with turnable surfaces."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -15,23 +16,44 @@ from plotly.colors import get_colorscale
 from plotly.offline import get_plotlyjs
 from torch import Tensor
 
-from elliptica.lab.demo.console import notes, table_header, table_sections
-from elliptica.lab.demo.look import (
+from elliptica.lab.demo.figures import (
     BOUNDARY,
     INSIDE,
     SURFACE,
     SURFACE_FLOOR,
     SURFACE_TOP,
     clip_losses,
+    draw_figure,
+)
+from elliptica.lab.demo.results import (
+    MethodSummary,
+    find,
     headline,
+    summarise,
+    table_header,
+    table_sections,
     verdict,
 )
-from elliptica.lab.demo.settings import NAMES, DemoSettings
-from elliptica.lab.demo.study import Exhibit, moon_surfaces
-from elliptica.lab.demo.summary import MethodSummary
+from elliptica.lab.demo.study import Exhibit, Study, moon_surfaces, write_record
+from elliptica.lab.demo.training import METHODS, NAMES, DemoSettings, notes
 
 _LOW, _HIGH = (float(v) for v in np.log10([SURFACE_FLOOR, SURFACE_TOP]))
 _N_BOUNDARY, _N_INSIDE = 1600, 400
+
+
+def write_files(study: Study, out: Path) -> list[Path]:
+    """Write the record and, once each method has been trained, the figures; return what was written."""
+    out.mkdir(parents=True, exist_ok=True)
+    results, image, page = (out / name for name in ("results.json", "two_moons.png", "two_moons.html"))
+    write_record(study, results)
+    if len(study.exhibits) < len(METHODS):
+        return [results]
+    summaries = summarise(study.runs)
+    exhibits = [study.exhibits[summary.method] for summary in summaries]
+    draw_figure(summaries, exhibits, study.settings).savefig(image, dpi=150)
+    findings = find(summaries, study.untrained)
+    page.write_text(draw_page(summaries, exhibits, study.settings, findings), encoding="utf-8")
+    return [image, page, results]
 
 
 def draw_page(

@@ -1,4 +1,4 @@
-"""All runs of the demo, and their record on disk."""
+"""All runs of the demo: losses of trained networks, verdicts on them, and their record on disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +23,7 @@ from elliptica import __version__
 from elliptica._utils.files import write_atomically
 from elliptica.core.bridgemix import BridgeMix
 from elliptica.lab.data.toy import TwoMoons, two_moons
-from elliptica.lab.demo.settings import METHODS, DemoSettings, Method
-from elliptica.lab.demo.training import build_network, stream, train
+from elliptica.lab.demo.training import METHODS, DemoSettings, Method, build_network, stream, train
 from elliptica.landscape import MaximumPrinciple, check_maximum_principle
 
 
@@ -113,6 +112,19 @@ def _judge_untrained(moons: TwoMoons, settings: DemoSettings, seed: int) -> Maxi
     return check_maximum_principle(losses.boundary, losses.inside)
 
 
+def train_exhibits(
+    methods: Sequence[Method], settings: DemoSettings | None = None, seed: int = 0
+) -> dict[Method, Exhibit]:
+    """Train the demo's network by each method, with the demo's data and streams of one seed."""
+    settings = settings or DemoSettings()
+    moons = two_moons(settings.n_boundary, settings.n_interior, generator=stream(seed, "data"))
+    found: dict[Method, Exhibit] = {}
+    for method in methods:
+        network = train(method, moons, settings, seed).network
+        found[method] = Exhibit(network, moons, evaluate_losses(network, moons, stream(seed, "between")))
+    return found
+
+
 def record(study: Study) -> dict[str, Any]:
     """Everything needed to make the tables again, as plain JSON values."""
     return {
@@ -134,9 +146,6 @@ def record(study: Study) -> dict[str, Any]:
 def write_record(study: Study, path: Path) -> None:
     """Write the record, complete or not at all."""
     write_atomically(path, json.dumps(record(study), indent=1, allow_nan=False) + "\n")
-
-
-# Losses of a trained network on the boundary, inside the moons and between the data.
 
 
 @dataclass(frozen=True)
@@ -206,9 +215,6 @@ def evaluate(network: nn.Module, moons: TwoMoons, losses: Losses) -> Evaluation:
         between=check_maximum_principle(losses.boundary, losses.between),
         accuracy=float(right.double().mean()),
     )
-
-
-# The loss as a surface over the two moons, ready to be drawn (paper: Fig. 1).
 
 
 Array = NDArray[np.float64]

@@ -59,6 +59,7 @@ def fit(
     *,
     name: str,
     seed: int,
+    streams: tuple[torch.Generator, torch.Generator] | None = None,
     rows: Tensor | None = None,
     relabel: Relabel | None = None,
     budget: int | None = None,
@@ -81,6 +82,7 @@ def fit(
         score: Score on the validation part, larger is better.
         name: Of the run; part of every stream.
         seed: Number of the repetition.
+        streams: Generators of the order of rows and of the objective's draws, in place of the derived ones.
         rows: Numbers of the training rows that an epoch goes over, repeated ones as often as they are in
             it; None is each row once.
         relabel: From the targets of a batch and a stream to other targets, such as noisy ones.
@@ -97,7 +99,7 @@ def fit(
     device = torch.device(device)
     model.to(device)
     optimizer = settings.make_optimizer(model)
-    order, noise = stream(name, seed, "order"), stream(name, seed, "noise")
+    order, noise = streams or (stream(name, seed, "order"), stream(name, seed, "noise"))
     trained = Trained(settings, model, objective, optimizer, order, noise)
     state, best = State(), model_tensors(model)
     weights = settings.row_weights(data.train)

@@ -10,11 +10,12 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from elliptica.lab.demo.figures.style import METHOD_COLOURS, STYLE, Width, label_panel, new_figure
-from elliptica.lab.demo.look import INK, MUTED
+from elliptica.lab.demo.figures import INK, METHOD_COLOURS, MUTED, PRINT, Width, label_panel, new_figure
+from elliptica.lab.experiments.problems import load_dataset
 from elliptica.lab.experiments.records import read_records
 from elliptica.lab.experiments.specification import Run, load_specification, runs
 
@@ -71,6 +72,16 @@ class ClassUncertainty:
         return [int(c) for c in np.argsort(self.sizes, kind="stable")]
 
 
+def class_sizes(data_dir: Path | None) -> Callable[[Run], Sequence[int]]:
+    """Count the training rows of each class in the data of a run, which must be there."""
+
+    def sizes(run: Run) -> Sequence[int]:
+        found: list[int] = torch.bincount(load_dataset(run.load, run.seed, data_dir).train.y).tolist()
+        return found
+
+    return sizes
+
+
 def read_uncertainty(
     out: Path,
     sizes: Callable[[Run], Sequence[int]],
@@ -81,7 +92,7 @@ def read_uncertainty(
 
     Args:
         out: Folder of the records.
-        sizes: Training rows of each class, for the data of a run.
+        sizes: Training rows of each class, for the data of a run: see `class_sizes`.
         datasets: Of the table of medical images.
         methods: Rows of that table.
 
@@ -117,7 +128,7 @@ def draw_uncertainty(parts: Sequence[ClassUncertainty], width: Width = "page") -
         width: Of a column (panels above each other) or of the page (side by side).
     """
     is_page = width == "page"
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PRINT):
         figure = new_figure(width, 1.9 if is_page else 1.55 * len(parts))
         if is_page:
             shares = [max(len(part.sizes), 2.5) for part in parts]

@@ -1,14 +1,25 @@
-"""What the runs say, method by method and in words."""
+"""What the runs of the demo say: summaries, findings in words, the table, and the study of a report."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from elliptica.lab.demo.settings import METHODS, NAMES, Method
 from elliptica.lab.demo.study import Run
+from elliptica.lab.demo.training import METHODS, NAMES, Method
 from elliptica.landscape import MaximumPrinciple
+from elliptica.report.content import Grid, Measure, Report, ReportError, Study, mean_interval
+from elliptica.report.verdict import judge_rows
+
+_MEASURES = (
+    Measure("between", "share of points between the data above every boundary loss", False, True),
+    Measure("inside", "share of points inside the moons above every boundary loss", False, True, 2),
+    Measure("accuracy", "accuracy", True, True),
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,87 @@ def join_words(parts: Iterable[str]) -> str:
     return f"{', '.join(front)} and {last}" if front else last
 
 
+def headline(summaries: Sequence[MethodSummary]) -> str:
+    """Say what is to be seen, from the verdicts over all seeds."""
+    inside = _keepers([s.method for s in summaries if s.maximum_held == s.n_seeds], len(summaries))
+    between = _keepers([s.method for s in summaries if s.between_held == s.n_seeds], len(summaries))
+    least = max(summaries, key=lambda s: s.between_above.mean)
+    return (
+        f"Inside the moons the maximum principle is kept by {inside}; "
+        f"between the data by {between}, least of all by {NAMES[least.method]}"
+    )
+
+
+def verdict(summary: MethodSummary) -> str:
+    """The result of one method in two short lines."""
+    return (
+        f"inside ≤ boundary in {summary.maximum_held} of {summary.n_seeds} seeds\n"
+        f"between the data {100 * summary.between_above.mean:.1f} % above it"
+    )
+
+
+def _keepers(methods: Sequence[Method], n_all: int) -> str:
+    if not methods:
+        return "none"
+    return "every method" if len(methods) == n_all else join_words(NAMES[m] for m in methods)
+
+
+class Section(NamedTuple):
+    """Rows that belong together: a title, and for each row its name and one cell per method."""
+
+    title: str
+    rows: list[tuple[str, list[str]]]
+
+
+def table_header(summaries: Sequence[MethodSummary]) -> list[str]:
+    """Names of the methods."""
+    return [NAMES[s.method] for s in summaries]
+
+
+def table_sections(summaries: Sequence[MethodSummary]) -> list[Section]:
+    """All numbers that are reported, mean ± sample deviation over seeds."""
+
+    def row(name: str, cell: Callable[[MethodSummary], object]) -> tuple[str, list[str]]:
+        return name, [str(cell(s)) for s in summaries]
+
+    return [
+        Section(
+            "On the boundary",
+            [row("mean loss", lambda s: s.boundary_mean), row("largest loss", lambda s: s.boundary_max)],
+        ),
+        Section(
+            "Inside the moons",
+            [
+                row("mean loss", lambda s: s.inside_mean),
+                row("largest loss", lambda s: s.inside_max),
+                row("maximum principle", lambda s: f"{s.maximum_held} of {s.n_seeds}"),
+                row("minimum principle", lambda s: f"{s.minimum_held} of {s.n_seeds}"),
+                row("accuracy, %", lambda s: _percent(s.accuracy)),
+            ],
+        ),
+        Section(
+            "Between the data",
+            [
+                row("mean loss", lambda s: s.between_mean),
+                row("largest loss", lambda s: s.between_max),
+                row("share above, %", lambda s: _percent(s.between_above)),
+                row("maximum principle", lambda s: f"{s.between_held} of {s.n_seeds}"),
+            ],
+        ),
+        Section(
+            "Cost of one run",
+            [
+                row("evaluations", lambda s: f"{s.n_evaluations:,}"),
+                row("seconds", lambda s: s.seconds),
+            ],
+        ),
+    ]
+
+
+def _percent(share: Spread) -> Spread:
+    return Spread(100 * share.mean, None if share.deviation is None else 100 * share.deviation)
+
+
 def _summarise_one(method: Method, runs: Sequence[Run]) -> MethodSummary:
     def over_seeds(value: Callable[[Run], float]) -> Spread:
         return _spread([value(run) for run in runs])
@@ -158,3 +250,59 @@ def _decimals(deviation: float) -> int:
 def _ratio(value: float, of: float) -> str:
     ratio = value / of
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
+def demo_report(file: Path, title: str | None = None) -> Report:
+    """A page about the two moons, all seeds; the surfaces are on the demo's own page."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        values: dict[str, dict[str, dict[int, float]]] = {m.name: {} for m in _MEASURES}
+        cost: dict[str, dict[str, dict[int, float]]] = {"evaluations": {}, "seconds": {}}
+        for run in content["runs"]:
+            method, seed, found = str(run["method"]), int(run["seed"]), run["evaluation"]
+            shares = {name: found[name]["share_above"] for name in ("between", "inside")}
+            for name, value in {**shares, "accuracy": found["accuracy"]}.items():
+                values[name].setdefault(method, {})[seed] = 100 * float(value)
+            cost["evaluations"].setdefault(method, {})[seed] = run["n_evaluations"] / 1000
+            cost["seconds"].setdefault(method, {})[seed] = float(run["seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReportError(
+            f"{file} is not what elliptica demo writes ({error!r}). Run the demo again."
+        ) from error
+    methods = list(values["between"])
+    reference = "erm" if "erm" in methods else methods[0]
+    study = Study(
+        name="two-moons",
+        title="Two moons: the loss inside and between the data",
+        subtitle=str(content["experiment"]),
+        measures=_MEASURES,
+        methods=methods,
+        reference=reference,
+        values=values,
+        verdict=judge_rows(values, _MEASURES[:2], methods, reference, cost=cost),
+        table=_grid(values, methods, cost),
+        cost=cost,
+        settings={"all": ", ".join(f"{k} {v}" for k, v in content.get("settings", {}).items())},
+        commands=["elliptica demo"],
+        own=[method for method in methods if method in ("path", "marginal")],
+        versions={str(k): str(v) for k, v in content.get("versions", {}).items()},
+        notes=["Not finished: the demo was interrupted."] if content.get("interrupted") else [],
+    )
+    return Report(title or study.title, "record of elliptica demo", study.verdict.headline, [study])
+
+
+def _grid(values: Any, methods: list[str], cost: Any) -> Grid:
+    rows = []
+    for method in methods:
+        line: list[tuple[str, float | str, bool]] = [(method, method, False)]
+        for measure in _MEASURES:
+            mean, low, high = mean_interval(list(values[measure.name][method].values()))
+            line.append(
+                (f"{mean:.{measure.decimals}f} ± {(high - low) / 2:.{measure.decimals}f}", mean, False)
+            )
+        seconds = list(cost["seconds"][method].values())
+        line.append((f"{sum(seconds) / len(seconds):.2f}", sum(seconds) / len(seconds), False))
+        n = len(values["between"][method])
+        rows.append([*line, (str(n), n, False)])
+    head = ["method", *(f"{m.label}, %" for m in _MEASURES), "seconds", "seeds"]
+    return Grid("Mean ± half the 95 % interval over seeds", head, rows)

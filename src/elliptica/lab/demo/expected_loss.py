@@ -1,4 +1,4 @@
-"""The idea: the loss between data as the solution of an equation, and bridges to the data (paper: Fig. 2)."""
+"""The expected loss between data as the solution of an equation, and bridges to the data (paper: Fig. 2)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from elliptica.core.bridge import sample_bridge
-from elliptica.lab.demo.figures.style import STYLE, Width, new_figure
-from elliptica.lab.demo.look import INK, SURFACE
+from elliptica.lab.demo.figures import INK, PRINT, SURFACE, Width, draw_colour_bar, new_figure
 from elliptica.landscape import Box, DataDomain, estimate_landscape
 
 #: Where the paper draws its four points and the one in question, and losses that we have chosen.
@@ -27,7 +26,7 @@ _LOW, _HIGH = (-0.7, -0.7), (4.7, 3.7)
 
 
 @dataclass(frozen=True)
-class Idea:
+class ExpectedLoss:
     """What the picture shows.
 
     Attributes:
@@ -46,7 +45,7 @@ class Idea:
     shares: tuple[float, ...]
 
 
-def solve_idea(*, n_walks: int = 20_000, size: int = 216, seed: int = 0) -> Idea:
+def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0) -> ExpectedLoss:
     """Solve Laplace's equation around four balls of given loss, in a box whose walls reflect.
 
     The picture behind is solved on a grid; the value at the point in question and its parts come from walks.
@@ -82,7 +81,7 @@ def solve_idea(*, n_walks: int = 20_000, size: int = 216, seed: int = 0) -> Idea
         generator=torch.Generator().manual_seed(seed),
     )
     error = ((squares - value**2) / n_walks) ** 0.5
-    return Idea(solve_on_grid(size), bridges, value, error, tuple(shares))
+    return ExpectedLoss(solve_on_grid(size), bridges, value, error, tuple(shares))
 
 
 def solve_on_grid(size: int, *, tolerance: float = 1e-8) -> Tensor:
@@ -119,19 +118,19 @@ def solve_on_grid(size: int, *, tolerance: float = 1e-8) -> Tensor:
     return u + fixed
 
 
-def draw_idea(idea: Idea, width: Width = "column") -> Figure:
+def draw_expected_loss(found: ExpectedLoss, width: Width = "column") -> Figure:
     """Expected loss between four data points, with bridges from a point in question to each of them.
 
     Args:
-        idea: See `solve_idea`.
+        found: See `solve_expected_loss`.
         width: Of a column or of the page.
     """
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(PRINT):
         figure = new_figure(width, {"column": 2.35, "page": 4.4}[width])
         axes = figure.add_axes((0.01, 0.02, 0.86, 0.96))
         extent = (_LOW[0], _HIGH[0], _LOW[1], _HIGH[1])
         image = axes.imshow(
-            idea.values.numpy(),
+            found.values.numpy(),
             origin="lower",
             extent=extent,
             cmap=SURFACE,
@@ -139,7 +138,7 @@ def draw_idea(idea: Idea, width: Width = "column") -> Figure:
             vmax=1.0,
             interpolation="bilinear",
         )
-        _draw_bridges(axes, idea)
+        _draw_bridges(axes, found)
         halo = [withStroke(linewidth=1.6, foreground="white")]
         for k, (place, loss) in enumerate(zip(POINTS, LOSSES, strict=True), 1):
             colour = mpl.colormaps[SURFACE](loss)
@@ -148,26 +147,23 @@ def draw_idea(idea: Idea, width: Width = "column") -> Figure:
             )
             tone = INK if loss > 0.5 else "white"
             axes.text(*place, f"{loss:g}", ha="center", va="center", fontsize=6.5, color=tone, zorder=5)
-            name = f"$X^{{({k})}}$  {idea.shares[k - 1]:.0%}"
+            name = f"$X^{{({k})}}$  {found.shares[k - 1]:.0%}"
             shape: dict[str, Any] = {"ha": "center", "fontsize": 6.5, "zorder": 5, "path_effects": halo}
             above = place[1] + RADIUS + 0.1 if k != 4 else place[1] - RADIUS - 0.14
             at = "bottom" if k != 4 else "top"
             axes.text(place[0], above, name, va=at, **shape)
         axes.plot(*QUERY, "o", color="white", markeredgecolor=INK, markersize=4.5, zorder=6)
-        words = f"$X^\\star$  {idea.value:.3f} ± {idea.error:.3f}"
+        words = f"$X^\\star$  {found.value:.3f} ± {found.error:.3f}"
         axes.text(QUERY[0], QUERY[1] - 0.24, words, ha="center", va="top", zorder=6, path_effects=halo)
         axes.set(xlim=extent[:2], ylim=extent[2:], aspect="equal")
         axes.axis("off")
-        bar = figure.colorbar(image, cax=figure.add_axes((0.895, 0.1, 0.022, 0.78)))
-        bar.ax.tick_params(length=0, labelsize=6, pad=1.5)
-        bar.ax.set_title("loss", fontsize=6.5, pad=4)
-        bar.outline.set_visible(False)
+        draw_colour_bar(figure, figure.add_axes((0.895, 0.1, 0.022, 0.78)), image)
     return figure
 
 
-def _draw_bridges(axes: mpl.axes.Axes, idea: Idea) -> None:
+def _draw_bridges(axes: mpl.axes.Axes, found: ExpectedLoss) -> None:
     """Paths up to where they enter the ball."""
-    for centre, paths in zip(torch.tensor(POINTS, dtype=torch.float64), idea.bridges, strict=True):
+    for centre, paths in zip(torch.tensor(POINTS, dtype=torch.float64), found.bridges, strict=True):
         for path in paths:
             inside = ((path - centre).norm(dim=1) < RADIUS).numpy()
             end = int(np.argmax(inside)) + 1 if inside.any() else len(path)
