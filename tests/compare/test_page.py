@@ -6,12 +6,10 @@ import statistics
 import numpy as np
 import polars as pl
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from elliptica.cli import app
 from elliptica.cli.report import Request, make_report
-from elliptica.diagnostics.planes import choose_planes
 from elliptica.estimators import EllipticRegressor, save
 from elliptica.report import ReportError
 
@@ -19,13 +17,6 @@ from elliptica.report import ReportError
 def run(*words):
     result = CliRunner().invoke(app, [str(word) for word in words])
     return result.exit_code, result.output
-
-
-@pytest.fixture
-def planes(generator):
-    x = torch.randn(30, 6, generator=generator, dtype=torch.float64)
-    losses = torch.rand(30, generator=generator, dtype=torch.float64)
-    return x, losses, choose_planes(x, torch.arange(30) % 3, losses, generator)
 
 
 @pytest.fixture(scope="module")

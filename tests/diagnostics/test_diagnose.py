@@ -1,55 +1,40 @@
-"""`elliptica.diagnose` on cases with known answers, its thresholds and limits, and the command."""
+"""`elliptica.diagnose` on cases with known answers, its thresholds and its limits."""
 
 import copy
 import functools
 import json
 import math
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import nn
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
 from elliptica._utils.statistics import clopper_pearson
-from elliptica.cli import app
 from elliptica.diagnostics import bridge_probes, maximum_principle_report, subharmonicity_report
-from elliptica.diagnostics.bridges import draw_bridges
-from elliptica.diagnostics.case import make_case
 from elliptica.diagnostics.diagnose import diagnose
-from elliptica.diagnostics.diagnose_command import parse_sigma
-from elliptica.diagnostics.excess import constant_loss, excess_loss, least_loss
-from elliptica.diagnostics.judge_losses import (
+from elliptica.diagnostics.findings import THRESHOLDS, Quantity, median_rank, worst
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.loss_shape import judge_curvature, judge_slope
+from elliptica.diagnostics.loss_values import (
     judge_between,
     judge_data,
     judge_noise,
     judge_profile,
     pair_names,
 )
-from elliptica.diagnostics.judge_shape import judge_curvature, judge_slope
-from elliptica.diagnostics.quantities import THRESHOLDS, Quantity, median_rank, worst
-from elliptica.landscape.loss import LossField, excess_cross_entropy
+from elliptica.diagnostics.probes import draw_bridges
+from elliptica.landscape.loss import LossField, constant_loss, excess_cross_entropy, excess_loss, least_loss
 
-runner = CliRunner()
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
 CENTRES = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
 
 
-def case_of(model, loss_fn, x, y, *, generator, n=200, sigma=0.0, **settings):
-    settings = {
-        "groups": None,
-        "num_classes": None,
-        "target_space": None,
-        "confidence": 0.95,
-        "device": None,
-        "batch_size": 64,
-        **settings,
-    }
-    return make_case(model, loss_fn, x, y, n=n, sigma=sigma, generator=generator, **settings)
+def fitted_of(model, loss_fn, x, y, *, generator, n=200, sigma=0.0, confidence=0.95, **settings):
+    fitted = FittedModel(model, loss_fn, x, y, batch_size=64, **settings)
+    return fitted.sample(n, sigma=sigma, confidence=confidence, generator=generator)
 
 
 class Function(nn.Module):
@@ -87,22 +72,22 @@ def test_linear_model_with_squared_error_in_closed_form(generator):
     """On a chord the residual is linear, so the loss lies s(1-s)(r_a - r_b)^2 below the line."""
     x, y = torch.randn(60, 4, generator=generator).double(), torch.randn(60, 1, generator=generator).double()
     model = nn.Linear(4, 1).double()
-    case = case_of(model, nn.MSELoss(), x, y, generator=generator)
+    fitted = fitted_of(model, nn.MSELoss(), x, y, generator=generator)
     residual = (model(x) - y).detach().flatten()
-    b = case.bridges
+    b = fitted.bridges
     rise = -b.s * (1 - b.s) * (residual[b.start] - residual[b.end]) ** 2
-    found = judge_profile(case)
+    found = judge_profile(fitted)
     assert found.numbers["rise along the bridge"].value == pytest.approx(float(rise.mean()), rel=1e-9)
     assert found.severity == "fine"
     assert "dip" in found.sentence
-    share = judge_between(case).numbers["share above"]
+    share = judge_between(fitted).numbers["share above"]
     assert (share.value, share.lower) == (0, 0)
     assert share.upper == pytest.approx(1 - 0.025 ** (1 / share.n))
-    slope = judge_slope(case).numbers["median slope at the data"].value
+    slope = judge_slope(fitted).numbers["median slope at the data"].value
     gradient = 2 * residual[:, None] * model.weight.detach() * x.std(0)
     ordered = gradient.norm(dim=1).sort().values
     assert slope == pytest.approx(float(ordered[29:31].mean()), rel=1e-9)
-    lap = judge_curvature(case).numbers["median Laplacian"].value
+    lap = judge_curvature(fitted).numbers["median Laplacian"].value
     assert lap == pytest.approx(2 * float(model.weight.detach().square().sum()), rel=0.1)
 
 
@@ -110,7 +95,7 @@ def test_noise_of_a_linear_model_in_closed_form(generator):
     """Squared error of a perfect linear fit under noise: sum of (w * 0.1 * deviation)^2."""
     x = torch.randn(4000, 3, generator=generator).double() * torch.tensor([1.0, 5.0, 0.2])
     model = nn.Linear(3, 1).double()
-    found = judge_noise(case_of(model, nn.MSELoss(), x, model(x).detach(), n=4000, generator=generator))
+    found = judge_noise(fitted_of(model, nn.MSELoss(), x, model(x).detach(), n=4000, generator=generator))
     expected = float((0.1 * model.weight.detach() * x.std(0)).square().sum())
     quantity = found.numbers["rise under noise of 10%"]
     assert abs(quantity.value - expected) < 6 * quantity.stderr
@@ -161,7 +146,7 @@ def test_a_worst_class_is_named():
     logits[y == 1] = torch.tensor([3.0, 0.0, 0.0])
     table = {tuple(row.tolist()): out for row, out in zip(x, logits, strict=True)}
     model = Function(lambda rows: torch.stack([table.get(tuple(r.tolist()), torch.zeros(3)) for r in rows]))
-    found = judge_data(case_of(model, nn.CrossEntropyLoss(), x, y, generator=torch.Generator()))
+    found = judge_data(fitted_of(model, nn.CrossEntropyLoss(), x, y, generator=torch.Generator()))
     assert found.severity == "look"  # three times the mean: above 2, below 5
     assert next(iter(found.breakdown)) == "class 1"
     assert "Look at the rows of class 1" in found.advice
@@ -177,7 +162,7 @@ def test_the_worst_class_has_the_largest_mean_also_where_it_is_not_sure():
     )  # one row of four is wrong
     table = {tuple(r.tolist()): s * F.one_hot(c, 3).float() for r, s, c in zip(x, strength, y, strict=True)}
     model = Function(lambda rows: torch.stack([table.get(tuple(r.tolist()), torch.zeros(3)) for r in rows]))
-    found = judge_data(case_of(model, nn.CrossEntropyLoss(), x, y, generator=torch.Generator()))
+    found = judge_data(fitted_of(model, nn.CrossEntropyLoss(), x, y, generator=torch.Generator()))
     means = {name: part.value for name, part in found.breakdown.items()}
     assert max(means, key=means.get) == "class 0" != next(iter(means))  # the surest comes first
     assert "the worst class is 0 with" in found.sentence
@@ -202,8 +187,8 @@ def wave(amplitude, frequency):
 def test_severities_on_both_sides_of_a_threshold(name, model, severity):
     x = torch.linspace(-1, 1, 3001, dtype=torch.float64)[:, None]
     judge = {"data": judge_data, "slope": judge_slope}[name]
-    case = case_of(model, nn.MSELoss(), x, x, generator=torch.Generator(), n=3001, confidence=0.5)
-    assert judge(case).severity == severity
+    fitted = fitted_of(model, nn.MSELoss(), x, x, generator=torch.Generator(), n=3001, confidence=0.5)
+    assert judge(fitted).severity == severity
 
 
 @pytest.mark.parametrize(("height", "severity"), [(0.23, "fine"), (0.28, "look"), (0.6, "warning")])
@@ -211,8 +196,8 @@ def test_a_bump_is_graded_by_its_height(height, severity):
     """Clusters at 0 and 1, y = x: half of the bridges cross the bump; yardstick 1/4."""
     x = (torch.arange(200) % 2).double()[:, None]
     bump = Function(lambda x: x + height * ((x > 0.1) & (x < 0.9)))
-    case = case_of(bump, nn.MSELoss(), x, x, generator=torch.Generator(), n=4000)
-    found = judge_profile(case)
+    fitted = fitted_of(bump, nn.MSELoss(), x, x, generator=torch.Generator(), n=4000)
+    found = judge_profile(fitted)
     assert found.severity == severity
     assert found.numbers["rise along the bridge"].value == pytest.approx(0.8 * height**2 / 2, rel=0.1)
 
@@ -241,7 +226,7 @@ def test_limits_of_the_share_cover():
     covered = {0.95: 0, 0.5: 0}
     for seed in range(runs):
         g = torch.Generator().manual_seed(seed)
-        share = judge_between(case_of(spike, nn.MSELoss(), x, x, generator=g, n=40)).numbers["share above"]
+        share = judge_between(fitted_of(spike, nn.MSELoss(), x, x, generator=g, n=40)).numbers["share above"]
         for level in covered:
             low, high = clopper_pearson(round(share.value * share.n), share.n, level)
             covered[level] += low <= truth <= high
@@ -306,9 +291,9 @@ def test_agrees_with_the_reports_on_the_same_generator():
         report.overall.upper,
     )
     assert found["between"].numbers["mean loss between"].value == pytest.approx(report.overall.mean_loss)
-    case = case_of(model, loss, x, y, n=90, sigma=0.1, generator=torch.Generator().manual_seed(5))
+    fitted = fitted_of(model, loss, x, y, n=90, sigma=0.1, generator=torch.Generator().manual_seed(5))
     radius = found["curvature"].numbers["radius"].value
-    single = subharmonicity_report(field, *probes, [radius], 32, generator=case.stream("curvature"))
+    single = subharmonicity_report(field, *probes, [radius], 32, generator=fitted.stream("curvature"))
     assert found["curvature"].numbers["share not subharmonic"].value == len(single.failed) / 90
     assert found["curvature"].numbers["median Laplacian"].value == pytest.approx(
         float(single.laplacian.double().quantile(0.5)), rel=1e-4
@@ -541,73 +526,6 @@ def test_wrong_input_is_explained():
         diagnose(model, loss, x, y, confidence=95)
     with pytest.raises(ValueError, match=r"Labels must lie in 0\.\.1"):
         diagnose(model, loss, x, y + 1)
-
-
-# ---- the command and the page
-
-
-def run(*arguments):
-    return runner.invoke(app, ["diagnose", *map(str, arguments)])
-
-
-@pytest.fixture
-def own_model(tmp_path, monkeypatch):
-    """A user's code, weights and data in the folder where the command is started."""
-    (tmp_path / "diagnosed_file.py").write_text(
-        "from torch import nn\ndef make():\n    return nn.Linear(3, 2)\n"
-    )
-    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "weights.pt")
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(40, 3))
-    np.savez(tmp_path / "data.npz", x=x, y=(x[:, 0] > 0).astype(int), group=np.array(["a", "b"] * 20))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
-def test_command_on_a_built_in_example():
-    done = run("two-moons", "--train", "erm", "--steps", 20, "--n", 60)
-    assert done.exit_code == 0, done.output
-    for name in ("data", "between", "profile", "noise", "slope", "curvature", "dimension", "pde", "advice"):
-        assert re.search(rf"^(fine|look|warning)  {name}$", done.stdout, flags=re.MULTILINE), name
-    assert "Looked at 60 of 200 rows" in done.stdout
-
-
-@pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
-def test_command_on_own_model_as_json(own_model):
-    arguments = ["data.npz", "--model", "diagnosed_file:make", "--weights", "weights.pt", "--n", "40"]
-    done = run(*arguments, "--format", "json")
-    assert done.exit_code == 0, done.output
-    record = json.loads(done.stdout)
-    assert record["severity"] in ("fine", "look", "warning")
-    assert "group" in record["findings"][0]["sentence"]
-    model = nn.Linear(3, 2)
-    model.load_state_dict(torch.load("weights.pt", weights_only=True))
-    arrays = np.load("data.npz")
-    x, y = torch.as_tensor(arrays["x"]).float(), torch.as_tensor(arrays["y"])
-    direct = diagnose(model, nn.CrossEntropyLoss(), x, y, groups=arrays["group"].tolist(), n=40)
-    assert record == json.loads(json.dumps(direct.to_dict()))
-    done = run(*arguments, "--format", "json", "--out", "results/found.json", "--loss", "bce")
-    assert done.exit_code == 2  # a bce of one label against two outputs
-    assert "Give both the same shape" in done.output.replace("\n", " ")
-    done = run(*arguments, "--format", "json", "--out", "results/found.json")
-    assert json.loads((own_model / "results" / "found.json").read_text()) == record
-    assert done.stdout == ""
-
-
-@pytest.mark.bad_input
-def test_command_says_what_is_wrong(own_model):
-    for arguments, message in (
-        (["absent.npz"], "There is no file absent.npz"),
-        (["data.npz", "--weights", "weights.pt"], "--weights needs --model"),
-        (["data.npz", "--loss", "l1"], "--loss needs --model"),
-        (["data.npz", "--sigma", "lots"], "must be auto, green or a number"),
-        (["data.npz", "--model", "diagnosed_file:absent"], "has no 'absent'"),
-    ):
-        done = run(*arguments)
-        assert done.exit_code == 2, done.output
-        assert message in re.sub(r"\s+", " ", done.output)
-    assert parse_sigma("green") == "green"
 
 
 def test_the_page_states_the_thresholds_of_the_code():

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from elliptica.cli.report import Request, make_report
-from elliptica.diagnostics.report_landscape import Subject, look_at
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.report import render_page
 from report_cases import HOSTILE, hostile_report, make_record, write_records
 
@@ -32,7 +33,7 @@ def look(name, features, seed=0):
     torch.manual_seed(seed)
     x = torch.randn(40, features)
     network = nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, 3))
-    return look_at(Subject(name, network, nn.CrossEntropyLoss(), x, torch.arange(40) % 3))
+    return loss_surfaces(FittedModel(network, nn.CrossEntropyLoss(), x, torch.arange(40) % 3, name=name))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from elliptica.cli import data as data
 from elliptica.cli import demo as demo
 from elliptica.cli import diagnose as diagnose
 from elliptica.cli import experiments as experiments
-from elliptica.cli import landscape as landscape
 from elliptica.cli import predict as predict
 from elliptica.cli import report as report
 from elliptica.cli import tune as tune

@@ -1,22 +1,52 @@
-"""`elliptica diagnose`."""
+"""`elliptica diagnose`: findings about a trained model, or reports on its loss landscape."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
+from elliptica import __version__
+from elliptica._utils.files import write_atomically
+from elliptica._utils.text import did_you_mean
 from elliptica.cli.app import app, require_extra
-from elliptica.cli.landscape import Steps, Train, Training, Weights
 
 if TYPE_CHECKING:
-    from elliptica.diagnostics.diagnose_command import Trained
+    from elliptica.diagnostics.findings import Diagnosis
+    from elliptica.diagnostics.fitted_model import FittedModel
+    from elliptica.diagnostics.landscape_reports import LandscapeOptions, Section
 
 #: Of a saved model.
 SUFFIX = ".elliptica"
+#: Folder of the reports.
+_FOLDER = Path("landscape")
+_COLOURS = {"fine": "green", "look": "yellow", "warning": "red"}
+#: Options that belong to the findings, and those that belong to the reports, by the name of the argument.
+_OF_FINDINGS = {"n": "--n", "sigma": "--sigma", "format_": "--format"}
+_OF_REPORTS = {name: f"--{name}" for name in ("domain", "fraction", "probes", "walks", "shift")}
+
+
+class Training(str, Enum):
+    """How to train a network where none is given."""
+
+    erm = "erm"
+    mixup = "mixup"
+    elliptic = "elliptic"
+
+
+class Region(str, Enum):
+    """Outer domains of the reports."""
+
+    auto = "auto"
+    ball = "ball"
+    box = "box"
+    reflecting_box = "reflecting_box"
+    hull = "hull"
 
 
 class Format(str, Enum):
@@ -27,7 +57,7 @@ class Format(str, Enum):
 
 
 class Loss(str, Enum):
-    """Losses of `elliptica diagnose`."""
+    """Losses of a model from the user's code."""
 
     auto = "auto"
     cross_entropy = "cross-entropy"
@@ -36,13 +66,22 @@ class Loss(str, Enum):
     bce = "bce"
 
 
+#: Options of every command that examines a model.
+Weights = Annotated[
+    Path | None, typer.Option(help="Its state dict, as written by torch.save.", dir_okay=False)
+]
+Train = Annotated[Training, typer.Option(help="Without --model: train a small network by this method.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps of that training.")]
+
+
 @app.command()
 def diagnose(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Argument(
-            help="An .npz file with arrays x and y (and group, if you have it), or two-moons, or digits; for "
-            "a saved model, a CSV or Parquet file."
+            help="An .npz file with arrays x and y (and group, x_test, y_test, group_test, if you have "
+            "them), or two-moons, or digits; for a saved model, a CSV or Parquet file."
         ),
     ],
     model: Annotated[
@@ -77,46 +116,129 @@ def diagnose(
     ] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
     format_: Annotated[Format, typer.Option("--format", help="Text for reading, or JSON.")] = Format.text,
+    reports: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of the findings, reports on the loss landscape: all, or some of between, test, "
+            "shifted, subharmonicity, landscape, occupation, hitting, shift, weights, ordering, with commas "
+            "between them.",
+            metavar="NAMES",
+        ),
+    ] = None,
+    domain: Annotated[
+        Region,
+        typer.Option(help="Reports: outer domain; auto: a reflecting box up to 3 features, then a ball."),
+    ] = Region.auto,
+    fraction: Annotated[
+        float,
+        typer.Option(help="Reports: radius of the balls, as a share of the distance between neighbours."),
+    ] = 0.3,
+    probes: Annotated[int, typer.Option(min=10, help="Reports: points on bridges between the data.")] = 500,
+    walks: Annotated[int, typer.Option(min=16, help="Reports: random walks per point.")] = 500,
+    shift: Annotated[float, typer.Option(min=0.0, help="Reports: shift of the inputs, in deviations.")] = 0.1,
     out: Annotated[
-        Path | None, typer.Option(help="Write to this file instead of the screen.", dir_okay=False)
+        Path | None,
+        typer.Option(
+            help="Write to this file instead of the screen; with --reports, the folder for landscape.json "
+            "and landscape.png.",
+            show_default="the screen; with --reports, landscape",
+        ),
     ] = None,
 ) -> None:
     """Diagnose a trained model: loss at, between and around its data, in words, with what to do.
 
     Exit status 0 whatever is found; 2 if model or data cannot be used. Examples: elliptica diagnose
-    two-moons --train erm; elliptica diagnose patients.csv --model compare/patients/model.elliptica
+    two-moons --train erm; elliptica diagnose patients.csv --model compare/patients/model.elliptica;
+    elliptica diagnose two-moons --reports all
     """
     saved = model is not None and (model.endswith(SUFFIX) or Path(model).is_file())
     if saved:
         require_extra("tables", "polars", "sklearn", "safetensors")
-    from elliptica.diagnostics.diagnose_command import from_code, run_diagnose
-
+    if not saved and model is None:
+        require_extra("lab", "safetensors")
+    if reports is not None:
+        require_extra("lab", "matplotlib")
     messages = Console(stderr=True)
-
-    def obtain() -> Trained:
+    given = {name for name in context.params if _is_given(context, name)}
+    try:
+        _check_kind(given, out, has_reports=reports is not None)
+        wanted = () if reports is None else _wanted(reports)
+        noise = parse_sigma(sigma)
         if saved:
-            given = {"--weights": weights is not None, "--loss": loss is not Loss.auto}
-            return _from_file(
-                str(model), data, target, group, [name for name, is_set in given.items() if is_set]
+            odd = [f"--{name}" for name in ("weights", "loss") if name in given]
+            fitted, remarks = _from_file(str(model), data, target, group, odd)
+        else:
+            from elliptica.cli.model_source import fitted_from_code, remarks_on
+
+            _check_columns(data, model, target, group)
+            fitted = fitted_from_code(
+                data,
+                model=model,
+                weights=weights,
+                method=train.value,
+                steps=steps,
+                loss=loss.value,
+                seed=seed,
+                messages=messages,
             )
-        _check_options(data, model, target, group)
-        return from_code(data, model, weights, train.value, steps, loss.value, seed, messages)
+            remarks = remarks_on(model, weights, train.value, steps)
+        for remark in remarks:
+            messages.print(remark, markup=False, highlight=False, soft_wrap=True)
+        if reports is None:
+            _show_findings(fitted, n, noise, seed, format_, out, messages)
+        else:
+            from elliptica.diagnostics.landscape_reports import LandscapeOptions
 
-    status = run_diagnose(
-        obtain,
-        n=n,
-        sigma=sigma,
-        seed=seed,
-        as_json=format_ is Format.json,
-        out=out,
-        console=Console(),
-        messages=messages,
-    )
-    raise typer.Exit(status)
+            options = LandscapeOptions(
+                domain=domain.value,
+                fraction=fraction,
+                n_probes=probes,
+                n_walks=walks,
+                shift=shift,
+                seed=seed,
+            )
+            _show_reports(fitted, wanted, options, data, out or _FOLDER)
+    except (ValueError, TypeError) as error:
+        messages.print("[red]error:[/red] ", end="")
+        messages.print(str(error), markup=False, highlight=False)
+        raise typer.Exit(2) from None
 
 
-def _check_options(data: str, model: str | None, target: str | None, group: str | None) -> None:
-    """Options of a saved model, without one."""
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_kind(given: set[str], out: Path | None, *, has_reports: bool) -> None:
+    """Reject options of the findings with --reports, and the other way round."""
+    others = _OF_FINDINGS if has_reports else _OF_REPORTS
+    odd = [option for name, option in others.items() if name in given]
+    if odd and has_reports:
+        raise ValueError(f"{odd[0]} belongs to the findings. Leave it out, or leave out --reports.")
+    if odd:
+        raise ValueError(f"{odd[0]} belongs to the reports. Add --reports all, or leave it out.")
+    if out is not None and has_reports and out.is_file():
+        raise ValueError(f"--out {out} is a file, but the reports need a folder. Choose another --out.")
+    if out is not None and not has_reports and out.is_dir():
+        raise ValueError(f"--out {out} is a folder. Pass the name of a file, e.g. {out / 'found.txt'}.")
+
+
+def _wanted(reports: str) -> tuple[str, ...]:
+    from elliptica.diagnostics.landscape_reports import QUESTIONS
+
+    names = [name.strip() for name in reports.split(",") if name.strip()]
+    if not names or names == ["all"]:
+        return tuple(QUESTIONS)
+    for name in names:
+        if name not in QUESTIONS:
+            hint = did_you_mean(name, [*QUESTIONS, "all"])
+            hint = hint or f"Pass all, or some of {', '.join(QUESTIONS)}."
+            raise ValueError(f"There is no report {name!r}. {hint}")
+    return tuple(name for name in QUESTIONS if name in names)
+
+
+def _check_columns(data: str, model: str | None, target: str | None, group: str | None) -> None:
+    """Reject options of a saved model, without one."""
     if data.endswith(SUFFIX):
         raise ValueError(
             f"{data} is a model, not data. Write: elliptica diagnose DATA --model {data} --target COLUMN"
@@ -128,22 +250,108 @@ def _check_options(data: str, model: str | None, target: str | None, group: str 
         )
 
 
-def _from_file(model: str, data: str, target: str | None, group: str | None, odd: list[str]) -> Trained:
-    """A model that a comparison or an estimator has left, and a table for it."""
+def _from_file(
+    model: str, data: str, target: str | None, group: str | None, odd: list[str]
+) -> tuple[FittedModel, list[str]]:
+    """Read a model that a comparison or an estimator has left, and a table for it."""
     from elliptica.compare.predict import read_labelled
-    from elliptica.diagnostics.diagnose_command import Trained
 
     if odd:
         raise ValueError(f"{odd[0]} is for a model from your code; {model} holds weights and loss.")
     rows = read_labelled(Path(model), Path(data), target, group=group)
-    network = rows.network
-    classes = getattr(network, "classes_", None)
     remarks = [f"- {notice}" for notice in rows.notices]
-    if classes is None and network.standardize:
+    if not hasattr(rows.network, "classes_") and rows.network.standardize:
         remarks.append("- Targets are standardised as in training: a loss of 1 is their variance there.")
-    return Trained(
-        *network.network_rows(rows.inputs, rows.target),
-        groups=rows.groups,
-        class_names=None if classes is None else [str(label) for label in classes.tolist()],
-        remarks=tuple(remarks),
-    )
+    return replace(rows.fitted(), name=Path(model).name), remarks
+
+
+def _show_findings(
+    fitted: FittedModel,
+    n: int,
+    sigma: float | Literal["auto", "green"],
+    seed: int,
+    form: Format,
+    out: Path | None,
+    messages: Console,
+) -> None:
+    """Diagnose; the result goes to the screen or to a file, and nothing else goes to stdout."""
+    import torch
+
+    from elliptica.diagnostics.diagnose import diagnose_fitted
+
+    with messages.status("looking at the loss"):
+        generator = torch.Generator().manual_seed(seed)
+        diagnosis = diagnose_fitted(fitted, n=n, sigma=sigma, generator=generator)
+    text = json.dumps(diagnosis.to_dict(), indent=1) if form is Format.json else str(diagnosis)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text + "\n")
+        messages.print(f"Written to {out}: {diagnosis.summary()}.", markup=False, highlight=False)
+    elif form is Format.json:
+        typer.echo(text)  # untouched by the width of the terminal
+    else:
+        _print_findings(diagnosis, Console())
+
+
+def _print_findings(diagnosis: Diagnosis, console: Console) -> None:
+    """Print the text of ``print(diagnosis)``, headings in colour."""
+    plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+    console.print("\n".join(diagnosis.preface()), **plain)
+    for finding in diagnosis.findings:
+        colour = _COLOURS[finding.severity]
+        console.print(f"\n[bold {colour}]{finding.severity}[/]  [bold]{finding.name}[/]", highlight=False)
+        console.print("\n".join(finding.lines()), **plain)
+    console.print(f"\nFindings: {diagnosis.summary()}.", **plain)
+
+
+def _show_reports(
+    fitted: FittedModel, wanted: tuple[str, ...], options: LandscapeOptions, data: str, out: Path
+) -> None:
+    """Run the reports one by one; print each, and write those that are finished."""
+    from elliptica.diagnostics.landscape_figure import draw_landscape
+    from elliptica.diagnostics.landscape_reports import QUESTIONS, LandscapeReports, run_reports
+
+    console = Console()
+    reports = LandscapeReports(fitted, options)
+    preface = reports.preface()
+    console.print(preface, markup=False, highlight=False)
+    out.mkdir(parents=True, exist_ok=True)
+    numbers, picture = out / "landscape.json", out / "landscape.png"
+    sections: list[Section] = []
+    for name in wanted:
+        with console.status(QUESTIONS[name]):
+            (section,) = run_reports(reports, (name,))
+        sections.append(section)
+        console.rule(section.question, align="left")
+        console.print(section.text, markup=False, highlight=False)
+        content = {
+            "elliptica": __version__,
+            "about": preface,
+            "model": fitted.name,
+            "options": asdict(options),
+            "reports": {
+                s.name: {"question": s.question, "text": s.text, "numbers": s.numbers} for s in sections
+            },
+        }
+        write_atomically(numbers, json.dumps(content, indent=1))  # what is finished survives Ctrl-C
+    with console.status("drawing"):
+        draw_landscape(reports, sections, f"Loss landscape: {Path(data).name}", picture)
+    console.rule()
+    console.print(f"Numbers in {numbers}, picture in {picture}.", highlight=False)
+
+
+def parse_sigma(text: str) -> float | Literal["auto", "green"]:
+    """Read ``auto``, ``green`` or a number.
+
+    Example:
+        >>> parse_sigma("auto"), parse_sigma("0.05")
+        ('auto', 0.05)
+    """
+    if text == "auto":
+        return "auto"
+    if text == "green":
+        return "green"
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--sigma must be auto, green or a number, but got {text!r}.") from None

@@ -15,8 +15,7 @@ from rich.markup import escape
 from elliptica._utils.files import write_atomically
 from elliptica._utils.text import count
 from elliptica.cli.app import DataDir, app, require_extra
-from elliptica.cli.diagnose import Loss
-from elliptica.cli.landscape import Model, Steps, Train, Training, Weights
+from elliptica.cli.diagnose import Loss, Steps, Train, Training, Weights
 
 if TYPE_CHECKING:
     from elliptica.report.content import Report
@@ -77,7 +76,10 @@ def report(
     ] = None,
     target: Annotated[str | None, typer.Option(help="Its column of targets.")] = None,
     group: Annotated[str | None, typer.Option(help="Its column of groups.")] = None,
-    model: Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Your model as package.module:name (a module, or a function that makes one)."),
+    ] = None,
     weights: Weights = None,
     train: Train = Training.erm,
     steps: Steps = 2000,
@@ -294,21 +296,45 @@ def _saved_model_report(file: Path, request: Request) -> Report:
 
 
 def _own_model_report(request: Request) -> Report:
-    from elliptica.diagnostics.own_model import own_model_report
-    from elliptica.report.content import ReportError
+    """Show a model from ``package.module:name``, or one that is trained here."""
+    from elliptica.diagnostics.model_page import model_report, model_study
+    from elliptica.report.content import ReportError, digest, present_versions
 
     if request.data is not None or request.target is not None:
         raise ReportError(
             "--data and --target belong to model.elliptica; an .npz file holds its own targets."
         )
-    return own_model_report(
-        request.source,
-        model=request.model,
-        weights=request.weights,
-        train=request.train,
-        steps=request.steps,
-        loss=request.loss,
-        landscape=request.landscape,
-        seed=request.seed,
-        title=request.title,
+    if request.model is None:
+        require_extra("lab", "safetensors")
+    from elliptica.cli.model_source import fitted_from_code
+
+    try:
+        fitted = fitted_from_code(
+            request.source,
+            model=request.model,
+            weights=request.weights,
+            method=request.train,
+            steps=request.steps,
+            loss=request.loss,
+            seed=request.seed,
+            messages=Console(quiet=True),
+        )
+    except (ValueError, TypeError) as error:
+        raise ReportError(str(error)) from error
+    name = Path(request.source).name
+    trained_here = f"No --model: this is a network trained here, {request.steps} steps."
+    words = ["elliptica", "report", request.source]
+    words += ["--model", request.model] if request.model else ["--train", request.train]
+    files = {"data": Path(request.source), "weights": request.weights}
+    study = model_study(
+        fitted,
+        rows=f"the {'rows' if fitted.test is None else 'test rows'} of {name}",
+        notes=[] if request.model else [trained_here],
+        commands=[" ".join(words)],
+        versions={
+            **present_versions(),
+            **{f"sha256 of {key}": digest(f) for key, f in files.items() if f is not None and f.is_file()},
+        },
     )
+    title = request.title or f"{fitted.name} on {name}"
+    return model_report(study, fitted, title, landscape=request.landscape, seed=request.seed)

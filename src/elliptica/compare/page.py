@@ -18,9 +18,8 @@ from elliptica.compare.protocol import Record
 from elliptica.compare.store import MODEL, RESULTS
 from elliptica.compare.table import TableError
 from elliptica.compare.verdict import NAMES, REFERENCE, judge
-from elliptica.diagnostics.own_model import finished
-from elliptica.diagnostics.report_landscape import Subject, look_at
-from elliptica.diagnostics.scores import model_study
+from elliptica.diagnostics.model_page import model_report, model_study
+from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.report.content import (
     DASH,
     BySeed,
@@ -292,9 +291,9 @@ def _with_landscape(
         command = shlex.join(["elliptica", "report", str(folder), "--data"])
         reason = f"It needs the table that was compared: {command} table.csv."
     else:
-        subject = _subject(_read_rows(folder / MODEL, data, str(about["target"])))  # raises if they misfit
+        rows = _read_rows(folder / MODEL, data, str(about["target"]))  # raises if they misfit
         try:
-            return replace(study, landscapes=[look_at(subject, seed)])
+            return replace(study, landscapes=[loss_surfaces(rows.fitted(), seed)])
         except ReportError as error:
             reason = str(error)
     return replace(study, missing={**study.missing, "landscape": reason})
@@ -317,7 +316,7 @@ def saved_model_report(
             "table.csv --target COLUMN."
         )
     rows = _read_rows(file, data, target, group)
-    network, subject = rows.network, _subject(rows)
+    network, fitted = rows.network, rows.fitted()
     words = ["elliptica", "report", str(file), "--data", str(data)]
     words += ["--target", target] if target else []
     words += ["--group", group] if group else []
@@ -325,18 +324,13 @@ def saved_model_report(
     last = int(network.best_iteration_ or len(curve["loss"])) - 1
     parameters = network.get_params(deep=False)
     study = model_study(
-        subject.name,
-        subject.model,
-        subject.x,
-        subject.y,
-        groups=rows.groups,
-        class_names=subject.class_names,
-        unit=1.0 if subject.class_names else float(network.y_scale_[0]),
-        rows=f"the {len(subject.x):,} rows of {data.name}",
+        fitted,
+        unit=1.0 if fitted.class_names else float(network.y_scale_[0]),
+        rows=f"the {len(fitted.x):,} rows of {data.name}",
         notes=rows.notices,
-        curves={subject.name: [{**curve, "epoch": [last]}]} if curve["loss"] else {},
-        score_label=f"validation {'accuracy' if subject.class_names else 'R²'}",
-        settings={subject.name: ", ".join(f"{k} {v}" for k, v in parameters.items() if v is not None)},
+        curves={fitted.name: [{**curve, "epoch": [last]}]} if curve["loss"] else {},
+        score_label=f"validation {'accuracy' if fitted.class_names else 'R²'}",
+        settings={fitted.name: ", ".join(f"{k} {v}" for k, v in parameters.items() if v is not None)},
         commands=[shlex.join(words)],
         versions={
             **present_versions(),
@@ -345,7 +339,7 @@ def saved_model_report(
         },
     )
     title = title or f"{file.name} on {data.name}"
-    return finished(study, subject, title, rows.groups, landscape=landscape, seed=seed)
+    return model_report(study, fitted, title, landscape=landscape, seed=seed)
 
 
 def _read_rows(file: Path, data: Path, target: str | None, group: str | None = None) -> LabelledRows:
@@ -358,22 +352,3 @@ def _read_rows(file: Path, data: Path, target: str | None, group: str | None = N
             f"{data} has {count(len(rows.target), 'row')} with a target; at least {MIN_ROWS} are needed."
         )
     return rows
-
-
-def _subject(rows: LabelledRows) -> Subject:
-    """The network with its rows as it saw them in training."""
-    network = rows.network
-    model, loss_fn, x, y = network.network_rows(rows.inputs, rows.target)
-    in_plane = x.shape[1] == 2
-    return Subject(
-        name=f"{type(network).__name__}, {network.method}",
-        model=model,
-        loss_fn=loss_fn,
-        x=x,
-        y=y,
-        groups=rows.groups,
-        class_names=[str(label) for label in getattr(network, "classes_", ())],
-        feature_names=rows.names,
-        location=network.x_mean_.tolist() if in_plane else (0.0, 0.0),
-        scale=network.x_scale_.tolist() if in_plane else (1.0, 1.0),
-    )

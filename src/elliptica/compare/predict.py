@@ -17,6 +17,7 @@ from elliptica.compare.problem import STRAY_SHARE, as_feature, find_strays, has_
 from elliptica.compare.store import check_writable
 from elliptica.compare.table import MAX_ROWS as SAMPLE_ROWS
 from elliptica.compare.table import Table, TableError, as_numbers, check_column, read_table
+from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, read_notes
 
 MAX_ROWS = 2_000_000
@@ -265,6 +266,21 @@ class LabelledRows:
     target: np.ndarray
     groups: list[str] | None
     notices: tuple[str, ...]
+
+    def fitted(self) -> FittedModel:
+        """Return the network with its rows as it saw them in training."""
+        network = self.network
+        rows = network.network_rows(self.inputs, self.target)
+        in_plane = rows.x.shape[1] == 2
+        return FittedModel(
+            *rows,
+            name=f"{type(network).__name__}, {network.method}",
+            groups=self.groups,
+            class_names=[str(label) for label in getattr(network, "classes_", ())],
+            feature_names=self.names,
+            location=network.x_mean_.tolist() if in_plane else (0.0, 0.0),
+            scale=network.x_scale_.tolist() if in_plane else (1.0, 1.0),
+        )
 
 
 def read_labelled(

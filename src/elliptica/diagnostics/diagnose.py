@@ -13,14 +13,13 @@ from elliptica._utils.statistics import check_level
 from elliptica.core.noise import Sigma
 from elliptica.core.targets import TargetSpace
 from elliptica.core.types import EllipticWarning, LossFn
-from elliptica.diagnostics.case import Case, make_case
-from elliptica.diagnostics.findings import Diagnosis, Finding
-from elliptica.diagnostics.judge_losses import PLURAL, judge_between, judge_data, judge_noise, judge_profile
-from elliptica.diagnostics.judge_shape import advise, judge_curvature, judge_dimension, judge_slope
-from elliptica.diagnostics.quantities import FEW_ROWS
+from elliptica.diagnostics.findings import FEW_ROWS, Diagnosis, Finding
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.loss_shape import advise, judge_curvature, judge_dimension, judge_slope
+from elliptica.diagnostics.loss_values import PLURAL, judge_between, judge_data, judge_noise, judge_profile
 
 #: Findings in the order of the page.
-JUDGES: dict[str, Callable[[Case], Finding | tuple[Finding, ...]]] = {
+JUDGES: dict[str, Callable[[FittedModel], Finding | tuple[Finding, ...]]] = {
     "data": judge_data,
     "between": judge_between,
     "profile": judge_profile,
@@ -69,7 +68,7 @@ def diagnose(
         target_space: What targets are, for losses of your own: ``"simplex"``, ``"unit"`` or ``"real"``.
         confidence: Level of all limits.
         generator: Source of randomness; None is a generator of seed 0, so the result is reproducible and
-            torch's global state is left alone in either case.
+            torch's global state is left alone in either fitted.
         device: Where to compute; None is where the model is. A model that is elsewhere is copied.
         batch_size: Rows per call of the model.
 
@@ -83,38 +82,49 @@ def diagnose(
         >>> diagnosis["between"].severity  # a squared error of a linear model is convex
         'fine'
     """
+    fitted = FittedModel(
+        model,
+        loss_fn,
+        x,
+        y,
+        groups=groups,
+        class_names=class_names,
+        num_classes=num_classes,
+        target_space=target_space,
+        batch_size=batch_size,
+    )
+    return diagnose_fitted(
+        fitted, n=n, sigma=sigma, confidence=confidence, generator=generator, device=device
+    )
+
+
+def diagnose_fitted(
+    fitted: FittedModel,
+    *,
+    n: int = 1000,
+    sigma: Sigma = "auto",
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> Diagnosis:
+    """Diagnose a model with its rows; arguments are those of `diagnose`."""
     check_level("confidence", confidence)
-    checks.count("batch_size", batch_size)
+    checks.count("batch_size", fitted.batch_size)
     source = torch.Generator().manual_seed(0) if generator is None else generator
-    with torch.random.fork_rng(devices=_accelerators(model)), torch.no_grad(), warnings.catch_warnings():
+    devices = _accelerators(fitted.model)
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", EllipticWarning)  # the findings say the same
-        case = make_case(
-            model,
-            loss_fn,
-            x,
-            y,
-            groups=groups,
-            n=n,
-            sigma=sigma,
-            num_classes=num_classes,
-            class_names=class_names,
-            target_space=target_space,
-            confidence=confidence,
-            generator=source,
-            device=device,
-            batch_size=batch_size,
-        )
-        findings = tuple(_findings(case))
-        return Diagnosis(
-            _about(case), (*findings, advise(case, findings)), len(case.x), case.n_given, confidence
-        )
+        sampled = fitted.sample(n, sigma=sigma, confidence=confidence, generator=source, device=device)
+        findings = tuple(_findings(sampled))
+        advice = advise(sampled, findings)
+        return Diagnosis(_about(sampled), (*findings, advice), len(sampled.x), sampled.n_given, confidence)
 
 
-def _findings(case: Case) -> Iterator[Finding]:
-    """One after the other; one that fails says why and does not stop the others."""
+def _findings(fitted: FittedModel) -> Iterator[Finding]:
+    """Compute one finding after the other; one that fails says why and does not stop the others."""
     for name, judge in JUDGES.items():
         try:
-            found = judge(case)
+            found = judge(fitted)
         except (ValueError, RuntimeError) as error:
             yield Finding(
                 name,
@@ -127,34 +137,34 @@ def _findings(case: Case) -> Iterator[Finding]:
         yield from found if isinstance(found, tuple) else (found,)
 
 
-def _about(case: Case) -> tuple[str, ...]:
-    """Rows, task, yardstick and limits, in sentences."""
+def _about(fitted: FittedModel) -> tuple[str, ...]:
+    """Describe rows, task, yardstick and limits in sentences."""
     tasks = {
-        "simplex": f"classification into {case.y.shape[1] if case.y.ndim > 1 else 1} classes",
+        "simplex": f"classification into {fitted.targets.shape[1] if fitted.targets.ndim > 1 else 1} classes",
         "unit": "multilabel",
         "real": "regression",
     }
-    rows = f"{len(case.x)} rows"
-    if case.n_given > len(case.x):
-        rows = f"{len(case.x)} of {case.n_given} rows, drawn at random"
-    together = "" if case.parts is None else f", for {PLURAL[case.part]} and pairs all at once"
+    rows = f"{len(fitted.x)} rows"
+    if fitted.n_given > len(fitted.x):
+        rows = f"{len(fitted.x)} of {fitted.n_given} rows, drawn at random"
+    together = "" if fitted.parts is None else f", for {PLURAL[fitted.part]} and pairs all at once"
     few: tuple[str, ...] = ()
-    if len(case.x) < FEW_ROWS:
+    if len(fitted.x) < FEW_ROWS:
         few = (
             f"These are few rows: limits at the rows themselves are rough below {FEW_ROWS}, and what lies "
-            f"between {len(case.x)} rows says little about others.",
+            f"between {len(fitted.x)} rows says little about others.",
         )
     return (
-        f"Looked at {rows}, and at {len(case.bridges.s)} points between them; {tasks[case.space]}.",
-        f"Losses are compared with {case.yardstick_name}, {case.yardstick:.3g}. Limits in brackets are "
-        f"{case.confidence:.0%} limits{together}.",
+        f"Looked at {rows}, and at {len(fitted.bridges.s)} points between them; {tasks[fitted.space]}.",
+        f"Losses are compared with {fitted.yardstick_name}, {fitted.yardstick:.3g}. Limits in brackets are "
+        f"{fitted.confidence:.0%} limits{together}.",
         *few,
-        *case.notes,
+        *fitted.notes,
     )
 
 
 def _accelerators(model: object) -> list[torch.device]:
-    """Devices whose random state is to be kept besides the CPU's."""
+    """Return the devices whose random state is to be kept besides the CPU's."""
     if not isinstance(model, nn.Module):
         return []
     return sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)

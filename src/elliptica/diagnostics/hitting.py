@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.statistics import spearman
-from elliptica.diagnostics.report import Report, notes_lines, table
+from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.data_domain import DataDomain, Whitened
 from elliptica.landscape.domains import Domain
 from elliptica.landscape.estimate import FEW_HITS
@@ -21,7 +21,7 @@ from elliptica.landscape.solvers import union_bound
 
 
 @dataclass(frozen=True)
-class HittingReport(Report):
+class HittingReport(Result):
     """What `hitting_report` found, one entry per query.
 
     Attributes:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from elliptica._utils import checks, random
-from elliptica.diagnostics.loss_map import loss_map
-from elliptica.diagnostics.report import Report, notes_lines, table
+from elliptica.diagnostics.expected_loss import loss_map
+from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.diagnostics.subharmonicity import mean_value_defect, point_loss
 from elliptica.landscape.data_domain import DataDomain, Whitened
 from elliptica.landscape.domains import Ball, Domain
@@ -47,7 +47,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class OrderingReport(Report):
+class OrderingReport(Result):
     """What `ordering_report` found.
 
     Attributes:

@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from elliptica._utils import checks, random
-from elliptica.diagnostics.loss_map import loss_map
-from elliptica.diagnostics.report import Report, notes_lines, shifted_probes, table
+from elliptica.diagnostics.expected_loss import loss_map
+from elliptica.diagnostics.probes import shifted_probes
+from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball, Domain
 from elliptica.landscape.exits import ball_exit_time
@@ -25,7 +26,7 @@ _SAMPLES = 16
 
 
 @dataclass(frozen=True)
-class ShiftBound(Report):
+class ShiftBound(Result):
     """What `shift_bound` found, one entry per row.
 
     Attributes:

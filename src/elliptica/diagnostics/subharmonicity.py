@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elliptica._utils import checks, random
 from elliptica._utils.statistics import check_level, holm, student_quantile, student_tail
-from elliptica.diagnostics.report import Report, notes_lines, table
+from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.loss import LossField, join
 
 #: Probability with which the stated smallest failure would have been found.
@@ -19,7 +19,7 @@ _POWER = 0.9
 
 
 @dataclass(frozen=True)
-class SubharmonicityReport(Report):
+class SubharmonicityReport(Result):
     """What `subharmonicity_report` found.
 
     Attributes:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elliptica._utils.scores import reduce_by, score_classes
 from elliptica.lab.data.splits import Dataset, Split
 
 #: Rows per forward pass, and values: large images come in smaller parts.
 _CHUNK, _VALUES = 2000, 2**25
-#: Bins of the calibration error.
-_BINS = 15
 
 Metrics = dict[str, Any]
 #: From inputs to noisy ones.
@@ -69,12 +68,12 @@ def measure(
     output = predictions(model, split, device, noise)
     if metric == "rmse":
         errors = (output - split.y).square().reshape(len(output), -1).mean(1).double()
-        by_group = _by(errors, split.group, lambda values: math.sqrt(float(values.mean())))
+        by_group = reduce_by(errors, split.group, lambda values: math.sqrt(float(values.mean())))
         found: Metrics = {"average": math.sqrt(float(errors.mean())), "mape": _mape(output, split.y)}
     else:
         right = (output.argmax(1) == split.y) == (metric == "accuracy")  # or wrong, for errors
-        by_group = _by(right.double(), split.group, _mean)
-        by_class = _by(right.double(), split.y, _mean)
+        by_group = reduce_by(right.double(), split.group)
+        by_class = reduce_by(right.double(), split.y)
         found = {"average": float(right.double().mean()), "by_class": by_class}
         found["balanced"] = sum(by_class.values()) / len(by_class)
         if output.shape[1] > 5:
@@ -88,48 +87,6 @@ def measure(
         found["by_group"] = by_group
         found["worst"] = min(by_group.values()) if metric == "accuracy" else max(by_group.values())
     return found
-
-
-def score_classes(p: Tensor, y: Tensor) -> Metrics:
-    """What probabilities are worth, beyond the class that they favour.
-
-    - ``auroc``: area under the receiver operating curve, one class against the rest, mean over classes; None
-      if only one class has rows.
-    - ``calibration``: expected calibration error of the favoured class, 15 bins of equal width.
-    - ``uncertainty``: mean entropy of the probabilities, for the rows of each class, as a share of the
-      entropy of ignorance. (The paper's appendix does not say which score its figure shows.)
-    - ``reliability``: for each of these bins, the number of rows, the sum of their confidences, and how many
-      were right; bins of several seeds can be added.
-    """
-    from sklearn.metrics import roc_auc_score
-
-    present = y.unique()
-    auroc = None
-    if len(present) > 1:
-        auroc = sum(float(roc_auc_score(y == c, p[:, c])) for c in present) / len(present)
-    entropy = -torch.special.xlogy(p, p).sum(1) / math.log(p.shape[1])
-    confidence, guess = p.max(1)
-    rows, sure, hits = _binned(confidence, guess == y)
-    return {
-        "auroc": auroc,
-        "calibration": float((sure - hits).abs().sum()) / len(confidence),
-        "uncertainty": _by(entropy, y, _mean),
-        "reliability": {
-            "rows": rows.long().tolist(),
-            "confidence": [float(f"{value:.6g}") for value in sure.tolist()],
-            "right": hits.long().tolist(),
-        },
-    }
-
-
-def _binned(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, summed confidence and right answers in each of 15 bins of equal width."""
-    bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
-    rows, sure, hits = (
-        torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, each.double())
-        for each in (torch.ones_like(confidence), confidence, right)
-    )
-    return rows, sure, hits
 
 
 def count_rows(data: Dataset) -> dict[str, Any]:
@@ -167,16 +124,6 @@ def score_of(metrics: Metrics, metric: str, column: str) -> float:
         )
     value = float(metrics[column])
     return value if metric == "accuracy" else -value
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.mean())
-
-
-def _by(values: Tensor, group: Tensor | None, reduce: Callable[[Tensor], float]) -> dict[str, float]:
-    if group is None:
-        return {}
-    return {str(int(g)): reduce(values[group == g]) for g in group.unique()}
 
 
 def _mape(output: Tensor, y: Tensor) -> float | None:

@@ -10,7 +10,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from elliptica.diagnostics.report_landscape import Subject, look_at
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.lab.experiments.methods import make_loss
 from elliptica.lab.experiments.problems import load_dataset, make_model
 from elliptica.lab.experiments.report_records import Kept
@@ -45,7 +46,7 @@ def add_landscapes(
             if not mine or len(landscapes) == _MOST:
                 continue
             try:
-                landscapes.append(look_at(_subject(mine[0], data_dir), seed))
+                landscapes.append(loss_surfaces(_fitted(mine[0], data_dir), seed))
             except ReportError as error:
                 reasons.append(f"{study.title}: {error}")
         missing = dict(study.missing) if landscapes else {**study.missing, "landscape": " ".join(reasons)}
@@ -54,7 +55,7 @@ def add_landscapes(
     return found, notes
 
 
-def _subject(kept: Kept, data_dir: Path | None) -> Subject:
+def _fitted(kept: Kept, data_dir: Path | None) -> FittedModel:
     run = kept.run
     try:
         data = load_dataset(run.load, run.seed, data_dir)
@@ -68,4 +69,4 @@ def _subject(kept: Kept, data_dir: Path | None) -> Subject:
             f"the inputs of {run.dataset} are {data.train.x.dtype}: there is nothing between them"
         )
     name = f"{run.row}, seed {run.seed}"
-    return Subject(name, model.float().eval(), make_loss(data.task), data.train.x, data.train.y)
+    return FittedModel(model.float().eval(), make_loss(data.task), data.train.x, data.train.y, name=name)

@@ -11,7 +11,7 @@ from torch import Tensor
 from elliptica._utils import checks
 from elliptica._utils.statistics import check_level, clopper_pearson
 from elliptica.core.types import Inputs
-from elliptica.diagnostics.report import Report, notes_lines, table
+from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.loss import LossField
 from elliptica.landscape.maximum import MaximumPrinciple, check_maximum_principle
 
@@ -49,7 +49,7 @@ class Violations:
 
 
 @dataclass(frozen=True)
-class MaximumPrincipleReport(Report):
+class MaximumPrincipleReport(Result):
     """What `maximum_principle_report` observed.
 
     Attributes:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica._utils import checks
-from elliptica.diagnostics.report import Report, notes_lines
+from elliptica.diagnostics.result import Result, notes_lines
 from elliptica.landscape.estimate import FEW_EFFECTIVE
 
 #: Standard errors by which the mean weight may be off one.
@@ -18,7 +18,7 @@ _FAR = 4.0
 
 
 @dataclass(frozen=True)
-class WeightsReport(Report):
+class WeightsReport(Result):
     """What `weights_report` found.
 
     Attributes:

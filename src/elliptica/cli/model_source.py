@@ -1,22 +1,42 @@
-"""Bring a user's model and data in, without unpickling anything."""
+"""Models and data of the commands: a user's own code and files, built-in data, a small trained network."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from elliptica._utils import checks
+from elliptica._utils.perceptron import mlp
+from elliptica.baselines import ERM, Mixup
+from elliptica.core.elliptic import Elliptic
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.data.toy import two_moons
+
+Method = Literal["erm", "mixup", "elliptic"]
+LossName = Literal["auto", "cross-entropy", "mse", "l1", "bce"]
 
 #: Data sets that need no file.
 BUILT_IN = ("two-moons", "digits")
+#: Rows of a step of the training here.
+_BATCH = 64
+_LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "cross-entropy": nn.CrossEntropyLoss,
+    "mse": nn.MSELoss,
+    "l1": nn.L1Loss,
+    "bce": nn.BCEWithLogitsLoss,
+}
 
 
 class SourceError(ValueError):
@@ -25,7 +45,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class Samples:
-    """Training data on which the landscape rests, and points at which it is looked at.
+    """Rows of a file or a built-in data set.
 
     Attributes:
         name: For headings.
@@ -33,8 +53,8 @@ class Samples:
         y: Training targets: int64 labels, or float values.
         test_x: Other points; None if there are none.
         test_y: Their targets.
-        group: Group of each test point, or None.
-        train_group: Group of each training point, or None.
+        group: Group of each training point, or None.
+        test_group: Group of each test point, or None.
     """
 
     name: str
@@ -43,11 +63,11 @@ class Samples:
     test_x: Tensor | None = None
     test_y: Tensor | None = None
     group: list[str] | None = None
-    train_group: list[str] | None = None
+    test_group: list[str] | None = None
 
     @property
     def is_classification(self) -> bool:
-        """Targets are labels."""
+        """Whether targets are labels."""
         return not self.y.is_floating_point()
 
     @property
@@ -57,6 +77,136 @@ class Samples:
             return self.y[0].numel()
         labels = self.y if self.test_y is None else torch.cat([self.y, self.test_y])
         return int(labels.max()) + 1
+
+
+def fitted_from_code(
+    data: str,
+    *,
+    model: str | None,
+    weights: Path | None,
+    method: str,
+    steps: int,
+    loss: str,
+    seed: int,
+    messages: Console,
+) -> FittedModel:
+    """Bring the user's model, or a network that is trained here, together with its data.
+
+    Raises:
+        SourceError: If model or data cannot be used.
+    """
+    if loss != "auto" and model is None:
+        raise SourceError("--loss needs --model: a network trained here has the loss of its task.")
+    if weights is not None and model is None:
+        raise SourceError("--weights needs --model: the code that the weights belong to.")
+    if loss not in get_args(LossName):
+        raise SourceError(f"--loss must be one of {', '.join(get_args(LossName))}, but got {loss!r}.")
+    samples = load_samples(data, seed)
+    if model is not None:
+        network = load_model(model, weights)
+    else:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=messages, transient=True) as bar:
+            task = bar.add_task(f"training by {method}", total=steps)
+            network = train_network(
+                samples, method, n_steps=steps, seed=seed, progress=lambda n: bar.update(task, completed=n)
+            )
+    name = "cross-entropy" if samples.is_classification else "mse"
+    name = name if loss == "auto" else loss
+    test = None
+    if samples.test_x is not None and samples.test_y is not None:
+        test = (samples.test_x, _for_loss(name, samples.test_y))
+    return FittedModel(
+        network,
+        _LOSSES[name](),
+        samples.x,
+        _for_loss(name, samples.y),
+        name=model or f"Small network trained here ({method})",
+        groups=samples.group,
+        test=test,
+        test_groups=samples.test_group,
+        feature_names=("x1", "x2"),
+    )
+
+
+def remarks_on(model: str | None, weights: Path | None, method: str, steps: int) -> list[str]:
+    """Say which network it is, where the user may not know."""
+    if model is None:
+        return [f"No --model: what follows is about a small network trained here ({method}, {steps} steps)."]
+    return [f"Weights are those that {model} comes with (no --weights given)."] if weights is None else []
+
+
+def _for_loss(name: str, y: Tensor) -> Tensor:
+    """Bring targets to the dtype and shape that a loss takes."""
+    if name == "cross-entropy" or y.is_floating_point():
+        return y
+    return y.float() if y.ndim > 1 else y[:, None].float()
+
+
+def train_network(
+    samples: Samples,
+    method: str,
+    *,
+    n_steps: int = 2000,
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda _: None,
+) -> nn.Module:
+    """Train a perceptron of two layers of 64 units; inputs and real targets are standardised for it.
+
+    Args:
+        samples: Training data.
+        method: What to minimise: ``"erm"``, ``"mixup"`` or ``"elliptic"``.
+        n_steps: Steps of Adam on 64 rows, whose rate falls from 0.01 to 0.00001.
+        seed: Of weights, order and noise.
+        progress: Called with the number of finished steps.
+    """
+    from elliptica.lab.training import TrainingSettings, fit
+
+    checks.choice("method", method, get_args(Method))
+    checks.count("n_steps", n_steps)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        core = mlp(samples.x[0].numel(), samples.n_outputs, hidden=(64, 64), activation="tanh")
+    model = nn.Sequential(nn.Flatten(), *core)
+    mean, std = samples.x.mean(0), samples.x.std(0).clamp_min(1e-6)
+    loss_fn: nn.Module = nn.MSELoss()
+    y, num_classes = samples.y, None
+    if samples.is_classification:
+        num_classes, loss_fn = samples.n_outputs, nn.CrossEntropyLoss()
+    else:
+        centre, spread = y.mean(0), y.std(0).clamp_min(1e-6)
+        y = (y - centre) / spread
+    objectives: dict[str, Callable[[], nn.Module]] = {
+        "erm": lambda: ERM(model, loss_fn),
+        "mixup": lambda: Mixup(model, loss_fn, alpha=1.0),
+        "elliptic": lambda: Elliptic(model, loss_fn, num_classes=num_classes, sigma=0.05, sigma_y=0.0),
+    }
+    objective, part = objectives[method](), Split((samples.x - mean) / std, y)
+    task: Literal["classification", "regression"] = (
+        "classification" if samples.is_classification else "regression"
+    )
+    rows = min(_BATCH, len(samples.x))
+    fit(
+        model,
+        lambda _, batch: objective(batch.x, batch.y, generator=batch.generator),
+        Dataset(samples.name, part, part, part, task),
+        TrainingSettings(100, rows, 1e-2, milestones=(50, 75, 90), drop_last=True, select="last"),
+        lambda *_: 0.0,  # the last step counts
+        name="diagnose",
+        seed=seed,
+        budget=n_steps * rows,  # each step evaluates the model once per row
+        progress=lambda end: progress(end.evaluations // rows),
+    )
+    first, last = core[0], core[-1]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    with torch.no_grad():  # make the network take inputs and give targets as they are
+        first.bias.sub_(first.weight @ (mean / std).flatten())
+        first.weight.div_(std.flatten())
+        if not samples.is_classification:
+            last.weight.mul_(spread.flatten()[:, None])
+            last.bias.mul_(spread.flatten()).add_(centre.flatten())
+    return model.eval()
 
 
 def load_samples(source: str, seed: int = 0) -> Samples:
@@ -99,15 +249,15 @@ def load_samples(source: str, seed: int = 0) -> Samples:
         _targets("y", arrays["y"], len(arrays["x"])),
         _inputs("x_test", arrays["x_test"]) if "x_test" in arrays else None,
         _targets("y_test", arrays["y_test"], len(arrays["x_test"])) if "x_test" in arrays else None,
+        _groups("group", arrays["group"], len(arrays["x"])) if "group" in arrays else None,
         _groups("group_test", arrays["group_test"], len(arrays["x_test"]))
         if "group_test" in arrays
         else None,
-        _groups("group", arrays["group"], len(arrays["x"])) if "group" in arrays else None,
     )
 
 
 def _arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file."""
+    """Read the arrays of an ``.npz`` file."""
     if not zipfile.is_zipfile(path):
         raise SourceError(f"{path.name} is not an .npz file. Write one with numpy.savez(file, x=..., y=...).")
     try:
@@ -174,7 +324,7 @@ def _targets(name: str, array: Any, rows: int) -> Tensor:
 
 
 def load_model(source: str, weights: Path | None = None) -> nn.Module:
-    """A model from your own code, ``package.module:name``: a module object or a function that makes one.
+    """Import a model from the user's code, ``package.module:name``: a module or a function that makes one.
 
     ``weights`` is a state dict, read with ``weights_only=True``. (Files of `torch.export` are not read:
     loading them runs pickle.)

@@ -7,11 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica.core.noise import auto_sigma, intrinsic_dimension
-from elliptica.diagnostics import hitting_report, loss_map, subharmonicity_report
-from elliptica.diagnostics.bridges import REFLECTING, region
-from elliptica.diagnostics.case import Case
-from elliptica.diagnostics.findings import Finding
-from elliptica.diagnostics.quantities import THRESHOLDS, Quantity, Severity, undecided, worst
+from elliptica.diagnostics.expected_loss import loss_map
+from elliptica.diagnostics.findings import THRESHOLDS, Finding, Quantity, Severity, undecided, worst
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.hitting import hitting_report
+from elliptica.diagnostics.probes import REFLECTING, region
+from elliptica.diagnostics.subharmonicity import subharmonicity_report
 from elliptica.landscape.data_domain import DataDomain, nearest_other
 from elliptica.landscape.domains import inside
 from elliptica.landscape.estimate import FEW_HITS
@@ -24,15 +25,18 @@ CURVATURE_PROBES, DIRECTIONS = 100, 32
 QUERIES, WALKS = 50, 200
 
 
-def judge_slope(case: Case) -> Finding:
+def judge_slope(fitted: FittedModel) -> Finding:
     """Norm of the gradient of the loss with respect to the inputs, per deviation of each feature."""
-    limit = STEEP * case.yardstick
-    places = {"at the data": (case.x, case.y), "between the data": (case.bridges.x, case.bridges.y)}
+    limit = STEEP * fitted.yardstick
+    places = {
+        "at the data": (fitted.x, fitted.targets),
+        "between the data": (fitted.bridges.x, fitted.bridges.y),
+    }
     numbers, severities = {}, []
     for name, (x, y) in places.items():
-        found = slopes(case, x, y)
-        share = Quantity.share(int((found > limit).sum()), len(found), case.confidence)
-        numbers[f"median slope {name}"] = Quantity.median(found, case.confidence)
+        found = slopes(fitted, x, y)
+        share = Quantity.share(int((found > limit).sum()), len(found), fitted.confidence)
+        numbers[f"median slope {name}"] = Quantity.median(found, fitted.confidence)
         numbers[f"largest slope {name}"] = Quantity.number(float(found.max()), len(found))
         numbers[f"share of steep points {name}"] = share
         severities.append(THRESHOLDS["slope"].grade(share.lower))
@@ -40,7 +44,7 @@ def judge_slope(case: Case) -> Finding:
     sentence = (
         f"The loss changes by {numbers['median slope at the data']} per deviation in its steepest direction "
         f"at the median row, by {numbers['median slope between the data']} between the data. A tenth of a "
-        f"deviation could change it by {case.yardstick_name} or more at "
+        f"deviation could change it by {fitted.yardstick_name} or more at "
         f"{numbers['share of steep points at the data']} of the rows and at "
         f"{numbers['share of steep points between the data']} of the points between."
     )
@@ -53,37 +57,37 @@ def judge_slope(case: Case) -> Finding:
     return Finding("slope", severity, sentence, advice, numbers)
 
 
-def slopes(case: Case, x: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
+def slopes(fitted: FittedModel, x: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
     """Norm of the gradient, each feature in units of its deviation; parameters get no gradient."""
     parts = []
-    size = case.field.chunk_size
+    size = fitted.field.chunk_size
     with torch.inference_mode(False), torch.enable_grad():
         for part, target in zip(x.split(size), y.split(size), strict=True):
             points = part.clone().requires_grad_(True)
-            (slope,) = torch.autograd.grad(case.field(points, target.clone()).sum(), points)
-            parts.append((slope * case.deviation.to(slope)).flatten(1).double().norm(dim=1))
+            (slope,) = torch.autograd.grad(fitted.field(points, target.clone()).sum(), points)
+            parts.append((slope * fitted.deviation.to(slope)).flatten(1).double().norm(dim=1))
     return torch.cat(parts)
 
 
-def judge_curvature(case: Case) -> Finding:
+def judge_curvature(fitted: FittedModel) -> Finding:
     """The Laplacian of the loss: what is left of the PDE, and whether its maximum principle carries over."""
-    radius = 0.5 * float(nearest_other(case.x.flatten(1)).median())
+    radius = 0.5 * float(nearest_other(fitted.x.flatten(1)).median())
     at = slice(CURVATURE_PROBES)
     report = subharmonicity_report(
-        case.field,
-        case.bridges.x[at],
-        case.bridges.y[at],
+        fitted.field,
+        fitted.bridges.x[at],
+        fitted.bridges.y[at],
         [radius],
         DIRECTIONS,
-        alpha=1 - case.confidence,
-        generator=case.stream("curvature"),
+        alpha=1 - fitted.confidence,
+        generator=fitted.stream("curvature"),
     )
     laplacian = report.laplacian[:, 0]
-    share = Quantity.share(len(report.failed), len(laplacian), case.confidence)
+    share = Quantity.share(len(report.failed), len(laplacian), fitted.confidence)
     numbers = {
         "share not subharmonic": share,
-        "median Laplacian": Quantity.median(laplacian, case.confidence),
-        "median size of the Laplacian": Quantity.median(laplacian.abs(), case.confidence),
+        "median Laplacian": Quantity.median(laplacian, fitted.confidence),
+        "median size of the Laplacian": Quantity.median(laplacian.abs(), fitted.confidence),
         "radius": Quantity.number(radius),
     }
     severity = THRESHOLDS["curvature"].grade(share.lower)
@@ -102,22 +106,22 @@ def judge_curvature(case: Case) -> Finding:
     return Finding("curvature", severity, sentence, advice, numbers)
 
 
-def judge_dimension(case: Case) -> tuple[Finding, ...]:
+def judge_dimension(fitted: FittedModel) -> tuple[Finding, ...]:
     """Can a diffusion find these data? Only if so, what loss does the PDE expect between them?"""
-    flat = case.x.flatten(1)
+    flat = fitted.x.flatten(1)
     domain, name = region(flat, "auto")
     numbers = {"features": Quantity.number(float(flat.shape[1]))}
     words = f"The inputs have {flat.shape[1]} features"
     if len(torch.unique(flat, dim=0)) >= 10:
-        dimension = intrinsic_dimension(case.x)
+        dimension = intrinsic_dimension(fitted.x)
         numbers["intrinsic dimension"] = Quantity.number(dimension, len(flat))
         words += f" and look {dimension:.2g}-dimensional to their nearest neighbours (no limits)"
-    points = case.bridges.x.flatten(1)
+    points = fitted.bridges.x.flatten(1)
     rows = ((domain.nearest_ball(points)[0] > 0) & inside(domain, points)).nonzero().flatten()[:QUERIES]
     if len(rows) < 2:
         sentence = f"{words}. Hardly a point between the data lies outside the balls around them."
         return (Finding("dimension", "fine", sentence, "Nothing to do.", numbers),)
-    hits = _hits(case, domain, points[rows])
+    hits = _hits(fitted, domain, points[rows])
     numbers["share of walks that meet the data"] = hits
     if hits.value < FEW_HITS:
         sentence = (
@@ -138,45 +142,45 @@ def judge_dimension(case: Case) -> tuple[Finding, ...]:
     )
     sentence = f"{words}; {how}. Estimates of the PDE mean something here."
     advice = "Nothing to do; the PDE's expectation follows."
-    return Finding("dimension", "fine", sentence, advice, numbers), _expectation(case, domain, name, rows)
+    return Finding("dimension", "fine", sentence, advice, numbers), _expectation(fitted, domain, name, rows)
 
 
-def _hits(case: Case, domain: DataDomain, at: Tensor) -> Quantity:
+def _hits(fitted: FittedModel, domain: DataDomain, at: Tensor) -> Quantity:
     """Share of walks that meet the data at the median query; a proved bound where that settles it."""
     if at.shape[1] <= REFLECTING:
         return Quantity.number(1.0, len(at))
     bound = union_bound(domain, at)
     if float(bound.median()) < FEW_HITS:  # no need to walk
         return Quantity(float(bound.median()), 0.0, float(bound.median()), None, len(at), "median")
-    report = hitting_report(domain, at, k=1, n_walks=WALKS, generator=case.stream("hitting"))
-    return Quantity.median(report.hit, case.confidence)
+    report = hitting_report(domain, at, k=1, n_walks=WALKS, generator=fitted.stream("hitting"))
+    return Quantity.median(report.hit, fitted.confidence)
 
 
 def _few(hits: Quantity) -> str:
     return f"at most {hits.upper:.1%}" if hits.lower == 0 else f"{hits.value:.1%}"
 
 
-def _expectation(case: Case, domain: DataDomain, name: str, rows: Tensor) -> Finding:
+def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tensor) -> Finding:
     """The landscape with the losses at the data as boundary values, against the network's own loss."""
     found = loss_map(
-        case.field,
+        fitted.field,
         domain,
-        case.bridges.x[rows],
+        fitted.bridges.x[rows],
         labels="nearest",
-        train=(case.x, case.y),
-        data_values=case.losses.to(case.x),
+        train=(fitted.x, fitted.targets),
+        data_values=fitted.losses.to(fitted.x),
         n_walks=WALKS,
-        generator=case.stream("pde"),
+        generator=fitted.stream("pde"),
     )
-    own = case.between[rows]
-    above = Quantity.mean(own - found.value.double(), case.confidence)
+    own = fitted.between[rows]
+    above = Quantity.mean(own - found.value.double(), fitted.confidence)
     numbers = {
         "loss above the PDE's": above,
-        "expected by the PDE": Quantity.mean(found.value, case.confidence, case.floor),
-        "loss of the network": Quantity.mean(own, case.confidence, case.floor),
+        "expected by the PDE": Quantity.mean(found.value, fitted.confidence, fitted.floor),
+        "loss of the network": Quantity.mean(own, fitted.confidence, fitted.floor),
         "unfinished walks": Quantity.number(float(found.unfinished_share.mean()), len(rows)),
     }
-    severity: Severity = THRESHOLDS["pde"].grade(above.lower / case.yardstick)
+    severity: Severity = THRESHOLDS["pde"].grade(above.lower / fitted.yardstick)
     sentence = (
         f"Given the losses at the data, the PDE (in a {name}) expects a mean loss of "
         f"{numbers['expected by the PDE']} at {len(rows)} points between; the network has "
@@ -191,13 +195,13 @@ def _expectation(case: Case, domain: DataDomain, name: str, rows: Tensor) -> Fin
     return Finding("pde", severity, sentence, advice, numbers)
 
 
-def advise(case: Case, findings: tuple[Finding, ...]) -> Finding:
+def advise(fitted: FittedModel, findings: tuple[Finding, ...]) -> Finding:
     """Which noise, and whether training between the data has anything to act on. Heuristics."""
-    flat = case.deviation.double().flatten()
+    flat = fitted.deviation.double().flatten()
     varying = flat[flat > 0]
     if len(varying) == 0:
         return Finding("advice", "look", "No feature varies.", "Check x: all its rows are equal.", {})
-    sigma = auto_sigma(case.x).double().flatten()[flat > 0]
+    sigma = auto_sigma(fitted.x).double().flatten()[flat > 0]
     ratio = float(varying.max() / varying.min())
     numbers = {
         "median sigma": Quantity.number(float(sigma.median()), len(sigma)),

@@ -1,14 +1,15 @@
-"""Where the loss is looked at between the data: points on bridges with their ends, and the region."""
+"""Points at which a loss is probed, between the data or shifted, and the region around them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from elliptica._utils import checks
 from elliptica._utils.random import draw_permutation
 from elliptica.core.elliptic import sample_paths
 from elliptica.core.noise import Sigma
@@ -52,9 +53,9 @@ def draw_bridges(
     sigma: Sigma,
     generator: torch.Generator,
 ) -> Bridges:
-    """One point, at any time, on each of ``n`` bridges; no datum starts two unless there are too few.
+    """Draw one point, at any time, on each of ``n`` bridges; no datum starts two unless there are too few.
 
-    Bridges from a datum to itself (possible only where data are used more than once) are left out.
+    Bridges from a datum to itself (possible only where data are used more than once) are skipped.
     """
     rounds = [draw_permutation(len(x), device=x.device, generator=generator) for _ in range(-(-n // len(x)))]
     rows = torch.cat(rounds)[:n]
@@ -84,7 +85,7 @@ def region(
     fraction: float = 0.3,
     around: Float[Tensor, "m dim"] | None = None,
 ) -> tuple[DataDomain, str]:
-    """Balls around the data in an outer region, and the name of that region.
+    """Put balls around the data into an outer region; returns it with the name of that region.
 
     Args:
         points: The data.
@@ -103,3 +104,58 @@ def region(
     else:
         outer = Box.around(everything, wall="reflect" if name == "reflecting_box" else "absorb")
     return DataDomain(points, fraction=fraction, outer=outer), name.replace("_", " ")
+
+
+def bridge_probes(
+    x: Tensor,
+    y: Tensor,
+    *,
+    target_space: TargetSpace,
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> tuple[Tensor, Tensor]:
+    """Draw points on bridges between rows, as training sees them: inputs and (mixed) targets, one row each.
+
+    Args:
+        x: Inputs.
+        y: Targets.
+        target_space: ``"real"``, ``"simplex"`` (labels; pass ``num_classes``) or ``"unit"``.
+        generator: Source of randomness.
+        **settings: Those of `elliptica.Elliptic`, e.g. ``sigma``, ``n_times``, ``n_bridges``.
+    """
+    settings.setdefault("sampling", "path")  # every inner time of the grid
+    paths = sample_paths(x, y, target_space=target_space, generator=generator, **settings)
+    assert isinstance(paths.x, Tensor)
+    inner = (paths.s > 0) & (paths.s < 1)  # the ends are the data themselves
+    return paths.x[inner], paths.y[inner]
+
+
+def shifted_probes(
+    x: Tensor,
+    y: Tensor,
+    matrix: Float[Tensor, "dim dim"] | None = None,
+    offset: Float[Tensor, " dim"] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Apply the map ``T x = matrix x + offset`` to inputs (flattened features); targets stay.
+
+    Args:
+        x: Inputs.
+        y: Targets, unchanged.
+        matrix: None for the identity.
+        offset: None for zero.
+    """
+    checks.floating("x", x)
+    checks.batch("x", x)
+    checks.same_rows("y", y, len(x))
+    flat = x.reshape(len(x), -1)
+    dim = flat.shape[1]
+    for name, value, shape in (("matrix", matrix, (dim, dim)), ("offset", offset, (dim,))):
+        if value is not None and tuple(value.shape) != shape:
+            raise ValueError(
+                f"The {name} of the shift must have shape {shape} for inputs of {dim} features, but has "
+                f"{tuple(value.shape)}."
+            )
+    moved = flat if matrix is None else flat @ matrix.to(flat).T
+    if offset is not None:
+        moved = moved + offset.to(flat)
+    return moved.reshape(x.shape), y

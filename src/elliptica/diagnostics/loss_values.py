@@ -10,18 +10,18 @@ from torch import Tensor
 
 from elliptica._utils import random
 from elliptica._utils.statistics import bonferroni
-from elliptica.diagnostics import maximum_principle_report
-from elliptica.diagnostics.case import Case
-from elliptica.diagnostics.findings import Finding
-from elliptica.diagnostics.quantities import (
+from elliptica.diagnostics.findings import (
     NEGLIGIBLE,
     THRESHOLDS,
+    Finding,
     Quantity,
     Severity,
     mildest,
     undecided,
     worst,
 )
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.maximum_principle import maximum_principle_report
 
 #: Fewest rows of a class or group, and fewest points of a pair, that are judged.
 FEWEST_ROWS, FEWEST_PROBES = 5, 10
@@ -42,71 +42,75 @@ _AIM = (
 )
 
 
-def judge_data(case: Case) -> Finding:
+def judge_data(fitted: FittedModel) -> Finding:
     """Loss at the rows themselves, and in the worst class or group."""
-    mean = Quantity.mean(case.losses, case.confidence, case.floor)
-    numbers = {"mean loss": mean, "largest loss": Quantity.number(float(case.losses.max()), len(case.x))}
+    mean = Quantity.mean(fitted.losses, fitted.confidence, fitted.floor)
+    numbers = {"mean loss": mean, "largest loss": Quantity.number(float(fitted.losses.max()), len(fitted.x))}
     sentence = f"The mean loss at the data is {mean}"
     severity: Severity = "fine"
     advice = "Nothing to do."
-    if case.constant is not None and case.constant > 0:
-        numbers["loss of a constant prediction"] = Quantity.number(case.constant)
-        sentence += f", {mean.value / case.constant:.2g} times that of the best constant prediction"
-        severity = THRESHOLDS["constant"].grade(mean.lower / case.constant)
+    if fitted.constant is not None and fitted.constant > 0:
+        numbers["loss of a constant prediction"] = Quantity.number(fitted.constant)
+        sentence += f", {mean.value / fitted.constant:.2g} times that of the best constant prediction"
+        severity = THRESHOLDS["constant"].grade(mean.lower / fitted.constant)
         if severity != "fine":
             advice = (
                 "The model hardly predicts. Check preprocessing, the order of labels and the weights first: "
                 "what follows says little about a model that has not learnt its data."
             )
         else:
-            advice = undecided("constant", mean, case.constant) or advice
-    parts, small = _by_part(case)
+            advice = undecided("constant", mean, fitted.constant) or advice
+    parts, small = _by_part(fitted)
     if len(parts) > 1:
         highest, part = max(parts.items(), key=lambda item: item[1].value)
-        numbers[f"worst {case.part}"] = part
-        sentence += f"; the worst {case.part} is {highest} with {part}"
+        numbers[f"worst {fitted.part}"] = part
+        sentence += f"; the worst {fitted.part} is {highest} with {part}"
     if small:
-        sentence += f". {_too_small(case, small)}"
-    grade, name = _grade_parts(case, parts, mean.value)
+        sentence += f". {_too_small(fitted, small)}"
+    grade, name = _grade_parts(fitted, parts, mean.value)
     if grade != "fine" and severity == "fine":
         advice = (
-            f"Look at the rows of {case.part} {name}: too few of them, wrong labels, or harder? "
+            f"Look at the rows of {fitted.part} {name}: too few of them, wrong labels, or harder? "
             "Methods for the worst group are in elliptica.baselines."
         )
     severity = worst(severity, grade)
-    breakdown = {f"{case.part} {name}": part for name, part in parts.items()}
+    breakdown = {f"{fitted.part} {name}": part for name, part in parts.items()}
     return Finding("data", severity, f"{sentence}.", advice, numbers, breakdown)
 
 
-def _grade_parts(case: Case, parts: Mapping[str, Quantity], mean: float) -> tuple[Severity, str]:
+def _grade_parts(fitted: FittedModel, parts: Mapping[str, Quantity], mean: float) -> tuple[Severity, str]:
     """How much the class or group that is most surely high stands out, and its name."""
     name, surest = next(iter(parts.items()), ("", None))
-    if surest is None or mean <= 0 or surest.lower <= NEGLIGIBLE * case.yardstick:
+    if surest is None or mean <= 0 or surest.lower <= NEGLIGIBLE * fitted.yardstick:
         return "fine", name
     return THRESHOLDS["worst part"].grade(surest.lower / mean), name
 
 
-def judge_between(case: Case) -> Finding:
+def judge_between(fitted: FittedModel) -> Finding:
     """Points between the data whose loss is above every loss at the data, overall and by pair."""
-    bridges = case.bridges
-    pairs = None if case.parts is None else pair_names(case.parts, bridges.start, bridges.end)
+    bridges = fitted.bridges
+    pairs = None if fitted.parts is None else pair_names(fitted.parts, bridges.start, bridges.end)
     report = maximum_principle_report(
-        case.field, (case.x, case.y), (bridges.x, bridges.y), group=pairs, confidence=case.confidence
+        fitted.field,
+        (fitted.x, fitted.targets),
+        (bridges.x, bridges.y),
+        group=pairs,
+        confidence=fitted.confidence,
     )
     overall, bar = report.overall, report.check.boundary_max
     share = Quantity(overall.rate, overall.lower, overall.upper, None, overall.n, "share")
     judged = [group for group in report.by_group if group.n >= FEWEST_PROBES]
-    level = bonferroni(case.confidence, len(judged))
+    level = bonferroni(fitted.confidence, len(judged))
     found = _ordered({group.name: Quantity.share(group.count, group.n, level) for group in judged})
-    excess = _mean_excess(case.between - bar)
+    excess = _mean_excess(fitted.between - bar)
     numbers = {
         "share above": share,
         "mean excess of those": Quantity.number(excess, overall.count),
-        "mean loss between": Quantity.mean(case.between, case.confidence, case.floor),
+        "mean loss between": Quantity.mean(fitted.between, fitted.confidence, fitted.floor),
         "largest loss between": Quantity.number(report.check.interior_max, overall.n),
-        "largest loss at the data": Quantity.number(bar, len(case.x)),
+        "largest loss at the data": Quantity.number(bar, len(fitted.x)),
     }
-    by = f", by {excess:.3g} on average ({excess / case.yardstick:.2g} times {case.yardstick_name})"
+    by = f", by {excess:.3g} on average ({excess / fitted.yardstick:.2g} times {fitted.yardstick_name})"
     sentence = (
         f"Of {overall.n} points between the data, {share} have a loss above every loss at the data "
         f"({bar:.3g}){by if overall.count else ''}; the largest is {report.check.interior_max:.3g}."
@@ -114,36 +118,36 @@ def judge_between(case: Case) -> Finding:
     if found and next(iter(found.values())).value > 0:
         name, pair = next(iter(found.items()))
         numbers["worst pair"] = pair
-        sentence += f" Most surely between {case.part} {name}: {pair}."
-    elif case.parts is not None and not found:
-        sentence += f" Too few points per pair of {PLURAL[case.part]} to compare pairs; raise n."
+        sentence += f" Most surely between {fitted.part} {name}: {pair}."
+    elif fitted.parts is not None and not found:
+        sentence += f" Too few points per pair of {PLURAL[fitted.part]} to compare pairs; raise n."
     if found and (left := len(report.by_group) - len(found)):
         sentence += f" {left} pairs with fewer than {FEWEST_PROBES} points are left out."
-    if 0 < excess <= NEGLIGIBLE * case.yardstick:
+    if 0 < excess <= NEGLIGIBLE * fitted.yardstick:
         sentence += " By an amount, that is, that does not matter."
-    severity = _grade_between(case, bar, share, found, pairs)
+    severity = _grade_between(fitted, bar, share, found, pairs)
     advice = {
         "fine": undecided("between", share, of="points")
         or "Nothing to do: between these rows the loss keeps within what it is at them.",
         "look": f"Look at the pairs that lead the list, if there is one. {_AIM}",
-        "warning": f"{_WRONG[case.space]} {_AIM}",
+        "warning": f"{_WRONG[fitted.space]} {_AIM}",
     }[severity]
     breakdown = {f"between {name}": pair for name, pair in found.items()}
     return Finding("between", severity, sentence, advice, numbers, breakdown)
 
 
 def _grade_between(
-    case: Case, bar: float, share: Quantity, found: Mapping[str, Quantity], pairs: list[str] | None
+    fitted: FittedModel, bar: float, share: Quantity, found: Mapping[str, Quantity], pairs: list[str] | None
 ) -> Severity:
     """By all points and by each pair; both the share above the bar and the height above it must matter."""
     names = np.asarray(pairs or [])
-    grades = [(share, case.between)]
-    grades += [(pair, case.between[torch.from_numpy(names == name)]) for name, pair in found.items()]
+    grades = [(share, fitted.between)]
+    grades += [(pair, fitted.between[torch.from_numpy(names == name)]) for name, pair in found.items()]
     return worst(
         *(
             mildest(
                 THRESHOLDS["between"].grade(quantity.lower),
-                THRESHOLDS["excess"].grade(_mean_excess(losses - bar) / case.yardstick),
+                THRESHOLDS["excess"].grade(_mean_excess(losses - bar) / fitted.yardstick),
             )
             for quantity, losses in grades
         )
@@ -156,28 +160,28 @@ def _mean_excess(above: Tensor) -> float:
     return float(above.mean()) if len(above) else 0.0
 
 
-def judge_profile(case: Case) -> Finding:
+def judge_profile(fitted: FittedModel) -> Finding:
     """How the loss changes from one end of a bridge to the other, against the line between its ends."""
-    s, at = case.bridges.s.double(), case.losses
-    start, end = at[case.bridges.start], at[case.bridges.end]
-    rise = case.between - torch.lerp(start, end, s)
-    along = Quantity.mean(rise, case.confidence)
+    s, at = fitted.bridges.s.double(), fitted.losses
+    start, end = at[fitted.bridges.start], at[fitted.bridges.end]
+    rise = fitted.between - torch.lerp(start, end, s)
+    along = Quantity.mean(rise, fitted.confidence)
     numbers = {
         "rise along the bridge": along,
-        "mean loss at the ends": Quantity.mean((start + end) / 2, case.confidence, case.floor),
+        "mean loss at the ends": Quantity.mean((start + end) / 2, fitted.confidence, fitted.floor),
     }
     index = (s * BINS).long().clamp_max(BINS - 1)
     breakdown = {
         f"s {i / BINS:.2f} to {(i + 1) / BINS:.2f}": Quantity.mean(
-            case.between[index == i], case.confidence, case.floor
+            fitted.between[index == i], fitted.confidence, fitted.floor
         )
         for i in range(BINS)
         if int((index == i).sum()) >= 2
     }
-    severity = THRESHOLDS["profile"].grade(along.lower / case.yardstick)
+    severity = THRESHOLDS["profile"].grade(along.lower / fitted.yardstick)
     if severity == "fine":
         shape = "no bump that matters" if along.upper > 0 else "a dip, no bump"
-        advice = undecided("profile", along, case.yardstick, "points") or "Nothing to do."
+        advice = undecided("profile", along, fitted.yardstick, "points") or "Nothing to do."
     else:
         shape = "a bump"
         advice = (
@@ -187,29 +191,29 @@ def judge_profile(case: Case) -> Finding:
         )
     sentence = (
         f"Along a bridge the mean loss is {along} above the line between its two ends "
-        f"({along.value / case.yardstick:.2g} times {case.yardstick_name}): {shape}."
+        f"({along.value / fitted.yardstick:.2g} times {fitted.yardstick_name}): {shape}."
     )
     return Finding("profile", severity, sentence, advice, numbers, breakdown)
 
 
-def judge_noise(case: Case) -> Finding:
+def judge_noise(fitted: FittedModel) -> Finding:
     """Rise of the loss under Gaussian noise on the inputs, targets unchanged."""
-    generator = case.stream("noise")
-    dtype = random.compute_dtype(case.x.dtype)
-    normal = random.draw_normal(case.x.shape, dtype=dtype, device=case.x.device, generator=generator)
+    generator = fitted.stream("noise")
+    dtype = random.compute_dtype(fitted.x.dtype)
+    normal = random.draw_normal(fitted.x.shape, dtype=dtype, device=fitted.x.device, generator=generator)
     breakdown = {}
     for level in NOISE:
-        moved = case.x + (level * case.deviation * normal).to(case.x)
-        rise = case.field(moved, case.y).double() - case.losses
-        breakdown[f"noise of {level:.0%}"] = Quantity.mean(rise, case.confidence)
+        moved = fitted.x + (level * fitted.deviation * normal).to(fitted.x)
+        rise = fitted.field(moved, fitted.targets).double() - fitted.losses
+        breakdown[f"noise of {level:.0%}"] = Quantity.mean(rise, fitted.confidence)
     judged = breakdown[f"noise of {NOISE[-1]:.0%}"]
-    severity = THRESHOLDS["noise"].grade(judged.lower / case.yardstick)
+    severity = THRESHOLDS["noise"].grade(judged.lower / fitted.yardstick)
     sentence = (
         f"Noise of {NOISE[-1]:.0%} of each feature's deviation changes the mean loss by {judged}, "
-        f"{judged.value / case.yardstick:.2g} times {case.yardstick_name}."
+        f"{judged.value / fitted.yardstick:.2g} times {fitted.yardstick_name}."
     )
     advice = (
-        undecided("noise", judged, case.yardstick) or "Nothing to do."
+        undecided("noise", judged, fitted.yardstick) or "Nothing to do."
         if severity == "fine"
         else "Predictions hang on details of the inputs that noise destroys. Train with noise "
         "(elliptica.baselines.InputNoise) or between the data, and check whether features are on one scale."
@@ -236,25 +240,25 @@ def _natural(name: str) -> tuple[bool, float, str]:
         return True, 0.0, name
 
 
-def _by_part(case: Case) -> tuple[dict[str, Quantity], dict[str, int]]:
+def _by_part(fitted: FittedModel) -> tuple[dict[str, Quantity], dict[str, int]]:
     """Mean loss of each class or group with enough rows, limits for all together; sizes of the others."""
-    if case.parts is None:
+    if fitted.parts is None:
         return {}, {}
     rows: dict[str, list[int]] = {}
-    for i, name in enumerate(case.parts):
+    for i, name in enumerate(fitted.parts):
         rows.setdefault(name, []).append(i)
     enough = {name: at for name, at in rows.items() if len(at) >= FEWEST_ROWS}
-    level = bonferroni(case.confidence, len(enough))
-    found = {name: Quantity.mean(case.losses[at], level, case.floor) for name, at in enough.items()}
+    level = bonferroni(fitted.confidence, len(enough))
+    found = {name: Quantity.mean(fitted.losses[at], level, fitted.floor) for name, at in enough.items()}
     return _ordered(found), {name: len(at) for name, at in rows.items() if name not in enough}
 
 
-def _too_small(case: Case, small: Mapping[str, int]) -> str:
+def _too_small(fitted: FittedModel, small: Mapping[str, int]) -> str:
     """Which classes or groups are not judged, and why."""
     named = ", ".join(f"{name} ({n})" for name, n in sorted(small.items(), key=lambda i: _natural(i[0]))[:5])
     more = f" and {len(small) - 5} more" if len(small) > 5 else ""
     return (
-        f"{PLURAL[case.part].capitalize()} with fewer than {FEWEST_ROWS} rows are not judged: {named}{more}"
+        f"{PLURAL[fitted.part].capitalize()} with fewer than {FEWEST_ROWS} rows are not judged: {named}{more}"
     )
 
 

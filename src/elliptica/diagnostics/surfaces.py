@@ -1,15 +1,26 @@
-"""Planes through data of any dimension: the data's own, two principal directions, or three data points."""
+"""Loss surfaces: the loss over planes through the data and along bridges, as numbers for a page."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from elliptica._utils.random import draw_permutation
+from elliptica._utils.statistics import clopper_pearson
+from elliptica.core.elliptic import sample_paths
+from elliptica.core.noise import auto_sigma
+from elliptica.core.partners import sample_partners
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.landscape.maximum import check_maximum_principle
+from elliptica.report.content import ReportError
 
+#: Points along each side of a plane, rows that are looked at, bridges that are drawn, points on each.
+GRID, ROWS, BRIDGES, TIMES = 49, 400, 24, 41
+_SHOWN_POINTS = 250
 #: Triples that are tried before none is found, and how many are shown.
 _TRIES, _TRIPLES = 40, 3
 
@@ -41,12 +52,12 @@ class Plane:
     corners: tuple[int, ...] = ()
 
     def coordinates(self, x: Float[Tensor, "n dim"]) -> Float[Tensor, "n 2"]:
-        """Of the points of the plane that are nearest to some points."""
+        """Return the coordinates of the points of the plane that are nearest to some points."""
         gap = x.double() - self.origin
         return torch.stack([gap @ self.first, gap @ self.second], dim=1)
 
     def grid(self, n: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"], Float[Tensor, "nn dim"]]:
-        """Both coordinates, and the ``n * n`` points, the first coordinate varying fastest."""
+        """Return both coordinates, and the ``n * n`` points, the first coordinate varying fastest."""
         u, v = (
             torch.linspace(a, b, n, dtype=torch.float64) for a, b in zip(self.low, self.high, strict=True)
         )
@@ -61,7 +72,7 @@ class Plane:
         *,
         is_share: bool,
     ) -> Float[Tensor, "n *target"]:
-        """Targets of points of the plane: mixed as the three corners are, or those of the nearest datum.
+        """Return targets of points of the plane: mixed as its corners are, or those of the nearest datum.
 
         Beyond the triangle, shares of classes are clipped to what shares can be.
         """
@@ -88,7 +99,7 @@ def choose_planes(
     losses: Float[Tensor, " rows"],
     generator: torch.Generator,
 ) -> list[Plane]:
-    """The plane itself for data in it; else two principal directions, and some through three data points.
+    """Choose the plane itself for data in it; else two principal directions, and some through three data.
 
     Args:
         x: The data.
@@ -126,7 +137,7 @@ def choose_planes(
 
 
 def _three(order: list[int], classes: Tensor | None, first: int | None) -> tuple[int, ...]:
-    """Three rows in a random order, of different classes as far as there are any."""
+    """Take three rows in a random order, of different classes as far as there are any."""
     rows = [first] if first is not None else []
     if classes is not None:
         for row in order:
@@ -137,7 +148,7 @@ def _three(order: list[int], classes: Tensor | None, first: int | None) -> tuple
 
 
 def _through(x: Float[Tensor, "rows dim"], rows: tuple[int, ...], *, has_worst: bool) -> Plane | None:
-    """The plane through three rows; None if they lie on a line."""
+    """Return the plane through three rows; None if they lie on a line."""
     if len(rows) < 3:
         return None
     a, b, c = x[list(rows)]
@@ -176,3 +187,112 @@ def _margins(
     room = share * (high - low).clamp_min(float((high - low).max()) * 0.1 + 1e-12)
     (a, b), (c, d) = (low - room).tolist(), (high + room).tolist()
     return (a, b), (c, d)
+
+
+def loss_surfaces(fitted: FittedModel, seed: int = 0) -> dict[str, Any]:
+    """Evaluate the loss of a model over planes through its data and along bridges between them.
+
+    Losses are those of `elliptica diagnose`: what a mixed target costs any network is taken off.
+
+    Raises:
+        ReportError: If the model cannot be evaluated on its data.
+
+    Example:
+        >>> x = torch.randn(30, 2)
+        >>> y = (x[:, 0] > 0).long()
+        >>> found = loss_surfaces(FittedModel(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), x, y))
+        >>> len(found["planes"]), len(found["bridges"]["loss"]) <= BRIDGES
+        (1, True)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        drawn = fitted.sample(ROWS, generator=generator)
+        planes = choose_planes(drawn.x.flatten(1), drawn.labels, drawn.losses, generator)
+        found = {
+            "name": fitted.name,
+            "features": int(drawn.x[0].numel()),
+            "rows": f"{len(drawn.x)} of {drawn.n_given} rows"
+            if len(drawn.x) < drawn.n_given
+            else f"{len(drawn.x)} rows",
+            "planes": [_surface(drawn, plane) for plane in planes],
+            "bridges": _bridges(drawn, generator),
+            "band": [float(v) for v in drawn.losses.aminmax()],
+        }
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ReportError(f"The loss of {fitted.name} cannot be looked at: {error}") from error
+    verdict = check_maximum_principle(drawn.losses, drawn.between)
+    above = round(verdict.share_above * len(drawn.between))
+    low, high = clopper_pearson(above, len(drawn.between))
+    found["above"] = {"share": verdict.share_above, "low": low, "high": high, "n": len(drawn.between)}
+    return found
+
+
+def _label(fitted: FittedModel, row: int) -> str:
+    return f"row {row}" if fitted.labels is None else fitted.class_name(int(fitted.labels[row]))
+
+
+def _surface(fitted: FittedModel, plane: Plane) -> dict[str, Any]:
+    """Evaluate the loss on a grid, with the data that can be shown on it."""
+    u, v, points = plane.grid(GRID)
+    targets = plane.targets(points, fitted.x.flatten(1), fitted.targets, is_share=fitted.space == "simplex")
+    losses = fitted.field(
+        points.reshape(len(points), *fitted.x.shape[1:]).to(fitted.x), targets.to(fitted.targets)
+    )
+    rows = list(plane.corners) or list(range(min(len(fitted.x), _SHOWN_POINTS)))
+    at = plane.coordinates(fitted.x.flatten(1)[rows])
+    in_plane = fitted.x[0].numel() == 2
+    place = list(zip(fitted.location, fitted.scale, strict=True)) if in_plane else [(0.0, 1.0)] * 2
+    (a, s), (b, t) = place[:2]
+    titles = (
+        list(fitted.feature_names[:2]) if in_plane and len(fitted.feature_names) >= 2 else list(plane.axes)
+    )
+    return {
+        "title": plane.title,
+        "note": plane.note,
+        "axes": titles,
+        "x": [a + s * each for each in u.tolist()],
+        "y": [b + t * each for each in v.tolist()],
+        "loss": losses.double().reshape(GRID, GRID).tolist(),
+        "points": {
+            "x": [a + s * each for each in at[:, 0].tolist()],
+            "y": [b + t * each for each in at[:, 1].tolist()],
+            "loss": fitted.losses[rows].tolist(),
+            "label": [_label(fitted, row) for row in rows],
+            "inPlane": in_plane or bool(plane.corners),
+        },
+    }
+
+
+def _bridges(fitted: FittedModel, generator: torch.Generator) -> dict[str, Any]:
+    """Evaluate the loss along whole bridges, targets moving with the inputs."""
+    rows = draw_permutation(len(fitted.x), device=fitted.x.device, generator=generator)[:BRIDGES]
+    partners = sample_partners(fitted.x[rows], generator=generator)
+    paths = sample_paths(
+        fitted.x[rows],
+        fitted.targets[rows],
+        target_space=fitted.space,
+        partners=partners,
+        sampling="path",
+        n_times=TIMES,
+        sigma=auto_sigma(fitted.x),
+        sigma_y=0.0,
+        generator=generator,
+    )
+    assert isinstance(paths.x, Tensor)
+    losses = fitted.field(paths.x.flatten(0, 2), paths.y.flatten(0, 2)).double().reshape(len(rows), TIMES)
+    ends = rows[partners[:, 0]]
+    return {
+        "s": paths.s[0, 0].tolist(),
+        "loss": losses.tolist(),
+        "from": [_label(fitted, int(row)) for row in rows],
+        "to": [_label(fitted, int(row)) for row in ends],
+        "path": _in_plane(paths.x[:, 0], fitted) if fitted.x[0].numel() == 2 else None,
+    }
+
+
+def _in_plane(x: Float[Tensor, "bridges times *feature"], fitted: FittedModel) -> list[list[list[float]]]:
+    flat = x.flatten(2).double()
+    scale, location = (
+        torch.tensor(list(each), dtype=torch.float64) for each in (fitted.scale, fitted.location)
+    )
+    return (flat * scale + location).tolist()

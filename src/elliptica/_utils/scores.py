@@ -1,0 +1,71 @@
+"""Scores of predicted class probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+#: Bins of the calibration error.
+_BINS = 15
+
+
+def score_classes(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> dict[str, Any]:
+    """Score class probabilities, beyond the class that they favour.
+
+    - ``auroc``: area under the receiver operating curve, one class against the rest, mean over classes; None
+      if only one class has rows.
+    - ``calibration``: expected calibration error of the favoured class, 15 bins of equal width.
+    - ``uncertainty``: mean entropy of the probabilities, for the rows of each class, as a share of the
+      entropy of ignorance. (The paper's appendix does not say which score its figure shows.)
+    - ``reliability``: for each of these bins, the number of rows, the sum of their confidences, and how many
+      were right; bins of several seeds can be added.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    present = y.unique()
+    auroc = None
+    if len(present) > 1:
+        auroc = sum(float(roc_auc_score(y == c, p[:, c])) for c in present) / len(present)
+    entropy = -torch.special.xlogy(p, p).sum(1) / math.log(p.shape[1])
+    confidence, guess = p.max(1)
+    rows, sure, hits = _binned(confidence, guess == y)
+    return {
+        "auroc": auroc,
+        "calibration": float((sure - hits).abs().sum()) / len(confidence),
+        "uncertainty": reduce_by(entropy, y),
+        "reliability": {
+            "rows": rows.long().tolist(),
+            "confidence": [float(f"{value:.6g}") for value in sure.tolist()],
+            "right": hits.long().tolist(),
+        },
+    }
+
+
+def _binned(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum rows, confidence and right answers in each of 15 bins of equal width."""
+    bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
+    rows, sure, hits = (
+        torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, each.double())
+        for each in (torch.ones_like(confidence), confidence, right)
+    )
+    return rows, sure, hits
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean())
+
+
+def reduce_by(
+    values: Float[Tensor, " rows"],
+    number: Int[Tensor, " rows"] | None,
+    reduce: Callable[[Tensor], float] = _mean,
+) -> dict[str, float]:
+    """Reduce the values of each class or group, by its number as text; empty without numbers."""
+    if number is None:
+        return {}
+    return {str(int(g)): reduce(values[number == g]) for g in number.unique()}

@@ -1,0 +1,192 @@
+"""The page about one model: its scores by class and group, the findings of diagnose, its loss surfaces."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elliptica._utils.scores import score_classes
+from elliptica._utils.statistics import clopper_pearson, student_quantile
+from elliptica.diagnostics.diagnose import diagnose_fitted
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.surfaces import loss_surfaces
+from elliptica.landscape.loss import evaluation_mode
+from elliptica.report.content import DASH, Grid, Measure, Parts, Report, ReportError, Study, Verdict, pooled
+
+_NOTE = (
+    "Scores on the rows that were given. If the model was trained on them, they say nothing about other rows."
+)
+#: Rows that are diagnosed, and points between them.
+_ROWS = 400
+
+
+def model_report(study: Study, fitted: FittedModel, title: str, *, landscape: bool, seed: int) -> Report:
+    """Add findings and loss surfaces to the study of a model, and put the page together.
+
+    Raises:
+        ReportError: If the loss of the model cannot be evaluated.
+    """
+    if not landscape:
+        study = replace(study, missing={**study.missing, "landscape": "Left out (--no-landscape)."})
+        return Report(title, "model", "The loss of this model was not looked at (--no-landscape).", [study])
+    study = replace(study, landscapes=[loss_surfaces(fitted, seed)])
+    try:
+        diagnosis = diagnose_fitted(fitted, n=_ROWS, generator=torch.Generator().manual_seed(seed))
+    except (ValueError, TypeError) as error:
+        raise ReportError(str(error)) from error
+    order = ("warning", "look", "fine")
+    ranked = sorted(diagnosis.findings, key=lambda f: order.index(f.severity))  # the gravest first
+    # a sentence that ends in a colon leads to a list, which is on the screen only
+    findings = [(f.severity, f.name, re.sub(r"[^.]*:$", "", f.sentence).strip(), f.advice) for f in ranked]
+    is_fine = diagnosis.severity == "fine"
+    headline = "Nothing stands out in the loss of this model." if is_fine else findings[0][2]
+    return Report(title, "model", headline, [study], findings=findings)
+
+
+def model_study(
+    fitted: FittedModel, *, unit: float = 1.0, rows: str = "the rows given", **more: Any
+) -> Study:
+    """Measure a model on its test rows, or on its rows if it has none.
+
+    Args:
+        fitted: The model with its rows.
+        unit: What turns errors of scaled targets into the user's.
+        rows: What to call the rows.
+        **more: Other fields of the study.
+
+    Raises:
+        ReportError: If the model cannot be evaluated on these rows.
+    """
+    x, y = (fitted.x, fitted.y) if fitted.test is None else fitted.test
+    groups = fitted.groups if fitted.test is None else fitted.test_groups
+    parts = None if groups is None else [str(each) for each in groups]
+    try:
+        output = _outputs(fitted, x)
+        if y.is_floating_point():
+            return _values_study(fitted.name, output, y.float(), parts, unit, rows, **more)
+        return _classes_study(fitted, output, y, parts, rows, **more)
+    except ModuleNotFoundError as error:
+        raise ReportError(f'Scores need {error.name}: pip install "elliptica[lab]"') from error
+    except (ValueError, RuntimeError, TypeError, IndexError) as error:
+        raise ReportError(f"The model cannot be measured on {rows}: {error}") from error
+
+
+def _outputs(fitted: FittedModel, x: Tensor) -> Tensor:
+    """Evaluate a model in the dtype of its parameters; returns float32 on the CPU."""
+    first = next((p for p in fitted.model.parameters() if p.is_floating_point()), x)
+    with evaluation_mode(fitted.model), torch.no_grad():
+        return torch.cat([fitted.model(each.to(first)).float().cpu() for each in x.split(fitted.batch_size)])
+
+
+def _classes_study(
+    fitted: FittedModel, output: Tensor, y: Tensor, groups: list[str] | None, rows: str, **more: Any
+) -> Study:
+    name, names = fitted.name, [fitted.class_name(label) for label in range(output.shape[1])]
+    right = (output.argmax(1) == y).double()
+    found = score_classes(output.softmax(1).double(), y)
+    present = y.unique().tolist()
+    parts = [_shares("class", {names[k]: right[y == k] for k in present}, name)]
+    if groups is not None:
+        of = {group: torch.tensor([each == group for each in groups]) for group in sorted(set(groups))}
+        parts.insert(0, _shares("group", {group: right[rows_of] for group, rows_of in of.items()}, name))
+    low, high = (100 * limit for limit in clopper_pearson(round(float(right.sum())), len(y)))
+    average = 100 * float(right.mean())
+    by_class = [each for (each,) in parts[-1].values[name].values()]
+    entries: list[tuple[str, float | None, str]] = [
+        ("accuracy, %", average, f"{low:.1f} to {high:.1f}"),
+        ("accuracy balanced over classes, %", sum(by_class) / len(by_class), ""),
+        (f"worst-{parts[0].kind} accuracy, %", min(v[0] for v in parts[0].values[name].values()), ""),
+        ("area under the ROC curve, %", None if found["auroc"] is None else 100 * found["auroc"], ""),
+        ("calibration error, %", 100 * found["calibration"], ""),
+    ]
+    sizes = {names[k]: int((y == k).sum()) for k in present}
+    order = sorted(sizes, key=lambda each: sizes[each])
+    uncertainty = {name: {names[int(k)]: [v] for k, v in found["uncertainty"].items()}}
+    bins = found["reliability"]
+    return _study(
+        name,
+        Measure("average", "accuracy", True, True),
+        average,
+        entries,
+        rows,
+        parts=parts,
+        reliability={name: pooled(bins["rows"], bins["confidence"], bins["right"])},
+        uncertainty=Parts("class", order, uncertainty, sizes, "rows given"),
+        **more,
+    )
+
+
+def _values_study(
+    name: str, output: Tensor, y: Tensor, groups: list[str] | None, unit: float, rows: str, **more: Any
+) -> Study:
+    squares = (unit * (output - y)).square().reshape(len(output), -1).mean(1).double()
+    low, high = _root_interval(squares)
+    average = math.sqrt(float(squares.mean()))
+    entries: list[tuple[str, float | None, str]] = [("RMSE", average, f"{low:.4g} to {high:.4g}")]
+    parts = []
+    if groups is not None:
+        names = sorted(set(groups))
+        of = {group: squares[torch.tensor([each == group for each in groups])] for group in names}
+        values = {name: {group: [math.sqrt(float(v.mean()))] for group, v in of.items()}}
+        limits = {name: {group: _root_interval(v) for group, v in of.items()}}
+        sizes = {group: len(v) for group, v in of.items()}
+        parts.append(Parts("group", names, values, sizes, "rows given", limits))
+        entries.append(("worst-group RMSE", max(v[0] for v in values[name].values()), ""))
+    measure = Measure("average", "RMSE", False, decimals=3)
+    return _study(name, measure, average, entries, rows, parts=parts, **more)
+
+
+def _study(
+    name: str,
+    measure: Measure,
+    value: float,
+    entries: Sequence[tuple[str, float | None, str]],
+    rows: str,
+    **more: Any,
+) -> Study:
+    lines: list[list[tuple[str, float | str, bool]]] = []
+    for label, number, limits in entries:
+        digits = ".1f" if label.endswith("%") else ".4g"
+        shown = (DASH, math.nan) if number is None else (f"{number:{digits}}", number)
+        lines.append([(label, label, False), (*shown, False), (limits or DASH, limits, False)])
+    notes = [*more.pop("notes", ()), _NOTE]
+    return Study(
+        name="model",
+        title=name,
+        subtitle=rows,
+        measures=[measure],
+        methods=[name],
+        reference=name,
+        values={measure.name: {name: {0: value}}},
+        verdict=Verdict(""),
+        table=Grid(f"Scores on {rows}", ["measure", "value", "95 % interval"], lines),
+        notes=notes,
+        **more,
+    )
+
+
+def _shares(kind: str, right: Mapping[str, Tensor], method: str) -> Parts:
+    """Share of right answers in each part, in percent, with its limits."""
+    sizes = {name: len(each) for name, each in right.items()}
+    values = {method: {name: [100 * float(each.mean())] for name, each in right.items()}}
+    limits = {}
+    for name, each in right.items():
+        low, high = clopper_pearson(round(float(each.sum())), len(each))
+        limits[name] = (100 * low, 100 * high)
+    return Parts(kind, list(sizes), values, sizes, "rows given", {method: limits})
+
+
+def _root_interval(squares: Tensor) -> tuple[float, float]:
+    """Return the roots of Student's interval for a mean square."""
+    n = len(squares)
+    if n < 2:
+        return math.nan, math.nan
+    half = student_quantile(0.975, n - 1) * float(squares.std()) / math.sqrt(n)
+    mean = float(squares.mean())
+    return math.sqrt(max(mean - half, 0.0)), math.sqrt(mean + half)

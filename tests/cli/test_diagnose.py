@@ -1,0 +1,307 @@
+"""`elliptica diagnose` end to end: findings and reports, the user's own and saved models, wrong input."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.pipeline import make_pipeline
+from torch import nn
+from typer.testing import CliRunner
+
+import elliptica
+from elliptica.cli import app
+from elliptica.cli.diagnose import parse_sigma
+from elliptica.diagnostics.landscape_reports import QUESTIONS
+from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, save
+
+# ---- findings on a model from code
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["diagnose", *map(str, arguments)])
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch):
+    """A user's code, weights and data in the folder where the command is started."""
+    (tmp_path / "diagnosed_file.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Linear(3, 2)\n"
+    )
+    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "weights.pt")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3))
+    np.savez(tmp_path / "data.npz", x=x, y=(x[:, 0] > 0).astype(int), group=np.array(["a", "b"] * 20))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
+def test_command_on_a_built_in_example():
+    done = run("two-moons", "--train", "erm", "--steps", 20, "--n", 60)
+    assert done.exit_code == 0, done.output
+    for name in ("data", "between", "profile", "noise", "slope", "curvature", "dimension", "pde", "advice"):
+        assert re.search(rf"^(fine|look|warning)  {name}$", done.stdout, flags=re.MULTILINE), name
+    assert "Looked at 60 of 200 rows" in done.stdout
+
+
+@pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
+def test_command_on_own_model_as_json(own_model):
+    arguments = ["data.npz", "--model", "diagnosed_file:make", "--weights", "weights.pt", "--n", "40"]
+    done = run(*arguments, "--format", "json")
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["severity"] in ("fine", "look", "warning")
+    assert "group" in record["findings"][0]["sentence"]
+    model = nn.Linear(3, 2)
+    model.load_state_dict(torch.load("weights.pt", weights_only=True))
+    arrays = np.load("data.npz")
+    x, y = torch.as_tensor(arrays["x"]).float(), torch.as_tensor(arrays["y"])
+    direct = elliptica.diagnose(model, nn.CrossEntropyLoss(), x, y, groups=arrays["group"].tolist(), n=40)
+    assert record == json.loads(json.dumps(direct.to_dict()))
+    done = run(*arguments, "--format", "json", "--out", "results/found.json", "--loss", "bce")
+    assert done.exit_code == 2  # a bce of one label against two outputs
+    assert "Give both the same shape" in done.output.replace("\n", " ")
+    done = run(*arguments, "--format", "json", "--out", "results/found.json")
+    assert json.loads((own_model / "results" / "found.json").read_text()) == record
+    assert done.stdout == ""
+
+
+@pytest.mark.bad_input
+def test_command_says_what_is_wrong(own_model):
+    for arguments, message in (
+        (["absent.npz"], "There is no file absent.npz"),
+        (["data.npz", "--weights", "weights.pt"], "--weights needs --model"),
+        (["data.npz", "--loss", "l1"], "--loss needs --model"),
+        (["data.npz", "--sigma", "lots"], "must be auto, green or a number"),
+        (["data.npz", "--model", "diagnosed_file:absent"], "has no 'absent'"),
+    ):
+        done = run(*arguments)
+        assert done.exit_code == 2, done.output
+        assert message in re.sub(r"\s+", " ", done.output)
+    assert parse_sigma("green") == "green"
+
+
+# ---- findings on saved models
+
+
+ESTIMATOR = {"hidden": (8,), "max_iter": 3, "random_state": 0}
+#: typer cannot read signatures that the shape checker has wrapped
+COMMAND = pytest.mark.bad_input
+
+
+def say(*arguments):
+    done = CliRunner().invoke(app, ["diagnose", *map(str, arguments)])
+    return done, re.sub(r"\s+", " ", done.output)
+
+
+@pytest.fixture
+def flats(tmp_path, monkeypatch):
+    """A table with text, gaps, groups and both kinds of targets, in the folder of the command."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "area": np.where(np.arange(60) % 9 == 0, np.nan, rng.normal(70, 20, 60)),
+            "town": rng.choice(["A", "B"], 60),
+            "agent": rng.choice(["north", "south"], 60),
+            "rent": rng.normal(900, 100, 60),
+            "let": rng.choice(["no", "yes"], 60),
+        }
+    )
+    frame.to_csv("flats.csv", index=False)
+    return frame
+
+
+def fitted(frame, target, **settings):
+    kind = EllipticRegressor if target == "rent" else EllipticClassifier
+    pipeline = make_pipeline(TablePreprocessor(), kind(**ESTIMATOR, **settings))
+    return pipeline.fit(frame[["area", "town"]], frame[target])
+
+
+@COMMAND
+@pytest.mark.parametrize("target", ["rent", "let"])
+def test_the_command_finds_what_the_function_finds(flats, target):
+    pipeline = fitted(flats, target)
+    save(pipeline, "model.elliptica")
+    done, _ = say(
+        "flats.csv", "--model", "model.elliptica", "--target", target, "--n", 50, "--format", "json"
+    )
+    assert done.exit_code == 0, done.output
+    rows = pipeline[-1].network_rows(pipeline[:-1].transform(flats[["area", "town"]]), flats[target])
+    names = None if target == "rent" else ["no", "yes"]
+    direct = elliptica.diagnose(*rows, n=50, class_names=names)
+    assert json.loads(done.stdout) == json.loads(json.dumps(direct.to_dict()))
+    assert ("a loss of 1 is their variance" in done.stderr) == (target == "rent")
+    assert "does not use: 'agent'" in done.stderr.replace("\n", " ")
+
+
+@COMMAND
+def test_groups_and_classes_have_their_names(flats):
+    save(fitted(flats, "let"), "model.elliptica")
+    arguments = ("flats.csv", "--model", "model.elliptica", "--target", "let", "--n", 60)
+    _, said = say(*arguments)
+    assert "between no and yes" in said
+    done, said = say(*arguments, "--group", "agent")
+    assert done.exit_code == 0, done.output
+    assert "the worst group is" in said
+    assert "between north and south" in said
+    assert "does not use: 'rent'." in said  # the group is used
+
+
+@COMMAND
+@pytest.mark.slow
+def test_on_what_a_comparison_leaves(flats):
+    base = ["compare", "flats.csv", "--target", "let", "--group", "agent", "--methods", "erm,elliptic"]
+    options = ["--repeats", "1", "--trials", "1", "--epochs", "1", "--out", "out"]
+    done = CliRunner().invoke(app, [*base, *options])
+    assert done.exit_code == 0, done.output
+    done, said = say("flats.csv", "--model", "out/model.elliptica", "--n", 40)  # it knows its target
+    assert done.exit_code == 0, done.output
+    assert "classification into 2 classes" in said
+
+
+@COMMAND
+def test_the_command_says_what_is_wrong(flats):
+    save(fitted(flats, "rent"), "rent.elliptica")
+    pair = EllipticRegressor(**ESTIMATOR).fit(np.eye(4), np.eye(4)[:, :2])
+    save(pair, "pair.elliptica")
+    ours = ["flats.csv", "--model", "rent.elliptica"]
+    flats.head(1).to_csv("one.csv", index=False)
+    for arguments, message in (
+        (["rent.elliptica"], "is a model, not data. Write: elliptica diagnose DATA --model rent.elliptica"),
+        (ours, "rent.elliptica does not say which column it predicts. Pass --target COLUMN."),
+        ([*ours, "--target", "Rent"], "has no column 'Rent' for the target. Did you mean 'rent'"),
+        ([*ours, "--target", "rent", "--group", "agents"], "has no column 'agents' for the group"),
+        ([*ours, "--target", "area"], "'area' is an input of the model"),
+        ([*ours, "--target", "let"], "no number, but the model predicts numbers"),
+        ([*ours, "--target", "rent", "--loss", "mse"], "--loss is for a model from your code"),
+        (["one.csv", *ours[1:], "--target", "rent"], "at least two are needed"),
+        (["flats.csv", "--model", "absent.elliptica", "--target", "rent"], "does not exist"),
+        (["flats.csv", "--model", "pair.elliptica", "--target", "rent"], "predicts 2 targets at once"),
+        (["two-moons", "--target", "rent"], "columns of a table for a saved model"),
+    ):
+        done, said = say(*arguments)
+        assert done.exit_code == 2, done.output
+        assert message in said, said
+
+
+# ---- reports
+
+QUICK = ["--steps", "50", "--probes", "40", "--walks", "20"]
+
+
+def table(path, n=40, d=3, classes=None, seed=0, **extra):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    y = (x.sum(1) > 0).astype(np.int64) if classes else x @ np.arange(1.0, d + 1)
+    np.savez(path, x=x, y=y, x_test=x[:15] + 0.3, y_test=y[:15], **extra)
+    return path
+
+
+@pytest.fixture
+def report_model(tmp_path, monkeypatch):
+    """A file with a user's model, in the folder where the command is started."""
+    (tmp_path / "my_model_file.py").write_text(
+        "from torch import nn\n"
+        "def make():\n    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))\n"
+        "number = 3\n"
+        "def needs_more(width):\n    return nn.Linear(3, width)\n"
+        "def broken():\n    return 'no model'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
+def test_two_moons_from_nothing(tmp_path):
+    done = run("two-moons", "--reports", "all", *QUICK, "--train", "erm", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "landscape.json").read_text())
+    assert set(record["reports"]) == set(QUESTIONS)
+    computed = {name for name, report in record["reports"].items() if report["numbers"] is not None}
+    assert computed == set(QUESTIONS) - {"shift", "ordering"}  # for regression; for rare classes
+    values = record["reports"]["landscape"]["numbers"]["value"]
+    assert len(values) == 200
+    assert (tmp_path / "landscape.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
+def test_own_regression_model_with_weights(report_model):
+    table(report_model / "data.npz", group_test=np.arange(15) % 2)
+    torch.manual_seed(0)
+    torch.save(
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).state_dict(), report_model / "weights.pt"
+    )
+    arguments = [
+        "--model",
+        "my_model_file:make",
+        "--weights",
+        report_model / "weights.pt",
+        "--out",
+        report_model,
+        "--reports",
+        "all",
+    ]
+    done = run(report_model / "data.npz", *arguments, "--probes", "40", "--walks", "20")
+    assert done.exit_code == 0, done.output
+    record = json.loads((report_model / "landscape.json").read_text())
+    assert record["model"] == "my_model_file:make"
+    computed = {name for name, report in record["reports"].items() if report["numbers"] is not None}
+    assert computed == set(QUESTIONS) - {"ordering"}
+    groups = record["reports"]["test"]["numbers"]["by_group"]
+    assert [g["name"] for g in groups] == ["0", "1"]
+
+
+@pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
+def test_same_seed_same_file(tmp_path):
+    table(tmp_path / "data.npz", classes=2)
+    outputs = []
+    for name in ("a", "b"):
+        run(tmp_path / "data.npz", *QUICK, "--reports", "landscape", "--out", tmp_path / name)
+        outputs.append((tmp_path / name / "landscape.json").read_text())
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.bad_input
+def test_reports_say_what_is_wrong(report_model):
+    table(report_model / "data.npz", d=5)
+    (report_model / "file.txt").write_text("mine")
+    own = ["data.npz", "--model", "my_model_file:make"]
+    for arguments, message in (
+        ([*own, "--reports", "all"], "cannot be evaluated on the data"),
+        ([*own, "--reports", "everything"], "There is no report 'everything'"),
+        ([*own, "--reports", "between,hiting"], "Did you mean 'hitting'?"),
+        ([*own, "--reports", "all", "--n", "50"], "--n belongs to the findings"),
+        ([*own, "--reports", "all", "--format", "json"], "--format belongs to the findings"),
+        ([*own, "--walks", "20"], "--walks belongs to the reports. Add --reports all"),
+        ([*own, "--reports", "all", "--out", "file.txt"], "the reports need a folder"),
+        ([*own, "--out", "."], "is a folder. Pass the name of a file"),
+        (["data.npz", "--reports", "all", "--weights", "weights.pt"], "--weights needs --model"),
+    ):
+        done = run(*arguments)
+        assert done.exit_code == 2, done.output
+        assert message in re.sub(r"\s+", " ", done.output), done.output
+    assert not (report_model / "landscape").exists()
+    table(report_model / "data.npz")
+    done = run(*own, "--reports", "all", "--fraction", "2")
+    assert done.exit_code == 2
+    assert "fraction" in done.output
+    table(report_model / "data.npz", d=10)
+    done = run("data.npz", "--reports", "all", *QUICK, "--domain", "hull")
+    assert done.exit_code == 2
+    assert "out of reach" in done.output
+
+
+@COMMAND
+def test_reports_on_a_saved_model(flats, tmp_path):
+    save(fitted(flats, "let"), "model.elliptica")
+    arguments = ["flats.csv", "--model", "model.elliptica", "--target", "let", "--reports", "between,weights"]
+    done = run(*arguments, "--probes", 40, "--walks", 20, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "out" / "landscape.json").read_text())
+    assert record["model"] == "model.elliptica"
+    assert list(record["reports"]) == ["between", "weights"]
+    assert all(report["numbers"] is not None for report in record["reports"].values())
