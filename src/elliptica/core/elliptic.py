@@ -216,17 +216,20 @@ class Elliptic(nn.Module):
             x = flatten_rows(paths.x).flatten(0, 1)
             losses = losses_at(self.model, self.loss, x, flatten_rows(paths.y))
         else:
-            losses = self._weighted_losses(paths)
+            losses, terms = self._evaluate(paths)  # in chunks, through a hidden layer, with input gradients
         over_time = None
-        if len(losses) > 1 and settings.quadrature != "mean":
+        if len(losses) > 1 and settings.quadrature != "mean":  # Euler's or the trapezoid rule over s
             over_time = time_weights(len(losses), settings.quadrature, losses)
-        loss = path_mean(losses, paths, self.loss, over_time, self.across)
+        if variant is not None:  # Eq. (4), appendix C
+            grid = Grid(time_steps(paths), over_time, self.across)
+            losses = variant.apply(losses, terms, settings.xi, grid)
+        loss = path_mean(losses, paths, self.loss, over_time, self.across)  # Eq. (6)
         if variant is not None and variant.second_order and settings.validate and not self._warned:
             self._warned = warn_if_negative(loss, settings.weighting, settings.xi)
         return loss
 
-    def _weighted_losses(self, paths: Paths) -> Tensor:
-        """Evaluate in chunks or through a hidden layer if asked to, and apply the importance weighting."""
+    def _evaluate(self, paths: Paths) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return losses ``(time, rows)`` and the terms of the weighting, for what a plain pass cannot do."""
         settings, variant = self.settings, self._variant
         if variant is not None:
             if variant.second_order and not torch.compiler.is_compiling():
@@ -238,14 +241,9 @@ class Elliptic(nn.Module):
         evaluate = Evaluator(self.model, self.loss, variant, self.drift, settings.chunk_size, settings.bn)
         with path_statistics(settings.bn, self.model):
             losses, terms = evaluate(paths)
-        if variant is None:
-            return losses
-        if variant.second_order and torch.is_grad_enabled() and losses.requires_grad:
+        if variant is not None and variant.second_order and torch.is_grad_enabled() and losses.requires_grad:
             reject_no_op(terms)
-        over_time = None
-        if len(losses) > 1 and settings.quadrature != "mean":
-            over_time = time_weights(len(losses), settings.quadrature, losses)
-        return variant.apply(losses, terms, settings.xi, Grid(time_steps(paths), over_time, self.across))
+        return losses, terms
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
         """Return the ordinary mean loss on the data themselves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from elliptica.baselines import ERM, CMixup, Mixup
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.noise import Sigma, auto_sigma
 from elliptica.core.partners import Pairing
-from elliptica.core.settings import Sampling
+from elliptica.core.settings import Sampling, Settings
 from elliptica.core.weighting import Weighting
 from elliptica.estimators.columns import check_table
 from elliptica.estimators.fit import (
@@ -50,13 +50,13 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     method: str = "elliptic"
     sigma: Sigma = 0.1
     sigma_y: float | None = None
-    sampling: Sampling = "marginal"
-    n_times: int = 5
-    n_bridges: int = 1
-    horizon: float = 1.0
-    pairing: Pairing = "permutation"
-    weighting: Weighting = "none"
-    xi: float = 1.0
+    sampling: Sampling = Settings.sampling
+    n_times: int = Settings.n_times
+    n_bridges: int = Settings.n_bridges
+    horizon: float = Settings.horizon
+    pairing: Pairing = Settings.pairing
+    weighting: Weighting = Settings.weighting
+    xi: float = Settings.xi
     alpha: float | None = None
     standardize: bool = True
     max_iter: int = 100
@@ -351,7 +351,5 @@ def make_objective(
     sigma = parameters["sigma"]
     if isinstance(sigma, str) and sigma == "auto":
         sigma = auto_sigma(x) if len(x) > 1 else 0.0
-    passed = ("sigma_y", "sampling", "n_times", "n_bridges", "horizon", "pairing", "weighting", "xi")
-    return Elliptic(
-        network, loss, num_classes=num_classes, sigma=sigma, **{name: parameters[name] for name in passed}
-    )
+    passed = {field.name: parameters[field.name] for field in fields(Settings) if field.name in parameters}
+    return Elliptic(network, loss, num_classes=num_classes, **{**passed, "sigma": sigma})
