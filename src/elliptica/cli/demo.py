@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -19,8 +19,6 @@ from rich.table import Table
 from elliptica.cli.app import DataDir, app, require_extra
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from elliptica.lab.demo.results import MethodSummary
     from elliptica.lab.demo.study import Study
     from elliptica.lab.demo.training import DemoSettings, Method
@@ -344,7 +342,7 @@ def _check_place(file: Path) -> None:
         raise ValueError(f"Nothing can be written to {near}. Choose another --out.")
 
 
-def _draw(order: _Order) -> Figure:
+def _draw(order: _Order) -> Any:
     width: Literal["column", "page"] = order.width.value
     if order.name is FigureName.expected_loss:
         from elliptica.lab.demo.expected_loss import draw_expected_loss, solve_expected_loss
