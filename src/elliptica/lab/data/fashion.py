@@ -1,4 +1,7 @@
-"""Fashion-MNIST, from its published idx files or from Debian's package of them."""
+"""Fashion-MNIST and RCF-MNIST, from the published idx files or from Debian's package of them.
+
+RCF-MNIST is made of turned clothes whose colour gives the angle away in training, and misleads in the test.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,12 @@ from elliptica.lab.data.splits import Dataset, Split
 SYSTEM_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FOLDER = "fashion_mnist"
 SOURCE = find_entry("fashion_mnist").source
+
+
+_CPU = torch.device("cpu")
+_SHARES = (4, 1, 1)  # of six: 40000 / 10000 / 10000
+_BACKGROUND = 5 / 255
+_CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -134,15 +143,6 @@ def _refusal(path: Path, known: IdxFile, problem: str) -> ValueError:
         f"Expected {path} to be the idx file of {shape} bytes of Fashion-MNIST, but {problem}. Delete it and "
         f"put the original there. The original comes from: {SOURCE}."
     )
-
-
-# RCF-MNIST: rotated clothes whose colour gives the angle away in training, and misleads in the test.
-
-
-_CPU = torch.device("cpu")
-_SHARES = (4, 1, 1)  # of six: 40000 / 10000 / 10000
-_BACKGROUND = 5 / 255
-_CHUNK = 4096
 
 
 def load_rcf_mnist(

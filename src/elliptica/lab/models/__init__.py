@@ -1,4 +1,4 @@
-"""The networks of the paper's experiments, ready to be trained from scratch, and doors to pretrained ones."""
+"""Networks of the paper's experiments, to be trained from scratch, and loaders for pretrained backbones."""
 
 from elliptica._utils.perceptron import mlp as mlp
 from elliptica.lab.models.backbones import load_backbone as load_backbone

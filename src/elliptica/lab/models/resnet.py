@@ -1,4 +1,4 @@
-"""Pre-activation residual networks for small images (paper: Tables 1 and 2)."""
+"""Pre-activation and wide residual networks for small images (paper: Tables 1 and 2)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _STAGES: dict[int, tuple[tuple[int, int, int, int], bool]] = {
     50: ((3, 4, 6, 3), True),
     101: ((3, 4, 23, 3), True),
 }
+# Channels after the first convolution of a wide network.
+_STEM = 16
 
 
 def preact_resnet(
@@ -135,12 +137,6 @@ def _conv3(n_in: int, n_out: int, *, stride: int) -> nn.Conv2d:
 def _norm_relu(channels: int) -> nn.Sequential:
     """Normalise, then cut off below zero (not in place: the shortcut may need the input)."""
     return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
-
-
-# Wide residual networks for small images, WRN-28-10 among them (paper: Tables 1 and 2).
-
-
-_STEM = 16
 
 
 def wide_resnet(
