@@ -26,7 +26,7 @@ QUERIES, WALKS = 50, 200
 
 
 def judge_slope(fitted: FittedModel) -> Finding:
-    """Norm of the gradient of the loss with respect to the inputs, per deviation of each feature."""
+    """Judge the norm of the gradient with respect to the inputs, per deviation of each feature."""
     limit = STEEP * fitted.yardstick
     places = {
         "at the data": (fitted.x, fitted.targets),
@@ -58,7 +58,7 @@ def judge_slope(fitted: FittedModel) -> Finding:
 
 
 def slopes(fitted: FittedModel, x: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
-    """Norm of the gradient, each feature in units of its deviation; parameters get no gradient."""
+    """Compute the norm of the gradient, each feature in units of its deviation; parameters get none."""
     parts = []
     size = fitted.field.chunk_size
     with torch.inference_mode(False), torch.enable_grad():
@@ -70,7 +70,7 @@ def slopes(fitted: FittedModel, x: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
 
 
 def judge_curvature(fitted: FittedModel) -> Finding:
-    """The Laplacian of the loss: what is left of the PDE, and whether its maximum principle carries over."""
+    """Judge the Laplacian of the loss: whether the maximum principle of the PDE carries over."""
     radius = 0.5 * float(nearest_other(fitted.x.flatten(1)).median())
     at = slice(CURVATURE_PROBES)
     report = subharmonicity_report(
@@ -107,7 +107,7 @@ def judge_curvature(fitted: FittedModel) -> Finding:
 
 
 def judge_dimension(fitted: FittedModel) -> tuple[Finding, ...]:
-    """Can a diffusion find these data? Only if so, what loss does the PDE expect between them?"""
+    """Judge whether a diffusion finds these data; only if so, which loss the PDE expects between them."""
     flat = fitted.x.flatten(1)
     domain, name = region(flat, "auto")
     numbers = {"features": Quantity.number(float(flat.shape[1]))}
@@ -146,7 +146,7 @@ def judge_dimension(fitted: FittedModel) -> tuple[Finding, ...]:
 
 
 def _hits(fitted: FittedModel, domain: DataDomain, at: Tensor) -> Quantity:
-    """Share of walks that meet the data at the median query; a proved bound where that settles it."""
+    """Estimate the share of walks that meet the data at the median query; a bound where that settles it."""
     if at.shape[1] <= REFLECTING:
         return Quantity.number(1.0, len(at))
     bound = union_bound(domain, at)
@@ -161,7 +161,7 @@ def _few(hits: Quantity) -> str:
 
 
 def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tensor) -> Finding:
-    """The landscape with the losses at the data as boundary values, against the network's own loss."""
+    """Compare the landscape, with the losses at the data as boundary values, with the network's loss."""
     found = loss_map(
         fitted.field,
         domain,
@@ -196,7 +196,7 @@ def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tenso
 
 
 def advise(fitted: FittedModel, findings: tuple[Finding, ...]) -> Finding:
-    """Which noise, and whether training between the data has anything to act on. Heuristics."""
+    """Advise on the noise, and on whether training between the data has anything to act on (heuristics)."""
     flat = fitted.deviation.double().flatten()
     varying = flat[flat > 0]
     if len(varying) == 0:

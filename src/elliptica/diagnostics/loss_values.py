@@ -43,7 +43,7 @@ _AIM = (
 
 
 def judge_data(fitted: FittedModel) -> Finding:
-    """Loss at the rows themselves, and in the worst class or group."""
+    """Judge the loss at the rows themselves, and in the worst class or group."""
     mean = Quantity.mean(fitted.losses, fitted.confidence, fitted.floor)
     numbers = {"mean loss": mean, "largest loss": Quantity.number(float(fitted.losses.max()), len(fitted.x))}
     sentence = f"The mean loss at the data is {mean}"
@@ -79,7 +79,7 @@ def judge_data(fitted: FittedModel) -> Finding:
 
 
 def _grade_parts(fitted: FittedModel, parts: Mapping[str, Quantity], mean: float) -> tuple[Severity, str]:
-    """How much the class or group that is most surely high stands out, and its name."""
+    """Grade how much the class or group that is most surely high stands out; returns its name, too."""
     name, surest = next(iter(parts.items()), ("", None))
     if surest is None or mean <= 0 or surest.lower <= NEGLIGIBLE * fitted.yardstick:
         return "fine", name
@@ -87,7 +87,7 @@ def _grade_parts(fitted: FittedModel, parts: Mapping[str, Quantity], mean: float
 
 
 def judge_between(fitted: FittedModel) -> Finding:
-    """Points between the data whose loss is above every loss at the data, overall and by pair."""
+    """Judge how many points between the data have a loss above every loss at the data, by pair, too."""
     bridges = fitted.bridges
     pairs = None if fitted.parts is None else pair_names(fitted.parts, bridges.start, bridges.end)
     report = maximum_principle_report(
@@ -155,13 +155,13 @@ def _grade_between(
 
 
 def _mean_excess(above: Tensor) -> float:
-    """Mean of what is above zero; zero if nothing is."""
+    """Average what is above zero; zero if nothing is."""
     above = above[above > 0]
     return float(above.mean()) if len(above) else 0.0
 
 
 def judge_profile(fitted: FittedModel) -> Finding:
-    """How the loss changes from one end of a bridge to the other, against the line between its ends."""
+    """Judge the loss along a bridge against the line between its ends."""
     s, at = fitted.bridges.s.double(), fitted.losses
     start, end = at[fitted.bridges.start], at[fitted.bridges.end]
     rise = fitted.between - torch.lerp(start, end, s)
@@ -197,7 +197,7 @@ def judge_profile(fitted: FittedModel) -> Finding:
 
 
 def judge_noise(fitted: FittedModel) -> Finding:
-    """Rise of the loss under Gaussian noise on the inputs, targets unchanged."""
+    """Judge the rise of the loss under Gaussian noise on the inputs, targets unchanged."""
     generator = fitted.stream("noise")
     dtype = random.compute_dtype(fitted.x.dtype)
     normal = random.draw_normal(fitted.x.shape, dtype=dtype, device=fitted.x.device, generator=generator)
@@ -223,7 +223,7 @@ def judge_noise(fitted: FittedModel) -> Finding:
 
 
 def pair_names(parts: tuple[str, ...], start: Tensor, end: Tensor) -> list[str]:
-    """Name of the pair of parts that each bridge joins, whichever way round."""
+    """Name the pair of parts that each bridge joins, whichever way round."""
     order = {name: i for i, name in enumerate(sorted(set(parts), key=_natural))}
     names = []
     for a, b in zip(start.tolist(), end.tolist(), strict=True):
@@ -233,7 +233,7 @@ def pair_names(parts: tuple[str, ...], start: Tensor, end: Tensor) -> list[str]:
 
 
 def _natural(name: str) -> tuple[bool, float, str]:
-    """Numbers by size, before words."""
+    """Sort numbers by size, before words."""
     try:
         return False, float(name), name
     except ValueError:
@@ -241,7 +241,7 @@ def _natural(name: str) -> tuple[bool, float, str]:
 
 
 def _by_part(fitted: FittedModel) -> tuple[dict[str, Quantity], dict[str, int]]:
-    """Mean loss of each class or group with enough rows, limits for all together; sizes of the others."""
+    """Average the loss of each class or group with enough rows; also returns the sizes of the others."""
     if fitted.parts is None:
         return {}, {}
     rows: dict[str, list[int]] = {}
@@ -254,7 +254,7 @@ def _by_part(fitted: FittedModel) -> tuple[dict[str, Quantity], dict[str, int]]:
 
 
 def _too_small(fitted: FittedModel, small: Mapping[str, int]) -> str:
-    """Which classes or groups are not judged, and why."""
+    """Say which classes or groups are not judged, and why."""
     named = ", ".join(f"{name} ({n})" for name, n in sorted(small.items(), key=lambda i: _natural(i[0]))[:5])
     more = f" and {len(small) - 5} more" if len(small) > 5 else ""
     return (
@@ -263,6 +263,6 @@ def _too_small(fitted: FittedModel, small: Mapping[str, int]) -> str:
 
 
 def _ordered(found: dict[str, Quantity]) -> dict[str, Quantity]:
-    """Worst first: the highest lower limit, so that a few unlucky rows do not lead."""
+    """Sort by the lower limit, highest first, so that a few unlucky rows do not lead."""
     ranked = sorted(found.items(), key=lambda item: (item[1].lower, item[1].value), reverse=True)
     return dict(ranked)

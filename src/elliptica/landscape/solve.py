@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica._utils import checks, random
-from elliptica.landscape import solvers as methods
+from elliptica.landscape import solvers
 from elliptica.landscape.data_domain import DataDomain, Whitened
 from elliptica.landscape.domains import Ball, Box, Domain, inside
 from elliptica.landscape.estimate import LandscapeEstimate, judge
@@ -101,7 +101,7 @@ def estimate_landscape(
     size = domain_size(region, at)
     step = default_step(region, at, operator, size) if dt is None else dt
     data_values, merged = merge_repeated(region, data_values)
-    problem = methods.Problem(
+    problem = solvers.DirichletProblem(
         Boundary.of(value, data_values, context, place),
         region,
         operator,
@@ -132,23 +132,23 @@ def estimate_landscape(
     return _assemble(problem, name, batches, merged)
 
 
-def _run(problem: methods.Problem, name: str, chunk: int) -> Iterator[tuple[Tensor, methods.Batch]]:
-    fit = methods.fit_green(problem) if name == "green" else None
+def _run(problem: solvers.DirichletProblem, name: str, chunk: int) -> Iterator[tuple[Tensor, solvers.Batch]]:
+    fit = solvers.fit_monopoles(problem) if name == solvers.MONOPOLES else None
     for rows in torch.arange(len(problem.at), device=problem.at.device).split(chunk):
         if fit is not None:
-            yield rows, methods.solve_green(problem, rows, fit)
+            yield rows, solvers.solve_monopoles(problem, rows, fit)
         else:
-            yield rows, methods.SAMPLERS[name](problem, rows)
+            yield rows, solvers.SAMPLERS[name](problem, rows)
 
 
 def _assemble(
-    problem: methods.Problem, name: str, batches: list[methods.Batch], merged: tuple[str, ...]
+    problem: solvers.DirichletProblem, name: str, batches: list[solvers.Batch], merged: tuple[str, ...]
 ) -> LandscapeEstimate:
     whole = Averages(
         **{f.name: torch.cat([getattr(b.average, f.name) for b in batches]) for f in fields(Averages)}
     )
     bias = torch.cat([b.bias for b in batches])
-    n_walks = int(whole.effective.max()) if name == "green" else problem.n_walks
+    n_walks = int(whole.effective.max()) if name == solvers.MONOPOLES else problem.n_walks
     notes = judge(
         has_balls=problem.balls is not None,
         hit_share=whole.hit_share,
@@ -159,11 +159,11 @@ def _assemble(
         in_ball=None if problem.balls is None else problem.balls.nearest_ball(problem.at)[0] <= 0,
     )
     notes = (*notes, *merged)
-    if name == "green" and problem.boundary.data_values is None:
+    if name == solvers.MONOPOLES and problem.boundary.data_values is None:
         notes = (*notes, "The value on each ball is that at its centre, and constant.")
     if name == "spheres" and callable(problem.operator.drift):
         notes = (*notes, "The drift is taken as constant on each sphere; the bias of that is not in bias.")
-    timeless = name == "green" or (name == "spheres" and problem.operator.drift is not None)
+    timeless = name == solvers.MONOPOLES or (name == "spheres" and problem.operator.drift is not None)
     return LandscapeEstimate(
         value=whole.mean,
         stderr=whole.stderr,

@@ -1,4 +1,4 @@
-"""The four solvers on one batch of queries each: exact exits, walk on spheres, Green kernel, Euler."""
+"""The four solvers on one batch of queries (exact exits, spheres, monopoles, Euler), and their choice."""
 
 from __future__ import annotations
 
@@ -25,9 +25,17 @@ FEW_UNFINISHED = 0.01
 #: Memory that one batch of walks may take, in bytes.
 _BATCH = 1.5e8
 
+#: Public name of the solver by monopoles (it has nothing to do with the law of noise ``sigma="green"``).
+MONOPOLES = "green"
+SOLVERS = ("exact", "spheres", MONOPOLES, "euler")
+#: Balls are dropped where the probability to meet one is below this.
+UNION_TOLERANCE = 1e-3
+#: Error of the monopoles, as a share of the range of the values, up to which they are chosen.
+MONOPOLE_TOLERANCE = 1e-2
+
 
 @dataclass(frozen=True)
-class Problem:
+class DirichletProblem:
     """Everything the solvers need, in the coordinates of the walks.
 
     Attributes:
@@ -104,7 +112,7 @@ class Batch:
     proved: bool
 
 
-def solve_exact(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
+def solve_exact(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Batch:
     """Exits from the outer ball in one step; balls around data are left out and bounded."""
     ball, at = problem.outer, problem.at[rows]
     assert isinstance(ball, Ball)
@@ -126,7 +134,7 @@ def solve_exact(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
     )
 
 
-def _exits(problem: Problem, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, standard error and values ``(queries, walks)`` of the outer data, by exact exits."""
     ball = problem.outer
     assert isinstance(ball, Ball)
@@ -141,7 +149,7 @@ def _exits(problem: Problem, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, 
     return values.mean(1), values.std(1) / math.sqrt(problem.n_walks), values
 
 
-def _ball_range(problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _ball_range(problem: DirichletProblem, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Least and largest value on the balls (with a context: on the nearest one), per query."""
     balls, boundary, at = problem.balls, problem.boundary, problem.at[rows]
     assert balls is not None
@@ -168,7 +176,7 @@ def union_bound(balls: DataDomain, z: Float[Tensor, "rows dim"]) -> Float[Tensor
     return torch.cat(parts).clamp_max(1.0).to(z.dtype)
 
 
-def solve_spheres(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
+def solve_spheres(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Batch:
     """Walk on spheres; biased by the shell in which walks end."""
     walks = walk_on_spheres(
         problem.domain,
@@ -189,7 +197,7 @@ def solve_spheres(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
     return Batch(result, _with_unfinished(bias, result, span), False)
 
 
-def solve_euler(problem: Problem, rows: Int[Tensor, " queries"]) -> Batch:
+def solve_euler(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Batch:
     """Time stepping; the bias is of the order of ``dt`` with the boundary shift, ``sqrt(dt)`` without."""
     walks = euler_maruyama(
         problem.domain,
@@ -215,7 +223,7 @@ def _with_unfinished(bias: Tensor, result: Averages, span: Tensor) -> Tensor:
     return torch.where(lost > FEW_UNFINISHED, torch.inf, bias + lost * span)
 
 
-def _reduce(problem: Problem, walks: Walks, rows: Tensor) -> tuple[Averages, Tensor]:
+def _reduce(problem: DirichletProblem, walks: Walks, rows: Tensor) -> tuple[Averages, Tensor]:
     """Averages per query, and how far apart the rewards of its walks lie (boundary values and integrals)."""
     values = problem.boundary(walks.end, walks.label, rows.repeat_interleave(problem.n_walks))
     done = (walks.label != UNFINISHED).reshape(-1, problem.n_walks)
@@ -228,7 +236,7 @@ def _reduce(problem: Problem, walks: Walks, rows: Tensor) -> tuple[Averages, Ten
 
 
 @dataclass(frozen=True)
-class GreenFit:
+class MonopoleFit:
     """Charges, and how well the outer data are known.
 
     Attributes:
@@ -242,14 +250,14 @@ class GreenFit:
     stderr: Float[Tensor, " n"]
 
 
-def outer_sample(problem: Problem) -> Float[Tensor, " walks"]:
+def outer_sample(problem: DirichletProblem) -> Float[Tensor, " walks"]:
     """Values at uniformly random points of the outer sphere."""
     assert isinstance(problem.outer, Ball)
     centre = problem.outer.centre.to(problem.at)[None]
     return _exits(problem, centre, torch.zeros_like(centre[:, 0], dtype=torch.long))[2][0]
 
 
-def fit_green(problem: Problem) -> GreenFit:
+def fit_monopoles(problem: DirichletProblem) -> MonopoleFit:
     """Solve for the charges once for all queries."""
     balls, boundary = problem.balls, problem.boundary
     assert balls is not None
@@ -258,7 +266,7 @@ def fit_green(problem: Problem) -> GreenFit:
     values = boundary.at(centres, none) if boundary.data_values is None else boundary.data_values.to(centres)
     if boundary.constant is not None:
         outer = torch.full_like(values, boundary.constant)
-        return GreenFit(Monopoles.fit(balls, values, outer), boundary.constant, torch.zeros_like(values))
+        return MonopoleFit(Monopoles.fit(balls, values, outer), boundary.constant, torch.zeros_like(values))
     seen = outer_sample(problem)
     means, errors, low, high = [], [], float(seen.min()), float(seen.max())
     for part in centres.split(problem.batch):
@@ -267,10 +275,10 @@ def fit_green(problem: Problem) -> GreenFit:
         errors.append(stderr)
         low, high = min(low, float(seen.min())), max(high, float(seen.max()))
     monopoles = Monopoles.fit(balls, values, torch.cat(means), high - low)
-    return GreenFit(monopoles, None, torch.cat(errors))
+    return MonopoleFit(monopoles, None, torch.cat(errors))
 
 
-def solve_green(problem: Problem, rows: Int[Tensor, " queries"], fit: GreenFit) -> Batch:
+def solve_monopoles(problem: DirichletProblem, rows: Int[Tensor, " queries"], fit: MonopoleFit) -> Batch:
     """Charges around the data; only the outer data's part is sampled, if it is not constant."""
     at, monopoles = problem.at[rows], fit.monopoles
     stderr, n_walks = torch.zeros_like(at[:, 0]), 0
@@ -291,25 +299,15 @@ def solve_green(problem: Problem, rows: Int[Tensor, " queries"], fit: GreenFit) 
 
 
 #: Solvers that need nothing but the problem.
-SAMPLERS: dict[str, Callable[[Problem, Tensor], Batch]] = {
+SAMPLERS: dict[str, Callable[[DirichletProblem, Tensor], Batch]] = {
     "exact": solve_exact,
     "spheres": solve_spheres,
     "euler": solve_euler,
 }
 
 
-# Which solver fits which problem.
-
-
-SOLVERS = ("exact", "spheres", "green", "euler")
-#: Balls are dropped where the probability to meet one is below this.
-UNION_TOLERANCE = 1e-3
-#: Error of the Green kernel, as a share of the range of the values, up to which it is chosen.
-GREEN_TOLERANCE = 1e-2
-
-
-def choose(problem: Problem, solver: str) -> str:
-    """Name of the solver; refuses one that cannot solve the problem."""
+def choose(problem: DirichletProblem, solver: str) -> str:
+    """Return the name of the solver; raise if it cannot solve the problem."""
     checks.choice("solver", solver, ("auto", *SOLVERS))
     if solver == "auto":
         return _auto(problem)
@@ -320,37 +318,37 @@ def choose(problem: Problem, solver: str) -> str:
     return solver
 
 
-def _auto(problem: Problem) -> str:
+def _auto(problem: DirichletProblem) -> str:
     if callable(problem.operator.drift) or _obstacle(problem, "spheres") is not None:
         return "euler"
     if _obstacle(problem, "exact") is None:
         return "exact"
-    return "green" if _green_is_worth_it(problem) else "spheres"
+    return MONOPOLES if _monopoles_are_worth_it(problem) else "spheres"
 
 
-def _green_is_worth_it(problem: Problem) -> bool:
+def _monopoles_are_worth_it(problem: DirichletProblem) -> bool:
     """One value per ball, enough queries for the price of a solve, and a small bound of the error."""
     balls, values = problem.balls, problem.boundary.data_values
     if balls is None or values is None or len(values) > 4 * len(problem.at):
         return False
-    if _obstacle(problem, "green") is not None:
+    if _obstacle(problem, MONOPOLES) is not None:
         return False
     outer = outer_sample(problem)
     low, high = min(float(outer.min()), float(values.min())), max(float(outer.max()), float(values.max()))
     share = float(outer.max() - outer.min()) / (high - low) if high > low else 0.0
-    return float(relative_bound(balls, problem.at, share).max()) < GREEN_TOLERANCE
+    return float(relative_bound(balls, problem.at, share).max()) < MONOPOLE_TOLERANCE
 
 
-def _obstacle(problem: Problem, solver: str) -> str | None:
+def _obstacle(problem: DirichletProblem, solver: str) -> str | None:
     """Why a solver cannot solve a problem, or None."""
     if solver == "spheres":
         return _obstacle_spheres(problem)
     if solver == "exact":
         return _obstacle_exact(problem)
-    return _obstacle_green(problem) if solver == "green" else None
+    return _obstacle_to_monopoles(problem) if solver == MONOPOLES else None
 
 
-def _obstacle_spheres(problem: Problem) -> str | None:
+def _obstacle_spheres(problem: DirichletProblem) -> str | None:
     if callable(problem.operator.absorption):
         return "the absorption is a function of the points, which only time stepping follows"
     wall = getattr(problem.outer, "wall", "reflect" if hasattr(problem.outer, "reflect") else "absorb")
@@ -359,7 +357,7 @@ def _obstacle_spheres(problem: Problem) -> str | None:
     return None
 
 
-def _obstacle_exact(problem: Problem) -> str | None:
+def _obstacle_exact(problem: DirichletProblem) -> str | None:
     operator = problem.operator
     if not isinstance(problem.outer, Ball):
         return "the exit law is known for a ball only"
@@ -374,7 +372,7 @@ def _obstacle_exact(problem: Problem) -> str | None:
     return None
 
 
-def _obstacle_green(problem: Problem) -> str | None:
+def _obstacle_to_monopoles(problem: DirichletProblem) -> str | None:
     if problem.balls is None:
         return "there are no balls around data"
     if problem.boundary.context is not None:
