@@ -1,4 +1,4 @@
-"""What extra forward passes do to batch normalisation, and how to prevent it."""
+"""Control the mode and the running statistics of a model during extra forward passes."""
 
 from __future__ import annotations
 
@@ -75,3 +75,15 @@ def path_statistics(mode: BatchNormMode, model: nn.Module) -> contextlib.Abstrac
 def recompute_statistics(mode: BatchNormMode, model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """The same when those points are evaluated a second time, in the backward pass of a chunk."""
     return shadow_statistics(model) if mode == "paths" else path_statistics(mode, model)
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode; afterwards every module has the mode it had."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training

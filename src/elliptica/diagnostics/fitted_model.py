@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks, random
 from elliptica._utils.random import stream
+from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.noise import Sigma, auto_sigma, check_sigma
 from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space
 from elliptica.core.types import LossFn
@@ -21,7 +22,6 @@ from elliptica.diagnostics.probes import Bridges, draw_bridges
 from elliptica.landscape.loss import (
     LossField,
     constant_loss,
-    evaluation_mode,
     excess_loss,
     least_loss,
     loss_kind,

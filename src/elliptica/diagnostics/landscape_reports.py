@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from elliptica._utils import checks
+from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.elliptic import sample_paths
 from elliptica.core.evaluate import log_weights
 from elliptica.core.types import EllipticWarning
@@ -26,7 +27,7 @@ from elliptica.diagnostics.shift import shift_bound
 from elliptica.diagnostics.subharmonicity import subharmonicity_report
 from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.domains import Ball, Box, Domain, inside
-from elliptica.landscape.loss import evaluation_mode, loss_kind
+from elliptica.landscape.loss import loss_kind
 
 #: Most points that the solvers look at; the plain comparisons of losses use all of them.
 _QUERIES = 200

@@ -12,13 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from elliptica._utils import checks, random
+from elliptica.core.batchnorm import evaluation_mode
 from elliptica.diagnostics.expected_loss import loss_map
 from elliptica.diagnostics.probes import shifted_probes
 from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball, Domain
 from elliptica.landscape.exits import ball_exit_time
-from elliptica.landscape.loss import LossField, evaluation_mode, join
+from elliptica.landscape.loss import LossField, join
 from elliptica.landscape.operator import Operator
 
 #: Points per row at which the gradient is looked at for an estimated constant.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from elliptica._utils import checks
+from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.inputs import call_model, count_rows, named_inputs, rebuild_inputs
 from elliptica.core.losses import PerSampleLoss
 from elliptica.core.targets import encode_targets
@@ -149,18 +149,6 @@ class LossField:
                 f"The loss is NaN or infinite at {len(rows)} of {len(losses)} rows: {shown}. Look at the "
                 "model's output there; bound the loss, or leave those rows out."
             )
-
-
-@contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode; afterwards every module has the mode it had."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def join(x: Tensor, y: Tensor) -> Float[Tensor, "rows dim"]:

@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 
 from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
+from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.hidden import find_layer, hidden_features
 from elliptica.core.inputs import call_model
 from elliptica.core.partner_table import ROWS_FOR_MEDIAN
@@ -101,7 +102,7 @@ def features(
     device = torch.device("cpu") if parameter is None else parameter.device
     with (
         tempfile.TemporaryDirectory(prefix=".features.", dir=_parent(beside)) as scratch,
-        _evaluating(network),
+        evaluation_mode(network),
     ):
         found: NDArray[np.float32] | None = None
         done = 0
@@ -177,15 +178,3 @@ def _moved(x: Any, device: torch.device) -> Any:
     if isinstance(x, tuple | list):
         return tuple(_moved(value, device) for value in x)
     raise TypeError(f"Items of the data set must begin with tensors, but one begins with {type(x).__name__}.")
-
-
-@contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and back to what each module was in."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
