@@ -14,8 +14,13 @@ from browser import visit as visit
 
 torch.set_num_threads(1)
 
-#: Fixtures that need something of the machine, and the markers of tests that use them.
-_NEEDS = {"chromium": "browser", "data_dir": "needs_data"}
+#: Fixtures that open a browser, start processes or read data, and the markers of tests that use them.
+_NEEDS = {
+    "chromium": "browser",
+    "cluster": "distributed",
+    "two_processes": "distributed",
+    "data_dir": "needs_data",
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at

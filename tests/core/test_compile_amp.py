@@ -16,7 +16,6 @@ import reference
 from elliptica import Elliptic
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:With n_times"),
     pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning"),
 ]
@@ -117,8 +116,12 @@ def assert_compiled_equals_eager(objective, x, y, generator, backend, tolerance=
         torch.testing.assert_close(value, twin.state_dict()[name], msg=name)
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("architecture", [Mlp, Attention, Transformer])
+COMPILED = [(architecture, weighting) for architecture in (Mlp, Attention) for weighting in WEIGHTINGS]
+COMPILED += [(Transformer, "none"), (Transformer, "gradient_norm")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "weighting"), COMPILED)
 def test_compiled_equals_eager(architecture, weighting, generator, plain):
     """One graph that holds the model, compiled once for two calls."""
     backend = Recorder()
@@ -128,6 +131,7 @@ def test_compiled_equals_eager(architecture, weighting, generator, plain):
     assert any("linear" in name for name in backend.graphs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [
@@ -147,6 +151,7 @@ def test_compiled_settings(architecture, weighting, settings, generator, plain):
     assert_compiled_equals_eager(objective, *data(generator), generator, "aot_eager")
 
 
+@pytest.mark.slow
 def test_compiled_drift_network(generator, plain):
     drift = nn.Bilinear(WIDTH, CLASSES, WIDTH).double()
     objective = plain(
@@ -162,6 +167,7 @@ def test_compiled_drift_network(generator, plain):
     assert_compiled_equals_eager(objective, x[:, 0], y, generator, "aot_eager")
 
 
+@pytest.mark.slow
 def test_compiled_batches_of_other_sizes_and_modes(generator, plain):
     """A last, smaller batch, evaluation, and sample weights through one compiled objective."""
     objective = objective_for(Mlp().double(), "multiplicative", plain)
@@ -176,6 +182,7 @@ def test_compiled_batches_of_other_sizes_and_modes(generator, plain):
     torch.testing.assert_close(compiled(x, y), F.cross_entropy(objective.model(x), y))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler: install g++")
 def test_inductor_equals_eager(generator, plain):
     """Kernels generated in C++ (the other weightings differ from this one in arithmetic only)."""

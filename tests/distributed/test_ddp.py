@@ -11,7 +11,7 @@ from processes import once
 from two_processes import SECOND_ORDER, WEIGHTINGS, batch, objective_for
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.distributed,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
     pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning"),
 ]

@@ -13,7 +13,7 @@ from processes import torchrun
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.distributed,
     pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed"),
 ]
 

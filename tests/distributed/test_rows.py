@@ -11,7 +11,7 @@ from elliptica.distributed import Ranks, split_rows
 from processes import once
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.distributed,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
     pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning"),
 ]

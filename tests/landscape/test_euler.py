@@ -26,11 +26,10 @@ def close(result, expected, slack=0.0, what="mean"):
     return abs(value - expected) <= 4.5 * error + slack
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_plain_exit_times_are_late_by_the_overshoot(generator):
     # seen every dt, the walk leaves an interval that is wider by SHIFT * sqrt(dt) on each side
-    for dt, n in ((1e-2, 40_000), (1e-3, 25_000)):
+    for dt, n in ((1e-2, 10_000), (4e-3, 16_000)):
         late = run(INTERVAL, [0.0], n=n, dt=dt, shift=False, generator=generator)
         assert close(late, (1 + SHIFT * math.sqrt(dt)) ** 2, 2 * dt, "exit_time")
         assert not close(late, 1.0, 2 * dt, "exit_time")
@@ -48,18 +47,15 @@ def test_the_shift_removes_nine_tenths_of_it(generator):
     assert abs(float(shifted.exit_time) - truth) < late / 4
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_gamblers_ruin_with_drift(generator):
     box, mu, x = Box(torch.zeros(1).double(), torch.ones(1).double()), 1.0, 0.3
     truth = math.expm1(-2 * mu * x) / math.expm1(-2 * mu)
     rich = lambda z: (z[:, 0] > 0.5).double()  # noqa: E731
+    options = {"dt": 2e-3, "value": rich, "generator": generator}
     for drift in (torch.tensor([mu]), lambda z: torch.full_like(z, mu)):
-        result = run(box, [x], Operator(drift=drift), dt=1e-3, value=rich, n=20_000, generator=generator)
-        assert close(result, truth, 2e-3)
-    wrong = run(
-        box, [x], Operator(drift=torch.tensor([-mu])), dt=1e-3, value=rich, n=20_000, generator=generator
-    )
+        assert close(run(box, [x], Operator(drift=drift), n=8_000, **options), truth, 2e-3)
+    wrong = run(box, [x], Operator(drift=torch.tensor([-mu])), n=1_000, **options)
     assert not close(wrong, truth, 2e-3)
 
 

@@ -29,7 +29,7 @@ from processes import together, torchrun
 
 SCRIPT = Path(__file__).parents[2] / "run_generated.py"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.distributed,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
 ]
 
