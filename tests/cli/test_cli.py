@@ -1,10 +1,12 @@
 """The command line: quick to answer, and clear about what is missing."""
 
+import json
 import subprocess
 import sys
 import textwrap
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import elliptica
@@ -20,10 +22,9 @@ def run_python(code):
     )
 
 
-def run_without(*packages, arguments):
-    """Run the program where some packages cannot be imported."""
-    return run_python(
-        f"""
+def run_without(*packages, code):
+    """Run code where some packages cannot be imported."""
+    blocker = f"""
         import sys
 
         class Blocker:
@@ -32,11 +33,17 @@ def run_without(*packages, arguments):
                     raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
         sys.meta_path.insert(0, Blocker())
+    """
+    return run_python(textwrap.dedent(blocker) + textwrap.dedent(code))
+
+
+def run_program_without(*packages, arguments):
+    code = f"""
         sys.argv = ["elliptica", *{arguments!r}]
         from elliptica.__main__ import main
         main()
-        """
-    )
+    """
+    return run_without(*packages, code=code)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"]])
@@ -70,21 +77,69 @@ def test_module_runs():
     assert done.stdout.strip() == f"elliptica {elliptica.__version__}"
 
 
-@pytest.mark.parametrize("package", ["matplotlib", "plotly"])
-def test_missing_plotting_packages(package):
-    done = run_without(package, arguments=["demo", "--quick"])
-    assert done.returncode == 1
-    assert f"needs {package}" in done.stderr
-    assert 'pip install "elliptica[lab]"' in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+#: What no bare install has.
+OPTIONAL = ("PIL", "accelerate", "faiss", "imblearn", "lightning", "matplotlib", "optuna", "plotly", "polars")
+OPTIONAL += ("ray", "safetensors", "scipy", "sklearn", "tensorboard", "transformers")
+#: The extra that a command names after a bare install; None where it needs none.
+BARE = {
+    "compare data.csv --target y": "tables",
+    "data list --no-verify": None,
+    "demo --quick": "lab",
+    "diagnose data.npz --model network:net": None,
+    "diagnose data.csv --model model.elliptica": "tables",
+    "diagnose two-moons": "lab",
+    "list": "lab",
+    "predict model.elliptica data.csv": "tables",
+    "report runs": "lab",
+    "run table3": "lab",
+    "table table3": "lab",
+    "tune table4": "lab",
+}
+
+
+def test_commands_after_a_bare_install(tmp_path):
+    """Each works, or says in one line which extra it needs; the program, its help and its names work."""
+    code = f"""
+        import json, os
+        os.chdir({str(tmp_path)!r})
+        open("network.py", "w").write("import torch\\nnet = torch.nn.Linear(2, 2)\\n")
+        open("model.elliptica", "w").close()
+        open("data.csv", "w").write("x,y\\n1,2\\n")
+        sys.path.insert(0, ".")
+        import numpy as np
+        x = np.random.default_rng(0).standard_normal((40, 2)).astype("float32")
+        np.savez("data.npz", x=x, y=(x[:, 0] > 0).astype("int64"))
+
+        import elliptica
+        from elliptica.cli import app
+        from typer.testing import CliRunner
+        for name in elliptica.__all__:
+            getattr(elliptica, name)
+        found = {{}}
+        for line in {[*BARE, "--help", "--version", "compare --help"]!r}:
+            done = CliRunner().invoke(app, line.split())
+            found[line] = (done.exit_code, done.output)
+        print(json.dumps(found))
+    """
+    done = run_without(*OPTIONAL, code=code)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for line, extra in {**BARE, "--help": None, "--version": None, "compare --help": None}.items():
+        status, output = found[line]
+        assert status == (extra is not None), (line, output)
+        if extra is not None:
+            assert f'pip install "elliptica[{extra}]"' in output, (line, output)
+            assert len(output.strip().splitlines()) == 1
+    commands = typer.main.get_command(app).commands
+    assert {line.split()[0] for line in BARE} == set(commands), "a new command: what does it need?"
 
 
 def test_help_works_without_plotting_packages():
-    assert run_without("matplotlib", "plotly", "torch", arguments=["demo", "--help"]).returncode == 0
+    assert run_program_without("matplotlib", "plotly", "torch", arguments=["demo", "--help"]).returncode == 0
 
 
 def test_other_missing_packages_are_not_blamed_on_an_extra():
-    done = run_without("torch", arguments=["demo", "--quick"])
+    done = run_program_without("torch", arguments=["demo", "--quick"])
     assert done.returncode == 1
     assert "No module named 'torch'" in done.stderr
     assert "elliptica[" not in done.stderr
