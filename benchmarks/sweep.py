@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Measurement
-from elliptica.lab.experiments.engines import Engine, open_engine, run_jobs
-from elliptica.lab.experiments.engines.processes import Processes
-from elliptica.lab.experiments.engines.sequential import Sequential
+from elliptica.lab.experiments.engines import Engine, Local, open_engine
 from elliptica.lab.experiments.run import Options, RaySettings
 from elliptica.lab.experiments.specification import Run, parse_specification, runs
 
@@ -47,10 +45,11 @@ def sweep(engine: Engine, wanted: list[Run]) -> float:
             ends.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
-        found = engine.do(run_jobs(wanted, Options(Path(folder))), listen)
-    if set(found.values()) != {"done"}:
+        found = engine.do(wanted, Options(Path(folder)), listen)
+    if {each.state for each in found} != {"done"}:
         raise RuntimeError(f"Runs of the sweep were not done: {found}")
-    return ends[-1] - (starts[0] if isinstance(engine, Processes) else begin)
+    has_processes = isinstance(engine, Local) and engine.n_processes > 1
+    return ends[-1] - (starts[0] if has_processes else begin)
 
 
 def table(seeds: int, epochs: int) -> list[Run]:
@@ -83,17 +82,16 @@ def _rounds() -> dict[tuple[str, int], list[float]]:
         for _ in range(ROUNDS):
             for jobs in (1, 2):
                 cluster.at_once = jobs
-                plain = Sequential() if jobs == 1 else Processes(jobs)
-                for name, engine in (("processes", plain), ("Ray", cluster)):
+                for name, engine in (("processes", Local(jobs)), ("Ray", cluster)):
                     times.setdefault((name, jobs), []).append(sweep(engine, wanted))
     return times
 
 
 def _epochs() -> int:
     """As many epochs as make a run of about `SECONDS` of processor time, however busy the machine is."""
-    sweep(Sequential(), table(1, 1))  # what is imported and prepared once is no part of a run
+    sweep(Local(), table(1, 1))  # what is imported and prepared once is no part of a run
     n, begin = 20, time.process_time()
-    sweep(Sequential(), table(1, n))
+    sweep(Local(), table(1, n))
     return max(round(SECONDS * n / (time.process_time() - begin)), 1)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elliptica.lab.experiments.command import Choice
+from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.records import read_records
 from elliptica.lab.experiments.specification import load_specification
 from elliptica.lab.experiments.table import Part, make_table, render

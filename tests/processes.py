@@ -20,7 +20,7 @@ PRELOADED = [
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "elliptica.distributed.checkpoint",
-    "elliptica.lab.experiments.command",
+    "elliptica.lab.experiments.run",
     "elliptica.partner_index.index",
 ]
 

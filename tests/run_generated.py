@@ -13,8 +13,7 @@ import torch
 
 from elliptica.cli import app
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments import problems, run
-from elliptica.lab.experiments.engines import together
+from elliptica.lab.experiments import engines, problems, run
 
 do_run = run.do_run
 
@@ -47,5 +46,5 @@ if __name__ == "__main__":  # importing it, as the search for doctests does, mus
     problems.DATASETS["no2"] = load
     run.do_run = do_run_or_fail
     if os.environ.get("FAIL") == "one":  # the others never come, so that there is no use in waiting
-        together.PATIENCE = timedelta(seconds=6)
+        engines.PATIENCE = timedelta(seconds=6)
     app()

@@ -147,7 +147,7 @@ def test_two_settings_of_a_row_are_not_mixed(tmp_path):
 @pytest.mark.slow
 def test_committed_tables_agree_with_the_tables_of_the_command_line():
     """Every cell of table 4 as `elliptica table --tuned` prints it."""
-    from elliptica.lab.experiments.command import Choice
+    from elliptica.lab.experiments.choice import Choice
     from elliptica.lab.experiments.records import read_records
     from elliptica.lab.experiments.specification import load_specification
     from elliptica.lab.experiments.table import make_table, render

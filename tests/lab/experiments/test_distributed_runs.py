@@ -12,19 +12,22 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed
-from tests.lab.experiments.test_methods import CLASSIFIERS, load_groups, run_of
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
 import run_generated
 from elliptica.cli import app
+from elliptica.cli.run import run_table
+from elliptica.cli.tune import run_tune
 from elliptica.distributed import Ranks, current_ranks
 from elliptica.lab.experiments import problems
 from elliptica.lab.experiments import run as run_module
-from elliptica.lab.experiments.command import Choice, Console, run_table, run_tune
+from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.run import Options, do_run
 from elliptica.lab.training import TrainingSettings, fit
 from elliptica.lab.training.checkpoint import Trained
+from experiment_cases import CLASSIFIERS, load_groups, run_of
 from processes import together, torchrun
 
 SCRIPT = Path(__file__).parents[2] / "run_generated.py"

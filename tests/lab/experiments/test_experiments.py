@@ -10,16 +10,14 @@ import time
 import pytest
 import torch
 from scipy import stats
-from tests.lab.experiments.test_methods import make_ready
 from typer.testing import CliRunner
 
 from elliptica import EllipticWarning
 from elliptica.cli import app
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import problems
-from elliptica.lab.experiments.command import Choice
-from elliptica.lab.experiments.engines import do_all
-from elliptica.lab.experiments.engines.processes import Processes
+from elliptica.lab.experiments.choice import Choice
+from elliptica.lab.experiments.engines import do_all, in_processes
 from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.experiments.metrics import measure, score_of
 from elliptica.lab.experiments.preflight import folder_problem
@@ -36,32 +34,9 @@ from elliptica.lab.experiments.specification import (
 from elliptica.lab.experiments.table import _paired_p, make_table, render
 from elliptica.lab.models import mlp
 from elliptica.lab.training import TrainingSettings
+from experiment_cases import TOY, load_toy, make_ready, silent
 
 runner = CliRunner()
-
-TOY = """
-title = "Toy"
-paper = "nowhere"
-metric = "rmse"
-columns = ["average"]
-seeds = 2
-[methods.erm]
-[methods.elliptic]
-sampling = "path"
-n_times = 3
-[datasets.toy]
-model = { name = "mlp", hidden = [8] }
-training = { epochs = 3, batch_size = 8, lr = 1e-2 }
-methods = { elliptic = { sigma = 0.1 } }
-paper = { erm = { average = { mean = 1.5, std = 0.1 } } }
-"""
-
-
-def load_toy(seed, *, data_dir=None):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(60, 3, generator=generator)
-    y = x.sum(1, keepdim=True)
-    return Dataset("toy", *[Split(x[i : i + 20], y[i : i + 20]) for i in (0, 20, 40)], task="regression")
 
 
 @pytest.fixture
@@ -74,10 +49,6 @@ def load_classes():
     x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
     y = torch.arange(12) % 3
     return Dataset("classes", *[Split(x, y, y % 2)] * 3, task="classification")
-
-
-def silent(*_):
-    return None
 
 
 def without_times(record):
@@ -238,23 +209,41 @@ def test_a_failing_run_does_not_stop_the_others(toy, tmp_path):
     assert "n_tims" in failed[0][2]["error"]
 
 
-def deadly(_listen, _do):
-    time.sleep(1)  # until the others know that it has begun
+def deadly(_listen):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def harmless(_listen, _do):
+def slow(listen):
+    listen("slow", "begun", {})
+    time.sleep(3)  # the other process dies meanwhile
+    return "done"
+
+
+def harmless(_listen):
     return "done"
 
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_does_not_stop_the_other_jobs():
-    """It takes its pool along; the others get a new one, and the culprit dies alone."""
+    """Neither those that wait nor the one that is under way; the culprit is tried twice."""
+    for n_processes, other in ((1, harmless), (2, slow)):
+        heard = []
+        jobs = [("deadly", deadly), ("slow", other), ("two", harmless), ("three", harmless)]
+        found = in_processes(jobs, n_processes, lambda *event, to=heard: to.append(event[:2]))
+        assert [each.state for each in found] == ["failed", "done", "done", "done"]
+        assert [event for event in heard if event[0] == "deadly"] == [
+            ("deadly", "again"),
+            ("deadly", "failed"),
+        ]
+        assert heard.count(("slow", "begun")) == (other is slow)  # it was not begun anew
+
+
+def test_a_job_that_cannot_be_sent_fails_alone():
     heard = []
-    jobs = {"deadly": deadly, "one": harmless, "two": harmless}
-    found = Processes(1).do(jobs, lambda *event: heard.append(event[:2]))
-    assert found == {"deadly": "failed", "one": "done", "two": "done"}
-    assert heard == [("deadly", "again"), ("deadly", "failed")]
+    jobs = [("local", lambda _: "done"), ("one", harmless)]
+    found = in_processes(jobs, 2, lambda *event: heard.append(event[:2]))
+    assert [each.state for each in found] == ["failed", "done"]
+    assert heard == [("local", "failed")]
 
 
 def test_two_processes_never_do_the_same_run(toy, tmp_path):
@@ -302,7 +291,6 @@ def test_sigkill_and_restart_give_the_same_bytes(data_dir, tmp_path):
     assert json.dumps(records[0], sort_keys=True) == json.dumps(records[1], sort_keys=True)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("wait_for_a_checkpoint", [False, True])
 def test_ctrl_c_stops_several_processes_quietly(data_dir, tmp_path, wait_for_a_checkpoint):

@@ -9,87 +9,12 @@ from torch import nn
 from elliptica import EllipticWarning
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import problems
-from elliptica.lab.experiments.methods import METHODS, MethodError, make_loss, prepare, rows_per_sample
-from elliptica.lab.experiments.methods.problem import Problem, environment
-from elliptica.lab.experiments.problems import make_model
+from elliptica.lab.experiments.methods import MethodError, rows_per_sample
+from elliptica.lab.experiments.methods.problem import environment
 from elliptica.lab.experiments.records import checkpoint_file, read_record, record_file
 from elliptica.lab.experiments.run import Options, do_run, finish_run
-from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training import Batch, TrainingSettings, fit
-
-#: Settings without which a method cannot be.
-NEEDED = {
-    "c-mixup": {"bandwidth": 1.0},
-    "doro": {"epsilon": 0.1, "alpha": 0.5},
-    "dro": {"alpha": 0.5},
-    "input-noise": {"sigma": 0.1},
-    "manifold-mixup": {"layers": ["input", "1"]},
-    "nfm": {"layers": ["input", "1"]},
-    "ib-irm": {"at": "1"},
-    "coral": {"at": "1"},
-    "smote": {"k_neighbors": 2},
-}
-#: Those for classes; C-Mixup is for real targets.
-CLASSIFIERS = sorted(set(METHODS) - {"c-mixup"})
-
-
-def load_groups(seed=0, *, data_dir=None):
-    """Two classes of unequal size, each on two backgrounds."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.tensor([0] * 30 + [1] * 18)
-    place = torch.arange(48) % 2
-    x = torch.randn(48, 5, generator=generator) + 2 * y[:, None]
-    part = Split(x, y, 2 * y + place)
-    return Dataset("groups", part, part, part, task="classification")
-
-
-def load_line(seed=0):
-    x = torch.randn(48, 5, generator=torch.Generator().manual_seed(seed))
-    part = Split(x, x.sum(1, keepdim=True))
-    return Dataset("line", part, part, part, task="regression")
-
-
-def make_ready(name, settings, data, model, training=None):
-    """A method with everything it may look at."""
-
-    def first_stage(net, objective, first, progress):
-        return fit(net, objective, data, first, lambda *_: 0.0, name="first", seed=0, progress=progress)
-
-    training = training or TrainingSettings(epochs=2, batch_size=16, lr=1e-2)
-    problem = Problem(
-        data,
-        make_loss(data.task),
-        model,
-        training,
-        lambda: make_model({"name": "mlp", "hidden": [8]}, data, "other", 0),
-        first_stage,
-        torch.Generator().manual_seed(0),
-    )
-    return prepare(name, settings, problem)
-
-
-def network(data):
-    return make_model({"name": "mlp", "hidden": [8]}, data, "toy", 0)
-
-
-def run_of(method, **changes):
-    settings = {**NEEDED.get(method, {}), **changes.pop("settings", {})}
-    training = {"epochs": 4, "batch_size": 16, "lr": 1e-2, **changes.pop("training", {})}
-    return Run(
-        table="toy",
-        dataset="groups",
-        row=method,
-        method=method,
-        seed=0,
-        metric="accuracy",
-        columns=("average", "worst"),
-        select="worst",
-        load=changes.pop("load", {"name": "groups"}),
-        model={"name": "mlp", "hidden": [8], "batch_norm": True},
-        training=training,
-        settings=settings,
-        **changes,
-    )
+from experiment_cases import CLASSIFIERS, load_groups, load_line, make_ready, network, run_of
 
 
 @pytest.fixture

@@ -9,27 +9,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.lab.training.test_tensorboard import read as read_board
 from typer.testing import CliRunner
 
 import elliptica
 from elliptica.cli import app
-from elliptica.lab.experiments import engines
 from elliptica.lab.experiments.engines import EngineError, do_all, open_engine
-from elliptica.lab.experiments.engines.ray_worker import Post, scratch, version_problem
 from elliptica.lab.experiments.records import model_file, read_record, record_file
-from elliptica.lab.experiments.run import Options, RaySettings, do_here
-from elliptica.lab.experiments.specification import Range, load_specification, parse_specification, runs
-from elliptica.lab.experiments.tune import chosen_file, search_space, tune, tune_all
+from elliptica.lab.experiments.run import Options, RaySettings
+from elliptica.lab.experiments.specification import load_specification, parse_specification, runs
+from elliptica.lab.experiments.tune import rows_of, tune
+from elliptica.lab.experiments.tuned import chosen_file
 from elliptica.lab.training.progress import EpochEnd
+from experiment_cases import read_board, silent
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra scale)")
+
+from elliptica.lab.experiments.ray_engine import Post, RayCluster, scratch, version_problem  # noqa: E402
 
 MOONS = """
 title = "Moons"
@@ -46,10 +45,6 @@ training = { epochs = 4, batch_size = 20, lr = 1e-2 }
 """
 #: Epochs after which a run that is held waits, see `held`.
 HELD, LONG = 3, MOONS.replace("epochs = 4", "epochs = 20")
-
-
-def silent(*_):
-    return None
 
 
 def comparable(record):
@@ -93,6 +88,7 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of sockets must be short
+    Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes the address, whatever temp_dir is
     source = str(Path(elliptica.__file__).parents[1])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     with environment(PYTHONPATH=path, RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0"):
@@ -134,7 +130,6 @@ def test_records_and_events_are_those_of_the_sequential_run(cluster, tmp_path):
         assert there == here  # no epoch is left out, however fast they are
     assert not list((tmp_path / "there").rglob("*.safetensors"))
     assert not list((tmp_path / "there").rglob("shared-*"))
-    assert not list((tmp_path / "there").rglob("*.run"))  # what `elliptica watch` reads
     again = do_all(wanted, Options(tmp_path / "there", ray=RaySettings()), silent)
     assert set(again.values()) == {"skipped"}
 
@@ -159,15 +154,15 @@ def held(tmp_path, monkeypatch):
 
     Returns a function from a run to its file.
     """
-    from elliptica.lab.experiments.engines import ray_cluster
+    from elliptica.lab.experiments import ray_engine
 
     folder, n_epochs = tmp_path / "held", HELD
     folder.mkdir()
 
-    def work(order, messages):  # an inner function travels to workers as it is
-        from elliptica.lab.experiments.engines import ray_worker
+    def work(run, *more):  # an inner function travels to workers as it is
+        from elliptica.lab.experiments import ray_engine
 
-        take, file = ray_worker.Post.__call__, folder / f"{order.run.row}-{order.run.seed}"
+        take, file = ray_engine.Post.__call__, folder / f"{run.row}-{run.seed}"
 
         def take_and_wait(post, message):
             take(post, message)
@@ -176,13 +171,13 @@ def held(tmp_path, monkeypatch):
                 while file.exists():
                     time.sleep(0.05)
 
-        ray_worker.Post.__call__ = take_and_wait
+        ray_engine.Post.__call__ = take_and_wait
         try:
-            return ray_worker.work(order, messages)
+            return ray_engine.work(run, *more)
         finally:
-            ray_worker.Post.__call__ = take
+            ray_engine.Post.__call__ = take
 
-    monkeypatch.setattr(ray_cluster, "work", work)
+    monkeypatch.setattr(ray_engine, "work", work)
 
     def hold(run):
         file = folder / f"{run.row}-{run.seed}"
@@ -197,10 +192,8 @@ def held(tmp_path, monkeypatch):
 def test_a_worker_that_is_killed(cluster, sequential, held, tmp_path, monkeypatch, is_shared):
     """The run goes on from its checkpoint, or begins anew where the disk is another one: same record."""
     if not is_shared:
-        from elliptica.lab.experiments.engines import ray_cluster
-
         absent = contextlib.nullcontext(tmp_path / "absent")
-        monkeypatch.setattr(ray_cluster.RayCluster, "_token", lambda *_: absent)
+        monkeypatch.setattr(RayCluster, "_token", lambda *_: absent)
     (run,) = moons(LONG, methods=["elliptic"], seeds=1)
     file, pids, told, epochs = held(run), [], [], []
 
@@ -276,67 +269,40 @@ def test_a_node_that_is_killed(cluster, sequential, held, tmp_path):
     try:
         with open_engine(options) as engine:
             assert engine.check(wanted, options) == (wanted, [])
-            found = engine.do(engines.run_jobs(wanted, options), listen)
+            found = engine.do(wanted, options, listen)
     finally:
         cluster.remove_node(second, allow_graceful=False)
     assert kinds.index("killed") < kinds.index("again")
-    assert set(found.values()) == {"done"}
+    assert {each.state for each in found} == {"done"}
     assert records(tmp_path, wanted).items() <= sequential.items()
 
 
 @pytest.mark.slow
 def test_tuning_chooses_what_it_chooses_without_ray(cluster, tmp_path):
-    specification = parse_specification(MOONS, "moons")
+    rows = rows_of(moons(), parse_specification(MOONS, "moons"))
     for name, settings in (("here", None), ("there", RaySettings())):
-        found = tune_all(moons(), specification, 3, Options(tmp_path / name, ray=settings), silent)
-        assert not any(result.startswith("failed") for result in found.values())
+        options = Options(tmp_path / name, ray=settings)
+        with open_engine(options) as engine:
+            found = tune(rows, 3, options, silent, engine)
+        assert all(isinstance(chosen, dict) for chosen in found.values())
     for run in moons(seeds=1):
         here, there = (chosen_file(tmp_path / name, run).read_text() for name in ("here", "there"))
         assert here == there
 
 
-def test_trials_of_a_row_are_asked_for_at_once(tmp_path):
-    """They meet, which one after the other could not; the draws are those of one after the other."""
-    meeting, lock, (run, *_) = threading.Barrier(3, timeout=60), threading.Lock(), moons()
-
-    def do(attempt, options, listen):
-        meeting.wait()
-        with lock:  # threads of one process, unlike workers, share torch's default stream
-            return do_here(attempt, options, listen)
-
-    space = search_space(parse_specification(MOONS, "moons"), run.row)
-    one = tune(run, space, 3, Options(tmp_path / "here"), silent)
-    assert tune(run, space, 3, Options(tmp_path / "there", ray=RaySettings()), silent, do) == one
-    only = {("training", "lr"): Range(choices=(0.01,))}  # the table's own, four times: one run
-    meeting = threading.Barrier(1)
-    found = tune(run, only, 4, Options(tmp_path / "only", ray=RaySettings()), silent, do)
-    assert len({trial["score"] for trial in found["trials"]}) == 1
-    assert len(list((tmp_path / "only").rglob("*-seed1000.json"))) == 1
-
-
 @pytest.mark.slow
-def test_jobs_bounds_the_runs_of_all_jobs(cluster, tmp_path, monkeypatch):
-    from elliptica.lab.experiments.engines.ray_cluster import RayCluster
-    from elliptica.lab.experiments.engines.ray_worker import Result
+def test_jobs_bounds_the_runs_at_once(cluster, tmp_path, monkeypatch):
+    sizes, pass_on = [], RayCluster._pass_on
 
-    now, most, run = [], [], moons()[0]
+    def counted(engine, tasks):
+        sizes.append(len(tasks))
+        pass_on(engine, tasks)
 
-    def tried(*_):
-        now.append(0)
-        most.append(len(now))
-        time.sleep(0.1)
-        now.pop()
-        return Result({}, None)
-
-    def job(listen, do):
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda _: do(run, Options(tmp_path), listen), range(4)))
-        return "done"
-
-    monkeypatch.setattr(RayCluster, "_tried", tried)
-    with open_engine(Options(tmp_path, jobs=2, ray=RaySettings())) as engine:
-        assert set(engine.do({"a": job, "b": job}, silent).values()) == {"done"}
-    assert (len(most), max(most)) == (8, 2)
+    monkeypatch.setattr(RayCluster, "_pass_on", counted)
+    wanted = moons(seeds=3)
+    found = do_all(wanted, Options(tmp_path, jobs=2, ray=RaySettings()), silent)
+    assert set(found.values()) == {"done"}
+    assert (len(found), max(sizes)) == (6, 2)
 
 
 @pytest.mark.slow
@@ -356,10 +322,10 @@ def test_nodes_are_tried_before_any_work(cluster, tmp_path, monkeypatch):
         assert left == []
         assert "no device 'nowhere'" in problems[0]
 
-        from elliptica.lab.experiments.engines import ray_nodes
+        from elliptica.lab.experiments import ray_engine
 
-        wrong = {**ray_nodes.versions(), "torch": "0.1"}
-        monkeypatch.setattr(ray_nodes, "versions", lambda: wrong)
+        wrong = {**ray_engine.versions(), "torch": "0.1"}
+        monkeypatch.setattr(ray_engine, "versions", lambda: wrong)
         left, problems = engine.check(wanted, options)
         assert left == []
         assert "instead of 0.1" in problems[0]
@@ -368,11 +334,9 @@ def test_nodes_are_tried_before_any_work(cluster, tmp_path, monkeypatch):
         engine.versions = wrong  # a node that joined after the check
         errors = []
         run = moons(seeds=1)[0]
-        found = engine.do(engines.run_jobs([run], options), lambda *e: errors.append(e[2].get("error")))
-        assert found == {run.label: "failed"}
+        (found,) = engine.do([run], options, lambda *e: errors.append(e[2].get("error")))
+        assert found.state == "failed"
         assert "instead of 0.1" in errors[-1]
-        assert ray_nodes.room(RaySettings(cpus_per_run=64)) == 0
-        assert ray_nodes.room(RaySettings(cpus_per_run=0.5)) == 2 * ray_nodes.room(RaySettings()) > 0
     gpus = dataclasses.replace(options, ray=RaySettings(gpus_per_run=1), device="cuda:1")
     with open_engine(gpus) as engine:
         assert "Say --device cuda." in engine.check(wanted, gpus)[1][0]
@@ -411,7 +375,7 @@ def test_ctrl_c_takes_the_runs_back(cluster, data_dir, tmp_path):
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert "Interrupted" in output
-    while ray.available_resources().get("CPU") != 1:  # its tasks are gone
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:  # its tasks are gone
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -449,7 +413,7 @@ def test_messages_are_sent_together_and_none_is_left_out():
             self.sent.append(batch)
 
     messages = Messages()
-    post = Post(messages, "box")
+    post = Post(messages, 7)
     ends = [EpochEnd(epoch, 99, 0.5, 0.5, 0.5, 0.1, 1.0, 10) for epoch in range(1, 100)]
     for end in ends:
         post(end)
@@ -476,7 +440,7 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     assert done.exit_code == 2
     assert "There is no Ray cluster at 127.0.0.1:1" in " ".join(done.output.split())
     for name in list(sys.modules):
-        if name.startswith("elliptica.lab.experiments.engines.ray_"):
+        if name == "elliptica.lab.experiments.ray_engine":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     with (

@@ -14,26 +14,30 @@ from pathlib import Path
 
 import optuna
 import pytest
-import torch
 from optuna.trial import TrialState
-from tests.lab.experiments.test_methods import load_groups
 from torch import nn
 from typer.testing import CliRunner
 
 from elliptica.cli import app
+from elliptica.cli.tune import ENOUGH, best_trials, make_search, python_line, summary
 from elliptica.core.elliptic import Elliptic
 from elliptica.lab.data.splits import Split
 from elliptica.lab.experiments import problems
-from elliptica.lab.experiments.command import Choice
-from elliptica.lab.experiments.run import Options
-from elliptica.lab.experiments.search import worker
-from elliptica.lab.experiments.search.choice import check_search, choose, chosen_run, python_line
-from elliptica.lab.experiments.search.command import SearchOptions, make_search
-from elliptica.lab.experiments.search.report import best_trials, importances, summary
-from elliptica.lab.experiments.search.space import named_space, own_values
-from elliptica.lab.experiments.search.storage import open_storage
-from elliptica.lab.experiments.search.study import Search, counted, open_study
-from elliptica.lab.experiments.search.worker import work
+from elliptica.lab.experiments import search as search_module
+from elliptica.lab.experiments.choice import Choice
+from elliptica.lab.experiments.engines import Local
+from elliptica.lab.experiments.run import Options, finish_run
+from elliptica.lab.experiments.search import (
+    Search,
+    check_search,
+    choose,
+    chosen_run,
+    counted,
+    importances,
+    open_storage,
+    open_study,
+    work,
+)
 from elliptica.lab.experiments.specification import (
     Range,
     SpecificationError,
@@ -42,63 +46,19 @@ from elliptica.lab.experiments.specification import (
     preset_names,
     runs,
 )
-from elliptica.lab.experiments.tune import apply_choices, chosen_file, search_space, tune, with_values
+from elliptica.lab.experiments.tune import named_space, own_values, search_space, tune
+from elliptica.lab.experiments.tuned import apply_choices, chosen_file, with_values
 from elliptica.lab.training import EpochEnd
+from experiment_cases import SEARCHED, load_hard, silent
+from experiment_cases import make_search as make
 
 ROOT = Path(__file__).resolve().parents[3]
-TOY = """
-title = "Toy"
-paper = "nowhere"
-metric = "accuracy"
-columns = ["average", "worst"]
-select = "worst"
-seeds = 2
-trials = 4
-search = { lr = { low = 1e-6, high = 1e-1, log = true } }
-[searches.small.settings]
-sigma = { low = 0.01, high = 1.0, log = true }
-n_bridges = { low = 1, high = 3, integer = true }
-weighting = { choices = ["none", "gradient_norm"] }
-[searches.small.training]
-lr = { low = 1e-5, high = 1e-1, log = true }
-[methods.erm]
-[methods.elliptic]
-sigma = 0.1
-[methods.green]
-method = "elliptic"
-sigma = "green"
-partners = "data"
-[datasets.groups]
-model = { name = "linear" }
-training = { epochs = 4, batch_size = 16, lr = 1e-4 }
-"""
-
-
-def silent(*_):
-    return None
-
-
-def load_hard(seed=0, *, data_dir=None):
-    """Classes that overlap, and three different parts, so that settings matter."""
-    data = load_groups(seed)
-    parts = []
-    for number in range(3):
-        generator = torch.Generator().manual_seed(100 * seed + number)
-        x = torch.randn(48, 5, generator=generator) + 0.7 * data.train.y[:, None]
-        parts.append(Split(x, data.train.y, data.train.group))
-    return dataclasses.replace(data, train=parts[0], validation=parts[1], test=parts[2])
 
 
 @pytest.fixture
 def toy(monkeypatch):
     monkeypatch.setitem(problems.DATASETS, "groups", load_hard)
-    return parse_specification(TOY, "toy")
-
-
-def make(toy, storage, row="elliptic", space="small", **options):
-    run = next(run for run in runs("toy", toy) if run.row == row)
-    options = {"trials": 6, "pruner": "none", **options}
-    return Search(run=run, space=named_space(toy, run, space), name=space, storage=str(storage), **options)
+    return parse_specification(SEARCHED, "toy")
 
 
 def found(search, out):
@@ -225,7 +185,7 @@ def test_the_test_part_cannot_influence_the_choice(toy, tmp_path, monkeypatch):
     work(search, Options(tmp_path / "b"))
     assert found(search, tmp_path / "b") == clean
     with pytest.raises(AssertionError, match="looked at"):  # the trap works
-        tune(search.run, {}, 1, Options(tmp_path / "c"), silent)
+        finish_run(search.run, Options(tmp_path / "c"), silent)
 
 
 def test_bad_trials_are_pruned_and_leave_nothing_behind(toy, tmp_path, monkeypatch):
@@ -246,7 +206,7 @@ def test_bad_trials_are_pruned_and_leave_nothing_behind(toy, tmp_path, monkeypat
         metrics = {"validation": {"worst": last}}
         return {"metrics": metrics, "cost": {"seconds": 1.0}, "epoch": 3}
 
-    monkeypatch.setattr(worker, "do_run", fake)
+    monkeypatch.setattr(search_module, "do_run", fake)
     search = make(toy, tmp_path / "s", pruner="median")
     work(search, Options(tmp_path))
     study = open_study(search)
@@ -301,14 +261,15 @@ import time
 from pathlib import Path
 from elliptica.lab.experiments import problems
 from elliptica.lab.experiments.run import Options
-from elliptica.lab.experiments.search.worker import work
+from elliptica.lab.experiments.search import work
 from elliptica.lab.experiments.specification import parse_specification
-from tests.lab.experiments.test_search import TOY, load_hard, make
+from experiment_cases import SEARCHED, load_hard
+from experiment_cases import make_search as make
 
 problems.DATASETS["groups"] = load_hard
 folder, storage, trials, slow = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 n_workers, deadline = int(sys.argv[5]), time.monotonic() + 200
-search = make(parse_specification(TOY, "toy"), storage, trials=trials)
+search = make(parse_specification(SEARCHED, "toy"), storage, trials=trials)
 
 def listen(number, kind, details):
     time.sleep(slow)
@@ -364,7 +325,7 @@ def test_a_trial_of_a_killed_process_is_taken_up_by_another(toy, tmp_path):
         time.sleep(0.01)
     victim.send_signal(signal.SIGSTOP)  # it lives: nobody may take its trial
     (under_way,) = [t for t in open_study(search).trials if t.state == TrialState.RUNNING]
-    worker.take_up(open_study(search))
+    search_module.take_up(open_study(search))
     assert len(counted(open_study(search))) == under_way.number + 1
     victim.send_signal(signal.SIGKILL)
     victim.wait()
@@ -380,7 +341,7 @@ def test_a_trial_of_a_killed_process_is_taken_up_by_another(toy, tmp_path):
 
 def test_a_trial_that_kills_every_process_is_given_up(toy, tmp_path, monkeypatch):
     """Three deaths in one epoch are enough, but not three of a trial that comes forward between them."""
-    search, real = make(toy, tmp_path / "s", trials=2), worker.do_run
+    search, real = make(toy, tmp_path / "s", trials=2), search_module.do_run
 
     def deadly(run, *arguments, **options):
         if run.training["lr"] == 1e-4:  # the first trial
@@ -390,8 +351,8 @@ def test_a_trial_that_kills_every_process_is_given_up(toy, tmp_path, monkeypatch
     for epoch in (1, 2, 3):
         with pytest.raises(Stop):
             work(search, Options(tmp_path), dying(epoch - 1, epoch))
-    monkeypatch.setattr(worker, "do_run", deadly)
-    for _ in range(worker.DEATHS - 1):
+    monkeypatch.setattr(search_module, "do_run", deadly)
+    for _ in range(search_module.DEATHS - 1):
         with pytest.raises(Stop):
             work(search, Options(tmp_path))
     work(search, Options(tmp_path))
@@ -405,7 +366,7 @@ def test_a_trial_that_runs_out_of_memory_is_a_failed_one(toy, tmp_path, monkeypa
     def full(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(worker, "do_run", full)
+    monkeypatch.setattr(search_module, "do_run", full)
     search = make(toy, tmp_path / "s", trials=2)
     work(search, Options(tmp_path))
     with pytest.raises(RuntimeError, match=r"None of 2 trials .* can't allocate memory"):
@@ -422,8 +383,8 @@ def test_a_trial_goes_on_in_a_folder_that_is_here(toy, tmp_path, monkeypatch):
     (trial,) = study.get_trials(deepcopy=False)
     study._storage.set_trial_user_attr(trial._trial_id, "folder", str(absent))
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "claimed", lambda *_: contextlib.nullcontext(True))
-        worker.take_up(study)
+        patch.setattr(search_module, "claimed", lambda *_: contextlib.nullcontext(True))
+        search_module.take_up(study)
     work(search, Options(tmp_path / "b"))
     (trial,) = counted(study)
     assert trial.state == TrialState.COMPLETE
@@ -432,10 +393,13 @@ def test_a_trial_goes_on_in_a_folder_that_is_here(toy, tmp_path, monkeypatch):
 
 
 def test_a_worker_waits_while_another_looks_at_its_lock(tmp_path):
-    looking = worker.claimed(tmp_path, worker._lock(tmp_path / "trial-0"))
+    looking = search_module.claimed(tmp_path, tmp_path / "trial-0" / "trial")
     assert looking.__enter__()
     threading.Timer(0.2, looking.__exit__, (None, None, None)).start()
-    with worker._held(tmp_path / "trial-0"), worker.claimed(tmp_path, tmp_path / "trial-0" / "trial") as free:
+    with (
+        search_module._held(tmp_path / "trial-0"),
+        search_module.claimed(tmp_path, tmp_path / "trial-0" / "trial") as free,
+    ):
         assert not free
 
 
@@ -443,7 +407,7 @@ def test_trials_of_other_machines_are_left_alone(toy, tmp_path, monkeypatch):
     search = make(toy, tmp_path / "s", trials=3)
     with pytest.raises(Stop):
         work(search, Options(tmp_path), dying(1, 2))
-    monkeypatch.setattr(worker.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(search_module.socket, "gethostname", lambda: "elsewhere")
     work(search, Options(tmp_path))
     states = [trial.state.name for trial in counted(open_study(search))]
     assert states == ["COMPLETE", "RUNNING", "COMPLETE"]
@@ -455,7 +419,7 @@ def test_one_trial_too_many_is_given_back(toy, tmp_path, monkeypatch):
     search = make(toy, tmp_path / "s", trials=2)
     work(make(toy, tmp_path / "s", trials=1), Options(tmp_path))
     study = open_study(search)
-    real = worker.take_up
+    real = search_module.take_up
 
     def other_asks_now(_study):
         real(_study)
@@ -464,7 +428,7 @@ def test_one_trial_too_many_is_given_back(toy, tmp_path, monkeypatch):
             trial.set_user_attr("folder", "x"), trial.set_user_attr("host", "elsewhere")
 
     calls = iter([other_asks_now])
-    monkeypatch.setattr(worker, "counted", lambda s, below=None: _late(s, below, calls))
+    monkeypatch.setattr(search_module, "counted", lambda s, below=None: _late(s, below, calls))
     work(search, Options(tmp_path))
     trials = study.get_trials()
     assert [t.state.name for t in trials] == ["COMPLETE", "RUNNING", "FAIL"]
@@ -493,9 +457,9 @@ def test_spaces_come_from_the_table_or_are_made_for_the_row(toy):
     assert not green & {"sigma", "pairing"}
     assert set(named_space(toy, by_row["erm"], "auto")) == {("training", "lr")}
     own = own_values(by_row["elliptic"], auto)
-    assert own["settings", "sigma_y"] == 0.1  # None means sigma
-    assert own["settings", "pairing"] == "permutation"
-    assert ("settings", "xi") in own
+    assert own["settings.sigma_y"] == 0.1  # None means sigma
+    assert own["settings.pairing"] == "permutation"
+    assert "settings.xi" in own
     for choices in auto.values():
         assert choices.as_dict() == Range.model_validate(choices.as_dict()).as_dict()
 
@@ -530,7 +494,7 @@ def test_a_searched_row_and_one_tuned_with_shared_draws_make_no_fair_table(toy, 
     work(search, Options(tmp_path))
     found(search, tmp_path)
     erm = next(run for run in runs("toy", toy) if run.row == "erm")
-    tune(erm, search_space(toy, "erm"), 2, Options(tmp_path), silent)
+    tune({"erm": (erm, search_space(toy, "erm"))}, 2, Options(tmp_path), silent, Local())
     with pytest.raises(
         SpecificationError, match=r"different searches \(erm 2 by shared draws, elliptic 2 by"
     ):
@@ -562,8 +526,8 @@ def test_what_mattered_is_found(toy, tmp_path):
         trial.set_user_attr("epoch", 0), trial.set_user_attr("seconds", 1.0)
         study.tell(trial, values["settings", "sigma"])
         if number == 3:
-            assert importances(study) == {}
-    shares = importances(study)
+            assert importances(study, ENOUGH) == {}
+    shares = importances(study, ENOUGH)
     assert max(shares, key=shares.get) == "settings.sigma"
     assert shares["settings.sigma"] > 0.5
     assert sum(shares.values()) == pytest.approx(1)
@@ -597,7 +561,7 @@ def test_storages_that_cannot_be_used_are_named(toy, tmp_path):
     foreign = tmp_path / "foreign.db"
     with sqlite3.connect(foreign) as connection:
         connection.execute("CREATE TABLE birds (name TEXT)")
-    with pytest.raises(SpecificationError, match="database of something else"):
+    with pytest.raises(SpecificationError, match="is not a SQLite file of Optuna"):
         open_storage(f"sqlite:///{foreign}")
     with pytest.raises(SpecificationError, match="is a folder"):
         open_storage(str(tmp_path))
@@ -637,17 +601,17 @@ def test_searches_that_make_no_sense_are_refused(toy, tmp_path):
         check_search(last, Options(tmp_path))
     with pytest.raises(SpecificationError, match="8 are meant"):
         make_search(Choice("table5", ["crime", "skillcraft"], ["erm", "mixup", "elliptic", "green"]),
-                    SearchOptions("auto"), tmp_path)  # fmt: skip
+                    tmp_path, space="auto")  # fmt: skip
     with pytest.raises(SpecificationError, match="names no range for erm"):
-        make_search(Choice("table5", ["crime"], ["erm"]), SearchOptions("auto"), tmp_path)
-    resplit = make_search(Choice("table3", ["no2"], ["marginal"]), SearchOptions("auto"), tmp_path)
+        make_search(Choice("table5", ["crime"], ["erm"]), tmp_path, space="auto")
+    resplit = make_search(Choice("table3", ["no2"], ["marginal"]), tmp_path, space="auto")
     with pytest.raises(SpecificationError, match="drawn anew for each seed"):
         check_search(resplit, Options(tmp_path))
 
 
 @pytest.mark.bad_input
 def test_the_command_is_refused_under_torchrun(tmp_path, monkeypatch):
-    monkeypatch.setattr("elliptica.lab.experiments.search.command.is_launched", lambda: True)
+    monkeypatch.setattr("elliptica.lab.experiments.engines.is_torchrun", lambda: True)
     options = ["--dataset", "waterbirds-features", "--methods", "marginal", "--search", "auto"]
     found = CliRunner().invoke(app, ["tune", "table4", *options, "--out", str(tmp_path / "out")])
     assert (found.exit_code, "torchrun" in found.output) == (2, True)

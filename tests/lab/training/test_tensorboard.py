@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-from tests.lab.experiments.test_experiments import TOY, load_toy
 from torch import nn
 
 from elliptica.lab.data.splits import Dataset, Split
@@ -14,19 +13,12 @@ from elliptica.lab.experiments.records import record_file
 from elliptica.lab.experiments.run import Options, finish_run
 from elliptica.lab.experiments.specification import parse_specification, runs
 from elliptica.lab.training import EpochEnd, TensorBoard, TrainingSettings, fit
+from experiment_cases import TOY, load_toy
+from experiment_cases import read_board as read
 
 pytest.importorskip("tensorboard", reason="TensorBoard is not installed (extra lab)")
 
 TAGS = {"train/loss", "train/lr", "validation/score", "validation/best", "cost/seconds", "cost/evaluations"}
-
-
-def read(folder):
-    """Scalars by name as lists of (step, value), as TensorBoard itself reads them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found = EventAccumulator(str(folder))
-    found.Reload()
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
 def read_settings(folder):

@@ -1,4 +1,4 @@
-"""Which runs of a table are meant, as options of the commands say it."""
+"""Resolve command-line options to runs; find records that the current options hide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from elliptica._utils.text import count
 from elliptica.lab.experiments.records import read_record
 from elliptica.lab.experiments.specification import Run, SpecificationError, load_specification, runs
-from elliptica.lab.experiments.tune import apply_choices
+from elliptica.lab.experiments.tuned import apply_choices
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,11 @@ class Choice:
         return shlex.join([*words, *self.setting_options(), "--out", str(out)])
 
 
-# Records of a table that its options do not show, and the options that do.
-
-
 _RECORD = re.compile(r"([0-9a-f]{12})-seed\d+\.json")
 
 
-def other_records(choice: Choice, wanted: list[Run], out: Path) -> list[str]:
-    """Sentences about records of these rows that the options of a table do not show.
+def hidden_records(choice: Choice, wanted: list[Run], out: Path) -> list[str]:
+    """Find records of these rows that the options hide; returns sentences with the options that show them.
 
     Args:
         choice: What was asked for.

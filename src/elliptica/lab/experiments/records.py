@@ -112,7 +112,7 @@ def versions() -> dict[str, str]:
 
 def _revision() -> str | None:
     """Commit of the source, if it is a checkout; "+" marks local changes."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     if not (root / ".git").exists():
         return None
     try:

@@ -29,7 +29,7 @@ from elliptica.lab.experiments.specification import (
     runs,
 )
 from elliptica.lab.experiments.table import COST, Part, Table, cell_texts, make_table
-from elliptica.lab.experiments.tune import with_values
+from elliptica.lab.experiments.tuned import with_values
 from elliptica.report.content import DASH, BySeed, Grid, Measure, Parts, Study
 from elliptica.report.verdict import judge_rows
 

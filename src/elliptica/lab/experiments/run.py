@@ -26,8 +26,6 @@ from elliptica.lab.experiments.metrics import (
     score_of,
 )
 from elliptica.lab.experiments.problems import label_noise, load_dataset, make_model
-from elliptica.lab.experiments.progress import Listener as Listener
-from elliptica.lab.experiments.progress import Report, reported
 from elliptica.lab.experiments.records import (
     checkpoint_file,
     claimed,
@@ -41,11 +39,12 @@ from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training.batch import Objective
 from elliptica.lab.training.checkpoint import model_tensors, save_checkpoint
 from elliptica.lab.training.loop import FitResult, fit
-from elliptica.lab.training.progress import Progress
+from elliptica.lab.training.progress import EpochEnd, Progress, TensorBoard
 from elliptica.lab.training.settings import TrainingSettings
 
-#: How a run is done, in this process (`do_here`) or elsewhere: it returns the record.
-Do = Callable[["Run", "Options", Listener], dict[str, Any]]
+#: Receives events: the label of a run, a kind ("start", "epoch", "again", "done", "skipped", "failed",
+#: "lost"), and details.
+Listener = Callable[[str, str, dict[str, Any]], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,18 +219,64 @@ def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
-def do_here(run: Run, options: Options, listen: Listener) -> dict[str, Any]:
-    """Do a run in this process and tell of its start and its epochs; returns the record."""
-    listen(run.label, "start", {"epochs": run.training.get("epochs")})
-    if not options.ranks.is_first:  # the first one reports for all
-        return do_run(run, options, Report(run, listen))
-    with reported(run, options.out, options.tensorboard, listen) as report:
-        return report.finish(do_run(run, options, report))
+class Report:
+    """Pass the epochs of a run on to a listener and, if options ask for it, to TensorBoard.
+
+    Args:
+        run: What is run.
+        options: Where.
+        listen: Receives every epoch.
+    """
+
+    def __init__(self, run: Run, options: Options, listen: Listener) -> None:
+        self.run, self.listen, self.last = run, listen, 0
+        self.board = None
+        if options.tensorboard is not None and options.ranks.is_first:
+            name = record_file(options.out, run).relative_to(options.out).with_suffix("")
+            self.board = TensorBoard(options.tensorboard / name, settings=_all_settings(run))
+
+    def __call__(self, end: EpochEnd) -> None:
+        """Take the end of an epoch; TensorBoard skips one that is repeated."""
+        if end.epoch > self.last and self.board is not None:
+            self.board(end)
+        self.last = max(self.last, end.epoch)
+        details = {"epoch": end.epoch, "epochs": end.epochs, "loss": end.loss, "score": end.score}
+        self.listen(self.run.label, "epoch", details)
+
+    def finish(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Take the record, and give it back."""
+        if self.board is not None:
+            self.board.finish(_single_numbers(record))
+        return record
+
+    def close(self) -> None:
+        """Close the files of TensorBoard."""
+        if self.board is not None:
+            self.board.close()
+
+
+def _all_settings(run: Run) -> dict[str, Any]:
+    """Name each setting of a run once."""
+    names = {name: getattr(run, name) for name in ("table", "dataset", "row", "method", "seed", "select")}
+    groups = {"training": run.training, "method": run.settings, "model": run.model}
+    return names | {
+        f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()
+    }
+
+
+def _single_numbers(record: dict[str, Any]) -> dict[str, float]:
+    """Pick the metrics of a record that are one number."""
+    return {
+        f"{part}_{name}": value
+        for part, metrics in record["metrics"].items()
+        for name, value in metrics.items()
+        if isinstance(value, float)
+    }
 
 
 @contextlib.contextmanager
-def _claim(run: Run, options: Options) -> Iterator[bool]:
-    """Whether the run is still to be done, and here; the first process answers for all."""
+def claim(run: Run, options: Options) -> Iterator[bool]:
+    """Claim a run; False if it is recorded or another process has it. The first rank answers for all."""
     file = record_file(options.out, run)
     if not options.ranks.is_first or read_record(file) is not None:
         yield False
@@ -240,15 +285,22 @@ def _claim(run: Run, options: Options) -> Iterator[bool]:
         yield mine and read_record(file) is None
 
 
-def finish_run(run: Run, options: Options, listen: Listener, do: Do = do_here) -> str:
-    """Do a run unless it is recorded or another process does it; returns what happened."""
-    with _claim(run, options) as mine:
+def record_run(run: Run, options: Options, record: dict[str, Any], listen: Listener) -> str:
+    """Write the record of a run in place of its checkpoint; returns "done"."""
+    if options.ranks.is_first:
+        write_record(record_file(options.out, run), record)
+        checkpoint_file(options.out, run).unlink(missing_ok=True)
+    listen(run.label, "done", record["metrics"]["test"])
+    return "done"
+
+
+def finish_run(run: Run, options: Options, listen: Listener) -> str:
+    """Do a run in this process unless it is recorded or another process has it; returns what happened."""
+    with claim(run, options) as mine:
         if not options.ranks.from_first(mine):
             listen(run.label, "skipped", {})
             return "skipped"
-        record = do(run, options, listen)
-        if options.ranks.is_first:
-            write_record(record_file(options.out, run), record)
-            checkpoint_file(options.out, run).unlink(missing_ok=True)
-    listen(run.label, "done", record["metrics"]["test"])
-    return "done"
+        listen(run.label, "start", {"epochs": run.training.get("epochs")})
+        with contextlib.closing(Report(run, options, listen)) as report:
+            record = report.finish(do_run(run, options, report))
+        return record_run(run, options, record, listen)

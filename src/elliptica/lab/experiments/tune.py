@@ -1,7 +1,7 @@
-"""Choosing settings on the validation part: the same budget of trials for every method.
+"""Choose settings on the validation part: what may vary, and equal trials for every method.
 
-Trials are ordinary runs with a seed of their own, recorded one by one, so that a tuning that is killed goes
-on where it was. The first trial of every method is the table's own setting; the others are a random search.
+Trials are ordinary runs with a seed of their own, recorded one by one, so that a tuning that is killed
+resumes. The first trial of every method is the table's own setting; the others are a random search.
 What all methods share (learning rate, weight decay) has the same draws for all of them, in every table: with
 few trials luck would otherwise decide between methods.
 """
@@ -9,31 +9,34 @@ few trials luck would otherwise decide between methods.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
+import optuna
 from pydantic import ValidationError
 
 from elliptica._utils.random import stream_seed
-from elliptica.lab.experiments.engines import Job, open_engine
+from elliptica._utils.text import did_you_mean
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.partners import PAIRINGS
+from elliptica.lab.experiments.engines import Engine, Outcome
 from elliptica.lab.experiments.metrics import score_of
 from elliptica.lab.experiments.problems import RESPLIT
 from elliptica.lab.experiments.records import read_record, record_file, write_record
-from elliptica.lab.experiments.run import Do, Listener, Options, do_here, finish_run
+from elliptica.lab.experiments.run import Listener, Options
 from elliptica.lab.experiments.specification import Range, Run, Specification, SpecificationError
+from elliptica.lab.experiments.tuned import Place, Space, chosen_file, with_values
 
 #: Seed of the trials; tables use 0, 1, ...
 TRIAL_SEED = 1000
+#: Name of the space that is made for a row.
+AUTO = "auto"
 #: A table and a data set of it that can be tuned, for those who ask for others.
 TUNABLE = ("table4", "waterbirds-features")
-#: A setting is of the training, or of the method.
-Place = tuple[str, str]
 
 
-def search_space(specification: Specification, row: str) -> dict[Place, Range]:
+def search_space(specification: Specification, row: str) -> Space:
     """What is searched for a row: the table's common ranges, and the row's own."""
     common = {("training", name): each for name, each in specification.search.items()}
     own = specification.methods[row].get("search", {})
@@ -45,32 +48,74 @@ def search_space(specification: Specification, row: str) -> dict[Place, Range]:
         ) from error
 
 
-def chosen_file(out: Path, run: Run) -> Path:
-    """Where the choice for a row is kept; other epochs, or matched costs, are another choice."""
-    return record_file(out, run).parent / f"chosen-{run.key}.json"
+def named_space(specification: Specification, run: Run, name: str) -> Space:
+    """Return the space of a search.
 
-
-def tune(
-    run: Run,
-    space: dict[Place, Range],
-    n_trials: int,
-    options: Options,
-    listen: Listener,
-    do: Do = do_here,
-) -> dict[str, Any]:
-    """Choose settings for one row of one data set; returns and keeps the choice.
-
-    Args:
-        run: Any run of the row; its seed does not matter.
-        space: What may vary, see `search_space`.
-        n_trials: Number of trials, the table's own setting among them.
-        options: Where to run and to record.
-        listen: Told about events.
-        do: How a trial is done.
+    ``"auto"`` is what the table searches in the training of every row and, for elliptic training, noise,
+    bridges, pairing and weighting; for other methods what the table names beside the row. Other names are
+    those of the table's ``searches``.
     """
-    refuse_resplit(run)
-    import optuna
+    if name == AUTO:
+        own = search_space(specification, run.row)
+        if run.method == "elliptic":
+            own = {**own, **{("settings", key): each for key, each in _elliptic_space(run.settings).items()}}
+        if not own:
+            raise SpecificationError(
+                f"{run.table} names no range for {run.row}. Add a table [searches.NAME] to its "
+                "specification, and say --search NAME."
+            )
+        return own
+    if name not in specification.searches:
+        known = [AUTO, *specification.searches]
+        hint = did_you_mean(name, known)
+        raise SpecificationError(
+            f"{run.table} has no search {name!r}.{hint and f' {hint}'} It has {', '.join(known)}."
+        )
+    spec = specification.searches[name]
+    return {
+        **{("training", key): each for key, each in spec.training.items()},
+        **{("settings", key): each for key, each in spec.settings.items()},
+    }
 
+
+def _elliptic_space(settings: dict[str, Any]) -> dict[str, Range]:
+    """Noise for standardised inputs, a few bridges, every pairing, and weightings that the row can have."""
+    found = {"sigma_y": Range(low=0.0, high=0.2)}
+    if isinstance(settings.get("sigma", 0.05), float | int):  # the PDE's own noise has no number
+        found["sigma"] = Range(low=0.01, high=1.0, log=True)
+    if not settings.get("antithetic", False):
+        found["n_bridges"] = Range(low=1, high=4, integer=True)
+    if "partners" not in settings:
+        found["pairing"] = Range(choices=tuple(PAIRINGS))
+    weightings: tuple[str, ...] = ("none", "gradient_norm", "gradient_softmax")
+    if settings.get("sampling", "marginal") == "path":
+        weightings = (*weightings, "multiplicative")
+    found["weighting"] = Range(choices=weightings)
+    found["xi"] = Range(low=0.1, high=10.0, log=True)
+    return found
+
+
+def own_values(run: Run, space: Space) -> dict[str, Any]:
+    """Return the table's own setting, as far as it lies in the space: the first trial."""
+    defaults = {name: each.default for name, each in inspect.signature(Elliptic).parameters.items()}
+    known = {"training": run.training, "settings": run.settings}
+    if run.method == "elliptic":
+        sigma = run.settings.get("sigma", defaults["sigma"])
+        known["settings"] = {**defaults, "sigma_y": sigma, **run.settings}
+        if known["settings"]["sigma_y"] is None:
+            known["settings"]["sigma_y"] = sigma
+    return {
+        f"{kind}.{name}": known[kind][name]
+        for (kind, name), each in space.items()
+        if name in known[kind] and each.contains(known[kind][name])
+    }
+
+
+def draw_trials(run: Run, space: Space, n_trials: int) -> list[dict[Place, Any]]:
+    """Draw the settings of the trials of a row; the first is the table's own.
+
+    What all methods share has the same draws for every row.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     streams = {"training": run.dataset, "settings": f"{run.dataset}/{run.row}"}
     studies = {
@@ -83,55 +128,85 @@ def tune(
     for _ in range(n_trials - 1):
         asked = {kind: study.ask() for kind, study in studies.items()}
         drawn.append({place: each.suggest(asked[place[0]], place[1]) for place, each in space.items()})
+    return drawn
+
+
+def tune(
+    rows: Mapping[str, tuple[Run, Space]], n_trials: int, options: Options, listen: Listener, engine: Engine
+) -> dict[str, dict[str, Any] | str]:
+    """Choose settings for rows of tables, each on one data set; all trials are given to the engine at once.
+
+    Args:
+        rows: By label: any run of the row, whose seed does not matter, and what may vary.
+        n_trials: Trials of each row, the table's own setting among them.
+        options: Where to run and to record.
+        listen: Receives the events of the trials.
+        engine: Does the trials.
+
+    Returns:
+        The choice for each row, which is also written to its `chosen_file`, or why there is none.
+    """
+    trials_at = dataclasses.replace(options, out=options.out / "trials")
+    found: dict[str, dict[str, Any] | str] = {}
+    drawn: dict[str, list[dict[Place, Any]]] = {}
+    for label, (run, space) in rows.items():
+        try:
+            refuse_resplit(run)
+            drawn[label] = draw_trials(run, space, n_trials)
+        except RuntimeError as error:
+            found[label] = str(error)
+    trials = {
+        label: [with_values(rows[label][0], values, TRIAL_SEED) for values in each]
+        for label, each in drawn.items()
+    }
+    different = {record_file(options.out, trial): trial for each in trials.values() for trial in each}
+    outcomes = dict(zip(different, engine.do(list(different.values()), trials_at, listen), strict=True))
+    for label, each in trials.items():
+        try:
+            scores = [_score(trial, trials_at, outcomes[record_file(options.out, trial)]) for trial in each]
+            found[label] = _choose(*rows[label], drawn[label], scores, options)
+        except (RuntimeError, OSError) as error:
+            found[label] = str(error)
+    return {label: found[label] for label in rows}
+
+
+def _score(trial: Run, options: Options, outcome: Outcome) -> tuple[float | None, str | None]:
+    """Read the validation score of a trial, or why it failed; other errors than its settings' are raised."""
+    if outcome.is_bad_setting:
+        return None, outcome.error
+    if outcome.error:
+        raise RuntimeError(outcome.error)
+    record = read_record(record_file(options.out, trial))
+    if record is None:
+        raise RuntimeError(
+            "Another process has a trial of this row under way. Wait for it, or tune other rows here."
+        )
+    return score_of(record["metrics"]["validation"], trial.metric, trial.select), None
+
+
+def _choose(
+    run: Run,
+    space: Space,
+    drawn: list[dict[Place, Any]],
+    scores: list[tuple[float | None, str | None]],
+    options: Options,
+) -> dict[str, Any]:
+    """Choose the best trial and write the choice."""
     tried: list[dict[str, Any]] = []
-    for values, (score, error) in zip(drawn, _scores(run, drawn, options, listen, do), strict=True):
+    for values, (score, error) in zip(drawn, scores, strict=True):
         tried.append({"values": {".".join(place): v for place, v in values.items()}, "score": score})
         if error:
             tried[-1]["error"] = error
     best = max((t for t in tried if t["score"] is not None), key=lambda t: t["score"], default=None)
     if best is None:
         raise RuntimeError(
-            f"All {n_trials} trials of {run.row} failed. The first said: {tried[0]['error']} "
+            f"All {len(tried)} trials of {run.row} failed. The first said: {tried[0]['error']} "
             "Correct the table's settings or narrow its search."
         )
     ranges = {".".join(place): each.as_dict() for place, each in space.items()}
     chosen = {**best, "search": ranges, "rule": f"best {run.select} on the validation part", "trials": tried}
     write_record(chosen_file(options.out, run), chosen)
     return chosen
-
-
-def _scores(
-    run: Run, drawn: list[dict[Place, Any]], options: Options, listen: Listener, do: Do
-) -> list[tuple[float | None, str | None]]:
-    """Scores of trials, which do not depend on each other: on a cluster all of them are asked for at once."""
-    trials_at = dataclasses.replace(options, out=options.out / "trials")
-    attempts = [with_values(run, values, TRIAL_SEED) for values in drawn]
-    different = {attempt.key: attempt for attempt in attempts}  # choices may be drawn twice
-
-    def score(attempt: Run) -> tuple[float | None, str | None]:
-        return _score(attempt, trials_at, listen, do)
-
-    if options.ray is None:
-        scores = [score(attempt) for attempt in different.values()]
-    else:
-        with ThreadPoolExecutor(len(different)) as threads:
-            scores = list(threads.map(score, different.values()))
-    found = dict(zip(different, scores, strict=True))
-    return [found[attempt.key] for attempt in attempts]
-
-
-def _score(run: Run, options: Options, listen: Listener, do: Do) -> tuple[float | None, str | None]:
-    """Validation score of a trial; a training that diverges is a failed trial, not the end of the tuning."""
-    try:
-        finish_run(run, options, listen, do)
-    except (FloatingPointError, ValueError) as error:
-        return None, f"{type(error).__name__}: {error}"
-    record = read_record(record_file(options.out, run))
-    if record is None:
-        raise RuntimeError(
-            "Another process has a trial of this row under way. Wait for it, or tune other rows here."
-        )
-    return score_of(record["metrics"]["validation"], run.metric, run.select), None
 
 
 def refuse_resplit(run: Run) -> None:
@@ -144,97 +219,6 @@ def refuse_resplit(run: Run) -> None:
         )
 
 
-def with_values(run: Run, values: dict[Place, Any], seed: int) -> Run:
-    """The run with other values of some settings."""
-    changed: dict[str, Any] = {"seed": seed}
-    for kind in ("training", "settings"):
-        own = {name: value for (place, name), value in values.items() if place == kind}
-        changed[kind] = {**getattr(run, kind), **own}
-    return run.model_copy(update=changed)
-
-
-def apply_choices(runs: list[Run], out: Path) -> list[Run]:
-    """Runs with the settings that were chosen for their rows.
-
-    Raises:
-        SpecificationError: If a row has not been tuned, what was kept cannot be read, or rows had different
-            numbers of trials.
-    """
-    missing = {(run.dataset, run.row) for run in runs if not chosen_file(out, run).exists()}
-    if missing:
-        names = ", ".join(f"{row} on {dataset}" for dataset, row in sorted(missing))
-        rows = ",".join(sorted({row for _, row in missing}))
-        data = ",".join(sorted({dataset for dataset, _ in missing}))
-        raise SpecificationError(
-            f"Not tuned with these options: {names}. First run elliptica tune {runs[0].table} --dataset "
-            f"{data} --methods '{rows}' --out {out} (and the same --epochs, --precision, --match and "
-            "--select), or leave out --tuned."
-        )
-    found = []
-    budgets: dict[str, dict[tuple[int, str], str]] = {}
-    for run in runs:
-        file = chosen_file(out, run)
-        try:
-            content = json.loads(file.read_text())
-            values = content["values"]
-            how = content.get("sampler", "shared draws")
-            budgets.setdefault(run.dataset, {})[len(content["trials"]), how] = run.row
-        except (ValueError, KeyError, TypeError) as error:
-            raise SpecificationError(
-                f"{file} cannot be read ({error}). Delete it and tune again: trials that are recorded are "
-                "not repeated."
-            ) from error
-        places = {(name.split(".", 1)[0], name.split(".", 1)[1]): value for name, value in values.items()}
-        found.append(with_values(run, places, run.seed))
-    for dataset, numbers in budgets.items():
-        kinds = {how for _, how in numbers}
-        if len(numbers) > 1:
-            told = ", ".join(
-                f"{row} {n}{f' by {how}' if len(kinds) > 1 else ''}"
-                for (n, how), row in sorted(numbers.items())
-            )
-            raise SpecificationError(
-                f"Rows on {dataset} had different {'searches' if len(kinds) > 1 else 'numbers of trials'} "
-                f"({told}), which is no fair table. Tune them again with the same "
-                f"{'options' if len(kinds) > 1 else '--trials'}: trials that are recorded are not repeated."
-            )
-    return found
-
-
-def tune_all(
-    runs: list[Run], specification: Specification, n_trials: int, options: Options, listen: Listener
-) -> dict[str, str]:
-    """Tune every row and data set of some runs; returns what happened to each."""
-    with open_engine(options) as engine:
-        return engine.do(tune_jobs(runs, specification, n_trials, options), listen)
-
-
-def tune_jobs(
-    runs: list[Run], specification: Specification, n_trials: int, options: Options
-) -> dict[str, Job]:
-    """One job for every row and data set."""
-    rows = {f"{run.dataset} {run.row}": run for run in runs}
-    spaces = {label: search_space(specification, run.row) for label, run in rows.items()}
-    return {
-        label: functools.partial(_tune_row, label, run, spaces[label], n_trials, options)
-        for label, run in rows.items()
-    }
-
-
-def _tune_row(
-    label: str, run: Run, space: dict[Place, Range], n_trials: int, options: Options, listen: Listener, do: Do
-) -> str:
-    try:
-        chosen = tune(run, space, n_trials, options, listen, do)
-    except Exception as error:
-        result = f"failed: {type(error).__name__}: {error}"
-    else:
-        values = ", ".join(f"{name} {shown(value)}" for name, value in chosen["values"].items())
-        result = f"{values or 'the setting of the table'} ({chosen['rule']}: {chosen['score']:.4g})"
-    listen(label, "tuned", {"result": result})
-    return result
-
-
-def shown(value: object) -> str:
-    """A value of a setting, for people."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def rows_of(runs: list[Run], specification: Specification) -> dict[str, tuple[Run, Space]]:
+    """Collect the rows of some runs, each with what may vary."""
+    return {f"{run.dataset} {run.row}": (run, search_space(specification, run.row)) for run in runs}

@@ -1,0 +1,158 @@
+"""Options that several commands about the paper's experiments share."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from elliptica.lab.experiments.choice import Choice
+    from elliptica.lab.experiments.run import RaySettings
+
+
+class Match(str, Enum):
+    """What is made equal among methods."""
+
+    evaluations = "evaluations"
+
+
+class Precision(str, Enum):
+    """Number formats of the forward pass."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Select(str, Enum):
+    """By what epochs and settings are chosen."""
+
+    average = "average"
+    worst = "worst"
+
+
+class Engine(str, Enum):
+    """Where runs are done."""
+
+    processes = "processes"
+    ray = "ray"
+
+
+TableName = Annotated[str, typer.Argument(help="Name of the table, see elliptica list.")]
+DatasetOption = Annotated[
+    list[str] | None, typer.Option("--dataset", help="Only these data sets: a,b or repeated.")
+]
+MethodsOption = Annotated[
+    list[str] | None, typer.Option("--methods", help="Only these rows: a,b or repeated.")
+]
+SeedsOption = Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="the table's")]
+EpochsOption = Annotated[
+    int | None, typer.Option(min=1, help="Epochs of every method.", show_default="the table's")
+]
+PrecisionOption = Annotated[
+    Precision | None, typer.Option(help="Of the forward pass.", show_default="float32")
+]
+MatchOption = Annotated[
+    Match | None,
+    typer.Option(
+        "--match",
+        help="evaluations: every method sends as many rows through its network as ordinary training does.",
+    ),
+]
+SelectOption = Annotated[
+    Select | None,
+    typer.Option(
+        help="Choose epochs (and settings) by this on the validation part.", show_default="the table's"
+    ),
+]
+TunedOption = Annotated[
+    bool, typer.Option("--tuned", help="With the settings that elliptica tune has chosen.")
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Runs at once, each with one thread.", show_default="1; with Ray, what the cluster holds"
+    ),
+]
+DeviceOption = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
+BoardOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard", help="Folder for TensorBoard event files.", file_okay=False, show_default="none"
+    ),
+]
+RecordsOption = Annotated[
+    Path, typer.Option("--out", "--runs", help="Folder of the records.", file_okay=False)
+]
+EngineOption = Annotated[Engine, typer.Option(help="Processes of this machine, or a Ray cluster.")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray: the cluster's; auto finds the one that this machine is part of.",
+        show_default="RAY_ADDRESS, or a new one of this machine",
+    ),
+]
+CpusOption = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="Ray: processors for each run, and threads of torch.", show_default="1"),
+]
+GpusOption = Annotated[
+    float | None, typer.Option(min=0, help="Ray: GPUs for each run; may be a share.", show_default="0")
+]
+RetriesOption = Annotated[
+    int | None, typer.Option(min=0, help="Ray: new tries of a run whose worker is lost.", show_default="3")
+]
+
+
+def make_choice(
+    table: str,
+    dataset: list[str] | None,
+    methods: list[str] | None,
+    seeds: int | None,
+    epochs: int | None,
+    precision: Precision | None,
+    match: Match | None,
+    tuned: bool,
+    select: Select | None = None,
+) -> Choice:
+    """Collect the options that say which runs are meant."""
+    from elliptica.lab.experiments.choice import Choice
+
+    training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
+    if precision is not None and precision is not Precision.float32:
+        training["precision"] = precision.value
+    column = None if select is None else select.value
+    return Choice(table, _split(dataset), _split(methods), seeds, match is not None, training, tuned, column)
+
+
+def _split(names: list[str] | None) -> list[str] | None:
+    """Names given one by one, or with commas between them."""
+    return (
+        None
+        if names is None
+        else [part.strip() for name in names for part in name.split(",") if part.strip()]
+    )
+
+
+def ray_settings(
+    engine: Engine, address: str | None, cpus: float | None, gpus: float | None, retries: int | None
+) -> RaySettings | None:
+    """Collect what the options say about Ray; None without it."""
+    from elliptica.lab.experiments.run import RaySettings
+
+    named = {"address": address, "cpus_per_run": cpus, "gpus_per_run": gpus, "retries": retries}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if engine is Engine.ray:
+        return RaySettings(**given)
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise typer.BadParameter(f"{names}: only with --engine ray. Add it, or leave them out.")
+    return None
+
+
+def print_error(error: object, console: Console) -> None:
+    """Print what is wrong, as it is."""
+    console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)

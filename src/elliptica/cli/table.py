@@ -1,0 +1,105 @@
+"""`elliptica table`: a table of the paper from its records."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from elliptica.cli.app import app, require_extra
+from elliptica.cli.options import (
+    DatasetOption,
+    EpochsOption,
+    MatchOption,
+    MethodsOption,
+    PrecisionOption,
+    RecordsOption,
+    SeedsOption,
+    SelectOption,
+    TableName,
+    TunedOption,
+    make_choice,
+    print_error,
+)
+
+if TYPE_CHECKING:
+    from elliptica.lab.experiments.choice import Choice
+    from elliptica.lab.experiments.specification import Run
+    from elliptica.lab.experiments.table import Format
+    from elliptica.lab.experiments.table import Part as PartName
+
+
+class Part(str, Enum):
+    """What a table can be about: parts of the data, or the cost of its runs."""
+
+    test = "test"
+    validation = "validation"
+    cost = "cost"
+
+
+class Form(str, Enum):
+    """Forms of a table."""
+
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+@app.command()
+def table(
+    table: TableName,
+    dataset: DatasetOption = None,
+    methods: MethodsOption = None,
+    seeds: SeedsOption = None,
+    epochs: EpochsOption = None,
+    precision: PrecisionOption = None,
+    match: MatchOption = None,
+    select: SelectOption = None,
+    tuned: TunedOption = False,
+    part: Annotated[
+        Part,
+        typer.Option(
+            help="validation is for choices among methods; cost: rows and seconds to the chosen epoch."
+        ),
+    ] = Part.test,
+    form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.markdown,
+    out: RecordsOption = Path("runs"),
+) -> None:
+    """Print a table from its records: mean, deviation, the paper's values beside ours."""
+    require_extra("lab", "pydantic", "safetensors", "sklearn")
+    from elliptica.lab.experiments.specification import SpecificationError
+
+    console = Console()
+    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
+    try:
+        wanted = choice.runs(out)
+    except SpecificationError as error:
+        print_error(error, console)
+        raise typer.Exit(2) from None
+    if not out.is_dir():
+        print_error(f"There is no folder {out}. Say where the records are with --out.", console)
+        raise typer.Exit(2)
+    print_table(choice, wanted, out, form.value, part.value, console)
+
+
+def print_table(
+    choice: Choice, wanted: list[Run], out: Path, form: Format, part: PartName, console: Console
+) -> None:
+    """Print the table of the records in a folder."""
+    from elliptica.lab.experiments.choice import hidden_records
+    from elliptica.lab.experiments.records import read_records
+    from elliptica.lab.experiments.specification import load_specification
+    from elliptica.lab.experiments.table import make_table, render
+
+    specification, records = load_specification(choice.table), read_records(out, wanted)
+    hidden = [] if len(records) == len(wanted) else hidden_records(choice, wanted, out)
+    if not records and form == "markdown":
+        begin = f"No run of this table is recorded in {out} yet."
+        told = hidden or [f"To do them: {choice.command('run', out)}"]
+        console.print("\n".join([begin, *told, ""]), markup=False, highlight=False, soft_wrap=True)
+        hidden = []
+    found = make_table(choice.table, specification, wanted, records, part, (*choice.remarks(), *hidden))
+    console.print(render(found, form), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,77 @@
+"""Settings that tuning has chosen: where they are written, and runs that use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from elliptica.lab.experiments.records import record_file
+from elliptica.lab.experiments.specification import Range, Run, SpecificationError
+
+#: A setting is of the training, or of the method.
+Place = tuple[str, str]
+#: What may vary.
+Space = dict[Place, Range]
+
+
+def chosen_file(out: Path, run: Run) -> Path:
+    """Where the choice for a row is kept; other epochs, or matched costs, are another choice."""
+    return record_file(out, run).parent / f"chosen-{run.key}.json"
+
+
+def with_values(run: Run, values: dict[Place, Any], seed: int) -> Run:
+    """The run with other values of some settings."""
+    changed: dict[str, Any] = {"seed": seed}
+    for kind in ("training", "settings"):
+        own = {name: value for (place, name), value in values.items() if place == kind}
+        changed[kind] = {**getattr(run, kind), **own}
+    return run.model_copy(update=changed)
+
+
+def apply_choices(runs: list[Run], out: Path) -> list[Run]:
+    """Runs with the settings that were chosen for their rows.
+
+    Raises:
+        SpecificationError: If a row has not been tuned, what was kept cannot be read, or rows had different
+            numbers of trials.
+    """
+    missing = {(run.dataset, run.row) for run in runs if not chosen_file(out, run).exists()}
+    if missing:
+        names = ", ".join(f"{row} on {dataset}" for dataset, row in sorted(missing))
+        rows = ",".join(sorted({row for _, row in missing}))
+        data = ",".join(sorted({dataset for dataset, _ in missing}))
+        raise SpecificationError(
+            f"Not tuned with these options: {names}. First run elliptica tune {runs[0].table} --dataset "
+            f"{data} --methods '{rows}' --out {out} (and the same --epochs, --precision, --match and "
+            "--select), or leave out --tuned."
+        )
+    found = []
+    budgets: dict[str, dict[tuple[int, str], str]] = {}
+    for run in runs:
+        file = chosen_file(out, run)
+        try:
+            content = json.loads(file.read_text())
+            values = content["values"]
+            how = content.get("sampler", "shared draws")
+            budgets.setdefault(run.dataset, {})[len(content["trials"]), how] = run.row
+        except (ValueError, KeyError, TypeError) as error:
+            raise SpecificationError(
+                f"{file} cannot be read ({error}). Delete it and tune again: trials that are recorded are "
+                "not repeated."
+            ) from error
+        places = {(name.split(".", 1)[0], name.split(".", 1)[1]): value for name, value in values.items()}
+        found.append(with_values(run, places, run.seed))
+    for dataset, numbers in budgets.items():
+        kinds = {how for _, how in numbers}
+        if len(numbers) > 1:
+            told = ", ".join(
+                f"{row} {n}{f' by {how}' if len(kinds) > 1 else ''}"
+                for (n, how), row in sorted(numbers.items())
+            )
+            raise SpecificationError(
+                f"Rows on {dataset} had different {'searches' if len(kinds) > 1 else 'numbers of trials'} "
+                f"({told}), which is no fair table. Tune them again with the same "
+                f"{'options' if len(kinds) > 1 else '--trials'}: trials that are recorded are not repeated."
+            )
+    return found
