@@ -1,4 +1,4 @@
-"""Training that is saved and goes on in another number of processes, for test_distributed_checkpoints."""
+"""Training that is saved and goes on in another number of processes, for distributed/test_checkpoint."""
 
 import torch
 from torch import nn

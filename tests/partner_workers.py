@@ -1,4 +1,4 @@
-"""What loader workers and other processes run in test_partners_files and test_partners_loader."""
+"""What loader workers and other processes run in partner_index/test_store and partner_index/test_loader."""
 
 import torch
 from torch.utils.data import Dataset

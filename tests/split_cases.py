@@ -1,4 +1,4 @@
-"""What a process computes with a network whose rows are shared out, for test_distributed_rows."""
+"""What a process computes with a network whose rows are shared out, for distributed/test_rows."""
 
 import torch
 from torch import nn

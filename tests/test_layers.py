@@ -79,3 +79,9 @@ def test_public_names_are_complete_and_documented():
     with pytest.raises(AttributeError, match="no attribute 'elipse'"):
         _ = elliptica.elipse
     assert set(elliptica.__all__) <= set(dir(elliptica))
+
+
+def test_packages_are_attributes_and_lazy():
+    code = "import elliptica, sys; before = 'elliptica.baselines' in sys.modules; print(before, elliptica.baselines.ERM)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("False <class")

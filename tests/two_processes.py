@@ -1,4 +1,4 @@
-"""What each of two gloo processes does for test_distributed."""
+"""What each of two gloo processes does for distributed/test_ddp."""
 
 import warnings
 

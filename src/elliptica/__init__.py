@@ -59,14 +59,31 @@ _HOME = {
     "switch_off": "core.schedule",
 }
 
+#: Packages that are imported when first used, like the names above.
+_PACKAGES = (
+    "baselines",
+    "compare",
+    "core",
+    "diagnostics",
+    "distributed",
+    "estimators",
+    "integrations",
+    "lab",
+    "landscape",
+    "partner_index",
+    "report",
+)
+
 __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"elliptica.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(f"elliptica.{_HOME[name]}"), name)
     raise AttributeError(f"module 'elliptica' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, *_PACKAGES])

@@ -98,7 +98,7 @@ def stratified_times(
 def _grid_tensors(
     n_times: int, std: float, ndim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Keep them from call to call, unless they are shapes without numbers (as in `step_cost`)."""
+    """Keep them from call to call, unless they are fake tensors (of `step_cost`), which must not stay."""
     found = _kept_grid_tensors(n_times, std, ndim, dtype, device)
     if type(found[0]) is not Tensor:
         _kept_grid_tensors.cache_clear()
@@ -142,7 +142,7 @@ def bridge_rows(
     antithetic: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw one bridge per row: ``(rows, *feature)`` twice gives ``(time, rows, *feature)``.
+    """Draw one bridge per row (Algorithm 2): ``(rows, *feature)`` twice gives ``(time, rows, *feature)``.
 
     ``std`` is ``sigma * sqrt(horizon)``: a number, or a tensor that broadcasts to the rows.
     Normals are drawn for the inner points only; the first and last point are ``start`` and

@@ -130,7 +130,7 @@ class Elliptic(nn.Module):
         refuse_wrapped(model, second_order, settings.chunk_size is not None)
         self.epoch: int | None = None
         self.across: Across | None = None  # set by elliptica.distributed.over_global_batch
-        self._warned = False
+        self._warned_of_negative = False
         self._warned_of_mode = False
         self.auto_sigma: Tensor | None
         self.register_buffer("auto_sigma", None)
@@ -163,7 +163,7 @@ class Elliptic(nn.Module):
         Returns:
             The objective, on the scale of the ordinary mean loss.
         """
-        if self._strength() is None:  # eval mode, or switched off by the schedule
+        if self._noise_factor() is None:  # eval mode, or switched off by the schedule
             return self.clean_loss(x, y, sample_weight=sample_weight)
         if paths is None:  # partners, and the bridges of inputs and targets to them
             paths = self.sample(
@@ -189,8 +189,8 @@ class Elliptic(nn.Module):
             given: dict[str, Any] = {"partners": partners, "end": end, "generator": generator}
             return run_uncompiled(self.sample, x, y, sample_weight=sample_weight, **given)
         settings = self.settings if self.settings.target_space is not None else self._read_target_space(y)
-        strength = self._strength()
-        strength = 1.0 if strength is None else strength
+        factor = self._noise_factor()
+        strength = 1.0 if factor is None else factor  # who asks for points in eval mode gets the full noise
         with torch.no_grad():
             batch = read_batch(x, y, sample_weight, settings, in_hidden=settings.at is not None)
             if generator is not None:
@@ -211,12 +211,13 @@ class Elliptic(nn.Module):
         settings, variant = self.settings, self._variant
         if torch.compiler.is_compiling() and not self._can_be_compiled(paths):
             return run_uncompiled(self.loss_on, paths)
-        is_whole = paths.hidden is None and settings.chunk_size is None and settings.bn == "paths"
-        if variant is None and is_whole and isinstance(paths.x, Tensor):  # l(f(X_s), y_s) at every point
+        terms: tuple[Tensor, ...] = ()
+        is_plain = paths.hidden is None and settings.chunk_size is None and settings.bn == "paths"
+        if variant is None and is_plain and isinstance(paths.x, Tensor):  # l(f(X_s), y_s) at every point
             x = flatten_rows(paths.x).flatten(0, 1)
             losses = losses_at(self.model, self.loss, x, flatten_rows(paths.y))
-        else:
-            losses, terms = self._evaluate(paths)  # in chunks, through a hidden layer, with input gradients
+        else:  # the same in chunks, through a hidden layer, of several inputs, or with input gradients
+            losses, terms = self._evaluate(paths)
         over_time = None
         if len(losses) > 1 and settings.quadrature != "mean":  # Euler's or the trapezoid rule over s
             over_time = time_weights(len(losses), settings.quadrature, losses)
@@ -224,8 +225,13 @@ class Elliptic(nn.Module):
             grid = Grid(time_steps(paths), over_time, self.across)
             losses = variant.apply(losses, terms, settings.xi, grid)
         loss = path_mean(losses, paths, self.loss, over_time, self.across)  # Eq. (6)
-        if variant is not None and variant.second_order and settings.validate and not self._warned:
-            self._warned = warn_if_negative(loss, settings.weighting, settings.xi)
+        if (
+            variant is not None
+            and variant.second_order
+            and settings.validate
+            and not self._warned_of_negative
+        ):
+            self._warned_of_negative = warn_if_negative(loss, settings.weighting, settings.xi)
         return loss
 
     def _evaluate(self, paths: Paths) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -271,7 +277,7 @@ class Elliptic(nn.Module):
         shown |= {"sigma": sigma, "pairing": self.settings.pairing, "weighting": self.settings.weighting}
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
-    def _strength(self) -> float | None:
+    def _noise_factor(self) -> float | None:
         """Return the factor on the noise in this epoch; None when bridges are off."""
         if self.training != self.model.training and not self._warned_of_mode:
             self._warned_of_mode = True

@@ -51,7 +51,7 @@ class SourceTerm(Elliptic):
     def forward(self, x: Inputs, y: Tensor, **options: Any) -> Tensor:
         """Loss of a batch, a scalar; options are those of `Elliptic.forward`."""
         clean = self.clean_loss(x, y, sample_weight=options.get("sample_weight"))
-        if self._strength() is None or self.duration == 0:
+        if self._noise_factor() is None or self.duration == 0:
             return clean
         return clean + self.duration * super().forward(x, y, **options)
 

@@ -141,6 +141,10 @@ _P = ParamSpec("_P")
 
 def make_settings(kind: Callable[_P, _S], *args: _P.args, **given: _P.kwargs) -> _S:
     """Make settings from keywords; a name that does not exist raises an error that names the nearest."""
+    if args:
+        raise TypeError(
+            f"Settings are given by name, but got {args[0]!r} without one. Write e.g. num_classes=10."
+        )
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
     for name in given:
         if name not in known:

@@ -68,7 +68,7 @@ def diagnose(
         target_space: What targets are, for losses of your own: ``"simplex"``, ``"unit"`` or ``"real"``.
         confidence: Level of all limits.
         generator: Source of randomness; None is a generator of seed 0, so the result is reproducible and
-            torch's global state is left alone in either fitted.
+            torch's global state is left alone in either case.
         device: Where to compute; None is where the model is. A model that is elsewhere is copied.
         batch_size: Rows per call of the model.
 
