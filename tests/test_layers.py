@@ -82,6 +82,9 @@ def test_public_names_are_complete_and_documented():
 
 
 def test_packages_are_attributes_and_lazy():
-    code = "import elliptica, sys; before = 'elliptica.baselines' in sys.modules; print(before, elliptica.baselines.ERM)"
+    code = (
+        "import elliptica, sys; loaded = 'elliptica.baselines' in sys.modules;"
+        "print(loaded, elliptica.baselines.ERM)"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("False <class")
