@@ -225,7 +225,7 @@ def _folder_report(path: Path, request: Request) -> Report:
         from elliptica.lab.demo.results import demo_report
 
         return demo_report(path / RESULTS, request.title)
-    return _records_report(path, request)
+    return _runs_report(path, request)
 
 
 def _kind_of_results(file: Path) -> str | None:
@@ -246,34 +246,19 @@ def _kind_of_results(file: Path) -> str | None:
     return "demo" if isinstance(content, dict) and "experiment" in content and "runs" in content else None
 
 
-def _records_report(path: Path, request: Request) -> Report:
-    from elliptica.report.content import Report, ReportError
-    from elliptica.report.verdict import headline
+def _runs_report(path: Path, request: Request) -> Report:
+    from elliptica.report.content import ReportError
 
     try:
-        from elliptica.lab.experiments.report_records import read_folder
-        from elliptica.lab.experiments.report_studies import studies_of
+        from elliptica.lab.experiments.page import runs_report
     except ModuleNotFoundError as error:
         raise ReportError(f'Records need {error.name}: pip install "elliptica[lab]"') from error
-    folder = read_folder(path)
-    found, notes = studies_of(folder)
-    if not found:
-        reasons = "; ".join(f"{name} {reason}" for name, reason in folder.unusable[:5])
-        raise ReportError(f"No table can be made of the records in {path}: {reasons}.")
-    studies = [study for _, study, _ in found]
-    if request.landscape:
-        from elliptica.lab.experiments.report_kept import add_landscapes
-
-        studies, more = add_landscapes(found, request.data_dir, request.seed)
-        notes += more
-    title = request.title or (studies[0].title if len(studies) == 1 else f"Runs in {path.resolve().name}")
-    return Report(
-        title=title,
-        kind=f"{count(sum(s.n_runs for s in studies), 'run')} of elliptica run",
-        headline=headline(studies),
-        studies=studies,
-        unusable=folder.unusable,
-        notes=notes,
+    return runs_report(
+        path,
+        landscape=request.landscape,
+        data_dir=request.data_dir,
+        seed=request.seed,
+        title=request.title,
     )
 
 

@@ -1,49 +1,103 @@
-"""From the records of `elliptica run` to studies: one for each table, data set and variant."""
+"""The page about runs: one study for each table, data set and variant that a folder of records holds."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from elliptica.lab.experiments.problems import RESPLIT
-from elliptica.lab.experiments.report_extracts import (
-    curves_of,
-    parts_of,
-    reliability_of,
-    sizes_of,
-    uncertainty_of,
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from elliptica._utils.text import count
+from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.surfaces import loss_surfaces
+from elliptica.lab.experiments.methods import make_loss
+from elliptica.lab.experiments.problems import RESPLIT, load_dataset, make_model
+from elliptica.lab.experiments.record_folder import (
+    TUNED,
+    Folder,
+    Place,
+    RunRecord,
+    group_records,
+    read_folder,
 )
-from elliptica.lab.experiments.report_records import Folder, Kept
 from elliptica.lab.experiments.specification import (
     DatasetSpec,
     Run,
     Specification,
-    SpecificationError,
     load_specification,
     preset_names,
-    runs,
 )
 from elliptica.lab.experiments.table import COST, Part, Table, cell_texts, make_table
-from elliptica.lab.experiments.tuned import with_values
-from elliptica.report.content import DASH, BySeed, Grid, Measure, Parts, Study
-from elliptica.report.verdict import judge_rows
+from elliptica.report.content import (
+    DASH,
+    BySeed,
+    Grid,
+    Measure,
+    Number,
+    Parts,
+    Report,
+    ReportError,
+    Study,
+    natural_order,
+    pooled,
+)
+from elliptica.report.page import highlighted
+from elliptica.report.verdict import headline, judge_rows
 
+#: Models of a study that are looked at: more would be a long wait and a large page.
+_MOST = 3
+_NO_MODELS = "No models were kept; elliptica run --keep-models keeps those of new runs."
 #: Units in the title of a table; the page has them with each number.
 _UNITS = re.compile(r" \((?:accuracy in percent|error in percent|RMSE)\)$")
 _METRIC = {"accuracy": "accuracy", "error": "error", "rmse": "RMSE"}
 
 
-def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[Kept]]], list[str]]:
+def runs_report(
+    path: Path, *, landscape: bool, data_dir: Path | None = None, seed: int = 0, title: str | None = None
+) -> Report:
+    """Collect what a page about the records in a folder shows.
+
+    Args:
+        path: The folder.
+        landscape: Whether to look at the loss between the data where a model was kept.
+        data_dir: Where the data of these models are.
+        seed: Of everything that is drawn.
+        title: Of the page; None is what it is about.
+
+    Raises:
+        ReportError: If there is no record that can be used.
+    """
+    folder = read_folder(path)
+    found, notes = studies_of(folder)
+    if not found:
+        reasons = "; ".join(f"{name} {reason}" for name, reason in folder.unusable[:5])
+        raise ReportError(f"No table can be made of the records in {path}: {reasons}.")
+    studies = [study for _, study, _ in found]
+    if landscape:
+        studies, more = add_landscapes(found, data_dir, seed)
+        notes += more
+    return Report(
+        title=title or (studies[0].title if len(studies) == 1 else f"Runs in {path.resolve().name}"),
+        kind=f"{count(sum(s.n_runs for s in studies), 'run')} of elliptica run",
+        headline=headline(studies),
+        studies=studies,
+        unusable=folder.unusable,
+        notes=notes,
+    )
+
+
+def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[RunRecord]]], list[str]]:
     """All studies of a folder with their records, and notes on what was left out."""
     groups, notes = group_records(folder)
     if folder.n_trials:
         notes.append(f"{folder.n_trials} records of tuning trials are not shown: they chose settings only.")
-    found: list[tuple[Place, Study, list[Kept]]] = []
+    found: list[tuple[Place, Study, list[RunRecord]]] = []
     for number, (place, members) in enumerate(groups.items()):
         try:
             study = _study(place, members, folder)
@@ -58,7 +112,7 @@ def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[Kept]]], l
     return found, notes
 
 
-def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
+def _study(place: Place, members: Sequence[RunRecord], folder: Folder) -> Study:
     name, dataset, variant = place
     specification = _specification(place, members)
     order = list(specification.methods)
@@ -121,7 +175,7 @@ def _study(place: Place, members: Sequence[Kept], folder: Folder) -> Study:
     )
 
 
-def _specification(place: Place, members: Sequence[Kept]) -> Specification:
+def _specification(place: Place, members: Sequence[RunRecord]) -> Specification:
     """That of the table, or, for a table that the library does not have, one made from the records."""
     name, dataset, _ = place
     if name in preset_names():
@@ -144,7 +198,7 @@ def _only(specification: Specification, dataset: str) -> Specification:
     return specification.model_copy(update={"datasets": {dataset: specification.datasets[dataset]}})
 
 
-def _wanted(members: Sequence[Kept], rows: Sequence[str]) -> list[Run]:
+def _wanted(members: Sequence[RunRecord], rows: Sequence[str]) -> list[Run]:
     """The runs of the table: every row with every seed that any row has."""
     seeds = sorted({k.run.seed for k in members})
     first = {row: next(k.run for k in members if k.run.row == row) for row in rows}
@@ -227,7 +281,7 @@ def _titled(measure: Measure) -> str:
 
 
 def _missing(
-    members: Sequence[Kept], rows: Sequence[str], order: Sequence[str], metric: str
+    members: Sequence[RunRecord], rows: Sequence[str], order: Sequence[str], metric: str
 ) -> dict[str, str]:
     """What the page cannot show, and why."""
     found = {}
@@ -244,7 +298,7 @@ def _missing(
         found["seeds"] = f"Not recorded: {'; '.join(gaps)}."
     if metric != "rmse":
         if not any("reliability" in k.content["metrics"]["test"] for k in members):
-            found["reliability"] = "Not recorded: these records were written before reliability was kept."
+            found["reliability"] = "Not recorded: these records were written before reliability was record."
         if sizes_of(members, "class") is None:
             found["sizes"] = "Sizes of classes are not recorded; classes are in the order of their numbers."
     return found
@@ -262,18 +316,18 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _versions(members: Sequence[Kept]) -> dict[str, str]:
+def _versions(members: Sequence[RunRecord]) -> dict[str, str]:
     """Of all records; several where they differ."""
     found: dict[str, list[str]] = {}
-    for kept in members:
-        for name, value in kept.content["versions"].items():
+    for record in members:
+        for name, value in record.content["versions"].items():
             found.setdefault(name, [])
             if str(value) not in found[name]:
                 found[name].append(str(value))
     return {name: ", ".join(values) for name, values in found.items()}
 
 
-def _command(place: Place, members: Sequence[Kept], rows: Sequence[str], folder: Folder) -> str:
+def _command(place: Place, members: Sequence[RunRecord], rows: Sequence[str], folder: Folder) -> str:
     """What was typed, as far as records say."""
     table, dataset, variant = place
     run = members[0].run
@@ -290,126 +344,126 @@ def _command(place: Place, members: Sequence[Kept], rows: Sequence[str], folder:
     return shlex.join([*words, "--out", folder.out.name or "."])
 
 
-# Which records belong into one table: the same data set, and the same departures from its settings.
+# What charts need from records.
 
 
-#: Table, data set, and what is not as the table says.
-Place = tuple[str, str, str]
-
-TUNED = "settings tuned on the validation part"
-MATCHED = "as many function evaluations for every method as for ordinary training"
-
-
-def group_records(folder: Folder) -> tuple[dict[Place, list[Kept]], list[str]]:
-    """Records by table, data set and variant, and what was left out, in words.
-
-    A table that takes a row from another one (``from`` in its specification) gets the records of that row.
-    """
-    specifications = {name: load_specification(name) for name in preset_names()}
-    groups: dict[Place, list[Kept]] = {}
-    for kept in folder.kept:
-        for variant in _variants(kept, folder, specifications):
-            groups.setdefault((kept.run.table, kept.run.dataset, variant), []).append(kept)
-    for (table, dataset, variant), members in list(groups.items()):
-        specification = specifications.get(table)
-        for row, settings in (specification.methods if specification else {}).items():
-            source = (str(settings.get("from")), dataset, variant)
-            members += [k for k in groups.get(source, []) if k.run.row == row]
-    for place in [p for p in groups if _is_within_tuned(p, groups)]:
-        del groups[place]
-    notes: list[str] = []
-    kept_groups = {place: _one_setting(place, members, notes) for place, members in groups.items()}
-    return dict(sorted(kept_groups.items(), key=lambda item: _order(item[0], specifications))), notes
-
-
-def _is_within_tuned(place: Place, groups: Mapping[Place, list[Kept]]) -> bool:
-    """Whether all records are there only because tuning chose the table's own settings for some rows."""
-    table, dataset, variant = place
-    tuned = groups.get((table, dataset, "; ".join(filter(None, [TUNED, variant]))), [])
-    return TUNED not in variant and all(any(k is t for t in tuned) for k in groups[place])
-
-
-def _order(place: Place, specifications: Mapping[str, Specification]) -> tuple[bool, int, str, int, str]:
-    names = list(specifications)
-    table, dataset, variant = place
-    datasets = list(specifications[table].datasets) if table in specifications else []
-    number = datasets.index(dataset) if dataset in datasets else len(datasets)
-    place_of_table = names.index(table) if table in names else len(names)
-    is_other = not re.fullmatch(r"table\d+", table)  # those of the paper come first
-    return is_other, place_of_table, table, number, variant
-
-
-def _variants(kept: Kept, folder: Folder, specifications: Mapping[str, Specification]) -> set[str]:
-    """A record whose tuned settings are the table's own stands in both variants."""
-    run = kept.run
-    base = _specified(run, specifications)
-    found: set[str] = set()
-    for (place, key), chosen in folder.chosen.items():
-        if place == kept.file.parent and _is_choice(run, key, chosen, base):
-            found.add(_joined(run, TUNED))
-    if not found or (base is not None and base.key == run.key):
-        found.add(_joined(run, *_departures(run, base)))
-    return found
-
-
-def _joined(run: Run, *parts: str) -> str:
-    return "; ".join([*parts, *([MATCHED] if run.match_evaluations else [])])
-
-
-def _specified(run: Run, specifications: Mapping[str, Specification]) -> Run | None:
-    """The same run as the table specifies it; None if there is no such table, data set or row."""
-    if run.table not in specifications:
-        return None
-    try:
-        found = runs(
-            run.table,
-            specifications[run.table],
-            datasets=[run.dataset],
-            methods=[run.row],
-            seeds=1,
-            match_evaluations=run.match_evaluations,
-        )
-    except SpecificationError:
-        return None
-    return found[0].model_copy(update={"seed": run.seed}) if found else None
-
-
-def _is_choice(run: Run, key: str, chosen: Mapping[str, Any], base: Run | None) -> bool:
-    """Whether a run has the settings that tuning chose."""
-    values = chosen["values"]
-    if not isinstance(values, dict):
-        return False
-    if base is not None and base.key == key:
-        places = {(n.partition(".")[0], n.partition(".")[2]): v for n, v in values.items()}
-        return with_values(base, places, run.seed).key == run.key
-    if not values:
-        return run.key == key
-    entries = {f"{k}.{n}": v for k in ("training", "settings") for n, v in getattr(run, k).items()}
-    return all(entries.get(name) == value for name, value in values.items())
-
-
-def _departures(run: Run, base: Run | None) -> list[str]:
-    if base is None or base.key == run.key:
-        return []
-    changed = {n: v for n, v in run.training.items() if base.training.get(n) != v}
-    if changed:
-        return [", ".join(f"{name} = {value}" for name, value in sorted(changed.items()))]
-    return ["settings of the methods differ from the table's"]
-
-
-def _one_setting(place: Place, members: Iterable[Kept], notes: list[str]) -> list[Kept]:
-    """Of each row the settings with most seeds; a table has one line for a row."""
-    by_row: dict[str, list[Kept]] = {}
-    for kept in members:
-        by_row.setdefault(kept.run.row, []).append(kept)
+def parts_of(members: Sequence[RunRecord]) -> list[Parts]:
+    """Scores of groups, where there are any, and of classes."""
     found = []
-    for row, all_of_row in by_row.items():
-        counts = Counter(kept.run.key for kept in all_of_row)
-        key = max(counts, key=lambda k: (counts[k], k))
-        found += [kept for kept in all_of_row if kept.run.key == key]
-        if len(counts) > 1:
-            notes.append(
-                f"{place[0]}, {place[1]}, {row}: {len(all_of_row) - counts[key]} records with other settings "
-                f"are left out (most seeds has the setting {key})."
-            )
+    for kind, entry in (("group", "by_group"), ("class", "by_class")):
+        entries = [(k, k.content["metrics"]["test"].get(entry) or {}) for k in members]
+        names = sorted({name for _, each in entries for name in each}, key=natural_order)
+        same = kind == "group" and all(
+            each == (k.content["metrics"]["test"].get("by_class") or {}) for k, each in entries
+        )
+        if not names or same:  # without groups, classes stand in their place in a record
+            continue
+        factor = 1 if members[0].run.metric == "rmse" else 100
+        values: dict[str, dict[str, list[float]]] = {}
+        for record, each in entries:
+            for name, value in each.items():
+                values.setdefault(record.run.row, {}).setdefault(name, []).append(factor * float(value))
+        found.append(Parts(kind, names, values, sizes_of(members, kind)))
     return found
+
+
+def sizes_of(members: Sequence[RunRecord], kind: str) -> dict[str, int] | None:
+    """Training rows of each class or group; None if no record has them."""
+    for record in members:
+        rows = record.content.get("rows")
+        sizes = (rows.get("train") or {}).get(kind) if isinstance(rows, dict) else None
+        if isinstance(sizes, dict):
+            return {str(name): int(n) for name, n in sizes.items()}
+    return None
+
+
+def reliability_of(members: Sequence[RunRecord]) -> dict[str, dict[str, list[Number | None]]]:
+    """Bins of all seeds together, by row."""
+    sums: dict[str, list[list[float]]] = {}
+    for record in members:
+        bins = record.content["metrics"]["test"].get("reliability")
+        if not isinstance(bins, dict) or not {"rows", "confidence", "right"} <= set(bins):
+            continue
+        add = [[float(v) for v in bins[key]] for key in ("rows", "confidence", "right")]
+        so_far = sums.setdefault(record.run.row, [[0.0] * len(column) for column in add])
+        for total, column in zip(so_far, add, strict=True):
+            total[:] = [a + b for a, b in zip(total, column, strict=True)]
+    return {row: pooled(*columns) for row, columns in sums.items()}
+
+
+def uncertainty_of(members: Sequence[RunRecord]) -> Parts | None:
+    """Mean uncertainty of each class, small classes first (paper: the appendix's figure of uncertainty)."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for record in members:
+        for name, value in (record.content["metrics"]["test"].get("uncertainty") or {}).items():
+            values.setdefault(record.run.row, {}).setdefault(str(name), []).append(float(value))
+    if not values:
+        return None
+    names = sorted({name for each in values.values() for name in each}, key=natural_order)
+    sizes = sizes_of(members, "class")
+    if sizes:
+        names.sort(key=lambda name: sizes.get(name, 0))
+    return Parts("class", names, values, sizes)
+
+
+def curves_of(members: Sequence[RunRecord]) -> dict[str, list[dict[str, list[Number]]]]:
+    """Loss and validation score by epoch, one course for each seed; errors as they are, without a minus."""
+    found: dict[str, list[dict[str, list[Number]]]] = {}
+    for record in members:
+        curves = record.content.get("curves")
+        if isinstance(curves, dict) and curves.get("loss"):
+            picked = {k: list(curves.get(k, [])) for k in ("loss", "validation")}
+            if record.run.metric != "accuracy":  # a record holds scores, of which larger ones are better
+                picked["validation"] = [None if v is None else -v for v in picked["validation"]]
+            found.setdefault(record.run.row, []).append({**picked, "epoch": [record.content.get("epoch", 0)]})
+    return found
+
+
+# The loss between the data, of models that `elliptica run --keep-models` has written.
+
+
+def add_landscapes(
+    studies: Sequence[tuple[Place, Study, Sequence[RunRecord]]], data_dir: Path | None, seed: int
+) -> tuple[list[Study], list[str]]:
+    """Look at the first seed of up to three methods of each study: those that are in colour.
+
+    Returns:
+        The studies, and what could not be looked at.
+    """
+    found, notes = [], []
+    for _, study, members in studies:
+        models = [k for k in members if k.model_file.is_file()]
+        if not models:
+            found.append(replace(study, missing={**study.missing, "landscape": _NO_MODELS}))
+            continue
+        landscapes: list[dict[str, Any]] = []
+        reasons: list[str] = []
+        for method in highlighted(study, len(study.methods)):
+            mine = sorted((k for k in models if k.run.row == method), key=lambda k: k.run.seed)
+            if not mine or len(landscapes) == _MOST:
+                continue
+            try:
+                landscapes.append(loss_surfaces(_fitted(mine[0], data_dir), seed))
+            except ReportError as error:
+                reasons.append(f"{study.title}: {error}")
+        missing = dict(study.missing) if landscapes else {**study.missing, "landscape": " ".join(reasons)}
+        notes += reasons if landscapes else []
+        found.append(replace(study, landscapes=landscapes, missing=missing))
+    return found, notes
+
+
+def _fitted(record: RunRecord, data_dir: Path | None) -> FittedModel:
+    run = record.run
+    try:
+        data = load_dataset(run.load, run.seed, data_dir)
+        model = make_model(run.model, data, f"{run.table}/{run.streams or run.dataset}", run.seed)
+        weights = load_file(record.model_file)
+        model.load_state_dict({name.removeprefix("model/"): value for name, value in weights.items()})
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ReportError(f"the model of {run.row}, seed {run.seed}, cannot be used ({error})") from error
+    if not data.train.x.is_floating_point():
+        raise ReportError(
+            f"the inputs of {run.dataset} are {data.train.x.dtype}: there is nothing between them"
+        )
+    name = f"{run.row}, seed {run.seed}"
+    return FittedModel(model.float().eval(), make_loss(data.task), data.train.x, data.train.y, name=name)

@@ -1,16 +1,26 @@
-"""Read a folder of records without changing it: what can be used, and why the rest cannot."""
+"""Read a folder of records without changing it, and group them into tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from elliptica.lab.experiments.specification import Run
+from elliptica.lab.experiments.specification import (
+    Run,
+    Specification,
+    SpecificationError,
+    load_specification,
+    preset_names,
+    runs,
+)
+from elliptica.lab.experiments.tuned import with_values
 from elliptica.report.content import ReportError
 
 #: Longest reason that is quoted: a damaged file could make it of any length.
@@ -20,7 +30,7 @@ _MOST_BYTES = 20_000_000
 
 
 @dataclass(frozen=True)
-class Kept:
+class RunRecord:
     """A record that can be used, and where it was found."""
 
     file: Path
@@ -39,7 +49,7 @@ class Folder:
 
     Attributes:
         root: The folder that was given.
-        kept: Usable records, by file.
+        records: Usable records, by file.
         unusable: Files that are no use, with the reason.
         n_trials: Records of tuning trials, which are not shown.
         seen: Hash and seed of each usable record.
@@ -47,7 +57,7 @@ class Folder:
     """
 
     root: Path
-    kept: list[Kept] = field(default_factory=list)
+    records: list[RunRecord] = field(default_factory=list)
     unusable: list[tuple[str, str]] = field(default_factory=list)
     n_trials: int = 0
     seen: set[tuple[str, int]] = field(default_factory=set)
@@ -56,7 +66,7 @@ class Folder:
     @property
     def out(self) -> Path:
         """What ``--out`` was when the records were written."""
-        return self.kept[0].file.parents[3] if self.kept else self.root
+        return self.records[0].file.parents[3] if self.records else self.root
 
 
 def read_folder(root: Path) -> Folder:
@@ -70,7 +80,7 @@ def read_folder(root: Path) -> Folder:
         is_hidden = any(part.startswith(".") for part in file.relative_to(root).parts)  # locks, progress
         if file.is_file() and not is_hidden:
             _take(file, found)
-    if not found.kept:
+    if not found.records:
         raise ReportError(
             f"{root} holds no record that can be used"
             + (
@@ -147,7 +157,7 @@ def _take_json(file: Path, found: Folder) -> None:
     if (name := (run.key, run.seed)) in found.seen:
         raise ValueError("repeats the run of another record")
     found.seen.add(name)
-    found.kept.append(Kept(file, run, content))
+    found.records.append(RunRecord(file, run, content))
 
 
 # What the page reads of a record, as a shape: damaged records are refused before anything is drawn.
@@ -226,3 +236,128 @@ class Shape(BaseModel):
     versions: dict[str, Any]
     curves: dict[str, list[Annotated[float, Field(strict=True)] | None]] = {}  # a loss may be infinite
     rows: Rows = Rows()
+
+
+# Which records belong into one table: the same data set, and the same departures from its settings.
+
+
+#: Table, data set, and what is not as the table says.
+Place = tuple[str, str, str]
+
+TUNED = "settings tuned on the validation part"
+MATCHED = "as many function evaluations for every method as for ordinary training"
+
+
+def group_records(folder: Folder) -> tuple[dict[Place, list[RunRecord]], list[str]]:
+    """Records by table, data set and variant, and what was left out, in words.
+
+    A table that takes a row from another one (``from`` in its specification) gets the records of that row.
+    """
+    specifications = {name: load_specification(name) for name in preset_names()}
+    groups: dict[Place, list[RunRecord]] = {}
+    for record in folder.records:
+        for variant in _variants(record, folder, specifications):
+            groups.setdefault((record.run.table, record.run.dataset, variant), []).append(record)
+    for (table, dataset, variant), members in list(groups.items()):
+        specification = specifications.get(table)
+        for row, settings in (specification.methods if specification else {}).items():
+            source = (str(settings.get("from")), dataset, variant)
+            members += [k for k in groups.get(source, []) if k.run.row == row]
+    for place in [p for p in groups if _is_within_tuned(p, groups)]:
+        del groups[place]
+    notes: list[str] = []
+    chosen = {place: _one_setting(place, members, notes) for place, members in groups.items()}
+    return dict(sorted(chosen.items(), key=lambda item: _order(item[0], specifications))), notes
+
+
+def _is_within_tuned(place: Place, groups: Mapping[Place, list[RunRecord]]) -> bool:
+    """Whether all records are there only because tuning chose the table's own settings for some rows."""
+    table, dataset, variant = place
+    tuned = groups.get((table, dataset, "; ".join(filter(None, [TUNED, variant]))), [])
+    return TUNED not in variant and all(any(k is t for t in tuned) for k in groups[place])
+
+
+def _order(place: Place, specifications: Mapping[str, Specification]) -> tuple[bool, int, str, int, str]:
+    names = list(specifications)
+    table, dataset, variant = place
+    datasets = list(specifications[table].datasets) if table in specifications else []
+    number = datasets.index(dataset) if dataset in datasets else len(datasets)
+    place_of_table = names.index(table) if table in names else len(names)
+    is_other = not re.fullmatch(r"table\d+", table)  # those of the paper come first
+    return is_other, place_of_table, table, number, variant
+
+
+def _variants(record: RunRecord, folder: Folder, specifications: Mapping[str, Specification]) -> set[str]:
+    """A record whose tuned settings are the table's own stands in both variants."""
+    run = record.run
+    base = _specified(run, specifications)
+    found: set[str] = set()
+    for (place, key), chosen in folder.chosen.items():
+        if place == record.file.parent and _is_choice(run, key, chosen, base):
+            found.add(_joined(run, TUNED))
+    if not found or (base is not None and base.key == run.key):
+        found.add(_joined(run, *_departures(run, base)))
+    return found
+
+
+def _joined(run: Run, *parts: str) -> str:
+    return "; ".join([*parts, *([MATCHED] if run.match_evaluations else [])])
+
+
+def _specified(run: Run, specifications: Mapping[str, Specification]) -> Run | None:
+    """The same run as the table specifies it; None if there is no such table, data set or row."""
+    if run.table not in specifications:
+        return None
+    try:
+        found = runs(
+            run.table,
+            specifications[run.table],
+            datasets=[run.dataset],
+            methods=[run.row],
+            seeds=1,
+            match_evaluations=run.match_evaluations,
+        )
+    except SpecificationError:
+        return None
+    return found[0].model_copy(update={"seed": run.seed}) if found else None
+
+
+def _is_choice(run: Run, key: str, chosen: Mapping[str, Any], base: Run | None) -> bool:
+    """Whether a run has the settings that tuning chose."""
+    values = chosen["values"]
+    if not isinstance(values, dict):
+        return False
+    if base is not None and base.key == key:
+        places = {(n.partition(".")[0], n.partition(".")[2]): v for n, v in values.items()}
+        return with_values(base, places, run.seed).key == run.key
+    if not values:
+        return run.key == key
+    entries = {f"{k}.{n}": v for k in ("training", "settings") for n, v in getattr(run, k).items()}
+    return all(entries.get(name) == value for name, value in values.items())
+
+
+def _departures(run: Run, base: Run | None) -> list[str]:
+    if base is None or base.key == run.key:
+        return []
+    changed = {n: v for n, v in run.training.items() if base.training.get(n) != v}
+    if changed:
+        return [", ".join(f"{name} = {value}" for name, value in sorted(changed.items()))]
+    return ["settings of the methods differ from the table's"]
+
+
+def _one_setting(place: Place, members: Iterable[RunRecord], notes: list[str]) -> list[RunRecord]:
+    """Of each row the settings with most seeds; a table has one line for a row."""
+    by_row: dict[str, list[RunRecord]] = {}
+    for record in members:
+        by_row.setdefault(record.run.row, []).append(record)
+    found = []
+    for row, of_row in by_row.items():
+        counts = Counter(record.run.key for record in of_row)
+        key = max(counts, key=lambda k: (counts[k], k))
+        found += [record for record in of_row if record.run.key == key]
+        if len(counts) > 1:
+            notes.append(
+                f"{place[0]}, {place[1]}, {row}: {len(of_row) - counts[key]} records with other settings "
+                f"are left out (most seeds has the setting {key})."
+            )
+    return found
