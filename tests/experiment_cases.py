@@ -6,8 +6,8 @@ import torch
 
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments.methods import METHODS, make_loss, prepare
-from elliptica.lab.experiments.methods.problem import Problem
-from elliptica.lab.experiments.problems import make_model
+from elliptica.lab.experiments.methods.context import Context
+from elliptica.lab.experiments.registry import make_model
 from elliptica.lab.experiments.search import Search
 from elliptica.lab.experiments.specification import Run, runs
 from elliptica.lab.experiments.tune import named_space
@@ -106,7 +106,7 @@ def make_ready(name, settings, data, model, training=None):
         return fit(net, objective, data, first, lambda *_: 0.0, name="first", seed=0, progress=progress)
 
     training = training or TrainingSettings(epochs=2, batch_size=16, lr=1e-2)
-    problem = Problem(
+    context = Context(
         data,
         make_loss(data.task),
         model,
@@ -115,7 +115,7 @@ def make_ready(name, settings, data, model, training=None):
         first_stage,
         torch.Generator().manual_seed(0),
     )
-    return prepare(name, settings, problem)
+    return prepare(name, settings, context)
 
 
 def network(data):

@@ -13,7 +13,7 @@ import torch
 
 from elliptica.cli import app
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments import engines, problems, run
+from elliptica.lab.experiments import engines, registry, run
 
 do_run = run.do_run
 
@@ -43,7 +43,7 @@ def do_run_or_fail(each, options, progress=lambda *_: None):
 
 
 if __name__ == "__main__":  # importing it, as the search for doctests does, must change nothing
-    problems.DATASETS["no2"] = load
+    registry.DATASETS["no2"] = load
     run.do_run = do_run_or_fail
     if os.environ.get("FAIL") == "one":  # the others never come, so that there is no use in waiting
         engines.PATIENCE = timedelta(seconds=6)

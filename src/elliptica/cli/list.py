@@ -53,7 +53,7 @@ def list_tables(
 
 def _data(specification: Specification, states: Mapping[str, str]) -> str:
     from elliptica.lab.data.catalogue import plain_name
-    from elliptica.lab.experiments.problems import entry_name
+    from elliptica.lab.experiments.registry import entry_name
 
     return ", ".join(
         f"[green]{name}[/green]"

@@ -314,7 +314,7 @@ def _print_search(
     search: Search, study: Any, chosen: dict[str, Any], options: Options, console: Console
 ) -> None:
     """Print how trials ended, the best ones, what mattered, and how to use the choice."""
-    from elliptica.lab.experiments.problems import load_dataset
+    from elliptica.lab.experiments.registry import load_dataset
     from elliptica.lab.experiments.search import chosen_run, counted, importances
 
     console.print(summary(study), highlight=False)

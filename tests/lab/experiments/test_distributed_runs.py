@@ -21,7 +21,7 @@ from elliptica.cli import app
 from elliptica.cli.run import run_table
 from elliptica.cli.tune import run_tune
 from elliptica.distributed import Ranks, current_ranks
-from elliptica.lab.experiments import problems
+from elliptica.lab.experiments import registry
 from elliptica.lab.experiments import run as run_module
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.run import Options, do_run
@@ -61,7 +61,7 @@ def comparable(record):
 
 def method_records(_rank=0):
     """One short run of every method, with batch norm."""
-    problems.DATASETS["groups"] = load_groups
+    registry.DATASETS["groups"] = load_groups
     options = Options(Path("nowhere"), ranks=current_ranks())
     found = {}
     for method in CLASSIFIERS:
@@ -83,7 +83,7 @@ def has_imblearn():
 @pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
 def test_every_method_is_that_of_one_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(problems.DATASETS, "groups", load_groups)
+    monkeypatch.setitem(registry.DATASETS, "groups", load_groups)
     expected = method_records()
     assert len(expected) > 20
     for one in together(method_records, 2):
@@ -163,7 +163,7 @@ def alone(monkeypatch):
     def invoke(*arguments, generated=True, **env):
         with monkeypatch.context() as patch:
             if generated:
-                patch.setitem(problems.DATASETS, "no2", run_generated.load)
+                patch.setitem(registry.DATASETS, "no2", run_generated.load)
                 patch.setattr(run_module, "do_run", run_generated.do_run_or_fail)
             for name, value in env.items():
                 patch.setenv(name, str(value))

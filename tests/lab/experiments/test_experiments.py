@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from elliptica import EllipticWarning
 from elliptica.cli import app
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments import problems
+from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.engines import do_all, in_processes
 from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.experiments.metrics import measure, score_of
 from elliptica.lab.experiments.preflight import folder_problem
-from elliptica.lab.experiments.problems import ProblemError, load_dataset, make_model
 from elliptica.lab.experiments.records import as_text, claimed, read_record, record_file, write_record
+from elliptica.lab.experiments.registry import RegistryError, load_dataset, make_model
 from elliptica.lab.experiments.run import Options, finish_run
 from elliptica.lab.experiments.specification import (
     SpecificationError,
@@ -41,7 +41,7 @@ runner = CliRunner()
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setitem(problems.DATASETS, "toy", load_toy)
+    monkeypatch.setitem(registry.DATASETS, "toy", load_toy)
     return parse_specification(TOY, "toy")
 
 
@@ -61,8 +61,8 @@ def test_presets_are_valid(name):
     specification = load_specification(name)
     for run in runs(name, specification, seeds=1):
         assert run.method in METHODS
-        assert run.load["name"] in problems.DATASETS
-        assert run.model["name"] in problems.MODELS
+        assert run.load["name"] in registry.DATASETS
+        assert run.model["name"] in registry.MODELS
         TrainingSettings(**{k: tuple(v) if isinstance(v, list) else v for k, v in run.training.items()})
         data = load_toy(0) if run.metric == "rmse" else load_classes()
         if run.method not in ("jtt", "umix") and run.model["name"] != "backbone":
@@ -110,13 +110,13 @@ def test_records_hold_what_is_needed_to_repeat_them(toy, tmp_path):
 
 def test_labels_shuffled_in_every_batch_are_drawn_anew():
     y, generator = torch.arange(40), torch.Generator().manual_seed(0)
-    relabel = problems.label_noise({"shuffled_per_batch": 0.5})
+    relabel = registry.label_noise({"shuffled_per_batch": 0.5})
     seen = [relabel(y, generator) for _ in range(2)]
     assert not torch.equal(seen[0], seen[1])
     for labels in seen:
         assert torch.equal(labels.sort().values, y)
         assert 10 <= (labels != y).sum() <= 20
-    assert problems.label_noise({}) is None
+    assert registry.label_noise({}) is None
 
 
 def test_equal_evaluations(toy, tmp_path):
@@ -473,9 +473,9 @@ def test_wrong_specifications():
 @pytest.mark.bad_input
 def test_wrong_names_and_settings(toy):
     data = load_toy(0)
-    with pytest.raises(ProblemError, match="Did you mean 'airfoil'"):
+    with pytest.raises(RegistryError, match="Did you mean 'airfoil'"):
         load_dataset({"name": "airfiol"}, 0)
-    with pytest.raises(ProblemError, match="Network 'mlp' with"):
+    with pytest.raises(RegistryError, match="Network 'mlp' with"):
         make_model({"name": "mlp", "hiden": [3]}, data, "toy", 0)
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from elliptica.lab.experiments.problems import split_head
 from elliptica.lab.experiments.records import read_record, record_file
+from elliptica.lab.experiments.registry import split_head
 from elliptica.lab.experiments.run import Options, finish_run
 from elliptica.lab.experiments.specification import load_specification, runs
 from elliptica.lab.experiments.table import make_table, render

@@ -8,9 +8,9 @@ from torch import nn
 
 from elliptica import EllipticWarning
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments import problems
+from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.methods import MethodError, rows_per_sample
-from elliptica.lab.experiments.methods.problem import environment
+from elliptica.lab.experiments.methods.context import environment
 from elliptica.lab.experiments.records import checkpoint_file, read_record, record_file
 from elliptica.lab.experiments.run import Options, do_run, finish_run
 from elliptica.lab.training import Batch, TrainingSettings, fit
@@ -19,7 +19,7 @@ from experiment_cases import CLASSIFIERS, load_groups, load_line, make_ready, ne
 
 @pytest.fixture
 def groups(monkeypatch):
-    monkeypatch.setitem(problems.DATASETS, "groups", load_groups)
+    monkeypatch.setitem(registry.DATASETS, "groups", load_groups)
 
 
 @pytest.mark.parametrize("method", CLASSIFIERS)
@@ -112,11 +112,11 @@ def test_a_killed_run_remembers_what_its_objective_knew(groups, method, settings
 
 def test_group_dro_forgets_without_its_state(groups, monkeypatch, tmp_path):
     """The test above can fail: without the objective's state the resumed run differs."""
-    from elliptica.lab.experiments.methods.problem import Owned
+    from elliptica.lab.experiments.methods.context import ModuleObjective
 
     run = run_of("groupdro", settings={"step_size": 0.5})
     whole = do_run(run, Options(tmp_path / "whole"))
-    monkeypatch.setattr(Owned, "load_state_tensors", lambda self, tensors: None)
+    monkeypatch.setattr(ModuleObjective, "load_state_tensors", lambda self, tensors: None)
 
     def kill(end):
         if end.epoch == 2:

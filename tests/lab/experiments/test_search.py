@@ -22,7 +22,7 @@ from elliptica.cli import app
 from elliptica.cli.tune import ENOUGH, best_trials, make_search, python_line, summary
 from elliptica.core.elliptic import Elliptic
 from elliptica.lab.data.splits import Split
-from elliptica.lab.experiments import problems
+from elliptica.lab.experiments import registry
 from elliptica.lab.experiments import search as search_module
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.engines import Local
@@ -57,7 +57,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setitem(problems.DATASETS, "groups", load_hard)
+    monkeypatch.setitem(registry.DATASETS, "groups", load_hard)
     return parse_specification(SEARCHED, "toy")
 
 
@@ -179,7 +179,7 @@ def test_the_test_part_cannot_influence_the_choice(toy, tmp_path, monkeypatch):
         object.__setattr__(data.test, "armed", True)
         return data
 
-    monkeypatch.setitem(problems.DATASETS, "groups", load)
+    monkeypatch.setitem(registry.DATASETS, "groups", load)
     search = make(toy, tmp_path / "b" / "s", trials=5)
     check_search(search, Options(tmp_path / "b"))
     work(search, Options(tmp_path / "b"))
@@ -259,14 +259,14 @@ WORKER = """
 import sys
 import time
 from pathlib import Path
-from elliptica.lab.experiments import problems
+from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.run import Options
 from elliptica.lab.experiments.search import work
 from elliptica.lab.experiments.specification import parse_specification
 from experiment_cases import SEARCHED, load_hard
 from experiment_cases import make_search as make
 
-problems.DATASETS["groups"] = load_hard
+registry.DATASETS["groups"] = load_hard
 folder, storage, trials, slow = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 n_workers, deadline = int(sys.argv[5]), time.monotonic() + 200
 search = make(parse_specification(SEARCHED, "toy"), storage, trials=trials)

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from elliptica.cli import app
-from elliptica.lab.experiments import problems
+from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.engines import Local, Outcome
 from elliptica.lab.experiments.records import read_record, record_file
 from elliptica.lab.experiments.run import Options
@@ -55,7 +55,7 @@ def tune_row(run, space, n_trials, options, listen=silent, engine=None):
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setitem(problems.DATASETS, "groups", load_groups)
+    monkeypatch.setitem(registry.DATASETS, "groups", load_groups)
     return parse_specification(TOY, "toy")
 
 
@@ -116,7 +116,7 @@ def test_a_trial_that_diverges_is_a_failed_trial(toy, tmp_path, monkeypatch):
         data.train.x[:] = math.nan
         return data
 
-    monkeypatch.setitem(problems.DATASETS, "groups", broken)
+    monkeypatch.setitem(registry.DATASETS, "groups", broken)
     erm = runs("toy", toy)[0]
     space = {("training", "lr"): Range(low=1.0, high=1e9)}
     assert "All 2 trials of erm failed" in tune_row(erm, space, 2, Options(tmp_path))

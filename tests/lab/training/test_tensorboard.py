@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments import problems
+from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.records import record_file
 from elliptica.lab.experiments.run import Options, finish_run
 from elliptica.lab.experiments.specification import parse_specification, runs
@@ -121,7 +121,7 @@ def test_values_that_are_not_finite_are_left_out(tmp_path):
 
 
 def test_runs_write_settings_and_final_metrics_to_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setitem(problems.DATASETS, "toy", load_toy)
+    monkeypatch.setitem(registry.DATASETS, "toy", load_toy)
     wanted = runs("toy", parse_specification(TOY, "toy"))
     options = Options(tmp_path / "runs", tensorboard=tmp_path / "board")
     for run in wanted:

@@ -31,7 +31,7 @@ def shuffle_labels(
     Call it once, on the training labels, for noise that stays the same throughout training. The class
     counts do not change. With ``c`` equally large classes a shuffled label is wrong with probability
     ``1 - 1/c``. The paper shuffles half of the labels and does not say how; see `PerBatchShuffle` for the
-    other reading (docs: deviations).
+    other variant (docs: deviations).
 
     Draws, in this order: the order of all rows (its first ones are chosen), the order of the chosen ones.
 
@@ -87,7 +87,11 @@ class PerBatchShuffle:
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs as they are, and new labels."""
-        return x, shuffle_labels(y, self.share, generator=self.generator).y
+        return x, self.relabel(y, self.generator)
+
+    def relabel(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Shuffle a share of the labels of a batch, from another source of randomness."""
+        return shuffle_labels(y, self.share, generator=generator).y
 
     def __repr__(self) -> str:
         return f"PerBatchShuffle(share={self.share})"

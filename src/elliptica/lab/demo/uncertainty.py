@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from elliptica.lab.demo.figures import INK, METHOD_COLOURS, MUTED, PRINT, Width, label_panel, new_figure
-from elliptica.lab.experiments.problems import load_dataset
 from elliptica.lab.experiments.records import read_records
+from elliptica.lab.experiments.registry import load_dataset
 from elliptica.lab.experiments.specification import Run, load_specification, runs
 
 #: Data sets that are drawn unless others are asked for, of the table of medical images.

@@ -17,7 +17,6 @@ from elliptica._utils.text import count
 from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.lab.experiments.methods import make_loss
-from elliptica.lab.experiments.problems import RESPLIT, load_dataset, make_model
 from elliptica.lab.experiments.record_folder import (
     TUNED,
     Folder,
@@ -26,6 +25,7 @@ from elliptica.lab.experiments.record_folder import (
     group_records,
     read_folder,
 )
+from elliptica.lab.experiments.registry import RESPLIT, load_dataset, make_model
 from elliptica.lab.experiments.specification import (
     DatasetSpec,
     Run,

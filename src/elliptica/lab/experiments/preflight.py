@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from elliptica.lab.data.catalogue import ENTRIES, plain_name
-from elliptica.lab.experiments.problems import entry_name, load_dataset
 from elliptica.lab.experiments.records import read_record, record_file
+from elliptica.lab.experiments.registry import entry_name, load_dataset
 from elliptica.lab.experiments.run import Options
 from elliptica.lab.experiments.specification import Run
 

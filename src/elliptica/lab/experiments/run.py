@@ -16,7 +16,7 @@ from elliptica.distributed.ranks import Ranks
 from elliptica.distributed.rows import split_rows
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments.methods import make_loss, prepare, rows_per_sample
-from elliptica.lab.experiments.methods.problem import Problem
+from elliptica.lab.experiments.methods.context import Context
 from elliptica.lab.experiments.metrics import (
     Noise,
     count_rows,
@@ -25,7 +25,6 @@ from elliptica.lab.experiments.metrics import (
     measure,
     score_of,
 )
-from elliptica.lab.experiments.problems import label_noise, load_dataset, make_model
 from elliptica.lab.experiments.records import (
     checkpoint_file,
     claimed,
@@ -35,6 +34,7 @@ from elliptica.lab.experiments.records import (
     versions,
     write_record,
 )
+from elliptica.lab.experiments.registry import label_noise, load_dataset, make_model
 from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training.batch import Objective
 from elliptica.lab.training.checkpoint import model_tensors, save_checkpoint
@@ -112,8 +112,8 @@ def do_run(
     def measured(net: nn.Module, part: Split, **options: Any) -> dict[str, Any]:
         return measure(net, part, run.metric, device, shares, **options)
 
-    problem = _problem(run, data, model, settings, name, device, options.ranks)
-    method = prepare(run.method, run.settings, problem)
+    context = _context(run, data, model, settings, name, device, options.ranks)
+    method = prepare(run.method, run.settings, context)
     checkpoint = checkpoint or checkpoint_file(options.out, run)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     found = fit(
@@ -169,7 +169,7 @@ def _test_noise(run: Run, name: str) -> Noise | None:
     return gaussian_noise(run.load.get("test_noise", 0.0), stream(name, run.seed, "test noise"))
 
 
-def _problem(
+def _context(
     run: Run,
     data: Dataset,
     model: nn.Module,
@@ -177,7 +177,7 @@ def _problem(
     name: str,
     device: torch.device,
     ranks: Ranks,
-) -> Problem:
+) -> Context:
     """What the method may look at; a first stage has streams of its own and is not checkpointed."""
 
     def first_stage(
@@ -197,7 +197,7 @@ def _problem(
             ranks=ranks,
         )
 
-    return Problem(
+    return Context(
         data,
         make_loss(data.task),
         model,

@@ -30,8 +30,8 @@ from optuna.trial import TrialState
 from elliptica._utils.random import stream_seed
 from elliptica.lab.experiments.engines import guarded, in_processes
 from elliptica.lab.experiments.metrics import score_of
-from elliptica.lab.experiments.problems import load_dataset
 from elliptica.lab.experiments.records import HAS_LOCKS, claimed, write_record
+from elliptica.lab.experiments.registry import load_dataset
 from elliptica.lab.experiments.run import Listener, Options, do_run
 from elliptica.lab.experiments.specification import Run, SpecificationError
 from elliptica.lab.experiments.tune import TRIAL_SEED, own_values, refuse_resplit

@@ -22,8 +22,8 @@ from elliptica.core.elliptic import Elliptic
 from elliptica.core.partners import PAIRINGS
 from elliptica.lab.experiments.engines import Engine, Outcome
 from elliptica.lab.experiments.metrics import score_of
-from elliptica.lab.experiments.problems import RESPLIT
 from elliptica.lab.experiments.records import read_record, record_file, write_record
+from elliptica.lab.experiments.registry import RESPLIT
 from elliptica.lab.experiments.run import Listener, Options
 from elliptica.lab.experiments.specification import Range, Run, Specification, SpecificationError
 from elliptica.lab.experiments.tuned import Place, Space, chosen_file, with_values

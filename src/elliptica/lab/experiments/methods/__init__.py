@@ -5,21 +5,19 @@ from __future__ import annotations
 from torch import nn
 
 from elliptica._utils.text import did_you_mean
-from elliptica.lab.experiments.methods.elliptic import elliptic
-from elliptica.lab.experiments.methods.groups import GROUPS
-from elliptica.lab.experiments.methods.plain import PLAIN
-from elliptica.lab.experiments.methods.problem import Factory, Prepared, Problem, Settings
+from elliptica.lab.experiments.methods.context import Context, Factory, Prepared, Settings
+from elliptica.lab.experiments.methods.objectives import OBJECTIVES
 from elliptica.lab.experiments.methods.stages import STAGES
 
 #: Methods by name.
-METHODS: dict[str, Factory] = {**PLAIN, **STAGES, **GROUPS, "elliptic": elliptic}
+METHODS: dict[str, Factory] = {**OBJECTIVES, **STAGES}
 
 
 class MethodError(ValueError):
     """A method or one of its settings does not exist."""
 
 
-def prepare(name: str, settings: Settings, problem: Problem) -> Prepared:
+def prepare(name: str, settings: Settings, context: Context) -> Prepared:
     """A method, ready to train.
 
     Raises:
@@ -31,7 +29,7 @@ def prepare(name: str, settings: Settings, problem: Problem) -> Prepared:
             f"There is no method {name!r}.{hint and f' {hint}'} There are {', '.join(METHODS)}."
         )
     try:
-        return METHODS[name](dict(settings), problem)
+        return METHODS[name](dict(settings), context)
     except (TypeError, KeyError) as error:
         raise MethodError(f"Method {name!r} with {settings}: {error}") from error
 

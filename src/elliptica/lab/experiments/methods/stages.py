@@ -24,7 +24,7 @@ from elliptica.baselines import (
 )
 from elliptica.core.types import EllipticWarning
 from elliptica.lab.data.splits import Split
-from elliptica.lab.experiments.methods.problem import Factory, Owned, Prepared, Problem, Settings
+from elliptica.lab.experiments.methods.context import Context, Factory, ModuleObjective, Prepared, Settings
 from elliptica.lab.training.batch import Batch
 from elliptica.lab.training.progress import EpochEnd
 from elliptica.lab.training.settings import TrainingSettings
@@ -45,7 +45,7 @@ class _Recorded:
         return loss
 
 
-def _first(problem: Problem, share: float, **changes: Any) -> TrainingSettings:
+def _first(context: Context, share: float, **changes: Any) -> TrainingSettings:
     """The training of a first stage: a share of the epochs, and the last one is kept.
 
     With a budget the second stage is shorter, too: both together have the epochs of one.
@@ -54,16 +54,16 @@ def _first(problem: Problem, share: float, **changes: Any) -> TrainingSettings:
         raise ValueError(
             f"first must be a share of the epochs between 0 and 1, but got {share}. E.g. first = 0.2."
         )
-    if problem.has_budget:
+    if context.has_budget:
         share = share / (1 + share)
     first = {
-        "epochs": max(math.ceil(share * problem.training.epochs), 1),
+        "epochs": max(math.ceil(share * context.training.epochs), 1),
         "select": "last",
         "patience": None,
         "balance": "none",
         **changes,
     }
-    return dataclasses.replace(problem.training, **first)
+    return dataclasses.replace(context.training, **first)
 
 
 def _warn_if_plain(is_plain: bool, message: str) -> None:
@@ -71,7 +71,7 @@ def _warn_if_plain(is_plain: bool, message: str) -> None:
         warnings.warn(message, EllipticWarning, stacklevel=3)
 
 
-def jtt(settings: Settings, problem: Problem) -> Prepared:
+def jtt(settings: Settings, context: Context) -> Prepared:
     """JTT: the rows that a short ordinary training gets wrong come ``factor`` times more often.
 
     ``first`` is the share of the epochs of the first stage. ``errors="training"`` reads errors off the
@@ -79,22 +79,22 @@ def jtt(settings: Settings, problem: Problem) -> Prepared:
     """
     first, factor = float(settings.pop("first", 0.2)), int(settings.pop("factor", 100))
     how = settings.pop("errors", "training")
-    train = problem.data.train
-    model, recorder = problem.make_model(), ErrorRecorder(train.n_rows)
-    objective = _Recorded(model, problem.loss_fn, recorder)
+    train = context.data.train
+    model, recorder = context.make_model(), ErrorRecorder(train.n_rows)
+    objective = _Recorded(model, context.loss_fn, recorder)
 
     def only_the_last_epoch(end: EpochEnd) -> None:
         if end.epoch < end.epochs:
             recorder.reset()
 
-    found = problem.first_stage(model, objective, _first(problem, first), only_the_last_epoch)
+    found = context.first_stage(model, objective, _first(context, first), only_the_last_epoch)
     errors = recorder.errors if how == "training" else find_errors(model, train.x, train.y)
     _warn_if_plain(
         not bool(errors.any()), "JTT's first stage makes no error: the second is ordinary training."
     )
-    module = ERM(problem.model, problem.loss_fn, num_classes=problem.num_classes, **settings)
+    module = ERM(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
     return Prepared(
-        Owned(module),
+        ModuleObjective(module),
         rows=upsampled_rows(errors, factor),
         evaluations=found.evaluations,
         seconds=found.seconds,
@@ -102,7 +102,7 @@ def jtt(settings: Settings, problem: Problem) -> Prepared:
     )
 
 
-class _Weighted(Owned):
+class _Weighted(ModuleObjective):
     """A module that is called with the weight of each row."""
 
     def __init__(self, module: nn.Module, weights: Tensor) -> None:
@@ -115,7 +115,7 @@ class _Weighted(Owned):
         return loss
 
 
-def umix(settings: Settings, problem: Problem) -> Prepared:
+def umix(settings: Settings, context: Context) -> Prepared:
     """UMIX: weights from how often a first training was right.
 
     ``first`` is the length of the first stage, as a share of the epochs; ``start`` and ``length`` are the
@@ -124,11 +124,11 @@ def umix(settings: Settings, problem: Problem) -> Prepared:
     """
     shares = [float(settings.pop(name, value)) for name, value in (("start", 1 / 6), ("length", 1 / 6))]
     first, eta = float(settings.pop("first", 1.0)), float(settings.pop("eta", 80.0))
-    training = _first(problem, first, **settings.pop("first_training", {}))
-    train = problem.data.train
-    model, table = problem.make_model(), CorrectnessTable(train.n_rows)
-    objective = _Recorded(model, problem.loss_fn, table)
-    found = problem.first_stage(model, objective, training, lambda *_: table.end_epoch())
+    training = _first(context, first, **settings.pop("first_training", {}))
+    train = context.data.train
+    model, table = context.make_model(), CorrectnessTable(train.n_rows)
+    objective = _Recorded(model, context.loss_fn, table)
+    found = context.first_stage(model, objective, training, lambda *_: table.end_epoch())
     start = min(round(shares[0] * training.epochs), training.epochs - 1)
     length = min(max(round(shares[1] * training.epochs), 1), training.epochs - start)
     weights = umix_weights(table, start=start, length=length, eta=eta)
@@ -137,7 +137,7 @@ def umix(settings: Settings, problem: Problem) -> Prepared:
         share == 0,
         "UMIX's first stage makes no error in its window: all weights are 1. Begin the window earlier.",
     )
-    module = UMIX(problem.model, problem.loss_fn, num_classes=problem.num_classes, **settings)
+    module = UMIX(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
     return Prepared(
         _Weighted(module, weights),
         evaluations=found.evaluations,
@@ -146,12 +146,12 @@ def umix(settings: Settings, problem: Problem) -> Prepared:
     )
 
 
-def smote(settings: Settings, problem: Problem) -> Prepared:
+def smote(settings: Settings, context: Context) -> Prepared:
     """Ordinary training on rows that SMOTE has added until all classes are equally large."""
-    train = problem.data.train
-    x, y = smote_rows(train.x, train.y, generator=problem.generator, **settings)
-    module = ERM(problem.model, problem.loss_fn, num_classes=problem.num_classes)
-    return Prepared(Owned(module), data=dataclasses.replace(problem.data, train=Split(x, y)))
+    train = context.data.train
+    x, y = smote_rows(train.x, train.y, generator=context.generator, **settings)
+    module = ERM(context.model, context.loss_fn, num_classes=context.num_classes)
+    return Prepared(ModuleObjective(module), data=dataclasses.replace(context.data, train=Split(x, y)))
 
 
 #: Methods by name.

@@ -24,7 +24,7 @@ FirstStage = Callable[[nn.Module, Objective, TrainingSettings, Progress], FitRes
 
 
 @dataclass(frozen=True)
-class Problem:
+class Context:
     """What a method may look at.
 
     Attributes:
@@ -59,7 +59,7 @@ class Prepared:
 
     Attributes:
         objective: From the model and a batch to a loss.
-        data: The data to train on, if they are not those of the problem.
+        data: The data to train on, if they are not those of the context.
         rows: Numbers of the training rows of an epoch; None is each row once.
         evaluations: Rows that went through a network in a first stage.
         seconds: Wall time of that stage.
@@ -74,11 +74,11 @@ class Prepared:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-#: Settings and a problem to a method that is ready.
-Factory = Callable[[Settings, Problem], Prepared]
+#: Settings and a context to a method that is ready.
+Factory = Callable[[Settings, Context], Prepared]
 
 
-class Owned:
+class ModuleObjective:
     """An objective made of a module that owns the model; what the module remembers is kept in checkpoints."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from elliptica._utils.random import stream, stream_seed
 from elliptica._utils.text import did_you_mean
 from elliptica.lab.data import (
+    PerBatchShuffle,
     load_airfoil,
     load_camelyon17,
     load_celeba,
@@ -76,7 +77,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 RESPLIT = {"airfoil": 200 / 1303, "no2": 100 / 400}
 
 
-class ProblemError(ValueError):
+class RegistryError(ValueError):
     """A data set or a network of a specification does not exist, or an option of it."""
 
 
@@ -103,7 +104,7 @@ def load_dataset(
     try:
         data = DATASETS[name](seed=seed, data_dir=data_dir, **options)
     except TypeError as error:
-        raise ProblemError(f"Data set {name!r} with {options}: {error}") from error
+        raise RegistryError(f"Data set {name!r} with {options}: {error}") from error
     if not share:
         return data
     noisy = shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
@@ -113,9 +114,7 @@ def load_dataset(
 def label_noise(settings: dict[str, Any]) -> Relabel | None:
     """Shuffles a share of the labels of every batch anew; None if the settings do not ask for it."""
     share = settings.get("shuffled_per_batch", 0.0)
-    if not share:
-        return None
-    return lambda y, generator: shuffle_labels(y, share, generator=generator).y
+    return PerBatchShuffle(share).relabel if share else None
 
 
 def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:
@@ -129,7 +128,7 @@ def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) ->
         try:
             return MODELS[kind](data, n_outputs, options)
         except TypeError as error:
-            raise ProblemError(f"Network {kind!r} with {options}: {error}") from error
+            raise RegistryError(f"Network {kind!r} with {options}: {error}") from error
 
 
 def _mlp(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
@@ -177,4 +176,6 @@ MODELS: dict[str, Callable[[Dataset, int, dict[str, Any]], nn.Module]] = {
 def _check_name(what: str, name: str, known: dict[str, Any]) -> None:
     if name not in known:
         hint = did_you_mean(name, known)
-        raise ProblemError(f"There is no {what} {name!r}.{hint and f' {hint}'} There are {', '.join(known)}.")
+        raise RegistryError(
+            f"There is no {what} {name!r}.{hint and f' {hint}'} There are {', '.join(known)}."
+        )

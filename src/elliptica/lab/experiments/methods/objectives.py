@@ -1,0 +1,246 @@
+"""Methods that are an objective: elliptic training, and baselines with and without groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from elliptica.baselines import (
+    CORAL,
+    DORO,
+    DRO,
+    ERM,
+    IBIRM,
+    IRM,
+    LISA,
+    NFM,
+    CMixup,
+    DomainMix,
+    Focal,
+    GroupDRO,
+    InputNoise,
+    LabelSmoothing,
+    ManifoldMixup,
+    Mixup,
+    MixupE,
+    RegMixup,
+    TargetKernel,
+    Tilted,
+    VREx,
+    fish_step,
+    matched_smoothing,
+    split_by_group,
+)
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.partner_table import PartnerTable
+from elliptica.lab.experiments.methods.context import (
+    Context,
+    Factory,
+    ModuleObjective,
+    Prepared,
+    Settings,
+    environment,
+)
+from elliptica.lab.training.batch import Batch
+
+
+def from_module(module: Callable[..., nn.Module]) -> Factory:
+    """The method of a module made of a model, a loss and settings."""
+
+    def make(settings: Settings, context: Context) -> Prepared:
+        owner = module(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
+        return Prepared(ModuleObjective(owner))
+
+    return make
+
+
+class _CMixupObjective(ModuleObjective):
+    """C-Mixup with partners from the whole training set, as in the reference."""
+
+    def __init__(self, module: CMixup, kernel: TargetKernel, context: Context) -> None:
+        super().__init__(module)
+        self.kernel, self.train = kernel, context.data.train
+
+    def call(self, batch: Batch) -> Tensor:
+        j = self.kernel.sample(batch.index, generator=batch.generator)
+        end = (self.train.x[j].to(batch.x), self.train.y[j].to(batch.y))
+        loss: Tensor = self.module(batch.x, batch.y, end=end, generator=batch.generator)
+        return loss
+
+
+def c_mixup(settings: Settings, context: Context) -> Prepared:
+    """Partners from the whole training set; ``partners="batch"`` for the reference's other mode."""
+    mode = settings.pop("partners", "data")
+    module = CMixup(context.model, context.loss_fn, **settings)
+    if mode == "batch":
+        return Prepared(ModuleObjective(module))
+    kernel = TargetKernel(context.data.train.y, settings["bandwidth"])
+    return Prepared(_CMixupObjective(module, kernel, context))
+
+
+def label_smoothing(settings: Settings, context: Context) -> Prepared:
+    """``matched_to`` takes the smoothing that elliptic training with such settings causes on its paths."""
+    matched = settings.pop("matched_to", None)
+    if matched is not None:
+        settings["smoothing"] = matched_smoothing(
+            context.num_classes or 0,
+            float(matched["sigma"]),
+            horizon=float(matched.get("horizon", 1.0)),
+            n_times=int(matched.get("n_times", 5)),
+            quadrature="mean",
+        )
+    return from_module(LabelSmoothing)(settings, context)
+
+
+def layered(module: Callable[..., nn.Module]) -> Factory:
+    """Methods that mix in layers; ``"input"`` in ``layers`` is the input."""
+
+    def make(settings: Settings, context: Context) -> Prepared:
+        layers = settings.pop("layers")
+        settings["layers"] = [None if layer == "input" else layer for layer in layers]
+        return from_module(module)(settings, context)
+
+    return make
+
+
+# Elliptic training.
+
+
+class _DataPartners(ModuleObjective):
+    """Partners from the whole training set."""
+
+    def __init__(self, module: Elliptic, table: PartnerTable, context: Context, n_bridges: int) -> None:
+        super().__init__(module)
+        self.table, self.train, self.n_bridges = table, context.data.train, n_bridges
+
+    def call(self, batch: Batch) -> Tensor:
+        j = self.table.sample(batch.index, n_bridges=self.n_bridges, generator=batch.generator)
+        j = j[:, 0] if self.n_bridges == 1 else j
+        end = (self.train.x[j].to(batch.x), self.train.y[j].to(batch.y))
+        loss: Tensor = self.module(batch.x, batch.y, end=end, generator=batch.generator)
+        return loss
+
+
+class _SelfPartners(ModuleObjective):
+    """Each sample is its own partner: bridges from a sample to itself."""
+
+    def call(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.module(batch.x, batch.y, end=(batch.x, batch.y), generator=batch.generator)
+        return loss
+
+
+def elliptic(settings: Settings, context: Context) -> Prepared:
+    """Elliptic training.
+
+    ``partners="data"`` draws partners from the whole training set by distance; with ``"self"`` each sample is
+    its own.
+    """
+    mode = settings.pop("partners", "batch")
+    power = settings.pop("power", 1.0) if mode == "data" else None
+    if isinstance(settings.get("sigma"), list):  # TOML has no tuples
+        settings["sigma"] = tuple(settings["sigma"])
+    module = Elliptic(
+        context.model, context.loss_fn, num_classes=context.num_classes, validate=False, **settings
+    )
+    if power is None:
+        return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
+    table = PartnerTable(context.data.train.x, power=power)
+    return Prepared(_DataPartners(module, table, context, settings.get("n_bridges", 1)))
+
+
+# Methods that look at the groups of the training rows.
+
+
+class _Grouped(ModuleObjective):
+    """A module that is called with a number for each row."""
+
+    def __init__(self, module: nn.Module, numbers: Tensor) -> None:
+        super().__init__(module)
+        self.numbers = numbers
+
+    def call(self, batch: Batch) -> Tensor:
+        number = self.numbers[batch.index].to(batch.x.device)
+        loss: Tensor = self.module(batch.x, batch.y, number, generator=batch.generator)
+        return loss
+
+
+def by_environment(module: Callable[..., nn.Module]) -> Factory:
+    """The method of a module that sees each row's environment: its attribute or domain."""
+
+    def make(settings: Settings, context: Context) -> Prepared:
+        numbers = environment(context.data)
+        owner = module(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
+        return Prepared(_Grouped(owner, numbers))
+
+    return make
+
+
+def group_dro(settings: Settings, context: Context) -> Prepared:
+    """GroupDRO over the groups themselves."""
+    environment(context.data)  # the error if there are no groups
+    group = context.data.train.group
+    assert group is not None
+    sizes = torch.bincount(group)
+    module = GroupDRO(
+        context.model,
+        context.loss_fn,
+        len(sizes),
+        group_sizes=sizes,
+        num_classes=context.num_classes,
+        **settings,
+    )
+    return Prepared(_Grouped(module, group))
+
+
+class _Fish:
+    """One inner step for each environment of the batch, then a part of the way."""
+
+    def __init__(self, module: ERM, numbers: Tensor, rate: float) -> None:
+        self.module, self.numbers, self.rate = module, numbers, rate
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The ordinary loss, for those who want to look at it."""
+        loss: Tensor = self.module(batch.x, batch.y)
+        return loss
+
+    def step(self, model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
+        self.module.train(model.training)
+        numbers = self.numbers[batch.index].to(batch.x.device)
+        parts = split_by_group(batch.x, batch.y, numbers)
+        return fish_step(model, optimizer, self.module, parts, rate=self.rate)
+
+
+def fish(settings: Settings, context: Context) -> Prepared:
+    """Fish; ``rate`` is the part of the way."""
+    rate = float(settings.pop("rate", 0.5))
+    module = ERM(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
+    return Prepared(_Fish(module, environment(context.data), rate))
+
+
+#: Methods by name.
+OBJECTIVES: dict[str, Factory] = {
+    "erm": from_module(ERM),
+    "mixup": from_module(Mixup),
+    "mixupe": from_module(MixupE),
+    "c-mixup": c_mixup,
+    "focal": from_module(Focal),
+    "dro": from_module(DRO),
+    "doro": from_module(DORO),
+    "tilted": from_module(Tilted),
+    "input-noise": from_module(InputNoise),
+    "label-smoothing": label_smoothing,
+    "manifold-mixup": layered(ManifoldMixup),
+    "nfm": layered(NFM),
+    "regmixup": from_module(RegMixup),
+    "elliptic": elliptic,
+    "groupdro": group_dro,
+    "irm": by_environment(IRM),
+    "ib-irm": by_environment(IBIRM),
+    "v-rex": by_environment(VREx),
+    "coral": by_environment(CORAL),
+    "domainmix": by_environment(DomainMix),
+    "lisa": by_environment(LISA),
+    "fish": fish,
+}
