@@ -35,7 +35,7 @@ $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright
 $(STAMPS)-lab: SET := -e ".[lab,tables]"
 $(STAMPS)-bench: SET := -e ".[lab,scale,tables]" playwright torchsde
-$(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]"
+$(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
 $(STAMPS)-%: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(PIP) $(SET)
 	touch $@

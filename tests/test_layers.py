@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,13 @@ def unit(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_units(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("elliptica"):
             names = (
@@ -48,6 +54,58 @@ def test_imports_go_downwards(path):
     for other in imported_units(path):
         if other != own and other in LEVEL:  # not `from elliptica import __version__`
             assert LEVEL[other] < LEVEL[own], f"{own} must not import {other}"
+
+
+#: Where else than in `cli` and `__init__` a module of ours is imported late, and why.
+LATE = {
+    "_utils/compiler.py": "importing the compiler takes as long as importing all of torch",
+    "lab/experiments/engines.py": "Ray may be absent",
+    "lab/experiments/ray_engine.py": "a node asks its own copy of our code which version it is",
+}
+
+
+def name_of(path):
+    return path.relative_to(SOURCE).as_posix()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_our_modules_are_imported_at_the_top(path):
+    """A late import hides a dependency; only the command line and public names may wait for their use."""
+    if unit(path) in ("cli", "__init__") or path.name == "__init__.py":
+        return
+    found = []
+    functions = [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in {node for function in functions for node in ast.walk(function)}:
+        late = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+        late += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        ours = [name for name in late if name.partition(".")[0] == "elliptica"]
+        found += ours
+        assert not ours or name_of(path) in LATE, f"line {node.lineno} imports {ours} inside a function"
+    assert bool(found) == (name_of(path) in LATE)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_private_names_stay_in_their_package(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("elliptica."):
+            _, package, *rest = node.module.split(".")
+            names = [*rest, *(alias.name for alias in node.names)]
+            private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+            assert package == unit(path) or not private, f"line {node.lineno} imports {private} of {package}"
+
+
+def test_tests_mirror_the_packages():
+    def folders(root):
+        return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()}
+
+    tests = Path(__file__).resolve().parent
+    written = {
+        name for name in folders(tests) if not name.startswith("fixtures") and "__pycache__" not in name
+    }
+    packages = {str(path.parent.relative_to(SOURCE)) for path in SOURCE.rglob("__init__.py")}
+    assert written <= packages, f"no such packages: {written - packages}"
+    top = {name for name in packages if "/" not in name and name != "."}
+    assert top <= written, f"packages without tests: {top - written}"
 
 
 def test_importing_the_core_loads_no_extra():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator
 from elliptica.core.partners import Among
+from elliptica.partner_index.features import features
 from elliptica.partner_index.law import Law, LawCheck
 from elliptica.partner_index.search import BackendName, build_arrays
 from elliptica.partner_index.store import (
@@ -165,8 +166,6 @@ class PartnerIndex:
             >>> index.shape
             (100, 8)
         """
-        from elliptica.partner_index.features import features
-
         with features(network, data, at=at, batch_size=batch_size, beside=options.get("folder")) as found:
             return cls.build(found, **options)
 
