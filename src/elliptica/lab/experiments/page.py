@@ -298,7 +298,7 @@ def _missing(
         found["seeds"] = f"Not recorded: {'; '.join(gaps)}."
     if metric != "rmse":
         if not any("reliability" in k.content["metrics"]["test"] for k in members):
-            found["reliability"] = "Not recorded: these records were written before reliability was record."
+            found["reliability"] = "Not recorded: these records were written before reliability was kept."
         if sizes_of(members, "class") is None:
             found["sizes"] = "Sizes of classes are not recorded; classes are in the order of their numbers."
     return found
