@@ -8,7 +8,7 @@ import torch
 from benchmarks.trace_step import traced_steps
 from torch import nn
 
-from elliptica import BridgeMix, Elliptic, elliptic_loss, sample_paths
+from elliptica import BridgeMix, Elliptic, EllipticWarning, elliptic_loss, sample_paths
 from elliptica.core.settings import BridgeSettings, Settings
 
 
@@ -46,6 +46,27 @@ def test_a_misspelt_setting_names_the_nearest(call):
 def test_arguments_may_be_given_by_name():
     model = nn.Linear(2, 1)
     assert Elliptic(model=model, loss_fn=nn.MSELoss(), sigma=0.2).settings.sigma == 0.2
+
+
+def test_settings_can_be_read_but_not_assigned():
+    objective = Elliptic(nn.Linear(2, 1), nn.MSELoss(), weighting="gradient_norm", xi=5.0)
+    assert (objective.xi, objective.weighting) == (5.0, "gradient_norm")
+    with pytest.raises(AttributeError, match="xi is fixed when the objective is made"):
+        objective.xi = 0.0
+
+
+@pytest.mark.parametrize(
+    "make", [BridgeMix, lambda **s: Elliptic(nn.Linear(2, 3), nn.CrossEntropyLoss(), **s)]
+)
+def test_warnings_name_the_line_of_the_caller(make):
+    with pytest.warns(EllipticWarning) as caught:
+        make(num_classes=3, sigma=2.0)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_bridgemix_compares_by_identity():
+    sigma = torch.ones(2)
+    assert BridgeMix(num_classes=3, sigma=sigma) != BridgeMix(num_classes=3, sigma=sigma.clone())
 
 
 def test_bridgemix_shows_its_settings():

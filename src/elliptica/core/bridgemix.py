@@ -22,7 +22,7 @@ from elliptica.core.settings import BridgeSettings
 from elliptica.core.types import Inputs
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BridgeMix(BridgeSettings):
     """Replace a batch by points on Brownian bridges between its samples (mixup-like augmentation).
 

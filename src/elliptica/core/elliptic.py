@@ -328,6 +328,26 @@ class Elliptic(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def _setting(name: str) -> property:
+    """Make an attribute that shows a setting and cannot be assigned, which would change nothing."""
+
+    def show(self: Elliptic) -> Any:
+        return getattr(self.settings, name)
+
+    def refuse(self: Elliptic, value: object) -> None:
+        raise AttributeError(
+            f"{name} is fixed when the objective is made, so {name} = {value!r} would change nothing. "
+            "Make a new Elliptic, or pass schedule= for noise that changes with the epoch."
+        )
+
+    return property(show, refuse)
+
+
+for _field in dataclasses.fields(Settings):
+    if _field.name != "drift":  # a network of its own, registered as one
+        setattr(Elliptic, _field.name, _setting(_field.name))
+
+
 def elliptic_loss(
     model: nn.Module,
     loss_fn: LossFn,

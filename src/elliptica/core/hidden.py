@@ -68,7 +68,7 @@ def find_layer(model: nn.Module, at: str) -> nn.Module:
     layers = {name: layer for name, layer in model.named_modules() if name}
     if at in layers:
         return layers[at]
-    hint = did_you_mean(at, layers, n=3) or f"It has {', '.join(map(repr, list(layers)[:8]))}."
+    hint = did_you_mean(str(at), layers, n=3) or f"It has {', '.join(map(repr, list(layers)[:8]))}."
     raise ValueError(
         f"at={at!r} is not a layer of the model. {hint} "
         "`[name for name, _ in model.named_modules()]` lists all."

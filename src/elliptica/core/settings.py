@@ -31,7 +31,7 @@ SAMPLINGS: tuple[Sampling, ...] = ("path", "marginal")
 _FINE_ENOUGH = 20  # points on a path below which the coarse grid dominates a log-weight
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BridgeSettings:
     """How points on bridges are drawn; each setting is explained at `elliptica.Elliptic`."""
 
@@ -82,7 +82,7 @@ class BridgeSettings:
             warn_of_smoothing(self.num_classes, self.sigma_y, self.horizon)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Settings(BridgeSettings):
     """All settings of the objective; each is explained at `elliptica.Elliptic`."""
 

@@ -32,7 +32,7 @@ def warn_user(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("elliptica."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, EllipticWarning, stacklevel=level - 1)
+    warnings.warn(message, EllipticWarning, stacklevel=level)
 
 
 @dataclass(frozen=True)
