@@ -284,7 +284,7 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 
 def _line(name: str, value: int, base: int) -> str:
-    def show(amount: float) -> str:
+    def show(amount: int | float) -> str:
         if name.endswith("rows"):
             return f"{amount:,}"
         if name == "flops":
