@@ -394,8 +394,8 @@ def sample_paths(
 ) -> Paths:
     """Draw the points that elliptic training evaluates (paper: Algorithm 1, lines 2 and 3).
 
-    Settings are those of `elliptica.Elliptic`. Hand the result to `elliptica.path_losses`, or to
-    ``objective(x, y, paths=...)``.
+    Settings are those of `elliptica.Elliptic` that say how points are drawn; in a hidden layer (``at=``) draw
+    with `Elliptic.sample`. Hand the result to `elliptica.path_losses`, or to ``objective(x, y, paths=...)``.
 
     Example:
         >>> x, y = torch.randn(6, 3), torch.randn(6, 1)
