@@ -30,7 +30,8 @@ class EllipticWarning(UserWarning):
 def warn_user(message: str) -> None:
     """Warn at the line of the caller's own code, however deep in the library the reason was found."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("elliptica."):
+    inside = {"elliptica", "jaxtyping", "beartype"}  # the last two where shapes are checked at run time
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, EllipticWarning, stacklevel=level)
 
