@@ -4,9 +4,12 @@ import ast
 import subprocess
 import sys
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
+
+import elliptica
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "elliptica"
 
@@ -34,26 +37,112 @@ def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported_units(path):
-    for node in ast.walk(tree_of(path)):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("elliptica"):
-            names = (
-                [node.module] if node.module != "elliptica" else [f"elliptica.{a.name}" for a in node.names]
-            )
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names if alias.name.startswith("elliptica.")]
-        for name in names:
-            yield name.split(".")[1]
+def package_of(path):
+    """The package whose names a relative import of this file counts from."""
+    return ".".join(["elliptica", *path.relative_to(SOURCE).parts[:-1]])
+
+
+def ours(tree, package):
+    """Every name of elliptica that a module imports, such as ``(node, "elliptica.core.noise.Green")``.
+
+    Seen are import statements (absolute, relative, of names that `elliptica` hands on), attributes of an
+    imported `elliptica`, and ``import_module``; what is put into a name at run time is written as ``?``.
+    """
+    nodes, imports = list(ast.walk(tree)), []
+    aliases = {"elliptica"}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            imports += [(node, alias.name) for alias in node.names if alias.name != "elliptica"]
+            aliases |= {alias.asname for alias in node.names if alias.name == "elliptica" and alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            imports += [(node, f"{base}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args:
+            called = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if called in ("import_module", "__import__"):
+                name, *anchor = [text_of(argument) for argument in node.args]
+                imports.append(
+                    (node, resolve_name(name, anchor[0] if anchor and anchor[0] != "?" else package))
+                )
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            imports.append((node, f"elliptica.{node.attr}"))
+    for node, name in imports:
+        first, *rest = name.split(".")
+        if first == "elliptica":
+            home = [elliptica._HOME[rest[0]]] if rest and rest[0] in elliptica._HOME else []
+            yield node, ".".join([first, *home, *rest])
+
+
+def text_of(node):
+    """The text of a string constant or an f-string, with ``?`` for what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "?"
+
+
+def wrong_edges(tree, own, package):
+    """What a module of the unit ``own`` must not import, in words."""
+    for node, name in ours(tree, package):
+        other = [*name.split("."), ""][1]
+        if other not in (own, "__version__") and LEVEL.get(other, len(LAYERS)) >= LEVEL[own]:
+            yield f"line {node.lineno}: {own} must not import {name}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_go_downwards(path):
     own = unit(path)
     assert own in LEVEL, f"{own} is new: give it a place in LAYERS"
-    for other in imported_units(path):
-        if other != own and other in LEVEL:  # not `from elliptica import __version__`
-            assert LEVEL[other] < LEVEL[own], f"{own} must not import {other}"
+    if own != "__init__":  # it hands on names of every package
+        assert not list(wrong_edges(tree_of(path), own, package_of(path)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from elliptica.lab.data import toy",
+        "import elliptica.lab.data",
+        "import elliptica\nelliptica.lab.data.toy.two_moons()",
+        "import elliptica as e\ndef f():\n    return e.lab.data",
+        "import elliptica.core\nelliptica.diagnose(1)",
+        "from elliptica import lab",
+        "from elliptica import diagnose",
+        "from elliptica import Green, estimate_landscape as solve",
+        "from elliptica import something_new",
+        "from ..lab import data",
+        "from ..lab.data.toy import two_moons",
+        "from .. import lab",
+        "def f():\n    from .. import landscape",
+        "import importlib\nimportlib.import_module('elliptica.lab.data')",
+        "from importlib import import_module\nimport_module('.lab', 'elliptica')",
+        "from importlib import import_module\nimport_module('..lab', __package__)",
+        "import importlib\nimportlib.import_module(f'elliptica.{name}')",
+        "import importlib\nimportlib.import_module(f'elliptica.lab.{name}')",
+        "__import__('elliptica.cli')",
+    ],
+)
+def test_a_planted_edge_is_found(code):
+    found = list(wrong_edges(ast.parse(code), "baselines", "elliptica.baselines"))
+    assert len(found) == 1, found
+
+
+def test_allowed_edges_are_not_complained_of():
+    code = """
+import importlib, elliptica, torch
+import elliptica.core.noise
+from elliptica import Green, __version__
+from elliptica._utils import checks
+from . import erm
+from .erm import ERM
+from ..core import bridge
+importlib.import_module(f"elliptica.baselines.{name}")
+importlib.import_module("sklearn")
+importlib.import_module(".erm", "elliptica.baselines")
+print(elliptica.Elliptic, elliptica.core.noise.Green, elliptica.__version__, torch.lab)
+"""
+    tree = ast.parse(code)
+    assert len(list(ours(tree, "elliptica.baselines"))) == 12
+    assert list(wrong_edges(tree, "baselines", "elliptica.baselines")) == []
 
 
 #: Where else than in `cli` and `__init__` a module of ours is imported late, and why.
@@ -68,30 +157,50 @@ def name_of(path):
     return path.relative_to(SOURCE).as_posix()
 
 
+def late_imports(tree, package):
+    """What is imported of ours inside a function: ``(line, name)``."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {node for function in functions for node in ast.walk(function)}
+    return [(node.lineno, name) for node, name in ours(tree, package) if node in inside]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_our_modules_are_imported_at_the_top(path):
     """A late import hides a dependency; only the command line and public names may wait for their use."""
     if unit(path) in ("cli", "__init__") or path.name == "__init__.py":
         return
-    found = []
-    functions = [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for node in {node for function in functions for node in ast.walk(function)}:
-        late = [n.name for n in node.names] if isinstance(node, ast.Import) else []
-        late += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        ours = [name for name in late if name.partition(".")[0] == "elliptica"]
-        found += ours
-        assert not ours or name_of(path) in LATE, f"line {node.lineno} imports {ours} inside a function"
-    assert bool(found) == (name_of(path) in LATE)
+    found = late_imports(tree_of(path), package_of(path))
+    assert bool(found) == (name_of(path) in LATE), f"imported inside a function: {found}"
+
+
+def private_names(tree, own, package):
+    """Names with an underscore that a module takes from another package."""
+    for node, name in ours(tree, package):
+        _, other, *rest = [*name.split("."), ""]
+        if other != own and any(part.startswith("_") and not part.startswith("__") for part in rest):
+            yield f"line {node.lineno}: {name}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_private_names_stay_in_their_package(path):
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("elliptica."):
-            _, package, *rest = node.module.split(".")
-            names = [*rest, *(alias.name for alias in node.names)]
-            private = [name for name in names if name.startswith("_") and not name.startswith("__")]
-            assert package == unit(path) or not private, f"line {node.lineno} imports {private} of {package}"
+    assert not list(private_names(tree_of(path), unit(path), package_of(path)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from elliptica.core.noise import _scale",
+        "import elliptica.core._noise",
+        "from ..core._noise import scale",
+        "import importlib\nimportlib.import_module('elliptica.core._noise')",
+    ],
+)
+def test_planted_late_and_private_imports_are_found(code):
+    assert len(list(private_names(ast.parse(code), "baselines", "elliptica.baselines"))) == 1
+    assert list(private_names(ast.parse(code), "core", "elliptica.baselines")) == []
+    inside = ast.parse("def f():\n    " + code.replace("\n", "\n    "))
+    assert late_imports(ast.parse(code), "elliptica.baselines") == []
+    assert len(late_imports(inside, "elliptica.baselines")) == 1
 
 
 def test_tests_mirror_the_packages():
@@ -130,8 +239,6 @@ def test_importing_the_core_does_not_import_the_compiler():
 
 
 def test_public_names_are_complete_and_documented():
-    import elliptica
-
     for name in elliptica.__all__:
         assert getattr(elliptica, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'elipse'"):
