@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from elliptica._utils import checks
+from elliptica._utils.extras import import_extra
 from elliptica._utils.random import check_generator
-
-_PACKAGE = "imblearn"
 
 
 def smote_rows(
@@ -62,7 +58,7 @@ def smote_rows(
             )
     if min(counts) == largest:
         return x.clone(), y.clone()
-    make_sampler = _import_smote()
+    make_sampler = import_extra("SMOTE", "lab", "imblearn.over_sampling").SMOTE
     rows, labels = x.detach().cpu().numpy(), y.cpu().numpy()
     more_x, more_y = [x], [y]
     for label, count in zip(classes, counts, strict=True):
@@ -100,16 +96,3 @@ def _draw_seed(generator: torch.Generator | None) -> int:
     """A seed for imbalanced-learn, which takes no torch generator."""
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**31 - 1, (1,), device=device, generator=generator))
-
-
-def _import_smote() -> Any:
-    try:
-        importlib.import_module(_PACKAGE)  # first, so that an error about it is not one about its parts
-        return importlib.import_module(f"{_PACKAGE}.over_sampling").SMOTE
-    except ModuleNotFoundError as error:
-        if error.name != _PACKAGE:
-            raise
-        raise ModuleNotFoundError(
-            'SMOTE comes from imbalanced-learn, which is not installed: pip install "elliptica[lab]"',
-            name=_PACKAGE,
-        ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable
 from enum import Enum
@@ -15,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from elliptica import __version__
+from elliptica._utils.extras import import_extra
 from elliptica._utils.text import did_you_mean
 
 app = typer.Typer(
@@ -37,14 +37,13 @@ def require_extra(extra: str, *packages: str) -> None:
 
     Called before anything slow is imported, so that the answer comes at once.
     """
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ModuleNotFoundError as error:
-            if error.name != package:
-                raise
-            typer.echo(f'This command needs {package}: pip install "elliptica[{extra}]"', err=True)
-            raise typer.Exit(1) from None
+    try:
+        import_extra("This command", extra, *packages)
+    except ModuleNotFoundError as error:
+        if error.name not in packages:
+            raise
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 def parser_of(kind: type[Name]) -> Callable[[str], Name]:

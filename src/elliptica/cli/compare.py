@@ -157,7 +157,7 @@ def _write_page(folder: Path, data: Path, status: int) -> None:
             write_report(Request(str(folder), landscape=False), page)
             typer.echo(f"report.html shows no loss landscape: {error}", err=True)
     except ModuleNotFoundError as error:
-        typer.echo(f'A page with charts needs {error.name}: pip install "elliptica[lab]"')
+        typer.echo(str(error))
     except (ReportError, OSError) as error:
         typer.echo(f"report.html has no charts: {error}", err=True)
     else:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from elliptica._utils import checks
+from elliptica._utils.extras import import_extra
 from elliptica._utils.perceptron import mlp
 from elliptica.baselines import ERM, Mixup
 from elliptica.core.elliptic import Elliptic
@@ -273,9 +274,9 @@ def _arrays(path: Path) -> dict[str, Any]:
 
 def _digits(seed: int) -> Samples:
     try:
-        from sklearn import datasets
+        datasets = import_extra("The sample of digits", "tables", "sklearn.datasets")
     except ModuleNotFoundError as error:
-        raise SourceError('The digits come with scikit-learn: pip install "elliptica[tables]".') from error
+        raise SourceError(str(error)) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
     x, y = torch.as_tensor(pixels).float() / 16, torch.as_tensor(labels).long()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from elliptica._utils.extras import missing_package
 from elliptica._utils.files import write_atomically
 from elliptica._utils.text import count
 from elliptica.cli.app import DataDir, app, require_extra
@@ -213,7 +214,7 @@ def _folder_report(path: Path, request: Request) -> Report:
         try:
             from elliptica.compare.page import comparison_report
         except ModuleNotFoundError as error:
-            raise ReportError(f'A comparison needs {error.name}: pip install "elliptica[tables]"') from error
+            raise ReportError(str(missing_package("A comparison", "tables", error.name))) from error
         return comparison_report(
             path, data=request.data, landscape=request.landscape, seed=request.seed, title=request.title
         )
@@ -252,7 +253,7 @@ def _runs_report(path: Path, request: Request) -> Report:
     try:
         from elliptica.lab.experiments.page import runs_report
     except ModuleNotFoundError as error:
-        raise ReportError(f'Records need {error.name}: pip install "elliptica[lab]"') from error
+        raise ReportError(str(missing_package("A page of records", "lab", error.name))) from error
     return runs_report(
         path,
         landscape=request.landscape,
@@ -268,7 +269,7 @@ def _saved_model_report(file: Path, request: Request) -> Report:
     try:
         from elliptica.compare.page import saved_model_report
     except ModuleNotFoundError as error:
-        raise ReportError(f'Saved models need {error.name}: pip install "elliptica[tables]"') from error
+        raise ReportError(str(missing_package("A saved model", "tables", error.name))) from error
     return saved_model_report(
         file,
         request.data,

@@ -1,13 +1,12 @@
 """Compare ordinary training, mixup and elliptic training on a table of your own; keep the better model."""
 
+from elliptica._utils.extras import missing_package
+
 try:
     import polars as _polars  # noqa: F401
     import sklearn as _sklearn  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f'elliptica.compare needs {error.name}, which is not installed: pip install "elliptica[tables]"',
-        name=error.name,
-    ) from error
+    raise missing_package("elliptica.compare", "tables", error.name) from error
 
 from elliptica._utils.statistics import corrected_interval as corrected_interval
 from elliptica.compare.comparison import Comparison as Comparison

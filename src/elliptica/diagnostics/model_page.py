@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elliptica._utils.extras import missing_package
 from elliptica._utils.scores import score_classes
 from elliptica._utils.statistics import clopper_pearson, student_quantile
 from elliptica.core.batchnorm import evaluation_mode
@@ -72,7 +73,7 @@ def model_study(
             return _values_study(fitted.name, output, y.float(), parts, unit, rows, **more)
         return _classes_study(fitted, output, y, parts, rows, **more)
     except ModuleNotFoundError as error:
-        raise ReportError(f'Scores need {error.name}: pip install "elliptica[lab]"') from error
+        raise ReportError(str(missing_package("A score", "lab", error.name))) from error
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         raise ReportError(f"The model cannot be measured on {rows}: {error}") from error
 

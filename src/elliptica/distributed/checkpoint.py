@@ -23,6 +23,7 @@ from torch.distributed.checkpoint import hf_storage, state_dict_loader, state_di
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from elliptica._utils.extras import import_extra
 from elliptica._utils.random import stream_seed
 from elliptica.distributed.ranks import Ranks, current_ranks
 
@@ -93,7 +94,7 @@ def save_checkpoint(
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, but got {keep}: the new checkpoint itself is kept.")
-    _require_safetensors()
+    import_extra("A checkpoint", "scale", "safetensors")  # torch uses it to read and write
     ranks, root = current_ranks(), Path(folder)
     tensors, values = _state(objective, optimizer)
     for name, generator in (generators or {}).items():
@@ -143,7 +144,7 @@ def load_checkpoint(
     Raises:
         ValueError: If the checkpoint is damaged or does not fit. Nothing has been changed then.
     """
-    _require_safetensors()
+    import_extra("A checkpoint", "scale", "safetensors")  # torch uses it to read and write
     ranks, root = current_ranks(), Path(folder)
     found = ranks.from_first([path.name for _, path in complete(root)[-1:]])
     if not found:
@@ -168,13 +169,6 @@ def load_checkpoint(
     for name, generator in (generators or {}).items():
         _go_on(generator, tensors[f"generators.{_source(ranks, description)}.{name}"], ranks, description)
     return Checkpoint(description["step"], description["extra"], description["world_size"], path)
-
-
-def _require_safetensors() -> None:
-    try:
-        import safetensors  # noqa: F401 - torch imports it when it writes
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError('Checkpoints need safetensors: pip install "elliptica[scale]"') from error
 
 
 @contextlib.contextmanager

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from elliptica._utils.extras import missing_package
 from elliptica.core.bridgemix import BridgeMix
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.types import Inputs, LossFn
-from elliptica.integrations.steps import StepNoise, missing, refuse_auto_sigma
+from elliptica.integrations.steps import StepNoise, refuse_auto_sigma
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except Exception as error:  # present but broken is common, and looks the same to the user
-    raise ImportError(missing("lightning", "lightning")) from error
+    raise missing_package("elliptica.integrations.lightning", "lightning", "lightning") from error
 
 #: Where the measured ``sigma="auto"`` lies in a checkpoint.
 _KEY = "elliptica_auto_sigma"

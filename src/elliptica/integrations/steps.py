@@ -1,4 +1,4 @@
-"""What every trainer needs: noise that depends on the step alone, and how to say what is missing."""
+"""What every trainer needs: noise that depends on the step alone."""
 
 from __future__ import annotations
 
@@ -38,14 +38,6 @@ class StepNoise:
         source = device if device.type == "cuda" else "cpu"
         seed = stream_seed("integrations", self.seed, *step, self._calls)
         return torch.Generator(source).manual_seed(seed)
-
-
-def missing(package: str, extra: str) -> str:
-    """What to say when a trainer's package cannot be imported."""
-    return (
-        f"elliptica.integrations.{package} needs {package}, which could not be imported. Install it with: "
-        f'pip install "elliptica[{extra}]"'
-    )
 
 
 def refuse_auto_sigma(settings: Settings, why: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from elliptica._utils.extras import missing_package
 from elliptica._utils.random import compute_dtype
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.hidden import find_layer
@@ -19,12 +20,12 @@ from elliptica.core.noise import AUTO_FACTOR
 from elliptica.core.types import LossFn
 from elliptica.core.weighting import VARIANTS
 from elliptica.core.wrappers import refuse_wrapped
-from elliptica.integrations.steps import StepNoise, missing, refuse_auto_sigma
+from elliptica.integrations.steps import StepNoise, refuse_auto_sigma
 
 try:
     from transformers import Trainer
 except Exception as error:  # present but broken is common, and looks the same to the user
-    raise ImportError(missing("transformers", "hf")) from error
+    raise missing_package("elliptica.integrations.transformers", "hf", "transformers") from error
 
 if TYPE_CHECKING:
 

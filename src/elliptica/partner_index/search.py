@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elliptica._utils import checks
+from elliptica._utils.extras import remedy
 from elliptica.core.partners import AMONG, Among
 from elliptica.partner_index import features
 from elliptica.partner_index.features import Rows
@@ -52,9 +53,7 @@ def choose_backend(name: BackendName | None) -> BackendName:
     what = (
         f"backend={missing!r} cannot be imported" if name else "Neither faiss nor scikit-learn is installed"
     )
-    raise ModuleNotFoundError(
-        f'{what} ({last}). Run pip install "elliptica[{_EXTRA[missing]}]".', name=missing
-    ) from last
+    raise ModuleNotFoundError(f"{what} ({last}). Run {remedy(_EXTRA[missing])}.", name=missing) from last
 
 
 def knn(

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 from elliptica import __version__
+from elliptica._utils.extras import import_extra
 from elliptica.report.content import BySeed, Number, Parts, Report, Study, mean_interval
 
 STYLES = ("style.css", "layout.css")
@@ -32,14 +33,8 @@ def render_page(report: Report, *, plotly: str | None = None, home: str | None =
     Raises:
         ModuleNotFoundError: If Jinja2 or plotly is missing.
     """
-    try:
-        import jinja2
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f'A report needs {error.name}: pip install "elliptica[lab]"', name=error.name
-        ) from error
-
+    jinja2 = import_extra("A page with charts", "lab", "jinja2")
+    offline = import_extra("A page with charts", "lab", "plotly.offline")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -49,7 +44,7 @@ def render_page(report: Report, *, plotly: str | None = None, home: str | None =
         version=__version__,
         style="\n".join(map(_asset, STYLES)),
         scripts=[_asset(name) for name in SCRIPTS],
-        plotly=_inline(get_plotlyjs()) if plotly is None else None,
+        plotly=_inline(offline.get_plotlyjs()) if plotly is None else None,
         plotly_file=plotly,
         home=home,
         data=embed(report_data(report)),

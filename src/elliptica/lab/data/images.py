@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from elliptica._utils.extras import import_extra
 from elliptica.lab.data.splits import Dataset, Split
 
 Pixels = Literal["float32", "uint8"]
@@ -112,14 +113,7 @@ def check_share(validation_share: float) -> None:
 
 def pillow() -> Any:
     """Pillow's ``Image`` module, or an error that names the extra."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'Reading image files needs Pillow, which is not installed: pip install "elliptica[lab]"',
-            name="PIL",
-        ) from error
-    return Image
+    return import_extra("Reading image files", "lab", "PIL.Image")
 
 
 def read_rgb(content: bytes, origin: str, *, max_pixels: int = 1 << 25) -> NDArray[np.uint8]:

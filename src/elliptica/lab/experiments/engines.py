@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from elliptica._utils.extras import remedy
 from elliptica.distributed.ranks import Ranks
 from elliptica.lab.experiments.preflight import check_before
 from elliptica.lab.experiments.run import Listener, Options, finish_run
@@ -82,7 +83,7 @@ def open_engine(options: Options) -> Iterator[Engine]:
     try:
         from elliptica.lab.experiments.ray_engine import open_cluster
     except ImportError as error:
-        raise EngineError(f'Ray cannot be used ({error}): pip install "elliptica[scale]"') from error
+        raise EngineError(f"Ray cannot be used ({error}): {remedy('scale')}") from error
     with open_cluster(options.ray, options.jobs) as cluster:
         yield cluster
 

@@ -1,12 +1,11 @@
 """A training loop that can be killed and continued, for any objective."""
 
+from elliptica._utils.extras import missing_package
+
 try:
     import safetensors as _safetensors  # noqa: F401 - checkpoints are safetensors files
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        'elliptica.lab.training needs safetensors, which is not installed: pip install "elliptica[lab]"',
-        name=error.name,
-    ) from error
+    raise missing_package("elliptica.lab.training", "lab", error.name) from error
 
 from elliptica.lab.training.batch import Batch as Batch
 from elliptica.lab.training.batch import Objective as Objective

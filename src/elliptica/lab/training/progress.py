@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from elliptica._utils.extras import import_extra
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, settings: Mapping[str, Any] | None = None) -> None:
-        _require()
+        import_extra("An event file", "lab", "tensorboard")
         self.folder = Path(folder)
         self.settings = {name: _plain(value) for name, value in (settings or {}).items() if value is not None}
         self._writer: Any = None
@@ -152,15 +153,3 @@ def _summaries(settings: dict[str, Plain], metrics: dict[str, float]) -> tuple[A
 
 def _plain(value: Any) -> Plain:
     return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def _require() -> None:
-    """Complain early, and with the remedy, if the package is missing."""
-    try:
-        importlib.import_module("tensorboard")
-    except ModuleNotFoundError as error:
-        if error.name != "tensorboard":
-            raise
-        raise ModuleNotFoundError(
-            'Event files need tensorboard: pip install "elliptica[lab]"', name="tensorboard"
-        ) from None

@@ -1,0 +1,55 @@
+"""Say which extra brings a package that is missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+#: Packages that are installed under another name than they are imported.
+_DISTRIBUTION = {
+    "faiss": "faiss-cpu",
+    "imblearn": "imbalanced-learn",
+    "PIL": "Pillow",
+    "sklearn": "scikit-learn",
+}
+
+
+def remedy(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    Example:
+        >>> remedy("lab")
+        'pip install "elliptica[lab]"'
+    """
+    return f'pip install "elliptica[{extra}]"'
+
+
+def missing_package(user: str, extra: str, package: str | None) -> ModuleNotFoundError:
+    """Return the error for a package that ``user`` needs and ``extra`` brings.
+
+    Example:
+        >>> print(missing_package("Reading image files", "lab", "PIL"))
+        Reading image files needs Pillow: pip install "elliptica[lab]"
+    """
+    package = (package or "a package").partition(".")[0]
+    text = f"{user} needs {_DISTRIBUTION.get(package, package)}: {remedy(extra)}"
+    return ModuleNotFoundError(text, name=package)
+
+
+def import_extra(user: str, extra: str, *modules: str) -> Any:
+    """Import modules that an extra brings, and return the last.
+
+    Raises:
+        ModuleNotFoundError: If a package is missing, with the extra that brings it. What that package itself
+            lacks is not blamed on the extra.
+    """
+    for module in modules:
+        package = module.partition(".")[0]
+        try:
+            importlib.import_module(package)  # first, so that an error about it is not one about its parts
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            raise missing_package(user, extra, package) from error
+    return found
