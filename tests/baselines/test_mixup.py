@@ -34,9 +34,12 @@ def classification(generator, n=12, classes=4):
 @pytest.mark.parametrize(
     "loss_fn", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4]).double())]
 )
-def test_erm_is_the_ordinary_loss(loss_fn, generator):
+@pytest.mark.parametrize("kind", ["labels", "one-hot"])
+def test_erm_is_the_ordinary_loss(loss_fn, kind, generator):
     model = network(n_out=4)
     x, y = classification(generator)
+    if kind == "one-hot":
+        y = F.one_hot(y, 4).double()
     expected = value_and_gradient(loss_fn(model(x), y), model)
     for objective in (ERM(model, loss_fn), ERM(model, loss_fn).eval(), ERM(model, loss_fn, num_classes=4)):
         same(value_and_gradient(objective(x, y), model), expected)

@@ -224,3 +224,14 @@ def test_a_negative_objective_is_announced_once(validate, generator, recwarn):
 def test_coarse_girsanov_grids_are_announced(n_times, warns, recwarn):
     Elliptic(network(), nn.MSELoss(), sampling="path", weighting="girsanov", n_times=n_times)
     assert any("coarse grid" in str(w.message) for w in recwarn) == warns
+
+
+def test_class_weights_do_not_announce_anything_twice(recwarn):
+    """They give the number of classes away, for which the settings are completed."""
+    loss = nn.CrossEntropyLoss(weight=torch.ones(50))
+    Elliptic(network(), loss, sampling="path", weighting="girsanov", sigma_y=0.5)
+    messages = sorted(str(w.message) for w in recwarn)
+    assert len(messages) == 2
+    assert "label smoothing" in messages[0]
+    assert "coarse grid" in messages[1]
+    assert {w.filename for w in recwarn} == {__file__}

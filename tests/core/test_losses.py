@@ -1,16 +1,22 @@
 """The user's loss with its reduction switched off: equal to torch's own, row by row."""
 
 import copy
+import dataclasses
 import functools
+import itertools
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from elliptica import Elliptic
+from elliptica.core.formulations import DynkinSum
 from elliptica.core.losses import PerSampleLoss, weighted_mean
+from elliptica.distributed.ranks import Ranks, shard
+from laws import assert_mean
 
 ROWS, CLASSES = 6, 4
 
@@ -86,6 +92,116 @@ def test_class_weight_of_dense_targets(generator, class_weight):
     rows = loss.class_weight(one_hot) if loss.weights_classes else None
     mean = weighted_mean(loss(logits, one_hot), None, rows)
     assert torch.allclose(mean, own(logits, labels), rtol=1e-12)
+
+
+# ------------------------------------------------------------------------ class weights in the objective
+
+KINDS = ["labels", "one-hot", "soft", "dense labels", "dense one-hot"]
+
+
+def weighted_case(kind, generator):
+    """Inputs, targets, and a model whose output fits them, in float64."""
+    place = (2,) if kind.startswith("dense") else ()
+    x = torch.randn(ROWS, 3, generator=generator, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (ROWS, *place), generator=generator)
+    out = [nn.Linear(3, CLASSES * max(place, default=1)), nn.Unflatten(1, (CLASSES, *place))]
+    model = nn.Sequential(*out).double()
+    if kind == "soft":
+        return x, torch.rand(ROWS, CLASSES, generator=generator, dtype=torch.float64).softmax(1), model
+    return x, labels if "labels" in kind else F.one_hot(labels, CLASSES).movedim(-1, 1).double(), model
+
+
+def weighted_objective(model, class_weight, smoothing=0.0, kind=Elliptic, **settings):
+    loss = nn.CrossEntropyLoss(class_weight, label_smoothing=smoothing)
+    return kind(model, loss, sigma=0.0, **settings), loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_class_weighted_objective_equals_torchs(kind, smoothing, generator, class_weight):
+    """In eval mode, and on paths of two points, which are the data twice."""
+    x, y, model = weighted_case(kind, generator)
+    settings = {"sampling": "path", "n_times": 2, "quadrature": "trapezoid", "n_bridges": 2}
+    objective, loss = weighted_objective(model, class_weight, smoothing, **settings)
+    expected = loss(model(x), y)
+    torch.testing.assert_close(objective(x, y, generator=generator), expected, rtol=1e-12, atol=0)
+    chunked, _ = weighted_objective(model, class_weight, smoothing, **settings, chunk_size=4)
+    torch.testing.assert_close(chunked(x, y, generator=generator), expected, rtol=1e-12, atol=0)
+    if kind in ("labels", "soft"):
+        dynkin, _ = weighted_objective(model, class_weight, smoothing, DynkinSum)
+        torch.testing.assert_close(dynkin(x, y), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(objective.eval()(x, y), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("quadrature", ["mean", "left", "trapezoid"])
+@pytest.mark.parametrize("kind", ["labels", "one-hot"])
+def test_single_points_are_unbiased_with_class_weights(kind, quadrature, weighted, generator, class_weight):
+    """The mean over all choices of one time per path is the objective of the whole paths, exactly."""
+    x, y, model = weighted_case(kind, generator)
+    x, y = x[:3], y[:3]
+    objective, _ = weighted_objective(
+        model, class_weight, sampling="path", n_times=3, quadrature=quadrature, sigma_y=0.3
+    )
+    weight = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64) if weighted else None
+    paths = objective.sample(
+        x, y, sample_weight=weight, partners=torch.tensor([1, 2, 0]), generator=generator
+    )
+    chance = {"mean": [1 / 3] * 3, "left": [1 / 2, 1 / 2, 0], "trapezoid": [1 / 4, 1 / 2, 1 / 4]}[quadrature]
+    total = 0.0
+    for times in itertools.product(range(3), repeat=3):
+
+        def at(values, times=times):
+            return torch.stack([values[i, :, t : t + 1] for i, t in enumerate(times)])
+
+        names = ["x", "y", "s", "free_y"] + ["weight"] * weighted
+        points = dataclasses.replace(paths, **{name: at(getattr(paths, name)) for name in names})
+        total += np.prod([chance[t] for t in times]) * objective(x, y, paths=points).item()
+    assert total == pytest.approx(objective(x, y, paths=paths).item(), rel=1e-12)
+
+
+@pytest.mark.statistical
+def test_marginal_draws_are_unbiased_with_class_weights(generator):
+    """As training draws them; dividing each draw by its own points' weights is 8 standard errors away."""
+    x, y, model = weighted_case("labels", generator)
+    class_weight = torch.tensor([8.0, 0.5, 1.0, 2.0], dtype=torch.float64)
+    y, partner = torch.tensor([0, 0, 1, 2, 3, 1]), torch.tensor([2, 3, 4, 1, 0, 5])
+    marginal, loss = weighted_objective(model, class_weight, validate=False)
+    path, _ = weighted_objective(model, class_weight, sampling="path")
+    expected = path(x, y, partners=partner).item()
+    draws, own = [], []
+    with torch.no_grad():
+        for _ in range(1500):
+            paths = marginal.sample(x, y, partners=partner, generator=generator)
+            draws.append(marginal(x, y, paths=paths).item())
+            mixed = paths.y[:, 0, 0]
+            own.append(
+                (loss(model(paths.x[:, 0, 0]), mixed) / marginal.loss.class_weight(mixed).mean()).item()
+            )
+    assert_mean(np.array(draws), expected, np.std(draws, ddof=1))
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(np.array(own), expected, np.std(own, ddof=1))
+
+
+@pytest.mark.parametrize("kind", ["labels", "soft"])
+def test_class_weights_over_processes_of_different_sizes(kind, generator, class_weight):
+    """The mean of the processes' results is the result of the joined batch."""
+    x, y, model = weighted_case(kind, generator)
+    x, y = x[:5], y[:5]
+    objective, _ = weighted_objective(model, class_weight, sampling="path", n_times=3, n_bridges=2)
+    paths = objective.sample(x, y, generator=generator)
+    whole, sent = objective(x, y, paths=paths), []
+
+    def collect(own):
+        sent.append(own)
+        return own[None]
+
+    for across in (collect, lambda own: torch.stack(sent)):  # first what each sends, then the answer to all
+        objective.across = across
+        shares = [shard((x, y, paths), Ranks(rank, 2)) for rank in (0, 1)]
+        found = [objective(*share[:2], paths=share[2]) for share in shares]
+    assert [len(share[0]) for share in shares] != [len(shares[0][0])] * 2
+    torch.testing.assert_close(torch.stack(found).mean(), whole, rtol=1e-12, atol=0)
 
 
 def test_dense_cross_entropy_averages_over_places(generator):

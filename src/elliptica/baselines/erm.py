@@ -102,7 +102,7 @@ class ERM(nn.Module):
         rows = count_rows(inputs)
         check_batch(inputs, [], y, rows, finite=True)
         check_weight(sample_weight, rows)
-        return self._mean(*self._losses_at(x, y), sample_weight)
+        return self._mean(*self._losses_at(x, y), sample_weight, soft=y.is_floating_point())
 
     def extra_repr(self) -> str:
         """The settings that are not None or False."""
@@ -115,7 +115,7 @@ class ERM(nn.Module):
 
     def _training_loss(self, batch: Batch) -> Tensor:
         """Loss of a batch that has been checked, in training."""
-        return self._mean(*self._losses_at(batch.x, batch.y), batch.weight)
+        return self._mean(*self._losses_at(batch.x, batch.y), batch.weight, soft=batch.y.is_floating_point())
 
     def _check(self, x: Inputs, y: Tensor, weight: Tensor | None, generator: torch.Generator | None) -> None:
         """Check the arguments of a training call, before anything is drawn."""
@@ -143,7 +143,8 @@ class ERM(nn.Module):
         space = infer_target_space(self._user_loss[0], y)
         return encode_targets(y, space, num_classes=num_classes, dtype=dtype)
 
-    def _mean(self, losses: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-        """Average over the batch; class weights as torch averages by them."""
-        class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
+    def _mean(self, losses: Tensor, target: Tensor, weight: Tensor | None, *, soft: bool = False) -> Tensor:
+        """Average over the batch; class weights as in torch (soft targets by rows)."""
+        by_class = self.loss.weights_classes and not soft
+        class_weight = self.loss.class_weight(target) if by_class else None
         return weighted_mean(losses, weight, class_weight)

@@ -304,6 +304,7 @@ def add_targets(
         weight=weight,
         free_y=shown if free is y else view_rows(free, settings.n_bridges),
         variance_y=variance,
+        labels=None if batch.y.is_floating_point() else batch.targets,
     )
 
 

@@ -122,7 +122,9 @@ class Elliptic(nn.Module):
         self.loss = PerSampleLoss(loss_fn)
         self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice
         if settings.num_classes is None and self.loss.num_classes() is not None:
-            settings = dataclasses.replace(settings, num_classes=self.loss.num_classes())
+            settings = copy.copy(settings)  # checked before: not judged, and warned about, again
+            object.__setattr__(settings, "num_classes", self.loss.num_classes())
+            settings.warn_of_smoothing()
         self.settings = settings
         self.drift = settings.drift  # registered if it is a network
         self._variant = settings.variant
@@ -259,7 +261,8 @@ class Elliptic(nn.Module):
         frozen = self.training and settings.bn == "frozen"
         with path_statistics("frozen" if frozen else "paths", self.model):
             losses = self.loss(call_model(self.model, x), target)
-        class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
+        by_class = self.loss.weights_classes and not y.is_floating_point()
+        class_weight = self.loss.class_weight(target) if by_class else None
         across = self.across if self.training else None  # one process may evaluate alone
         return weighted_mean(losses, sample_weight, class_weight, across=across)
 

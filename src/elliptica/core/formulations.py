@@ -123,12 +123,14 @@ class DynkinSum(nn.Module):
                 f"sigma_y={self.sigma_y} moves targets, but classes must stay on the simplex, where Dynkin's "
                 "formula does not hold. Use sigma_y=0."
             )
+        is_label = not y.is_floating_point()
         y = encode_targets(y, space, num_classes=self.num_classes, dtype=x.dtype)
+        class_weight = self.loss.class_weight(y) if self.loss.weights_classes and is_label else None
         n_steps = self.n_steps if self.training else 0
         points, factors = self._points(x, y, n_steps, generator)
         rows = [torch.cat(part) for part in zip(*points, strict=True)]
         losses = self.loss(self.model(rows[0]), rows[1]).unflatten(0, (-1, len(x)))
-        return weighted_mean((factors.to(losses)[:, None] * losses).sum(0), sample_weight, None)
+        return weighted_mean((factors.to(losses)[:, None] * losses).sum(0), sample_weight, class_weight)
 
     def _points(
         self, x: Tensor, y: Tensor, n_steps: int, generator: torch.Generator | None

@@ -60,7 +60,7 @@ class PerSampleLoss(nn.Module):
                 "and multiply the result yourself if you need another scale."
             )
         self._sums_features = reduction == "batchmean"
-        #: torch divides a class-weighted mean over labels by the sum of the labels' weights
+        #: torch divides a class-weighted mean over labels, but not over soft targets, by the labels' weights
         self._class_weighted = isinstance(loss_fn, nn.CrossEntropyLoss) and reduction == "mean"
         if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
             loss_fn = copy.copy(loss_fn)
@@ -116,7 +116,7 @@ class PerSampleLoss(nn.Module):
             )
 
     def class_weight(self, target: Tensor) -> Tensor:
-        """Mean weight of each row's classes."""
+        """Return the mean weight of each row's classes."""
         weight = self.loss_fn.weight.to(target.dtype)
         weighted = target * weight.view(1, -1, *[1] * (target.ndim - 2))
         return weighted.sum(1).reshape(len(target), -1).mean(1)
@@ -168,22 +168,24 @@ def weighted_mean(
 ) -> Tensor:
     """Average weight times loss over rows.
 
-    A loss that weights classes is divided by the mean weight of the classes at hand, as torch does for
-    labels, so that the scale of the loss does not depend on the scale of the weights. Like torch's, that
-    is a ratio of two means over the batch, hence biased by a term of order one over the batch size.
+    With ``class_weight``, the class weights of a batch's labels, the result is divided by their mean, as
+    torch does for labels, so that the scale of the loss does not depend on the scale of the weights.
 
     With ``across``, the mean over processes of the results is the mean over the rows of all of them.
     """
     total = losses if weight is None else losses * weight
     if over_time is not None:
         total = total * over_time
-        class_weight = None if class_weight is None else class_weight * over_time
     if across is not None:
         wide = torch.promote_types(total.dtype, torch.float32)  # bfloat16 cannot count to 257
-        sums = [total.numel(), 0.0 if class_weight is None else class_weight.sum(dtype=wide)]
+        sums: list[int | Tensor] = [total.numel()]
+        if class_weight is not None:
+            sums += [class_weight.numel(), class_weight.sum(dtype=wide)]
         found = across(torch.stack([torch.as_tensor(s, dtype=wide, device=total.device) for s in sums]))
-        rows, weights = found.sum(0)
-        share = total.numel() * len(found) / (rows if class_weight is None else weights)
+        rows, *labels = found.sum(0)
+        share = total.numel() * len(found) / rows
+        if class_weight is not None:
+            share = share * labels[0] / labels[1]
         return total.mean() * share.to(total.dtype)
     return total.mean() if class_weight is None else total.mean() / class_weight.mean()
 
@@ -195,11 +197,15 @@ def path_mean(
     over_time: Tensor | None,
     across: Across | None = None,
 ) -> Tensor:
-    """Integrate losses ``(time, rows)`` over time and average them over the batch (paper: Eq. (6))."""
+    """Integrate losses ``(time, rows)`` over time and average them over the batch (paper: Eq. (6)).
+
+    Class weights are averaged over the labels of the batch itself: a number that does not depend on the draw,
+    so that the mean over draws of single points is the objective of whole paths.
+    """
     if paths.weight is None and over_time is None and across is None and not loss.weights_classes:
         return losses.mean()
     weight = None if paths.weight is None else flatten_rows(paths.weight)
     class_weight = None
-    if loss.weights_classes:
-        class_weight = loss.class_weight(flatten_rows(paths.y).flatten(0, 1)).view(losses.shape)
+    if loss.weights_classes and paths.labels is not None:
+        class_weight = loss.class_weight(paths.labels)
     return weighted_mean(losses, weight, class_weight, over_time, across)

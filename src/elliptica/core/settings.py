@@ -77,6 +77,10 @@ class BridgeSettings:
             object.__setattr__(self, "sigma_y", sigma if isinstance(sigma, float) else 0.0)
         else:
             checks.nonnegative("sigma_y", self.sigma_y)
+        self.warn_of_smoothing()
+
+    def warn_of_smoothing(self) -> None:
+        """Warn where the paper's map to the simplex leaves little mass on the true classes."""
         if self.simplex == "abs" and self.num_classes is not None and not isinstance(self.sigma_y, Tensor):
             assert self.sigma_y is not None
             warn_of_smoothing(self.num_classes, self.sigma_y, self.horizon)

@@ -50,6 +50,8 @@ class Paths:
         free_y: Targets before projection (needed by a drift that acts on them).
         variance_y: The same as ``variance``, for targets.
         hidden: What is still to be bridged in a hidden layer, or None.
+        labels: One-hot labels of the batch where the bridges start, ``(batch, *target)``; None where the
+            targets were given soft. A mean over class weights is divided by theirs.
     """
 
     x: Inputs
@@ -60,6 +62,7 @@ class Paths:
     free_y: Tensor | None = None
     variance_y: float | Tensor = 0.0
     hidden: Any = None
+    labels: Tensor | None = None
 
     @property
     def rows(self) -> int:

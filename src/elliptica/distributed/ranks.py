@@ -148,6 +148,9 @@ def _shard(value: Any, ranks: Ranks) -> Any:
     )
 
 
+_PER_ROW = ("x", "y", "s", "weight", "free_y", "labels")
+
+
 def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
     if paths.hidden is not None:
         raise ValueError(
@@ -168,7 +171,7 @@ def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
     only = next(iter(axes.values()))
     return dataclasses.replace(
         paths,
-        **{name: _shard(getattr(paths, name), ranks) for name in ("x", "y", "s", "weight", "free_y")},
+        **{name: _shard(getattr(paths, name), ranks) for name in _PER_ROW},
         variance={name: rows_of(v, axes.get(name, only)) for name, v in paths.variance.items()},
         variance_y=rows_of(paths.variance_y, paths.y.ndim - 3),
     )
