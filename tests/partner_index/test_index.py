@@ -38,7 +38,7 @@ def reference(x, power, labels=None, among="all"):
     """The law by SciPy's distances in float64 and a loop."""
     d = cdist(x.double(), x.double())
     n = len(x)
-    floor = 1e-3 * np.quantile(d[~np.eye(n, dtype=bool)], 0.5, method="lower")
+    floor = 0.01 * np.quantile(d[~np.eye(n, dtype=bool)], 0.5, method="lower")
     law = np.zeros((n, n))
     for i in range(n):
         ok = np.arange(n) != i
@@ -47,7 +47,8 @@ def reference(x, power, labels=None, among="all"):
         if not ok.any():
             law[i, i] = 1.0
             continue
-        log = -power * np.log(np.maximum(d[i, ok], floor))
+        distinct = d[i, ok & (d[i] > floor)].min(initial=INFINITY)  # a duplicate is as near as this
+        log = -power * np.log(np.where(d[i, ok] > floor, d[i, ok], distinct if distinct < INFINITY else 1.0))
         law[i, ok] = np.exp(log - log.max())
         law[i] /= law[i].sum()
     return law
@@ -144,7 +145,7 @@ def test_law_rejects_the_nearest_alone(power, generator):
 @pytest.mark.statistical
 @pytest.mark.parametrize("wrong", ["power", "envelope", "floor"])
 def test_law_rejects(wrong, generator, monkeypatch):
-    """A power off by 0.3, the envelope in place of the law, the floor ten times too high."""
+    """A power off by 0.3, the envelope in place of the law, duplicates ten times nearer."""
     x = cloud("duplicates" if wrong == "floor" else "normal", generator)
     power = 1.0 if wrong == "floor" else 2.0
     index = PartnerIndex.build(x, k=5, power=power, generator=generator)
@@ -154,7 +155,7 @@ def test_law_rejects(wrong, generator, monkeypatch):
         far = Envelope._far
         monkeypatch.setattr(Envelope, "_far", lambda *a: (far(*a)[0], torch.zeros(len(a[1]))))
     if wrong == "floor":
-        object.__setattr__(index._facts, "floor", index._facts.floor * 10)
+        index._arrays.distinct[:] /= 10
     with pytest.raises(AssertionError, match=r"frequencies|impossible"):
         assert_law(index, reference(x, power), generator)
 
@@ -182,8 +183,8 @@ def test_law_of_all_rows_together(generator):
 
 
 @pytest.mark.parametrize("among", AMONG)
-def test_floor_is_that_of_the_table(among, generator):
-    """Both laws put the same floor under distances, also where it is measured on some rows only."""
+def test_duplicates_are_those_of_the_table(among, generator):
+    """Both laws call the same points duplicates, also where the median is that of some rows only."""
     for n in (50, 2300):
         x = cloud("duplicates", generator, n)
         labels = torch.arange(n) % 2
@@ -192,6 +193,50 @@ def test_floor_is_that_of_the_table(among, generator):
             x, k=4, labels=labels, among=among, cells=10, probes=1, generator=generator
         )
         assert index._facts.floor == table._floor
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("kind", ["clusters", "duplicates"])
+def test_nearest_distinct_neighbour_against_brute_force(kind, among, exact, generator):
+    """Where rows have more duplicates than stored neighbours, and where they have few."""
+    x = cloud(kind, generator, n=200)
+    x[150:160] = x[190:200]
+    labels = torch.arange(200) // 4 % 2
+    options = {"exact": True} if exact else {"probes": 3}
+    index = PartnerIndex.build(x, k=4, labels=labels, among=among, cells=16, generator=generator, **options)
+    arrays, floor = index._arrays, index._facts.floor
+    points, of = arrays.points.astype(float), labels.numpy()[arrays.rows]
+    d = cdist(points, points)
+    np.fill_diagonal(d, INFINITY)
+    if among != "all":
+        d[(of[:, None] == of) != (among == "same_class")] = INFINITY
+    has = (d < floor).any(1)
+    true = np.where(d < floor, INFINITY, d).min(1)
+    assert 50 < has.sum() <= 200
+    assert np.allclose(arrays.distinct[~has], floor, rtol=1e-6)
+    if exact:
+        assert np.allclose(arrays.distinct[has], true[has], rtol=1e-5)
+    else:  # of rows whose neighbours are all duplicates; others know what the search found
+        hidden = has & (arrays.distances < floor).all(1)
+        assert np.allclose(arrays.distinct[hidden], true[hidden], rtol=1e-5)
+        assert (arrays.distinct[has] > true[has] * (1 - 1e-5)).mean() > 0.99
+
+
+@pytest.mark.statistical
+def test_a_nearer_distinct_neighbour_that_was_missed_is_in_the_bound(generator):
+    """The law drawn differs from the exact one, on audited rows, by no more than the bound says."""
+    x = torch.randn(100, 3, generator=generator)
+    x[::2] = x[1::2]  # everyone has a copy
+    index = PartnerIndex.build(x, k=3, power=4.0, probes=1, cells=25, generator=generator)
+    sure = index.with_law(proved=True, max_draws=100_000)
+    law = reference(x, 4.0)
+    drawn = sure.sample(torch.arange(100), n_bridges=2000, generator=generator)
+    frequency = np.stack([np.bincount(r, minlength=100) for r in drawn]) / 2000
+    distance = 0.5 * np.abs(frequency - law).sum(1)
+    noise = 0.5 * np.sqrt(law / 2000).sum(1)
+    assert distance.mean() <= sure.error_bound + noise.mean()
+    assert sure.error_bound > 0.01
 
 
 # --------------------------------------------------------------------------------------- the bound
@@ -256,7 +301,7 @@ def test_bounds_of_distances_hold(kind, exact, generator):
     unknown = ~np.eye(300, dtype=bool)
     for i in range(300):
         unknown[i, arrays.near[i][arrays.near[i] >= 0]] = False
-    violated = unknown & (least > np.maximum(d, index._facts.floor) * (1 + 1e-6))
+    violated = unknown & (least > np.maximum(d, arrays.distinct[:, None]) * (1 + 1e-6))
     assert not violated.any()
 
 

@@ -13,8 +13,9 @@ from elliptica.core.partners import (
     Among,
     distance_floor,
     draw_from,
+    exclude_classes,
     pairwise_distances,
-    partner_log_odds,
+    partner_weights,
 )
 
 _CHUNK_BYTES = 64 * 2**20
@@ -24,9 +25,11 @@ ROWS_FOR_MEDIAN = 1000
 class PartnerTable:
     """Exact partner law over a data set, ready to draw from: a batch costs one look-up per row.
 
-    Stores one cumulative probability per pair of points, so memory is ``4 * n**2`` bytes (1.6 GB
-    for 20 000 rows); built in chunks. Use it for tables and features of tens of thousands of rows.
-    When batches are augmented or streamed, pair within the batch instead (`sample_partners`).
+    Stores one cumulative weight per pair of points, so memory is ``4 * n**2`` bytes (1.6 GB for 20 000
+    rows); built in chunks. Above ``max_bytes`` it stores nothing and computes the rows of a batch when
+    they are drawn, which takes ``O(batch * n)`` time for each batch. Use it for tables and features of
+    tens of thousands of rows, and `PartnerIndex` beyond. When batches are augmented or streamed, pair
+    within the batch instead (`sample_partners`).
 
     Example:
         >>> x, y = torch.randn(100, 3), torch.randn(100, 1)
@@ -40,7 +43,7 @@ class PartnerTable:
         power: Exponent of the inverse distance; ``float("inf")`` means the nearest point.
         labels: Classes, needed when ``among`` restricts.
         among: Partners of any class, of the same or of another class.
-        max_bytes: Refuse to build a larger table.
+        max_bytes: Largest table to store. Set it to 0 to compute rows when they are drawn.
     """
 
     def __init__(
@@ -62,48 +65,44 @@ class PartnerTable:
             raise ValueError(f"among={among!r} needs class labels. Pass labels=...")
         if labels is not None:
             checks.same_rows("labels", labels, n)
-        if power != float("inf"):
-            checks.nonnegative("power", power)
         self._nearest_only = power == float("inf")
-        needed = 8 * n if self._nearest_only else 4 * n * n
-        if needed > max_bytes:
-            raise ValueError(
-                f"A table over {n} rows takes {needed / 2**30:.1f} GiB, more than max_bytes "
-                f"({max_bytes / 2**30:.1f} GiB). Pair within the batch (pairing=...), build the "
-                "table on a subset, or raise max_bytes."
-            )
+        if not self._nearest_only:
+            checks.nonnegative("power", power)
+        self._x, self._power, self._labels, self._among = x.detach(), power, labels, among
+        self._floor = distance_floor(pairwise_distances(x[:: max(1, n // ROWS_FOR_MEDIAN)]))
+        self._table: Tensor | None = None
+        if (8 * n if self._nearest_only else 4 * n * n) > max_bytes:
+            return
         self._table = torch.empty(
             (n, 1) if self._nearest_only else (n, n),
             dtype=torch.long if self._nearest_only else torch.float32,
             device=x.device,
         )
-        some = x[:: max(1, n // ROWS_FOR_MEDIAN)]
-        self._floor = distance_floor(pairwise_distances(some))
-        step = max(1, _CHUNK_BYTES // (8 * n))
-        for begin in range(0, n, step):
-            rows = slice(begin, min(begin + step, n))
-            self._fill(x, rows, power, labels, among)
+        for rows in torch.arange(n, device=x.device).split(self._at_once()):
+            self._table[rows[0] : rows[-1] + 1] = self._rows(rows)
 
-    def _fill(self, x: Tensor, rows: slice, power: float, labels: Tensor | None, among: Among) -> None:
-        """Compute some rows of the table."""
-        own = torch.arange(rows.start, rows.stop, device=x.device)[:, None]
-        allowed = own != torch.arange(len(x), device=x.device)[None]
-        if labels is not None and among != "all":
-            same = labels[rows][:, None] == labels[None]
-            allowed &= same if among == "same_class" else ~same
-        distances = pairwise_distances(x[rows], x)
+    def _at_once(self) -> int:
+        """How many rows to compute at a time."""
+        return max(1, _CHUNK_BYTES // (8 * len(self._x)))
+
+    def _rows(self, index: Tensor) -> Tensor:
+        """Compute some rows: the nearest partner, or the cumulative weights of all."""
+        distances = pairwise_distances(self._x[index], self._x)
+        own = index[:, None]
+        distances.scatter_(1, own, float("inf"))
+        if self._labels is not None:
+            exclude_classes(distances, self._labels[index], self._labels, self._among)
         if self._nearest_only:
-            nearest = distances.masked_fill(~allowed, float("inf")).argmin(1, keepdim=True)
-            self._table[rows] = torch.where(allowed.any(1, keepdim=True), nearest, own)
-            return
-        log_odds = partner_log_odds(distances, allowed, power, self._floor)
-        alone = ~allowed.any(1)
-        log_odds[alone, own[alone, 0]] = 0.0  # nobody else is eligible: a loop
-        # summed in float64, so that errors do not add up along a long row
-        self._table[rows] = log_odds.double().softmax(1).cumsum(1).float()
+            away, nearest = distances.min(1, keepdim=True)
+            return torch.where(torch.isfinite(away), nearest, own)
+        weights = partner_weights(distances, self._power, self._floor)
+        alone = weights.amax(1, keepdim=True) == 0  # nobody else is eligible: a loop
+        weights.scatter_add_(1, own, alone.to(weights.dtype))
+        # in float64, so that errors do not add up along a long row
+        return weights.cumsum(1, dtype=torch.float64).float()
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._x)
 
     def sample(
         self,
@@ -114,8 +113,12 @@ class PartnerTable:
     ) -> Int[Tensor, "batch bridge"]:
         """Draw partners of the rows ``index`` of the data set; returns rows of the data set."""
         checks.path_counts(2, n_bridges)
-        check_generator(generator, self._table.device)
-        rows = self._table[index]
-        if self._nearest_only:
-            return rows.expand(-1, n_bridges)
-        return draw_from(rows, n_bridges, generator)
+        check_generator(generator, self._x.device)
+        if self._table is not None:
+            return self._draw(self._table[index], n_bridges, generator)
+        parts = index.split(self._at_once())
+        return torch.cat([self._draw(self._rows(some), n_bridges, generator) for some in parts])
+
+    def _draw(self, rows: Tensor, n_bridges: int, generator: torch.Generator | None) -> Tensor:
+        """Draw from rows of the table."""
+        return rows.expand(-1, n_bridges) if self._nearest_only else draw_from(rows, n_bridges, generator)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
-from torch import Tensor
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator, compute_dtype, draw_permutation, draw_uniform
@@ -30,56 +30,111 @@ Among = Literal["all", "same_class", "other_class"]
 PAIRINGS: tuple[Pairing, ...] = ("permutation", "inverse_distance", "nearest")
 AMONG: tuple[Among, ...] = ("all", "same_class", "other_class")
 
-#: Distances below this fraction of the median are treated as equal to it, so that exact
-#: duplicates do not absorb all probability.
-DISTANCE_FLOOR = 1e-3
+#: Points nearer than this fraction of the median distance count as duplicates.
+DISTANCE_FLOOR = 0.01
+
+#: Rows of a batch whose distances are sorted for that median.
+_MEDIAN_ROWS = 16
 
 
 def pairwise_distances(
     x: Float[Tensor, " n *feature"], to: Float[Tensor, " m *feature"] | None = None
 ) -> Float[Tensor, "n m"]:
-    """Euclidean distances between flattened rows, computed in float64.
+    """Euclidean distances between flattened rows, by one matrix product in float64.
 
-    The fast matrix form of ``cdist`` loses digits where distances are small against the spread of the
-    data (clusters, outliers); in float32 it then finds wrong neighbours.
+    The matrix form loses digits where distances are small against the spread of the data (clusters,
+    outliers); in float32 it then finds wrong neighbours.
     """
     double = torch.float32 if x.device.type == "mps" else torch.float64
     rows = x.detach().reshape(len(x), -1).to(double)
     others = rows if to is None else to.detach().reshape(len(to), -1).to(double)
-    centre = others.mean(0, keepdim=True)
-    return torch.cdist(rows - centre, others - centre).to(compute_dtype(x.dtype))
+    centre = others.mean(0)
+    others = others - centre
+    rows = others if to is None else rows - centre
+    length = others.square().sum(1)
+    squares = torch.addmm(length, rows, others.t(), alpha=-2)
+    squares.add_((length if to is None else rows.square().sum(1)).unsqueeze(1))
+    dtype = compute_dtype(x.dtype)
+    return squares.to(dtype).clamp_(0, torch.finfo(dtype).max).sqrt_()  # finite: infinity means not eligible
 
 
-def eligible_partners(
-    n: int, labels: Int[Tensor, " n"] | None, among: Among, device: torch.device
-) -> Bool[Tensor, "n n"]:
-    """Mask of allowed partners: not oneself, and within the asked-for classes."""
-    allowed = ~torch.eye(n, dtype=torch.bool, device=device)
+def distance_floor(distances: Float[Tensor, "n n"]) -> float:
+    """Distance below which two points are duplicates: a fraction of the median between two points.
+
+    The median over all pairs of some rows, spread over the batch.
+    """
+    n = len(distances)
+    some = distances[:: max(1, n // _MEDIAN_ROWS)]
+    rows = len(some)
+    if n == 1:
+        return torch.finfo(distances.dtype).tiny
+    # the smallest of each row is the distance to itself
+    median = float(some.flatten().kthvalue(rows + (rows * (n - 1) + 1) // 2).values)
+    return max(DISTANCE_FLOOR * median, torch.finfo(distances.dtype).tiny)
+
+
+def partner_weights(
+    distances: Float[Tensor, "*group n m"], power: float, floor: float
+) -> Float[Tensor, "*group n m"]:
+    """Weigh partners by ``1 / distance**power``, where a duplicate is as near as the nearest distinct point.
+
+    Exact and near copies (nearer than ``floor``) would take all the mass otherwise, and a bridge to a copy
+    is only noise around the point.
+
+    Args:
+        distances: Infinite where a partner is not eligible.
+        power: Exponent of the inverse distance.
+        floor: From `distance_floor`.
+
+    Returns:
+        Weights relative to that of the nearest distinct point, so at most 1. A row without a distinct
+        partner gives all its duplicates weight 1; one without any partner has zeros only.
+    """
+    if power == 0:
+        return torch.isfinite(distances).to(distances.dtype)
+    distinct = nn.functional.threshold(distances, floor, float("inf"))
+    nearest = distinct.amin(-1, keepdim=True).clamp_max_(torch.finfo(distances.dtype).max)
+    weights = (nearest / distances).clamp_max_(1.0)
+    return weights if power == 1 else weights.pow_(power)
+
+
+def exclude_classes(
+    distances: Float[Tensor, "n m"],
+    labels: Int[Tensor, " n"],
+    others: Int[Tensor, " m"],
+    among: Among,
+) -> None:
+    """Make distances infinite, in place, between rows whose classes must not be joined."""
+    if among != "all":
+        same = labels[:, None] == others[None]
+        distances.masked_fill_(~same if among == "same_class" else same, float("inf"))
+
+
+def _eligible_distances(x: Tensor, labels: Tensor | None, among: Among) -> tuple[Tensor, float]:
+    """Measure distances, infinite where not eligible, and the one below which points are duplicates."""
+    checks.finite("x", x)
+    distances = pairwise_distances(x)
+    floor = distance_floor(distances)
+    distances.fill_diagonal_(float("inf"))
     if among != "all":
         if labels is None:
             raise ValueError(
                 f"among={among!r} needs class labels, but none were given. "
                 'Pass labels=..., or use among="all".'
             )
-        checks.same_rows("labels", labels, n)
-        same = labels[:, None] == labels[None]
-        allowed &= same if among == "same_class" else ~same
-    return allowed
+        checks.same_rows("labels", labels, len(x))
+        exclude_classes(distances, labels, labels, among)
+    return distances, floor
 
 
-def partner_log_odds(
-    distances: Float[Tensor, "n m"], allowed: Bool[Tensor, "n m"], power: float, floor: float
-) -> Float[Tensor, "n m"]:
-    """Logarithm of ``1 / distance**power``; minus infinity where not allowed."""
-    return (-power * distances.clamp_min(floor).log()).masked_fill(~allowed, float("-inf"))
-
-
-def distance_floor(distances: Float[Tensor, "n n"]) -> float:
-    """Smallest distance told apart from zero: a fraction of the median between two points."""
-    n = len(distances)
-    between = distances[~torch.eye(n, dtype=torch.bool, device=distances.device)]
-    median = float(between.median()) if n > 1 else 0.0
-    return max(DISTANCE_FLOOR * median, torch.finfo(distances.dtype).tiny)
+def _weigh(x: Tensor, power: float, labels: Tensor | None, among: Among) -> Tensor:
+    """Weigh all partners of all rows; a row without any eligible partner has weight on itself."""
+    checks.nonnegative("power", power)
+    distances, floor = _eligible_distances(x, labels, among)
+    weights = partner_weights(distances, power, floor)
+    if len(x) == 1 or among != "all":
+        weights.diagonal().copy_(weights.sum(1) == 0)
+    return weights
 
 
 def partner_probabilities(
@@ -93,7 +148,9 @@ def partner_probabilities(
 
     ``power=0`` is uniform, 1 the paper's rule, ``d - 2`` the first-hit law of small balls in ``d``
     dimensions. In high dimension all distances are alike and power 1 is close to uniform.
-    A row without any eligible partner puts all its mass on itself.
+
+    Points nearer than a hundredth of the median distance are duplicates. A duplicate is as likely as the
+    row's nearest distinct point. A row without any eligible partner puts all its mass on itself.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [3.0]])
@@ -101,16 +158,8 @@ def partner_probabilities(
         tensor([0.0000, 0.7500, 0.2500])
     """
     checks.batch("x", x)
-    checks.finite("x", x)
-    checks.nonnegative("power", power)
-    allowed = eligible_partners(len(x), labels, among, x.device)
-    distances = pairwise_distances(x)
-    log_odds = partner_log_odds(distances, allowed, power, distance_floor(distances))
-    alone = ~allowed.any(1)
-    probabilities = log_odds.masked_fill(alone[:, None], 0.0).softmax(dim=1)
-    return torch.where(
-        alone[:, None], torch.eye(len(x), device=x.device, dtype=probabilities.dtype), probabilities
-    )
+    weights = _weigh(x, power, labels, among)
+    return weights / weights.sum(1, keepdim=True)
 
 
 def sample_partners(
@@ -180,14 +229,13 @@ def _draw(
         power = 0.0  # no permutation need exist between classes: uniform draws instead
     if pairing == "nearest":
         return _nearest(x, n_bridges, labels, among)
-    probabilities = partner_probabilities(x, power=power, labels=labels, among=among)
-    return draw_from(probabilities.cumsum(1), n_bridges, generator)
+    return draw_from(_weigh(x, power, labels, among).cumsum(1), n_bridges, generator)
 
 
 def draw_from(
     cumulative: Float[Tensor, "n m"], n_draws: int, generator: torch.Generator | None
 ) -> Int[Tensor, "n draw"]:
-    """Inverse-transform draws from each row's cumulative probabilities."""
+    """Inverse-transform draws from each row's cumulative weights."""
     u = draw_uniform((len(cumulative), n_draws), device=cumulative.device, generator=generator)
     last = cumulative[:, -1:]
     # Strictly below the last value, and searched from the right: an entry of zero probability
@@ -219,11 +267,9 @@ def _cycle_within(labels: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _nearest(x: Tensor, n_bridges: int, labels: Tensor | None, among: Among) -> Tensor:
     """The ``n_bridges`` nearest eligible points of each row, repeated when there are fewer."""
-    checks.finite("x", x)
-    allowed = eligible_partners(len(x), labels, among, x.device)
-    distances = pairwise_distances(x).masked_fill(~allowed, float("inf"))
+    distances, _ = _eligible_distances(x, labels, among)
     order = distances.argsort(dim=1, stable=True)
-    count = allowed.sum(1, keepdim=True)
+    count = torch.isfinite(distances).sum(1, keepdim=True)
     rank = torch.arange(n_bridges, device=x.device)[None] % count.clamp_min(1)
     own = torch.arange(len(x), device=x.device)[:, None]
     return torch.where(count > 0, order.gather(1, rank), own)

@@ -77,7 +77,7 @@ class Rows:
             yield begin, self[begin : begin + step]
 
     def floor(self) -> float:
-        """The smallest distance told apart from zero, as in `PartnerTable`."""
+        """Distance below which two points are duplicates, as in `PartnerTable`."""
         some = np.ascontiguousarray(self._x[:: max(1, self.n // ROWS_FOR_MEDIAN)])
         dtype = np.float64 if some.dtype == np.float64 else np.float32
         return distance_floor(pairwise_distances(torch.from_numpy(some.astype(dtype))))

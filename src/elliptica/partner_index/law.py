@@ -85,21 +85,43 @@ class Law:
         return (1 - acceptance) ** self.max_draws
 
     def missed_mass(self) -> Tensor:
-        """For each audited row, the mass on what the search missed, beyond what the envelope gives it."""
-        arrays, floor = self.arrays, self.facts.floor
+        """For each audited row, how far the law is off because of what the search missed.
+
+        That is the mass on missed points, beyond what the envelope gives them, and what a nearer distinct
+        neighbour would change for a row with duplicates.
+        """
+        arrays = self.arrays
+        floor = torch.from_numpy(arrays.distinct[arrays.audit].astype(np.float64))
         mass = torch.zeros(len(arrays.audit), dtype=torch.float64)
         by = torch.from_numpy(arrays.missed_by.astype(np.int64))
         missed = torch.from_numpy(arrays.missed.astype(np.float64))
         if self.power == float("inf"):
             nearest = torch.from_numpy(arrays.distances[arrays.audit, 0].astype(np.float64))
             mass[by[missed < nearest[by] * (1 - 1e-6)]] = 1.0
-        elif not self.proved and len(by):
-            least_sum = torch.cat([self._envelope(w).log_least_sum for w in self._chunks(arrays.audit)])[by]
-            reach = torch.from_numpy(arrays.reach[arrays.audit].astype(np.float64))[by].clamp_min(floor)
-            log = -self.power * missed.clamp_min(floor).log()
-            gain = -torch.expm1(-self.power * reach.log() - log).clamp_max(0.0)
-            mass.index_add_(0, by, (log - least_sum).exp() * gain)
+        elif len(by):
+            least_sum = torch.cat([self._envelope(w).log_least_sum for w in self._chunks(arrays.audit)])
+            if not self.proved:
+                reach = torch.from_numpy(arrays.reach[arrays.audit].astype(np.float64)).maximum(floor)[by]
+                log = -self.power * missed.maximum(floor[by]).log()
+                gain = -torch.expm1(-self.power * reach.log() - log).clamp_max(0.0)
+                mass.index_add_(0, by, (log - least_sum[by]).exp() * gain)
+            mass += self._misjudged(by, missed, floor, least_sum)
         return mass.clamp_max(1.0)
+
+    def _misjudged(self, by: Tensor, missed: Tensor, used: Tensor, log_least_sum: Tensor) -> Tensor:
+        """For each audited row, the mass that moves when duplicates are as near as they should be."""
+        stored = torch.from_numpy(self.arrays.distances[self.arrays.audit].astype(np.float64))
+        by, order = by.sort(stable=True)
+        place = torch.arange(len(by)) - torch.searchsorted(by, by)
+        known = torch.full((len(stored), int(place.max()) + 1), math.inf, dtype=torch.float64)
+        known[by, place] = missed[order]
+        known = torch.cat([stored, known], 1)
+        duplicate = known < self.facts.floor
+        right = known.masked_fill(duplicate, math.inf).amin(1)
+        right = torch.where(duplicate.any(1) & right.isfinite(), right, used)
+        known.clamp_max_(1e300)  # nobody: far in both laws
+        log = [-self.power * known.maximum(c[:, None]).log() - log_least_sum[:, None] for c in (right, used)]
+        return (log[0].exp() - log[1].exp()).abs().sum(1)
 
     def error_bound(self) -> float:
         """Mean over the audited rows of what both can change."""
@@ -149,7 +171,7 @@ class Envelope:
 
     Args:
         arrays: The index.
-        facts: Its floor and which classes are eligible.
+        facts: Which classes are eligible.
         positions: Positions of the rows.
         power: Exponent, finite.
         proved: Trust the reach only in cells that were searched. Else in all, which is wrong for the few
@@ -157,7 +179,9 @@ class Envelope:
     """
 
     def __init__(self, arrays: Arrays, facts: Facts, positions: Array, power: float, proved: bool) -> None:
-        self._arrays, self._power, self._floor = arrays, power, facts.floor
+        self._arrays, self._power = arrays, power
+        #: nearer points count as so far, ``(rows, 1)``
+        self._floor = torch.from_numpy(arrays.distinct[positions].astype(np.float64))[:, None]
         self._own = torch.from_numpy(np.array(positions, np.int64))
         self._start = torch.from_numpy(arrays.points[positions].astype(np.float64))
         self._near = torch.from_numpy(arrays.near[positions].astype(np.int64))
@@ -169,14 +193,14 @@ class Envelope:
         away = torch.cdist(self._start, torch.from_numpy(arrays.centres.astype(np.float64)))
         radius = torch.from_numpy(arrays.radius.astype(np.float64))
         slack = _SLACK * (away + self._start.norm(dim=1, keepdim=True))
-        least = (away - radius - slack).clamp_min(self._floor)
+        least = (away - radius - slack).maximum(self._floor)
         reach = torch.from_numpy(arrays.reach[positions].astype(np.float64))[:, None]
         least = torch.where(self._searched(cell, proved and not facts.exact), least.maximum(reach), least)
         nobody = others <= 0
         # nor below the least: where a reach is trusted wrongly, the envelope is all that can be accepted
         most = (away + radius + slack).maximum(least)
         self._least = least.masked_fill_(nobody, 1.0)
-        near = (-power * distances.clamp_min(self._floor).log()).masked_fill(self._near < 0, -math.inf)
+        near = (-power * distances.maximum(self._floor).log()).masked_fill(self._near < 0, -math.inf)
         #: log of a lower bound of the weights of each cell's members together
         low = (others.clamp_min(1).log() - power * most.log()).masked_fill(nobody, -math.inf)
         self._weigh(near, low, nobody)
@@ -215,9 +239,10 @@ class Envelope:
             known = torch.cat([self._near[mine], self._own[mine][:, None]], 1) - member[0]
             row, column = ((known >= 0) & (known < len(member))).nonzero(as_tuple=True)
             distance[row, known[row, column]] = math.inf
-            self._least[mine, cell] = (distance - slack).min(1).values.clamp_min(self._floor)
+            floor = self._floor[mine]
+            self._least[mine, cell] = (distance - slack).maximum(floor).amin(1)
             if self._power:
-                most = (distance + slack).clamp_min(self._floor)
+                most = (distance + slack).maximum(floor)
                 low[mine, cell] = (-self._power * most.log()).logsumexp(1)
 
     def _to_cell(self, rows: Tensor, cell: int, member: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,7 +323,7 @@ class Envelope:
         """A random member of each cell, and the log of its weight over the envelope's."""
         inside = (u * self._count[cell]).long().minimum(self._count[cell] - 1)
         position = self._starts[cell] + inside
-        distance = self._distance(rows, position).clamp_min(self._floor)
+        distance = self._distance(rows, position).maximum(self._floor[rows, 0])
         ratio = ((self._least[rows, cell].log() - distance.log()) * self._power).clamp_max(0.0)
         stored = (self._near[rows] == position[:, None]).any(1) | (position == self._own[rows])
         return position, ratio.masked_fill(stored, -math.inf)  # these are no part of it

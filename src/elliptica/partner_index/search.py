@@ -6,6 +6,7 @@ The work is done by faiss, or by scikit-learn where faiss is not installed.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _ITERATIONS = 8
 #: Points searched beyond the ones kept, so that rounding in the search cannot drop a near one unnoticed.
 _SPARE = 8
 _QUERIES = 4096
+_BASE = 2**14
 
 
 def choose_backend(name: BackendName | None) -> BackendName:
@@ -136,7 +138,9 @@ def build_arrays(
     n_probes = None
     if not exact:
         n_probes = probes or probes_needed(search, audit, true, _RECALL, _MOST_PROBES)
+    floor = rows.floor()
     laid |= _search_all(search, k, n_probes, arena)
+    laid["distinct"] = _find_distinct(search, laid["distances"], floor, arena)
     # by distance, so that of equal neighbours any will do
     last = np.where(np.isfinite(away), away, 0).max(1, keepdims=True) * (1 + 1e-6)
     found = (laid["distances"][audit] <= last).sum() / max(1, np.isfinite(away).sum())
@@ -150,7 +154,7 @@ def build_arrays(
         missed=missed,
     )
     recall = float(min(found, 1.0)) if np.isfinite(away).any() else 1.0
-    return arrays, Facts(float(power), rows.floor(), among, exact, recall, engine)
+    return arrays, Facts(float(power), floor, among, exact, recall, engine)
 
 
 def _classes(labels: Tensor | NDArray[Any] | None, among: Among, n: int) -> NDArray[np.int64]:
@@ -179,6 +183,22 @@ def _search_all(search: Search, k: int, n_probes: int | None, arena: Arena) -> d
             # rounded down, so that it stays a lower bound
             reach[block] = np.nextafter(least.astype(np.float32), np.float32(0))
     return {"near": near, "distances": distances, "reach": reach}
+
+
+def _find_distinct(search: Search, distances: Array, floor: float, arena: Arena) -> Array:
+    """Distance of the nearest distinct neighbour of each row with duplicates; the floor for other rows."""
+    distinct = arena.empty("distinct", (len(distances),), np.float32)
+    for cell, (begin, end) in enumerate(itertools.pairwise(search.starts.tolist())):
+        away = distances[begin:end]
+        duplicate = away < floor
+        found = np.where(duplicate, np.inf, away).min(1)
+        hidden = np.flatnonzero(duplicate.any(1) & ~np.isfinite(found))  # more copies than are stored
+        for part in np.split(hidden, range(_QUERIES, len(hidden), _QUERIES)):
+            if len(part):
+                found[part] = search.nearest_distinct(cell, begin + part, floor)
+        found = np.where(duplicate.any(1) & np.isfinite(found), found, floor)
+        distinct[begin:end] = np.maximum(found, floor)
+    return distinct
 
 
 def _probes(search: Search, n_probes: int | None) -> Array:
@@ -325,6 +345,33 @@ class Search:
                 if possible[enough:].any():
                     squared, found = self._among(block, queries, cells[possible], cell, k + _SPARE)
             yield (block, *self._ranked(block, queries, squared, found, k))
+
+    def nearest_distinct(self, cell: int, positions: Array, floor: float) -> NDArray[np.float64]:
+        """Distance of the nearest eligible point that is at least ``floor`` away; infinite if none is.
+
+        Of members of one cell, by brute force in the cells that can hold such a point.
+        """
+        cells, _ = self.order(cell)
+        centre = self.centres[cell].astype(np.float64)
+        points, copy_of = np.unique(self.points[positions], axis=0, return_inverse=True)
+        rows = torch.from_numpy(points.astype(np.float64) - centre)
+        away = torch.cdist(rows, torch.from_numpy(self.centres[cells].astype(np.float64) - centre)).numpy()
+        # cells of which all members are duplicates of all these rows tell nothing
+        useful = (away + self.radius[cells]).max(0) >= floor
+        least = (away - self.radius[cells]).min(0)[useful]
+        order = np.argsort(least, kind="stable")
+        cells, least = cells[useful][order], least[order]
+        best = np.full(len(points), np.inf)
+        done, size = 0, 4
+        while done < len(cells) and least[done] <= best.max():
+            spans = [slice(self.starts[c], self.starts[c + 1]) for c in cells[done : done + size]]
+            base = np.concatenate([self.points[span] for span in spans]).astype(np.float64) - centre
+            for part in np.split(base, range(_BASE, len(base), _BASE)):
+                distance = torch.cdist(rows, torch.from_numpy(part))
+                distance[distance < floor] = float("inf")
+                best = np.minimum(best, distance.amin(1).numpy())
+            done, size = done + size, 2 * size
+        return best[copy_of.ravel()]
 
     def _among(self, block: slice, queries: Array, cells: Array, cell: int, keep: int) -> tuple[Array, Array]:
         """Squared distances and positions of the ``keep`` nearest in some cells; infinite if fewer."""

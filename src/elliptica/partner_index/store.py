@@ -21,7 +21,7 @@ from elliptica.core.partners import AMONG, Among
 
 Array = NDArray[Any]
 
-FORMAT, VERSION = "elliptica partner index", 1
+FORMAT, VERSION = "elliptica partner index", 2
 _HEADER = "header.json"
 _BLOCK = 2**24
 
@@ -37,6 +37,8 @@ class Arrays:
         near: Positions of the stored neighbours, nearest first, ``(n, k)``; -1 where there are fewer.
         distances: Their distances, ``(n, k)``.
         reach: Points of searched cells that are not stored are at least so far, ``(n,)``.
+        distinct: For a row with duplicates the distance of its nearest distinct neighbour, ``(n,)``; the
+            floor for other rows. Nearer points count as so far.
         centres: Centre of each cell, ``(cells, d)``.
         radius: Largest distance of a member from its centre, ``(cells,)``.
         starts: First position of each cell, and n, ``(cells + 1,)``.
@@ -54,6 +56,7 @@ class Arrays:
     near: Array
     distances: Array
     reach: Array
+    distinct: Array
     centres: Array
     radius: Array
     starts: Array
@@ -83,7 +86,7 @@ class Facts:
 
     Attributes:
         power: Exponent of the inverse distance.
-        floor: Distances below it count as it.
+        floor: Points nearer than this are duplicates.
         among: Partners of any class, of the same or of another class.
         exact: Whether all cells were searched (or shown to be too far).
         recall: Share of the true neighbours of the audited rows that were found.
@@ -235,6 +238,7 @@ def _check_sizes(folder: Path, arrays: Arrays, header: dict[str, Any]) -> None:
         "near": (n, k),
         "distances": (n, k),
         "reach": (n,),
+        "distinct": (n,),
         "centres": (cells, d),
         "radius": (cells,),
         "starts": (cells + 1,),

@@ -18,7 +18,7 @@ from elliptica._utils import random as streams
 from elliptica._utils.perceptron import Activation, mlp
 from elliptica.baselines.mixup import mixup_batch
 from elliptica.core.elliptic import Elliptic
-from elliptica.core.partners import DISTANCE_FLOOR, draw_from
+from elliptica.core.partners import DISTANCE_FLOOR, draw_from, partner_weights
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.data.toy import TwoMoons
 from elliptica.lab.training import Batch, EpochEnd, Objective, TrainingSettings, fit
@@ -302,9 +302,10 @@ def partners_in_groups(
     if group < 2 or len(x) % group:
         raise ValueError(f"group must be at least 2 and divide the batch of {len(x)} rows, but got {group}.")
     rows = x.unflatten(0, (-1, group))
-    distances = torch.cdist(rows, rows).clamp_min(DISTANCE_FLOOR)
+    distances = torch.cdist(rows, rows)
     distances.diagonal(dim1=1, dim2=2).fill_(float("inf"))
-    within = draw_from(distances.reciprocal().cumsum(2).flatten(0, 1), 1, generator)
+    weights = partner_weights(distances, 1.0, DISTANCE_FLOOR)
+    within = draw_from(weights.cumsum(2).flatten(0, 1), 1, generator)
     first = torch.arange(len(x), device=x.device) // group * group
     return within + first[:, None]
 
