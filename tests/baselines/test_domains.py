@@ -1,6 +1,7 @@
 """DomainMix, LISA and Fish: against loops, laws and closed forms; and every group method in a plain loop."""
 
 import copy
+import inspect
 
 import numpy as np
 import pytest
@@ -418,6 +419,16 @@ def test_fish_in_a_loop(generator):
 @pytest.mark.bad_input
 @pytest.mark.usefixtures("own_checks")
 class TestBadInput:
+    @pytest.mark.parametrize(("method", "variant"), [(IRM, "unbiased"), (VREx, "domainbed")])
+    def test_unknown_settings_name_the_method(self, method, variant):
+        with pytest.raises(TypeError, match=rf"{method.__name__}.__init__\(\) got an unexpected .*'penalti'"):
+            method(network(), CE, penalti=1.0)
+        assert (
+            inspect.signature(method).parameters["variant"].default
+            == variant
+            == method(network(), CE).variant
+        )
+
     def test_settings(self):
         model = network()
         with pytest.raises(ValueError, match="alpha must be finite and at least 0, but got -1"):

@@ -370,6 +370,10 @@ class TestBadInput:
         x, y = regression(generator)
         with pytest.raises(TypeError, match=r"real targets, but got dtype torch.int64.*use Mixup"):
             CMixup(network(), nn.MSELoss(), bandwidth=1.0)(x, y.long())
+        classifier = CMixup(network(), nn.CrossEntropyLoss(), bandwidth=1.0)
+        for objective in (classifier, classifier.eval()):  # alike, and before a wrong comparison is trained
+            with pytest.raises(TypeError, match=r"real targets, but got dtype torch.int64.*use Mixup"):
+                objective(x, torch.zeros(len(x), dtype=torch.long))
         with pytest.raises(TypeError, match="MSELoss needs floating targets"):
             Mixup(network(), nn.MSELoss())(x, y.long())
         with pytest.raises(ValueError, match=r"Labels must lie in 0..3 .* from 0 to 4"):

@@ -148,16 +148,7 @@ class GroupObjective(ERM):
 
 
 class AnnealedObjective(GroupObjective):
-    """Base of objectives with a penalty whose weight jumps once, after ``anneal_steps`` training calls.
-
-    Args:
-        model: Any network.
-        loss_fn: Your ordinary loss, see `ERM`.
-        penalty: Weight of the penalty after the jump; None takes that of the variant.
-        anneal_steps: Training calls before the jump; None takes those of the variant.
-        variant: A name in `variants`; None takes the first.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
-    """
+    """Base of objectives with a penalty whose weight jumps once, after ``anneal_steps`` training calls."""
 
     #: Penalty and steps before it, by variant.
     variants: ClassVar[dict[str, tuple[float, int]]]
@@ -169,18 +160,17 @@ class AnnealedObjective(GroupObjective):
         model: nn.Module,
         loss_fn: LossFn,
         *,
-        penalty: float | None = None,
-        anneal_steps: int | None = None,
-        variant: str | None = None,
-        num_classes: int | None = None,
+        penalty: float | None,
+        anneal_steps: int | None,
+        variant: str,
+        num_classes: int | None,
     ) -> None:
-        chosen = next(iter(self.variants)) if variant is None else variant
-        checks.choice("variant", chosen, self.variants)
-        usual_penalty, usual_steps = self.variants[chosen]
+        checks.choice("variant", variant, self.variants)
+        usual_penalty, usual_steps = self.variants[variant]
         penalty = usual_penalty if penalty is None else penalty
         anneal_steps = usual_steps if anneal_steps is None else anneal_steps
         super().__init__(model, loss_fn, num_classes=num_classes)
-        self.variant = chosen
+        self.variant = variant
         checks.nonnegative("penalty", penalty)
         checks.count("anneal_steps", anneal_steps, 0)
         self.penalty = float(penalty)

@@ -63,6 +63,11 @@ class CMixup(Mixup):
         checks.positive("bandwidth", bandwidth)
         self.bandwidth = float(bandwidth)
 
+    def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
+        """The ordinary mean loss on the data themselves; labels are refused as in training."""
+        _check_targets(y)
+        return super().clean_loss(x, y, sample_weight=sample_weight)
+
     def _check(self, x: Inputs, y: Tensor, weight: Tensor | None, generator: torch.Generator | None) -> None:
         _check_targets(y)
         super()._check(x, y, weight, generator)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elliptica._utils.random import compute_dtype
 from elliptica.baselines._groups import AnnealedObjective, GroupBatch
 from elliptica.core.inputs import call_model
+from elliptica.core.types import LossFn
+
+IRMVariant = Literal["unbiased", "original"]
 
 
 class IRM(AnnealedObjective):
@@ -36,7 +39,7 @@ class IRM(AnnealedObjective):
         loss_fn: Your ordinary loss, see `ERM`. It is differentiated twice.
         penalty: Weight after the jump; None takes 100 for ``"unbiased"`` and 10000 for ``"original"``.
         anneal_steps: Training calls before the jump; None takes 500 and 100.
-        variant: ``"unbiased"`` (the default) or ``"original"``, see above.
+        variant: ``"unbiased"`` or ``"original"``, see above.
         num_classes: Number of classes of integer labels; None reads it off the model's output.
 
     Example:
@@ -51,6 +54,25 @@ class IRM(AnnealedObjective):
 
     #: DomainBed's, and the default arguments of the authors' code.
     variants: ClassVar = {"unbiased": (100.0, 500), "original": (1e4, 100)}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        penalty: float | None = None,
+        anneal_steps: int | None = None,
+        variant: IRMVariant = "unbiased",
+        num_classes: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            loss_fn,
+            penalty=penalty,
+            anneal_steps=anneal_steps,
+            variant=variant,
+            num_classes=num_classes,
+        )
 
     def _penalised(self, batch: GroupBatch) -> Tensor:
         risk, penalty = self._risk_and_penalty(call_model(self.model, batch.x), batch)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from elliptica.baselines._groups import AnnealedObjective, GroupBatch, count_pairs, sum_over_pairs
 from elliptica.core.inputs import call_model
+from elliptica.core.types import LossFn
+
+VRExVariant = Literal["domainbed", "authors"]
 
 
 class VREx(AnnealedObjective):
@@ -32,7 +35,7 @@ class VREx(AnnealedObjective):
         loss_fn: Your ordinary loss, see `ERM`.
         penalty: Weight after the jump; None takes 10 for ``"domainbed"`` and 10000 for ``"authors"``.
         anneal_steps: Training calls before the jump; None takes 500 and 100.
-        variant: ``"domainbed"`` (the default) or ``"authors"``, see above.
+        variant: ``"domainbed"`` or ``"authors"``, see above.
         num_classes: Number of classes of integer labels; None reads it off the model's output.
 
     Example:
@@ -45,6 +48,25 @@ class VREx(AnnealedObjective):
 
     #: DomainBed's, and the default arguments of the authors' code.
     variants: ClassVar = {"domainbed": (10.0, 500), "authors": (1e4, 100)}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        penalty: float | None = None,
+        anneal_steps: int | None = None,
+        variant: VRExVariant = "domainbed",
+        num_classes: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            loss_fn,
+            penalty=penalty,
+            anneal_steps=anneal_steps,
+            variant=variant,
+            num_classes=num_classes,
+        )
 
     def _penalised(self, batch: GroupBatch) -> Tensor:
         risks = self._risks_at(call_model(self.model, batch.x), batch)
