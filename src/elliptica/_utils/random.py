@@ -151,11 +151,8 @@ def _hat_points(alpha: Tensor, order: float) -> tuple[Tensor, Tensor]:
     return right, torch.where(drop_left < 0.5, far, left)
 
 
-# One random stream for each purpose, so that adding one leaves the others alone.
-
-
 def stream_seed(*parts: object) -> int:
-    """Derive the seed of a stream from the names of what it is for.
+    """Derive the seed of a stream from the names of what it is for; a new stream leaves the others alone.
 
     Example:
         >>> stream_seed("airfoil", 0, "order") != stream_seed("airfoil", 0, "noise")

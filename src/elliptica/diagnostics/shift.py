@@ -221,9 +221,6 @@ def _notes(certified: bool, found: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# Lipschitz constant of a network: proved from its layers, or read off sampled gradients.
-
-
 #: Layers that never move two points further apart.
 _CONTRACTIONS = (
     nn.ReLU,

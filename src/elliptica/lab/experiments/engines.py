@@ -135,14 +135,11 @@ class Local:
         return in_processes(jobs, self.n_processes, listen)
 
 
-# Several processes of this machine. joblib falls short here: if one process of its pool is killed, every job
-# fails (TerminatedWorkerError), and Ctrl-C while its processes import prints their tracebacks.
-
-
 def in_processes(jobs: Sequence[tuple[str, Job]], n_processes: int, listen: Listener) -> list[Outcome]:
     """Do labelled jobs in several processes, each in a pool of its own: one that dies loses its job only.
 
-    That job is tried once more after all others have begun.
+    That job is tried once more after all others have begun. joblib falls short here: if one process of its
+    pool is killed, every job fails, and Ctrl-C while its processes import prints their tracebacks.
     """
     found: dict[int, Outcome] = {}
     waiting, died = deque(range(len(jobs))), set[int]()
@@ -257,9 +254,6 @@ def _in_process(label: str, job: Job) -> Outcome:
         _SENDER[0].send((name, kind, details))
 
     return guarded(label, functools.partial(job, listen), listen)
-
-
-# Data parallelism: processes that torchrun started share the rows of each batch.
 
 
 @dataclasses.dataclass(frozen=True)

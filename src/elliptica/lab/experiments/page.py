@@ -344,9 +344,6 @@ def _command(place: Place, members: Sequence[RunRecord], rows: Sequence[str], fo
     return shlex.join([*words, "--out", folder.out.name or "."])
 
 
-# What charts need from records.
-
-
 def parts_of(members: Sequence[RunRecord]) -> list[Parts]:
     """Scores of groups, where there are any, and of classes."""
     found = []
@@ -417,9 +414,6 @@ def curves_of(members: Sequence[RunRecord]) -> dict[str, list[dict[str, list[Num
                 picked["validation"] = [None if v is None else -v for v in picked["validation"]]
             found.setdefault(record.run.row, []).append({**picked, "epoch": [record.content.get("epoch", 0)]})
     return found
-
-
-# The loss between the data, of models that `elliptica run --keep-models` has written.
 
 
 def add_landscapes(

@@ -249,9 +249,6 @@ def _absolute(options: Options) -> Options:
     return dataclasses.replace(options, out=options.out.absolute(), data_dir=data_dir, ray=None)
 
 
-# What a worker does.
-
-
 def work(
     run: Run,
     options: Options,
@@ -337,9 +334,6 @@ def version_problem(wanted: dict[str, str], found: dict[str, str]) -> str | None
         return None
     told = ", ".join(f"{name} {found[name]} instead of {wanted[name]}" for name in wrong)
     return f"{told}, so its results could differ. Install the same there, then start Ray on it again."
-
-
-# Checks of the nodes, before any run is sent.
 
 
 def check_nodes(runs: list[Run], options: Options, settings: RaySettings) -> tuple[list[Run], list[str]]:

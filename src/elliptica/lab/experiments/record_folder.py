@@ -1,4 +1,4 @@
-"""Read a folder of records without changing it, and group them into tables."""
+"""Read a folder of records without changing it, refuse damaged ones, and group the others into tables."""
 
 from __future__ import annotations
 
@@ -160,9 +160,6 @@ def _take_json(file: Path, found: Folder) -> None:
     found.records.append(RunRecord(file, run, content))
 
 
-# What the page reads of a record, as a shape: damaged records are refused before anything is drawn.
-
-
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Sizes = dict[str, Annotated[int, Field(strict=True, ge=0)]]
 
@@ -236,9 +233,6 @@ class Shape(BaseModel):
     versions: dict[str, Any]
     curves: dict[str, list[Annotated[float, Field(strict=True)] | None]] = {}  # a loss may be infinite
     rows: Rows = Rows()
-
-
-# Which records belong into one table: the same data set, and the same departures from its settings.
 
 
 #: Table, data set, and what is not as the table says.

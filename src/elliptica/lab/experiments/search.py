@@ -93,9 +93,6 @@ class Search:
         return {".".join(place): each.as_dict() for place, each in self.space.items()}
 
 
-# The storage. What is wrong with it is found before the first trial.
-
-
 def open_storage(storage: str) -> Any:
     """Open or make a storage: ``sqlite:///FILE`` (one machine), another database's address, or a journal.
 
@@ -170,9 +167,6 @@ def _is_database(file: Path) -> bool:
             names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             return not names or {"studies", "trials"} <= names
     return False
-
-
-# The study.
 
 
 def open_study(search: Search) -> Any:
@@ -268,9 +262,6 @@ def counted(study: Any, below: int | None = None) -> list[Any]:
         and not {KILLED, SURPLUS} & set(trial.user_attrs)
         and (below is None or trial.number < below)
     ]
-
-
-# A worker.
 
 
 def work(search: Search, options: Options, listen: TrialListener = lambda *_: None) -> None:
@@ -414,9 +405,6 @@ def _put_back(study: Any, trial: Any) -> None:
         study.tell(trial.number, state=TrialState.FAIL)
         if died < DEATHS:
             study.add_trial(waiting)
-
-
-# The choice.
 
 
 def check_search(search: Search, options: Options) -> None:

@@ -291,9 +291,6 @@ def _names(what: str, table: str) -> list[str]:
     return list(specification.methods if what == "method" else specification.datasets)
 
 
-# What a setting may be in a search: a range of numbers, of whole numbers, or a list of choices.
-
-
 #: What a search can choose among.
 Value = bool | int | float | str
 

@@ -1,4 +1,4 @@
-"""Tables as a pure function of records."""
+"""Tables as a pure function of records, as Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
@@ -195,9 +195,6 @@ def _paired_p(a: dict[int, float], b: dict[int, float]) -> float:
         return 1.0 if abs(gaps[0]) <= rounding else 0.5 ** (len(gaps) - 1)
     t = abs(statistics.mean(gaps)) / (spread / math.sqrt(len(gaps)))
     return 2 * student_tail(-t, len(gaps) - 1)
-
-
-# Tables as text: Markdown, LaTeX, CSV.
 
 
 Format = Literal["markdown", "latex", "csv"]

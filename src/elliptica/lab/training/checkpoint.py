@@ -1,4 +1,4 @@
-"""Everything a run needs to go on, in one safetensors file: no pickle."""
+"""Everything a run needs to go on, in one safetensors file (no pickle), and how it goes on."""
 
 from __future__ import annotations
 
@@ -93,9 +93,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> Non
 def model_tensors(model: nn.Module) -> Tensors:
     """A copy of parameters and buffers, on the CPU."""
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-
-
-# Where a run stands, and how it goes on from a checkpoint as if it had never been stopped.
 
 
 @dataclass

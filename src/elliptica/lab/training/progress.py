@@ -1,4 +1,4 @@
-"""What a training tells after each epoch."""
+"""What a training tells after each epoch, and its curves as TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ class EpochEnd:
 
 #: Told after each epoch.
 Progress = Callable[[EpochEnd], object]
-
-
-# Curves of a training as TensorBoard event files, one folder per run.
 
 
 Plain = bool | int | float | str

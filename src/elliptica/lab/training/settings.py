@@ -1,4 +1,4 @@
-"""How a network is trained: the columns of the paper's Table 12."""
+"""How a network is trained: the columns of the paper's Table 12, flips and crops."""
 
 from __future__ import annotations
 
@@ -113,9 +113,6 @@ class TrainingSettings:
     def rate(self, epoch: int | float) -> float:
         """Learning rate in an epoch (0, 1, ...), or at a place within one."""
         return self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
-
-
-# Flips and crops of a batch of images, each image on its own.
 
 
 def flip_and_crop(

@@ -105,9 +105,6 @@ def layered(module: Callable[..., nn.Module]) -> Factory:
     return make
 
 
-# Elliptic training.
-
-
 class _DataPartners(ModuleObjective):
     """Partners from the whole training set."""
 
@@ -148,9 +145,6 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
         return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
     table = PartnerTable(context.data.train.x, power=power)
     return Prepared(_DataPartners(module, table, context, settings.get("n_bridges", 1)))
-
-
-# Methods that look at the groups of the training rows.
 
 
 class _Grouped(ModuleObjective):
