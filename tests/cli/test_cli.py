@@ -161,6 +161,43 @@ def test_bad_options_are_refused(option, value):
     assert option in result.output
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("diagnose two-moons --train elliptik", "There is no 'elliptik'. Did you mean 'elliptic'?"),
+        ("report two-moons --train mixpu", "There is no 'mixpu'. Did you mean 'mixup'?"),
+        ("demo --figure 9", "There is no '9'. Pass one of 1, 2, 3, uncertainty."),
+        ("table table3 --format latx", "There is no 'latx'. Did you mean 'latex'?"),
+        ("run table3 --precision bfloat", "There is no 'bfloat'. Did you mean 'bfloat16'?"),
+        ("tune table4 --pruner medien", "There is no 'medien'. Did you mean 'median'?"),
+        ("diagnos two-moons", "No such command 'diagnos'. Did you mean 'diagnose'?"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(line, hint):
+    result = runner.invoke(app, line.split())
+    assert result.exit_code == 2
+    words = result.output.replace("│", " ").split()
+    assert hint in " ".join(words), result.output
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("watch runs", "elliptica run --tensorboard"),
+        ("gallery results -o page", "make docs"),
+        ("cost", "elliptica.diagnostics.step_cost"),
+        ("figure 3 -o f.pdf", "elliptica demo --figure"),
+        ("landscape two-moons", "elliptica diagnose DATA --reports all"),
+    ],
+)
+def test_a_command_that_is_gone_names_what_replaced_it(line, instead):
+    result = runner.invoke(app, line.split())
+    assert result.exit_code == 2
+    assert instead in result.output
+    assert len(result.output.splitlines()) == 1
+    assert line.split()[0] not in typer.main.get_command(app).commands
+
+
 def test_out_must_not_be_a_file(tmp_path):
     file = tmp_path / "taken"
     file.write_text("mine")

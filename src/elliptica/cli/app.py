@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 from elliptica import __version__
 from elliptica._utils.extras import import_extra
 from elliptica._utils.text import did_you_mean
 
+#: Commands that were, and what does their work.
+_REPLACED = {
+    "cost": "call elliptica.diagnostics.step_cost in Python",
+    "figure": "use elliptica demo --figure NAME",
+    "gallery": "make docs puts committed results on the documentation site; elliptica report makes one page",
+    "landscape": "use elliptica diagnose DATA --reports all",
+    "watch": "use elliptica run --tensorboard FOLDER, and TensorBoard on that folder",
+}
+
+
+class _Program(TyperGroup):
+    """The commands, and a word about those that are gone."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _REPLACED:
+            typer.echo(f"elliptica {args[0]} is gone: {_REPLACED[args[0]]}.", err=True)
+            raise typer.Exit(2)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Program,
     help="Elliptic loss regularisation for PyTorch: train on Brownian bridges between your data points.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Name = TypeVar("Name", bound=Enum)
 
 #: Option of every command that reads data.
 DataDir = Annotated[
@@ -46,17 +64,17 @@ def require_extra(extra: str, *packages: str) -> None:
         raise typer.Exit(1) from None
 
 
-def parser_of(kind: type[Name]) -> Callable[[str], Name]:
-    """Reads one of a few names, in capitals or not; the answer to any other names the nearest."""
+def one_of(names: Any, *flags: str, **options: Any) -> Any:
+    """Make an option that takes a name of a ``Literal``; the answer to any other shows the nearest or all."""
+    known = get_args(names)
 
-    def parse(value: str) -> Name:
-        known = [str(each.value) for each in kind]
+    def parse(value: str) -> str:
         if value.lower() in known:
-            return kind(value.lower())
+            return value.lower()
         hint = did_you_mean(value, known) or f"Pass one of {', '.join(known)}."
         raise typer.BadParameter(f"There is no {value!r}. {hint}")
 
-    return parse
+    return typer.Option(*flags, parser=parse, metavar=f"<{'|'.join(known)}>", **options)
 
 
 def print_text(console: Console, text: str) -> None:

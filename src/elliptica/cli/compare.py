@@ -6,9 +6,8 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -24,26 +23,18 @@ from rich.progress import (
 from rich.table import Table
 
 from elliptica._utils.text import count
-from elliptica.cli.app import app, parser_of, print_point, print_text, require_extra
+from elliptica.cli.app import app, one_of, print_point, print_text, require_extra
 from elliptica.cli.report import Request, write_report
 
 if TYPE_CHECKING:
     from elliptica.compare.comparison import Comparison, Session
 
 
-class Kind(str, Enum):
-    """Tasks."""
+#: Tasks.
+Kind = Literal["auto", "classification", "regression"]
 
-    auto = "auto"
-    classification = "classification"
-    regression = "regression"
-
-
-class Rule(str, Enum):
-    """What decides among the trials of a method."""
-
-    average = "average"
-    worst = "worst"
+#: What decides among the trials of a method.
+Rule = Literal["average", "worst"]
 
 
 def _names(values: list[str]) -> list[str]:
@@ -60,12 +51,11 @@ def compare(
     ] = None,
     task: Annotated[
         Kind,
-        typer.Option(
-            parser=parser_of(Kind),
-            metavar="<auto|classification|regression>",
+        one_of(
+            Kind,
             help="auto: text, and whole numbers with few values, are classes; else a regression.",
         ),
-    ] = Kind.auto,
+    ] = "auto",
     split_by: Annotated[
         str | None,
         typer.Option(help="Column whose equal values stay on one side of a split (patients, sites)."),
@@ -94,12 +84,11 @@ def compare(
     trials: Annotated[int, typer.Option(min=1, help="Settings tried per method and repeat.")] = 4,
     select: Annotated[
         Rule,
-        typer.Option(
-            parser=parser_of(Rule),
-            metavar="<average|worst>",
+        one_of(
+            Rule,
             help="Choose settings by the average or by the worst class or group.",
         ),
-    ] = Rule.average,
+    ] = "average",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows, at most.")] = 100,
     max_rows: Annotated[int, typer.Option(min=50, help="Longer tables are refused ...")] = 200_000,
     sample: Annotated[
@@ -124,14 +113,14 @@ def compare(
         folder,
         Console(),
         group=group,
-        task=task.value,
+        task=task,
         split_by=split_by,
         group_as_input=group_as_input,
         methods=None if methods is None else _names(methods),
         trees=trees,
         repeats=repeats,
         trials=trials,
-        select=select.value,
+        select=select,
         epochs=epochs,
         hidden=(128, 128),
         seed=seed,

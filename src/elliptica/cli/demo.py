@@ -6,9 +6,8 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 from rich import box
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from elliptica.cli.app import DataDir, app, require_extra
+from elliptica.cli.app import DataDir, app, one_of, require_extra
 
 if TYPE_CHECKING:
     from elliptica.lab.demo.results import MethodSummary
@@ -27,44 +26,20 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-class Reading(str, Enum):
-    """Variants of the paper's "2-layer, 4-hidden unit" network."""
+#: Variants of the paper's "2-layer, 4-hidden unit" network.
+Reading = Literal["one-hidden", "two-hidden"]
 
-    one_hidden = "one-hidden"
-    two_hidden = "two-hidden"
+#: Non-linearities of the demo's network.
+Activation = Literal["tanh", "relu", "leaky_relu"]
 
+#: Figures of the paper.
+FigureName = Literal["1", "2", "3", "uncertainty"]
 
-class Activation(str, Enum):
-    """Non-linearities of the demo's network."""
+#: Formats of files.
+Form = Literal["png", "svg", "pdf"]
 
-    tanh = "tanh"
-    relu = "relu"
-    leaky_relu = "leaky_relu"
-
-
-class FigureName(str, Enum):
-    """Figures of the paper."""
-
-    surfaces = "1"
-    expected_loss = "2"
-    boundary = "3"
-    uncertainty = "uncertainty"
-
-
-class Form(str, Enum):
-    """Formats of files."""
-
-    png = "png"
-    svg = "svg"
-    pdf = "pdf"
-
-
-class Width(str, Enum):
-    """Widths in print."""
-
-    column = "column"
-    page = "page"
-
+#: Widths in print.
+Width = Literal["column", "page"]
 
 _FIGURES = "One of the paper's figures"
 
@@ -90,19 +65,22 @@ def demo(
     ] = None,
     reading: Annotated[
         Reading | None,
-        typer.Option(
-            help='Variant of the paper\'s "2-layer, 4-hidden unit" network.', show_default="one-hidden"
+        one_of(
+            Reading,
+            help='Variant of the paper\'s "2-layer, 4-hidden unit" network.',
+            show_default="one-hidden",
         ),
     ] = None,
     activation: Annotated[
-        Activation | None, typer.Option(help="Non-linearity (not in the paper).", show_default="tanh")
+        Activation | None, one_of(Activation, help="Non-linearity (not in the paper).", show_default="tanh")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Seconds instead of minutes; not converged.")
     ] = False,
     figure: Annotated[
         FigureName | None,
-        typer.Option(
+        one_of(
+            FigureName,
             help="Draw this instead. 1: loss surfaces. 2: the expected loss between data. 3: loss inside "
             "against loss on the boundary. uncertainty: by class, from records.",
             rich_help_panel=_FIGURES,
@@ -110,13 +88,17 @@ def demo(
     ] = None,
     form: Annotated[
         Form | None,
-        typer.Option(
-            "--format", help="Of the file.", show_default="by its name, or png", rich_help_panel=_FIGURES
+        one_of(
+            Form,
+            "--format",
+            help="Of the file.",
+            show_default="by its name, or png",
+            rich_help_panel=_FIGURES,
         ),
     ] = None,
     width: Annotated[
         Width | None,
-        typer.Option(help="3.25 or 6.75 inches.", show_default="as in the paper", rich_help_panel=_FIGURES),
+        one_of(Width, help="3.25 or 6.75 inches.", show_default="as in the paper", rich_help_panel=_FIGURES),
     ] = None,
     runs: Annotated[
         Path | None,
@@ -152,7 +134,7 @@ def demo(
         order = _Order(figure, form, width, out, runs or Path("runs"), data_dir)
         order.check_ending()
         require_extra("lab", "matplotlib", "safetensors")
-        if figure is FigureName.uncertainty:
+        if figure == "uncertainty":
             require_extra("lab", "pydantic")
         raise typer.Exit(draw_one(order, Console()))
     out = out or Path("demo")
@@ -167,8 +149,8 @@ def demo(
         n_seeds=seeds or base.n_seeds,
         n_steps=steps or base.n_steps,
         sigma=base.sigma if sigma is None else sigma,
-        reading=base.reading if reading is None else reading.value,
-        activation=base.activation if activation is None else activation.value,
+        reading=reading or base.reading,
+        activation=activation or base.activation,
     )
     raise typer.Exit(run_demo(settings, out, Console()))
 
@@ -279,42 +261,42 @@ class _Order:
         """Raise an error if the name of the file contradicts its format."""
         if self.out is None:
             return
-        known = [each.value for each in Form]
-        if self.out.suffix.lstrip(".").lower() not in ([self.form.value, ""] if self.form else known):
-            meant = f".{self.form.value}, the --format" if self.form else f"one of .{', .'.join(known)}"
+        known = get_args(Form)
+        if self.out.suffix.lstrip(".").lower() not in ([self.form, ""] if self.form else known):
+            meant = f".{self.form}, the --format" if self.form else f"one of .{', .'.join(known)}"
             raise typer.BadParameter(f"The ending of {self.out.name} should be {meant}.")
 
     @property
     def format(self) -> Form:
         """Format of the file."""
         suffix = "" if self.out is None else self.out.suffix.lstrip(".").lower()
-        return self.form or Form(suffix or "png")
+        return self.form or cast(Form, suffix or "png")
 
     @property
     def file(self) -> Path:
         """Where the figure goes."""
-        return self.out or Path(f"figure-{self.name.value}.{self.format.value}")
+        return self.out or Path(f"figure-{self.name}.{self.format}")
 
     @property
     def width(self) -> Width:
         """Width that is drawn: as in the paper unless another is asked for."""
-        in_paper = Width.page if self.name in (FigureName.surfaces, FigureName.uncertainty) else Width.column
+        in_paper: Width = "page" if self.name in ("1", "uncertainty") else "column"
         return self.asked_width or in_paper
 
     def command(self) -> str:
         """The command that gives the same file; without paths, except that of records where they matter."""
-        words = ["elliptica", "demo", "--figure", self.name.value]
-        words += ["--format", self.format.value, "--width", self.width.value]
-        if self.name is FigureName.uncertainty:
+        words = ["elliptica", "demo", "--figure", self.name]
+        words += ["--format", self.format, "--width", self.width]
+        if self.name == "uncertainty":
             words += ["--runs", self.runs.as_posix()]
         return shlex.join(words)
 
 
 _ABOUT = {
-    FigureName.surfaces: "loss surfaces over two moons, ordinary and elliptic training, first seed",
-    FigureName.expected_loss: "the expected loss between four points, and bridges to them",
-    FigureName.boundary: "losses on the boundary and inside the moons; dashed: the largest on the boundary",
-    FigureName.uncertainty: "entropy of predictions by class, scaled in each data set; above: training rows",
+    "1": "loss surfaces over two moons, ordinary and elliptic training, first seed",
+    "2": "the expected loss between four points, and bridges to them",
+    "3": "losses on the boundary and inside the moons; dashed: the largest on the boundary",
+    "uncertainty": "entropy of predictions by class, scaled in each data set; above: training rows",
 }
 
 
@@ -324,11 +306,11 @@ def draw_one(order: _Order, console: Console) -> int:
 
     try:
         _check_place(order.file)
-        save_figure(_draw(order), order.file, order.format.value, order.command())
+        save_figure(_draw(order), order.file, order.format, order.command())
     except (ValueError, OSError) as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return 2
-    text = f"{order.file} ({WIDTHS[order.width.value]} in wide): {_ABOUT[order.name]}"
+    text = f"{order.file} ({WIDTHS[order.width]} in wide): {_ABOUT[order.name]}"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     return 0
 
@@ -343,18 +325,18 @@ def _check_place(file: Path) -> None:
 
 
 def _draw(order: _Order) -> Any:
-    width: Literal["column", "page"] = order.width.value
-    if order.name is FigureName.expected_loss:
+    width = order.width
+    if order.name == "2":
         from elliptica.lab.demo.expected_loss import draw_expected_loss, solve_expected_loss
 
         return draw_expected_loss(solve_expected_loss(), width)
-    if order.name is FigureName.uncertainty:
+    if order.name == "uncertainty":
         from elliptica.lab.demo.uncertainty import class_sizes, draw_uncertainty, read_uncertainty
 
         return draw_uncertainty(read_uncertainty(order.runs, class_sizes(order.data_dir)), width)
     from elliptica.lab.demo.figures import draw_boundary_losses, draw_surfaces
     from elliptica.lab.demo.study import train_exhibits
 
-    if order.name is FigureName.surfaces:
+    if order.name == "1":
         return draw_surfaces(train_exhibits(["erm", "path"]), width)
     return draw_boundary_losses(train_exhibits(["erm", "mixup", "path"]), width)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ from rich.console import Console
 from elliptica import __version__
 from elliptica._utils.files import write_atomically
 from elliptica._utils.text import did_you_mean
-from elliptica.cli.app import app, require_extra
+from elliptica.cli.app import app, one_of, require_extra
 
 if TYPE_CHECKING:
     from elliptica.diagnostics.findings import Diagnosis
@@ -31,46 +30,23 @@ _OF_FINDINGS = {"n": "--n", "sigma": "--sigma", "format_": "--format"}
 _OF_REPORTS = {name: f"--{name}" for name in ("domain", "fraction", "probes", "walks", "shift")}
 
 
-class Training(str, Enum):
-    """How to train a network where none is given."""
+#: How to train a network where none is given.
+Training = Literal["erm", "mixup", "elliptic"]
 
-    erm = "erm"
-    mixup = "mixup"
-    elliptic = "elliptic"
+#: Outer domains of the reports.
+Region = Literal["auto", "ball", "box", "reflecting_box", "hull"]
 
+#: How `elliptica diagnose` answers.
+Format = Literal["text", "json"]
 
-class Region(str, Enum):
-    """Outer domains of the reports."""
-
-    auto = "auto"
-    ball = "ball"
-    box = "box"
-    reflecting_box = "reflecting_box"
-    hull = "hull"
-
-
-class Format(str, Enum):
-    """How `elliptica diagnose` answers."""
-
-    text = "text"
-    json = "json"
-
-
-class Loss(str, Enum):
-    """Losses of a model from the user's code."""
-
-    auto = "auto"
-    cross_entropy = "cross-entropy"
-    mse = "mse"
-    l1 = "l1"
-    bce = "bce"
-
+#: Losses of a model from the user's code.
+Loss = Literal["auto", "cross-entropy", "mse", "l1", "bce"]
 
 #: Options of every command that examines a model.
 Weights = Annotated[
     Path | None, typer.Option(help="Its state dict, as written by torch.save.", dir_okay=False)
 ]
-Train = Annotated[Training, typer.Option(help="Without --model: train a small network by this method.")]
+Train = Annotated[Training, one_of(Training, help="Without --model: train a small network by this method.")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps of that training.")]
 
 
@@ -102,12 +78,12 @@ def diagnose(
         str | None, typer.Option(help="For a saved model: column of groups to compare, instead of classes.")
     ] = None,
     weights: Weights = None,
-    train: Train = Training.erm,
+    train: Train = "erm",
     steps: Steps = 2000,
     loss: Annotated[
         Loss,
-        typer.Option(help="Loss of your model; auto: cross-entropy for whole numbers in y, else mse."),
-    ] = Loss.auto,
+        one_of(Loss, help="Loss of your model; auto: cross-entropy for whole numbers in y, else mse."),
+    ] = "auto",
     n: Annotated[
         int, typer.Option("--n", min=10, help="Most rows to look at, and points between them.")
     ] = 1000,
@@ -115,7 +91,7 @@ def diagnose(
         str, typer.Option(help="Noise of the bridges: auto, green, or a number in units of x.")
     ] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
-    format_: Annotated[Format, typer.Option("--format", help="Text for reading, or JSON.")] = Format.text,
+    format_: Annotated[Format, one_of(Format, "--format", help="Text for reading, or JSON.")] = "text",
     reports: Annotated[
         str | None,
         typer.Option(
@@ -127,8 +103,8 @@ def diagnose(
     ] = None,
     domain: Annotated[
         Region,
-        typer.Option(help="Reports: outer domain; auto: a reflecting box up to 3 features, then a ball."),
-    ] = Region.auto,
+        one_of(Region, help="Reports: outer domain; auto: a reflecting box up to 3 features, then a ball."),
+    ] = "auto",
     fraction: Annotated[
         float,
         typer.Option(help="Reports: radius of the balls, as a share of the distance between neighbours."),
@@ -175,13 +151,13 @@ def diagnose(
                 data,
                 model=model,
                 weights=weights,
-                method=train.value,
+                method=train,
                 steps=steps,
-                loss=loss.value,
+                loss=loss,
                 seed=seed,
                 messages=messages,
             )
-            remarks = remarks_on(model, weights, train.value, steps)
+            remarks = remarks_on(model, weights, train, steps)
         for remark in remarks:
             messages.print(remark, markup=False, highlight=False, soft_wrap=True)
         if reports is None:
@@ -190,7 +166,7 @@ def diagnose(
             from elliptica.diagnostics.landscape_reports import LandscapeOptions
 
             options = LandscapeOptions(
-                domain=domain.value,
+                domain=domain,
                 fraction=fraction,
                 n_probes=probes,
                 n_walks=walks,
@@ -282,12 +258,12 @@ def _show_findings(
     with messages.status("looking at the loss"):
         generator = torch.Generator().manual_seed(seed)
         diagnosis = diagnose_fitted(fitted, n=n, sigma=sigma, generator=generator)
-    text = json.dumps(diagnosis.to_dict(), indent=1) if form is Format.json else str(diagnosis)
+    text = json.dumps(diagnosis.to_dict(), indent=1) if form == "json" else str(diagnosis)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, text + "\n")
         messages.print(f"Written to {out}: {diagnosis.summary()}.", markup=False, highlight=False)
-    elif form is Format.json:
+    elif form == "json":
         typer.echo(text)  # untouched by the width of the terminal
     else:
         _print_findings(diagnosis, Console())

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+
+from elliptica.cli.app import one_of
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.choice import Choice
     from elliptica.lab.experiments.run import RaySettings
 
 
-class Match(str, Enum):
-    """What is made equal among methods."""
+#: What is made equal among methods.
+Match = Literal["evaluations"]
 
-    evaluations = "evaluations"
+#: Number formats of the forward pass.
+Precision = Literal["float32", "bfloat16"]
 
+#: By what epochs and settings are chosen.
+Select = Literal["average", "worst"]
 
-class Precision(str, Enum):
-    """Number formats of the forward pass."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Select(str, Enum):
-    """By what epochs and settings are chosen."""
-
-    average = "average"
-    worst = "worst"
-
-
-class Engine(str, Enum):
-    """Where runs are done."""
-
-    processes = "processes"
-    ray = "ray"
-
+#: Where runs are done.
+Engine = Literal["processes", "ray"]
 
 TableName = Annotated[str, typer.Argument(help="Name of the table, see elliptica list.")]
 DatasetOption = Annotated[
@@ -53,19 +39,22 @@ EpochsOption = Annotated[
     int | None, typer.Option(min=1, help="Epochs of every method.", show_default="the table's")
 ]
 PrecisionOption = Annotated[
-    Precision | None, typer.Option(help="Of the forward pass.", show_default="float32")
+    Precision | None, one_of(Precision, help="Of the forward pass.", show_default="float32")
 ]
 MatchOption = Annotated[
     Match | None,
-    typer.Option(
+    one_of(
+        Match,
         "--match",
         help="evaluations: every method sends as many rows through its network as ordinary training does.",
     ),
 ]
 SelectOption = Annotated[
     Select | None,
-    typer.Option(
-        help="Choose epochs (and settings) by this on the validation part.", show_default="the table's"
+    one_of(
+        Select,
+        help="Choose epochs (and settings) by this on the validation part.",
+        show_default="the table's",
     ),
 ]
 TunedOption = Annotated[
@@ -87,7 +76,7 @@ BoardOption = Annotated[
 RecordsOption = Annotated[
     Path, typer.Option("--out", "--runs", help="Folder of the records.", file_okay=False)
 ]
-EngineOption = Annotated[Engine, typer.Option(help="Processes of this machine, or a Ray cluster.")]
+EngineOption = Annotated[Engine, one_of(Engine, help="Processes of this machine, or a Ray cluster.")]
 AddressOption = Annotated[
     str | None,
     typer.Option(
@@ -122,10 +111,9 @@ def make_choice(
     from elliptica.lab.experiments.choice import Choice
 
     training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
-    if precision is not None and precision is not Precision.float32:
-        training["precision"] = precision.value
-    column = None if select is None else select.value
-    return Choice(table, _split(dataset), _split(methods), seeds, match is not None, training, tuned, column)
+    if precision not in (None, "float32"):
+        training["precision"] = precision
+    return Choice(table, _split(dataset), _split(methods), seeds, match is not None, training, tuned, select)
 
 
 def _split(names: list[str] | None) -> list[str] | None:
@@ -145,7 +133,7 @@ def ray_settings(
 
     named = {"address": address, "cpus_per_run": cpus, "gpus_per_run": gpus, "retries": retries}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    if engine is Engine.ray:
+    if engine == "ray":
         return RaySettings(**given)
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)

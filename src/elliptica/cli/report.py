@@ -15,8 +15,8 @@ from rich.markup import escape
 from elliptica._utils.extras import missing_package
 from elliptica._utils.files import write_atomically
 from elliptica._utils.text import count
-from elliptica.cli.app import DataDir, app, require_extra
-from elliptica.cli.diagnose import Loss, Steps, Train, Training, Weights
+from elliptica.cli.app import DataDir, app, one_of, require_extra
+from elliptica.cli.diagnose import Loss, Steps, Train, Weights
 
 if TYPE_CHECKING:
     from elliptica.report.content import Report
@@ -82,9 +82,9 @@ def report(
         typer.Option(help="Your model as package.module:name (a module, or a function that makes one)."),
     ] = None,
     weights: Weights = None,
-    train: Train = Training.erm,
+    train: Train = "erm",
     steps: Steps = 2000,
-    loss: Annotated[Loss, typer.Option(help="Loss of your model, as in elliptica diagnose.")] = Loss.auto,
+    loss: Annotated[Loss, one_of(Loss, help="Loss of your model, as in elliptica diagnose.")] = "auto",
     data_dir: DataDir = None,
     no_landscape: Annotated[
         bool, typer.Option("--no-landscape", help="Leave the loss between the data out, which needs time.")
@@ -105,9 +105,9 @@ def report(
         group=group,
         model=model,
         weights=weights,
-        train=train.value,
+        train=train,
         steps=steps,
-        loss=loss.value,
+        loss=loss,
         data_dir=data_dir,
         landscape=not no_landscape,
         seed=seed,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from elliptica.cli.app import app, require_extra
+from elliptica.cli.app import app, one_of, require_extra
 from elliptica.cli.options import (
     DatasetOption,
     EpochsOption,
@@ -32,20 +31,11 @@ if TYPE_CHECKING:
     from elliptica.lab.experiments.table import Part as PartName
 
 
-class Part(str, Enum):
-    """What a table can be about: parts of the data, or the cost of its runs."""
+#: What a table can be about: parts of the data, or the cost of its runs.
+Part = Literal["test", "validation", "cost"]
 
-    test = "test"
-    validation = "validation"
-    cost = "cost"
-
-
-class Form(str, Enum):
-    """Forms of a table."""
-
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
+#: Forms of a table.
+Form = Literal["markdown", "latex", "csv"]
 
 
 @app.command()
@@ -61,11 +51,11 @@ def table(
     tuned: TunedOption = False,
     part: Annotated[
         Part,
-        typer.Option(
-            help="validation is for choices among methods; cost: rows and seconds to the chosen epoch."
+        one_of(
+            Part, help="validation is for choices among methods; cost: rows and seconds to the chosen epoch."
         ),
-    ] = Part.test,
-    form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.markdown,
+    ] = "test",
+    form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
     out: RecordsOption = Path("runs"),
 ) -> None:
     """Print a table from its records: mean, deviation, the paper's values beside ours."""
@@ -82,7 +72,7 @@ def table(
     if not out.is_dir():
         print_error(f"There is no folder {out}. Say where the records are with --out.", console)
         raise typer.Exit(2)
-    print_table(choice, wanted, out, form.value, part.value, console)
+    print_table(choice, wanted, out, form, part, console)
 
 
 def print_table(

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from elliptica.cli.app import DataDir, app, require_extra
+from elliptica.cli.app import DataDir, app, one_of, require_extra
 from elliptica.cli.options import (
     AddressOption,
     BoardOption,
     CpusOption,
     DatasetOption,
     DeviceOption,
-    Engine,
     EngineOption,
     EpochsOption,
     GpusOption,
@@ -48,19 +46,11 @@ if TYPE_CHECKING:
 ENOUGH = 8
 
 
-class Sampler(str, Enum):
-    """How a search draws settings."""
+#: How a search draws settings.
+Sampler = Literal["tpe", "random"]
 
-    tpe = "tpe"
-    random = "random"
-
-
-class Pruner(str, Enum):
-    """How a search stops trials early."""
-
-    median = "median"
-    hyperband = "hyperband"
-    none = "none"
+#: How a search stops trials early.
+Pruner = Literal["median", "hyperband", "none"]
 
 
 @app.command()
@@ -77,8 +67,8 @@ def tune(
             help="Search one row with Optuna: a space that the table names, or auto.", metavar="NAME"
         ),
     ] = None,
-    sampler: Annotated[Sampler | None, typer.Option(help="Of a search.", show_default="tpe")] = None,
-    pruner: Annotated[Pruner | None, typer.Option(help="Of a search.", show_default="median")] = None,
+    sampler: Annotated[Sampler | None, one_of(Sampler, help="Of a search.", show_default="tpe")] = None,
+    pruner: Annotated[Pruner | None, one_of(Pruner, help="Of a search.", show_default="median")] = None,
     storage: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +82,7 @@ def tune(
     match: MatchOption = None,
     select: SelectOption = None,
     jobs: JobsOption = None,
-    engine: EngineOption = Engine.processes,
+    engine: EngineOption = "processes",
     address: AddressOption = None,
     cpus_per_run: CpusOption = None,
     gpus_per_run: GpusOption = None,
@@ -115,7 +105,7 @@ def tune(
     alone = [name for name, value in given.items() if value is not None]
     if search is None and alone:
         raise typer.BadParameter(f"{', '.join(alone)} belongs to a search: say --search auto, too.")
-    if search is not None and engine is Engine.ray:
+    if search is not None and engine == "ray":
         raise typer.BadParameter(
             "A search has workers of its own: start the same command on each machine, with one --storage for "
             "all, in place of --engine ray."
@@ -136,8 +126,8 @@ def tune(
         "space": search,
         "trials": trials,
         "storage": storage,
-        "sampler": "tpe" if sampler is None else sampler.value,
-        "pruner": "median" if pruner is None else pruner.value,
+        "sampler": sampler or "tpe",
+        "pruner": pruner or "median",
         "seed": seed or 0,
     }
     raise typer.Exit(run_search(choice, options, Console(), **how))
