@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from elliptica.core.types import EllipticWarning as EllipticWarning
     from elliptica.core.types import Paths as Paths
     from elliptica.diagnostics.diagnose import diagnose as diagnose
+    from elliptica.landscape import HittingTimes as HittingTimes
     from elliptica.landscape import check_maximum_principle as check_maximum_principle
     from elliptica.landscape import estimate_landscape as estimate_landscape
     from elliptica.partner_index import PartnerIndex as PartnerIndex
@@ -38,6 +39,7 @@ _HOME = {
     "Elliptic": "core.elliptic",
     "EllipticWarning": "core.types",
     "Green": "core.noise",
+    "HittingTimes": "landscape",
     "PartnerIndex": "partner_index",
     "PartnerTable": "core.partner_table",
     "Paths": "core.types",

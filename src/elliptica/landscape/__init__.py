@@ -7,6 +7,8 @@ from elliptica.landscape.domains import Box as Box
 from elliptica.landscape.domains import Domain as Domain
 from elliptica.landscape.domains import Polytope as Polytope
 from elliptica.landscape.estimate import LandscapeEstimate as LandscapeEstimate
+from elliptica.landscape.hitting_times import HittingTimes as HittingTimes
+from elliptica.landscape.hitting_times import WalkEnds as WalkEnds
 from elliptica.landscape.loss import LossField as LossField
 from elliptica.landscape.maximum import MaximumPrinciple as MaximumPrinciple
 from elliptica.landscape.maximum import check_maximum_principle as check_maximum_principle

@@ -1,0 +1,471 @@
+"""Train on hitting times: the loss where Brownian walks meet the data (paper: Eq. (3) and its empirical sum).
+
+The objective that the paper states before it turns to bridges: the mean over starts of the landscape
+``u(z) = E[l(Z_tau)]``. Walks do not depend on the network, so they need no gradient, and many of them can be
+drawn at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from elliptica._utils import checks, random
+from elliptica._utils.compiler import run_uncompiled
+from elliptica.core.inputs import check_weight
+from elliptica.core.losses import PerSampleLoss, weighted_mean
+from elliptica.core.targets import (
+    TARGET_SPACES,
+    TargetSpace,
+    encode_targets,
+    infer_target_space,
+    project_targets,
+)
+from elliptica.core.types import LossFn, warn_user
+from elliptica.landscape.data_domain import OUTER, DataDomain, Outer
+from elliptica.landscape.domains import Ball, Box, Domain
+from elliptica.landscape.estimate import FEW_HITS
+from elliptica.landscape.operator import Operator
+from elliptica.landscape.solve import default_shell, domain_size, merge_repeated
+from elliptica.landscape.spheres import walk_on_spheres
+from elliptica.landscape.walks import UNFINISHED
+
+StartLaw = Literal["uniform", "between"]
+
+#: Dimensions up to which ``"auto"`` lets every walk meet the data; steps double with each further one.
+REFLECTING = 6
+#: Walks that are needed before it is judged how they end.
+_ENOUGH = 100
+#: Rounds of proposals for uniform starts in a region that is neither a ball nor a box.
+_ROUNDS = 1000
+
+
+@dataclass(frozen=True)
+class WalkEnds:
+    """Where walks ended, one row each.
+
+    Attributes:
+        x: Inputs at the ends.
+        y: Targets at the ends, in their space.
+        datum: Row of the training data whose ball was met, -1 for the outer boundary, -2 for a walk that ran
+            out of steps (it stands where it was left, and the objective skips it).
+        weight: Weight of each walk, or None.
+        steps: Spheres that each walk took.
+    """
+
+    x: Float[Tensor, " walks *feature"]
+    y: Float[Tensor, " walks *target"]
+    datum: Int[Tensor, " walks"]
+    weight: Float[Tensor, " walks"] | None
+    steps: Int[Tensor, " walks"]
+
+    def __len__(self) -> int:
+        return len(self.datum)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the walks that ended on data, on the outer boundary, and not at all; they sum to one."""
+        n = len(self)
+        on_data, outer = int((self.datum >= 0).sum()), int((self.datum == OUTER).sum())
+        return {"data": on_data / n, "outer": outer / n, "unfinished": (n - on_data - outer) / n}
+
+    def split(self, size: int) -> tuple[WalkEnds, ...]:
+        """Cut into parts of ``size`` walks, the last one shorter: batches for as many training steps."""
+        checks.count("size", size)
+        parts = [
+            [None] * -(-len(self) // size) if value is None else value.split(size)
+            for value in (getattr(self, field.name) for field in fields(self))
+        ]
+        return tuple(WalkEnds(*part) for part in zip(*parts, strict=True))
+
+
+class HittingTimes(nn.Module):
+    """Mean loss where Brownian walks first meet the training data (paper: Eq. (3) and its empirical sum).
+
+    Walks start in the space of inputs and targets, ``z = (x, y)``, and end on a ball around a datum or on
+    the outer boundary; the loss is that of the current network at the end ``(x, y)`` of each walk. Its mean
+    over starts and walks is the mean of the landscape ``u`` that `elliptica.estimate_landscape` computes.
+    Targets end as points of their space: class labels walk in the plane of the simplex and return to its
+    nearest point.
+
+    The loss is asked for *on the boundary* only: nowhere between the data, where `elliptica.Elliptic` asks
+    for it. Between reflecting walls every walk ends on a ball, so this is ordinary training with noise as
+    large as the balls, in which isolated data weigh more. In any other region most walks end on the outer
+    boundary once there are more than a few dimensions, and the objective becomes the loss there, with
+    targets that no datum has. ``shares`` says how the last walks ended; a warning says if few of them met
+    data. Use this to study the paper's formulation; `elliptica.Elliptic` is the method.
+
+    In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
+
+    Args:
+        model: Any network that takes one tensor.
+        loss_fn: Your ordinary loss, as for `elliptica.Elliptic`.
+        x: Inputs of all training data, floating; their balls are what walks aim at.
+        y: Their targets.
+        sample_weight: Weight of each datum, used as given: that of walks which end on it. Walks that end on
+            the outer boundary have the mean weight.
+        target_space: ``"simplex"`` (classes), ``"unit"`` or ``"real"``; None reads it off loss and targets.
+        num_classes: Needed for integer labels.
+        target_scale: Length of one unit of the targets, in units of the inputs.
+        n_starts: Starts per call.
+        n_walks: Walks from each start.
+        starts: ``"uniform"`` in the outer region, as the paper has it, or ``"between"``: on the straight
+            line between two data, at a uniform place.
+        epsilon: Radius of the balls, see `DataDomain`; None for ``fraction``.
+        fraction: Radius as a share of the distance to the nearest other datum.
+        outer: Outer region, see `DataDomain`. ``"reflecting_box"``: every walk meets the data, but steps
+            double with each dimension. ``"ball"``, ``"box"``: any dimension. ``"hull"``: the paper's, up to
+            7 dimensions. ``"auto"``: a reflecting box up to 6 dimensions of inputs and targets together, a
+            ball beyond. Or a region of your own for ``z = objective.join(x, y)``.
+        margin: By how much a ball or box is larger than the data.
+        max_steps: Walks that need more steps are skipped and reported.
+
+    Example:
+        >>> x, y = torch.randn(30, 2), torch.randint(2, (30,))
+        >>> objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)
+        >>> objective(generator=torch.Generator().manual_seed(0)).backward()
+        >>> objective.shares
+        {'data': 1.0, 'outer': 0.0, 'unfinished': 0.0}
+        >>> for ends in objective.sample(n_starts=100).split(50):  # walks for two steps, drawn at once
+        ...     objective(ends=ends).backward()
+    """
+
+    points: Tensor
+    weight: Tensor | None
+    _basis: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        x: Float[Tensor, " n *feature"],
+        y: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+        target_space: TargetSpace | None = None,
+        num_classes: int | None = None,
+        target_scale: float = 1.0,
+        n_starts: int = 64,
+        n_walks: int = 1,
+        starts: StartLaw = "uniform",
+        epsilon: float | Tensor | None = None,
+        fraction: float = 0.3,
+        outer: Outer | Literal["auto"] | Domain = "auto",
+        margin: float = 1.1,
+        max_steps: int = 10_000,
+    ) -> None:
+        super().__init__()
+        checks.model(model, "HittingTimes")
+        checks.positive("target_scale", target_scale)
+        for name, number in (("n_starts", n_starts), ("n_walks", n_walks), ("max_steps", max_steps)):
+            checks.count(name, number)
+        checks.choice("starts", starts, get_args(StartLaw))
+        if target_space is not None:
+            checks.choice("target_space", target_space, TARGET_SPACES)
+        _check_data(x, y, sample_weight)
+        self.model = model
+        self.loss = PerSampleLoss(loss_fn)
+        self.target_space = infer_target_space(loss_fn, y) if target_space is None else target_space
+        self.num_classes = self.loss.num_classes() if num_classes is None else num_classes
+        self.target_scale = float(target_scale)
+        self.n_starts, self.n_walks, self.starts, self.max_steps = n_starts, n_walks, starts, max_steps
+        target = self._encode(x, y)
+        self.feature_shape, self.target_shape = tuple(x.shape[1:]), tuple(target.shape[1:])
+        is_simplex = self.target_space == "simplex"
+        self.register_buffer("_basis", _simplex_basis(target) if is_simplex else None, persistent=False)
+        points = self.join(x.detach(), y.detach())
+        if outer == "auto":
+            outer = "reflecting_box" if points.shape[1] <= REFLECTING else "ball"
+        #: The region of the walks, in the coordinates of `join`.
+        self.domain = DataDomain(points, epsilon=epsilon, fraction=fraction, outer=outer, margin=margin)
+        weight = None if sample_weight is None else sample_weight.detach().to(points)
+        weight, _ = merge_repeated(self.domain, weight)
+        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("points", points, persistent=False)
+        self._shell = default_shell(self.domain, points, domain_size(self.domain, points))
+        #: Shares of how the walks of the last call ended, see `WalkEnds`; empty before the first.
+        self.shares: dict[str, float] = {}
+        self._walked = self._met = self._lost = 0
+        self._warned: set[str] = set()
+
+    def forward(
+        self,
+        x: Float[Tensor, " batch *feature"] | None = None,
+        y: Tensor | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+        ends: WalkEnds | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return the mean loss where walks end; in ``eval()`` mode the ordinary mean loss of ``(x, y)``.
+
+        Args:
+            x: Inputs at which walks start, instead of starts of its own. Walks from the training data end at
+                once: that is ordinary training.
+            y: Targets there.
+            sample_weight: Weight of each given row.
+            ends: Ends drawn before, see `sample`.
+            generator: Source of randomness; torch's default one if None.
+        """
+        if self.training:
+            if ends is None:
+                ends = self.sample(x, y, sample_weight=sample_weight, generator=generator)
+            return self.loss_on(ends)
+        if x is None or y is None:
+            raise ValueError(
+                "In eval() mode the objective is the ordinary loss, so it needs rows to evaluate, but x or y "
+                "is missing. Call objective(x, y), or objective.train() first to draw walks."
+            )
+        target = self._encode(x, y)
+        check_weight(sample_weight, len(x))
+        return self._mean(x, target, sample_weight)
+
+    def sample(
+        self,
+        x: Float[Tensor, " batch *feature"] | None = None,
+        y: Tensor | None = None,
+        *,
+        n_starts: int | None = None,
+        sample_weight: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> WalkEnds:
+        """Walk from ``n_starts`` drawn starts, or from given ones, to the boundary; without gradients.
+
+        Large numbers cost far less per walk: draw the walks of many steps at once and `WalkEnds.split` them.
+
+        Args:
+            x: Inputs at which walks start; None draws starts.
+            y: Targets there.
+            n_starts: How many starts to draw; None is the setting.
+            sample_weight: Weight of each given row.
+            generator: Source of randomness.
+        """
+        if torch.compiler.is_compiling():
+            given = {"n_starts": n_starts, "sample_weight": sample_weight, "generator": generator}
+            return run_uncompiled(self.sample, x, y, **given)  # type: ignore[arg-type]  # as named above
+        random.check_generator(generator, self.points.device)
+        with torch.no_grad():
+            start = self._starts(x, y, n_starts, sample_weight, generator)
+            start = start.to(random.compute_dtype(start.dtype))
+            if x is not None:
+                self._warn_of_data(start)
+            weight = None if sample_weight is None else sample_weight.to(start)
+            if self.n_walks > 1:
+                start = start.repeat_interleave(self.n_walks, 0)
+                weight = None if weight is None else weight.repeat_interleave(self.n_walks)
+            ends = self._walk(start, weight, generator)
+        self.shares = ends.shares
+        self._judge(ends)
+        return ends
+
+    def loss_on(self, ends: WalkEnds) -> Tensor:
+        """Return the mean loss at ends that were drawn before; unfinished walks are skipped."""
+        x, y, weight = ends.x, ends.y, ends.weight
+        done = ends.datum != UNFINISHED
+        if not bool(done.all()):
+            if not bool(done.any()):
+                raise ValueError(
+                    f"None of the {len(ends)} walks reached the boundary within max_steps={self.max_steps}, "
+                    'so there is no loss. Raise max_steps, or use outer="ball", which walks always reach.'
+                )
+            x, y, weight = x[done], y[done], None if weight is None else weight[done]
+        return self._mean(x, y, weight)
+
+    def join(self, x: Float[Tensor, " batch *feature"], y: Tensor) -> Float[Tensor, "batch dim"]:
+        """Coordinates of the walks: inputs, then targets times ``target_scale`` (classes: in their plane)."""
+        target = self._encode(x, y)
+        if self._basis is not None:
+            target = target.movedim(1, -1) @ self._basis.to(target)
+        return torch.cat([x.reshape(len(x), -1), self.target_scale * target.reshape(len(x), -1).to(x)], 1)
+
+    def extra_repr(self) -> str:
+        """Show the size of the problem and the settings that matter."""
+        n, dim = self.points.shape
+        region = type(self.domain.domain).__name__.lower()
+        wall = getattr(self.domain.domain, "wall", "absorb")
+        return (
+            f"{n} data in {dim} dimensions, outer={'reflecting ' if wall == 'reflect' else ''}{region}, "
+            f"starts={self.starts}, n_starts={self.n_starts}, n_walks={self.n_walks}"
+        )
+
+    def _split_point(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of points, targets in their space: the inverse of `join`."""
+        n_features = self.points.shape[1] - self._target_size
+        x = z[:, :n_features].reshape(len(z), *self.feature_shape)
+        flat = z[:, n_features:] / self.target_scale
+        if self._basis is None:
+            return x, project_targets(flat.reshape(len(z), *self.target_shape), self.target_space, "abs", 1)
+        n_classes, *place = self.target_shape
+        plane = flat.reshape(len(z), *place, n_classes - 1) @ self._basis.to(z).T + 1 / n_classes
+        return x, project_targets(plane.movedim(-1, 1), "simplex", "euclidean", 1)
+
+    @property
+    def _target_size(self) -> int:
+        size = torch.Size(self.target_shape).numel()
+        return size if self._basis is None else size // self.target_shape[0] * (self.target_shape[0] - 1)
+
+    def _encode(self, x: Tensor, y: Tensor) -> Tensor:
+        checks.floating("x", x)
+        checks.batch("x", x)
+        checks.same_rows("y", y, len(x))
+        return encode_targets(y, self.target_space, num_classes=self.num_classes, dtype=x.dtype)
+
+    def _starts(
+        self,
+        x: Tensor | None,
+        y: Tensor | None,
+        n_starts: int | None,
+        sample_weight: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """Starts as points: those given, or drawn ones."""
+        if (x is None) != (y is None):
+            missing = "y" if y is None else "x"
+            raise ValueError(
+                f"Walks start in the space of inputs and targets, so x and y come together, but {missing} is "
+                "missing. Pass both, or neither to draw starts."
+            )
+        if x is None or y is None:
+            if sample_weight is not None:
+                raise ValueError(
+                    "sample_weight belongs to given starts, but none are given. Pass x and y with it, or "
+                    "weights of the data to HittingTimes(..., sample_weight=...)."
+                )
+            n = self.n_starts if n_starts is None else n_starts
+            checks.count("n_starts", n)
+            if self.starts == "between":
+                return draw_between(self.points, n, generator)
+            return draw_uniform_points(self.domain.domain, self.points, n, generator)
+        if n_starts is not None:
+            raise ValueError(
+                f"n_starts={n_starts} draws starts, but {len(x)} are given as x. Pass one or the other."
+            )
+        if tuple(x.shape[1:]) != self.feature_shape:
+            raise ValueError(
+                f"Starts must have the shape of the training inputs, (batch, "
+                f"{', '.join(map(str, self.feature_shape))}), but x has {tuple(x.shape)}. Prepare both alike."
+            )
+        checks.finite("x", x)
+        check_weight(sample_weight, len(x))
+        return self.join(x, y)
+
+    def _walk(self, start: Tensor, weight: Tensor | None, generator: torch.Generator | None) -> WalkEnds:
+        walks = walk_on_spheres(
+            self.domain, start, Operator(), shell=self._shell, max_steps=self.max_steps, generator=generator
+        )
+        inside = self.domain.nearest_ball(start)[0] <= 0  # tau is zero: the walk ends where it starts
+        x, y = self._split_point(torch.where(inside[:, None], start, walks.end))
+        if self.weight is not None:
+            known = self.weight.to(start)
+            own = torch.where(walks.label >= 0, known[walks.label.clamp_min(0)], known.mean())
+            weight = own if weight is None else own * weight
+        dtype = self.points.dtype
+        return WalkEnds(x.to(dtype), y.to(dtype), walks.label, weight, walks.steps)
+
+    def _mean(self, x: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+        losses = self.loss(self.model(x), target)
+        class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
+        return weighted_mean(losses, weight, class_weight)
+
+    def _warn_of_data(self, start: Tensor) -> None:
+        share = float((self.domain.nearest_ball(start)[0] <= 0).double().mean())
+        if share > 0.5:
+            self._warn_once(
+                "data",
+                f"{share:.0%} of the given starts lie in a ball around a training datum, where walks end at "
+                "once: this is ordinary training. Call objective() to draw starts, or start elsewhere, for "
+                "example at x, y = elliptica.BridgeMix(...)(x, y).",
+            )
+
+    def _judge(self, ends: WalkEnds) -> None:
+        """Warn, once each, if few walks meet data or many do not end."""
+        self._walked += len(ends)
+        self._met += int((ends.datum >= 0).sum())
+        self._lost += int((ends.datum == UNFINISHED).sum())
+        if self._walked < _ENOUGH:
+            return
+        if self._met < FEW_HITS * self._walked:
+            self._warn_once(
+                "few",
+                f"Only {self._met} of {self._walked} walks met a ball around a training datum, in "
+                f"{self.points.shape[1]} dimensions: the objective is the loss on the outer boundary, with "
+                'targets that no datum has. Use outer="reflecting_box" (up to about 8 dimensions) or larger '
+                "balls, or train on bridges with elliptica.Elliptic.",
+            )
+        if self._lost > 0.01 * self._walked:
+            self._warn_once(
+                "lost",
+                f"{self._lost} of {self._walked} walks ran out of steps (max_steps={self.max_steps}) and are "
+                'skipped, so the objective is biased. Raise max_steps, or use outer="ball".',
+            )
+
+    def _warn_once(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warn_user(message)
+
+
+def _check_data(x: Tensor, y: Tensor, sample_weight: Tensor | None) -> None:
+    checks.floating("x", x)
+    checks.batch("x", x)
+    checks.finite("x", x)
+    if x.ndim == 1:
+        raise ValueError(f"x must have shape (n, features), but has {tuple(x.shape)}. Use x.unsqueeze(1).")
+    checks.same_rows("y", y, len(x))
+    checks.finite("y", y)
+    check_weight(sample_weight, len(x))
+    if len(x) < 2:
+        raise ValueError(
+            "x and y must be all training data, at least two rows, but there is one: the region of the walks "
+            "is made of them. Pass the whole training set, not a row of it."
+        )
+
+
+def _simplex_basis(target: Tensor) -> Tensor:
+    """Orthonormal coordinates of the plane in which probabilities sum to one, ``(classes, classes - 1)``."""
+    n = target.shape[1]
+    if n < 2:
+        raise ValueError(
+            f"Walks between classes need at least two of them, but num_classes is {n}. Check num_classes, or "
+            'use a binary loss with target_space="unit".'
+        )
+    row = torch.arange(n, dtype=torch.float64, device=target.device)[:, None]
+    k = torch.arange(1, n, dtype=torch.float64, device=target.device)
+    helmert = torch.where(row < k, 1.0, torch.where(row == k, -k, 0.0)) / (k * (k + 1)).sqrt()
+    return helmert.to(target)
+
+
+def draw_uniform_points(domain: Domain, points: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+    """Draw uniform points of a region (of its part in the box around the data, if it is of unknown shape)."""
+    dtype, device, dim = random.compute_dtype(points.dtype), points.device, points.shape[1]
+    if isinstance(domain, Ball):
+        direction = random.draw_normal((n, dim), dtype=dtype, device=device, generator=generator)
+        radius = random.draw_uniform((n, 1), device=device, generator=generator).to(dtype) ** (1 / dim)
+        return domain.centre.to(direction) + domain.radius * radius * direction / direction.norm(
+            dim=1, keepdim=True
+        )
+    box = domain if isinstance(domain, Box) else Box.around(points)
+    found: list[Tensor] = []
+    for _ in range(_ROUNDS):
+        u = random.draw_uniform((n, dim), device=device, generator=generator).to(dtype)
+        z = torch.lerp(box.low.to(u), box.high.to(u), u)
+        found.append(z if domain is box else z[domain.distance(z) > 0])
+        if sum(map(len, found)) >= n:
+            return torch.cat(found)[:n]
+    raise ValueError(
+        f"Uniform starts were asked for, but only {sum(map(len, found))} of {_ROUNDS * n} points of the box "
+        'around the data lie in the outer region. Use starts="between", or a ball or box as outer region.'
+    )
+
+
+def draw_between(points: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+    """Draw uniform places on the lines between uniformly drawn pairs of different rows."""
+    u = random.draw_uniform((3, n), device=points.device, generator=generator)
+    first = (u[0] * len(points)).long().clamp_max(len(points) - 1)
+    other = (u[1] * (len(points) - 1)).long().clamp_max(len(points) - 2)
+    second = other + (other >= first)
+    return torch.lerp(points[first], points[second], u[2][:, None].to(points))

@@ -1,0 +1,534 @@
+"""Training on hitting times: its value against exact harmonic measures, its gradient, starts and ends."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from elliptica import BridgeMix, EllipticWarning, HittingTimes
+from elliptica.landscape import Ball, Box, Polytope, estimate_landscape
+from elliptica.landscape.data_domain import OUTER
+from elliptica.landscape.hitting_times import draw_between, draw_uniform_points
+from elliptica.landscape.walks import UNFINISHED
+from laws import assert_distribution, assert_frequencies, assert_mean
+from multipole import solve_disk
+
+
+def cloud(generator, n=20, dim=1, dtype=torch.float64):
+    """Inputs and real targets, uniform in [-1, 1]."""
+    z = 2 * torch.rand(n, dim + 1, generator=generator, dtype=dtype) - 1
+    return z[:, :dim], z[:, dim:]
+
+
+def product(output, target):
+    """``x y``, a loss that is itself harmonic in the joint plane."""
+    return (output * target).flatten()
+
+
+def moons_like(generator, n=40, dim=2, n_classes=2):
+    y = torch.arange(n) % n_classes
+    return torch.randn(n, dim, generator=generator) + y[:, None], y
+
+
+def harmonic(generator, **settings):
+    return HittingTimes(nn.Identity(), product, *cloud(generator), target_space="real", **settings)
+
+
+def free_places(objective, n, generator):
+    """Inputs and targets farthest from the balls among many near the middle."""
+    z = torch.rand(500, 2, generator=generator).double() - 0.5
+    z = z[objective.domain.distance(z).topk(n).indices]
+    assert float(objective.domain.distance(z).min()) > 0.01
+    return z[:, :1], z[:, 1:]
+
+
+def loss_at(objective, ends):
+    """Loss of every end by itself."""
+    return objective.loss(objective.model(ends.x), ends.y)
+
+
+# The value: the landscape at the starts, averaged.
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("outer", ["ball", "box", "hull", "reflecting_box"])
+def test_the_mean_of_a_harmonic_loss_is_its_value_at_the_start(generator, outer):
+    """E l(end) = l(start) for harmonic l, whatever the boundary; walls that reflect are another problem."""
+    objective = harmonic(generator, outer=outer, n_walks=4000, fraction=0.45)
+    x, y = free_places(objective, 2, generator)
+    ends = objective.sample(x, y, generator=generator)
+    values = loss_at(objective, ends).reshape(2, -1)
+    assert float(objective.loss_on(ends)) == pytest.approx(float(values.mean()))
+    truth = (x * y).flatten()
+    if outer == "reflecting_box":  # the product does not have slope zero at the walls
+        assert ends.shares["data"] == 1
+        return
+    for row, value in zip(values, truth, strict=True):
+        assert_mean(row, float(value), float(row.std()))
+
+
+@pytest.mark.statistical
+def test_the_test_above_rejects_targets_of_the_data(generator):
+    """Not the walk's own target at its end but that of the datum it met: another number."""
+    x, y = torch.tensor([[0.6], [-0.6]]).double(), torch.tensor([[0.6], [-0.6]]).double()
+    objective = HittingTimes(nn.Identity(), product, x, y, target_space="real", epsilon=0.4, outer="ball")
+    middle = torch.zeros(4000, 1).double()
+    ends = objective.sample(middle, middle, generator=generator)
+    right = product(ends.x, ends.y)
+    assert_mean(right, 0.0, float(right.std()))
+    met = (ends.datum >= 0)[:, None]
+    wrong = torch.where(met, objective.points[ends.datum.clamp_min(0), 1:], ends.y)
+    values = product(ends.x, wrong)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(values, 0.0, float(values.std()))
+
+
+@pytest.mark.statistical
+def test_hits_and_value_in_a_spherical_shell(generator):
+    """One ball in the middle (the other is too small to be met): the potential of a sphere."""
+    x = torch.tensor([[0.0, 0.0], [0.9, 0.9]]).double()
+    y = torch.tensor([[0.0], [0.9]]).double()
+    objective = HittingTimes(
+        nn.Identity(),
+        lambda output, target: (output.norm(dim=1) < 1).double() + 0 * target[:, 0],  # 1 on the ball
+        x,
+        y,
+        target_space="real",
+        epsilon=torch.tensor([0.5, 1e-5]).double(),
+        outer=Ball(torch.zeros(3).double(), 2.0),
+    )
+    start = torch.tensor([[0.6, 0.0]]).double(), torch.tensor([[0.8]]).double()  # at radius 1
+    ends = objective.sample(*(part.expand(8000, -1) for part in start), generator=generator)
+    hit = (1 / 1.0 - 1 / 2.0) / (1 / 0.5 - 1 / 2.0)
+    met = int((ends.datum == 0).sum())
+    assert int((ends.datum == OUTER).sum()) == len(ends) - met
+    assert_frequencies([met, len(ends) - met], [hit, 1 - hit])
+    assert ends.shares == pytest.approx({"data": met / 8000, "outer": 1 - met / 8000, "unfinished": 0.0})
+    z = torch.cat([ends.x, ends.y], 1).norm(dim=1)
+    torch.testing.assert_close(z, torch.where(ends.datum == 0, 0.5, 2.0).double())
+
+
+@pytest.mark.statistical
+def test_value_among_several_balls_equals_a_series(generator):
+    """Five balls with values of their own in the disk: a least-squares series knows the landscape."""
+    angle = 2 * math.pi * torch.arange(5).double() / 5
+    centres = 0.55 * torch.stack([angle.cos(), angle.sin()], 1)
+    value = torch.tensor([0.0, 1.0, 0.3, 0.7, 2.0]).double()
+
+    def loss(output, target):
+        z = torch.cat([output, target], 1)
+        distance, nearest = torch.cdist(z, centres).min(1)
+        return torch.where(distance < 0.11, value[nearest], 0.5 + 0.3 * z[:, 0])
+
+    objective = HittingTimes(
+        nn.Identity(),
+        loss,
+        centres[:, :1],
+        centres[:, 1:],
+        target_space="real",
+        epsilon=0.1,
+        outer=Ball(torch.zeros(2).double(), 1.0),
+        n_walks=3000,
+    )
+    u, residual = solve_disk(
+        (centres[:, 0] + 1j * centres[:, 1]).numpy(), [0.1] * 5, value.numpy(), lambda z: 0.5 + 0.3 * z.real
+    )
+    assert residual < 1e-3
+    x, y = torch.tensor([[0.0], [0.3]]).double(), torch.tensor([[0.1], [-0.4]]).double()
+    values = loss_at(objective, objective.sample(x, y, generator=generator)).reshape(2, -1)
+    for row, z in zip(values, [0.1j, 0.3 - 0.4j], strict=True):
+        assert_mean(row, float(u(np.array([z]))[0]), float(row.std()))
+
+
+@pytest.mark.statistical
+@pytest.mark.filterwarnings("ignore:At .* queries fewer")
+def test_uniform_starts_give_the_mean_of_the_landscape(generator):
+    """The same number as `estimate_landscape` at uniform queries, of the same network and region."""
+    x, y = cloud(generator, dim=1)
+    objective = HittingTimes(nn.Linear(1, 1).double(), nn.MSELoss(), x, y, outer="ball", fraction=0.4)
+    with torch.no_grad():
+        values = loss_at(objective, objective.sample(n_starts=6000, generator=generator))
+    queries = draw_uniform_points(objective.domain.domain, objective.points, 400, generator)
+    found = estimate_landscape(
+        lambda z: (objective.model(z[:, :1]) - z[:, 1:]).square().flatten(),
+        objective.domain,
+        queries,
+        solver="spheres",
+        n_walks=50,
+        generator=generator,
+    )
+    gap = float(values.mean() - found.value.mean())
+    assert abs(gap) < 5 * float((values.var() / 6000 + found.value.var() / 400).sqrt())
+
+
+@pytest.mark.statistical
+def test_isolated_data_weigh_more_between_reflecting_walls(generator):
+    """Ordinary training has each datum alike; here the one that stands alone gathers most of the walks."""
+    x = torch.tensor([[0.0], [0.02], [0.04], [1.0]])
+    objective = HittingTimes(nn.Identity(), product, x, torch.tensor([[0.0], [0.02], [0.0], [1.0]]),
+                             target_space="real", outer="reflecting_box")  # fmt: skip
+    counts = torch.bincount(objective.sample(n_starts=2000, generator=generator).datum, minlength=4)
+    assert int(counts.sum()) == 2000
+    assert int(counts[3]) > 900
+
+
+# Starts.
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_uniform_starts_in_a_ball(generator, dim):
+    centre = torch.arange(dim).double()
+    z = draw_uniform_points(Ball(centre, 2.0), torch.zeros(1, dim).double(), 4000, generator) - centre
+    assert_distribution((z.norm(dim=1) / 2) ** dim, "uniform")
+    assert_mean(z[:, 0] > 0, 0.5, 0.5)
+    if dim > 1:  # a uniform radius crowds the middle
+        wrong = torch.rand(4000, generator=generator)
+        with pytest.raises(AssertionError):
+            assert_distribution(wrong**dim, "uniform")
+
+
+@pytest.mark.statistical
+def test_uniform_starts_in_box_and_hull(generator):
+    low, high = torch.tensor([0.0, -1.0]).double(), torch.tensor([1.0, 3.0]).double()
+    z = draw_uniform_points(Box(low, high), torch.zeros(2, 2).double(), 4000, generator)
+    for i in range(2):
+        assert_distribution((z[:, i] - low[i]) / (high - low)[i], "uniform")
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
+    z = draw_uniform_points(Polytope.hull(corners), corners, 4000, generator)
+    assert len(z) == 4000
+    assert float(z.sum(1).max()) < 1
+    assert_distribution(1 - (1 - z[:, 0]) ** 2, "uniform")  # the marginal law of a triangle
+
+
+@pytest.mark.statistical
+def test_starts_between_data(generator):
+    """On the line between two different rows, every pair and every place alike."""
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
+    z = draw_between(points, 6000, generator)
+    edges = torch.stack([z[:, 1] == 0, z[:, 0] == 0, (z.sum(1) - 1).abs() < 1e-6], 1)
+    assert bool((edges.sum(1) == 1).all())
+    assert_frequencies(edges.sum(0), [1 / 3] * 3)
+    assert_distribution(z[edges[:, 0], 0], "uniform")
+
+
+def test_starts_between_reach_the_walks(generator):
+    """Two data and no walls in the way: starts are on their line, a uniform law would leave it."""
+    x, y = torch.tensor([[0.0], [1.0]]).double(), torch.tensor([[0.0], [1.0]]).double()
+    settings = {"target_space": "real", "outer": "box", "max_steps": 1, "n_starts": 200}
+    ends = {}
+    for law in ("between", "uniform"):
+        objective = HittingTimes(nn.Identity(), product, x, y, starts=law, **settings)
+        objective._warned.update({"few", "lost"})
+        first = torch.Generator().manual_seed(0)
+        ends[law] = objective.sample(generator=first)
+    # a sphere never moves a walk farther than the nearest ball: from the line this is less than half of it
+    spread = {law: (found.x - found.y).abs().mean() for law, found in ends.items()}
+    assert spread["between"] < spread["uniform"]
+
+
+def test_walks_from_the_data_are_ordinary_training(generator):
+    """The printed sum starts at the data: every hitting time is zero. It says so."""
+    x, y = moons_like(generator)
+    model, loss_fn = nn.Linear(2, 2), nn.CrossEntropyLoss()
+    objective = HittingTimes(model, loss_fn, x, y, num_classes=2)
+    with pytest.warns(EllipticWarning, match="100% of the given starts lie in a ball.*BridgeMix"):
+        loss = objective(x, y, generator=generator)
+    torch.testing.assert_close(loss, loss_fn(model(x), y))
+    assert objective.shares == {"data": 1.0, "outer": 0.0, "unfinished": 0.0}
+
+
+def test_a_start_in_a_ball_ends_where_it_is(generator):
+    """Not on the surface: tau is zero there."""
+    x, y = torch.zeros(2, 1), torch.tensor([[0.0], [1.0]])
+    objective = HittingTimes(nn.Identity(), product, x, y, target_space="real", epsilon=0.2, outer="ball")
+    with pytest.warns(EllipticWarning, match="lie in a ball"):
+        ends = objective.sample(torch.tensor([[0.05]]), torch.tensor([[0.1]]), generator=generator)
+    assert int(ends.datum) == 0
+    torch.testing.assert_close((ends.x, ends.y), (torch.tensor([[0.05]]), torch.tensor([[0.1]])))
+
+
+def test_bridge_points_as_starts(generator):
+    """What the warning recommends works: `BridgeMix` makes starts, soft targets included."""
+    x, y = moons_like(generator)
+    objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)
+    mixed = BridgeMix(num_classes=2, target_space="simplex", sigma=0.05, sigma_y=0.0)(
+        x, y, generator=generator
+    )
+    objective(*mixed, generator=generator).backward()
+    assert objective.shares["data"] == 1
+
+
+# Ends.
+
+
+@pytest.mark.parametrize(("n_classes", "dim"), [(2, 3), (3, 4), (4, 5)])
+def test_classes_walk_in_the_plane_of_the_simplex(generator, n_classes, dim):
+    """One coordinate less than classes, distances kept, and back to the same labels."""
+    x, y = moons_like(generator, n=12, n_classes=n_classes)
+    objective = HittingTimes(
+        nn.Linear(2, n_classes), nn.CrossEntropyLoss(), x, y, num_classes=n_classes, outer="ball"
+    )
+    z = objective.join(x, y)
+    assert z.shape == (12, dim)
+    hot = torch.cat([x, F.one_hot(y, n_classes).float()], 1)
+    torch.testing.assert_close(torch.cdist(z, z), torch.cdist(hot, hot), atol=1e-5, rtol=1e-5)
+    objective._warned.add("few")
+    ends = objective.sample(n_starts=200, generator=generator)
+    assert ends.y.shape == (200, n_classes)
+    torch.testing.assert_close(ends.y.sum(1), torch.ones(200))
+    assert float(ends.y.min()) >= 0
+    met = ends.datum[ends.datum >= 0]
+    radius = objective.domain.radii[met][:, None]
+    # the simplex is convex, so the way back to it brings nobody farther from the label
+    assert bool(((ends.y[ends.datum >= 0] - F.one_hot(y, n_classes)[met]).norm(dim=1, keepdim=True)
+                 <= radius * 1.001).all())  # fmt: skip
+
+
+def test_target_scale_stretches_targets_and_takes_it_back(generator):
+    x, y = cloud(generator)
+    objective = HittingTimes(nn.Identity(), product, x, y, target_space="real", target_scale=3.0, outer="box")
+    torch.testing.assert_close(objective.join(x, y), torch.cat([x, 3 * y], 1))
+    ends = objective.sample(n_starts=300, generator=generator)
+    assert float(ends.y.abs().max()) <= 1.1 * float(y.abs().max())
+
+
+def test_shapes_of_images_and_flat_targets(generator):
+    """Inputs of any shape, targets of shape (n,), images of labels; the model sees them as they came."""
+    x, y = torch.randn(6, 1, 2, 2, generator=generator), torch.randn(6, generator=generator)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1), nn.Flatten(0))
+    ends = HittingTimes(model, nn.MSELoss(), x, y, outer="ball").sample(generator=generator)
+    assert ends.x.shape == (64, 1, 2, 2)
+    assert ends.y.shape == (64,)
+    labels = torch.randint(3, (6, 2, 2), generator=generator)
+    objective = HittingTimes(
+        nn.Conv2d(1, 3, 1), nn.CrossEntropyLoss(), x, labels, num_classes=3, outer="ball"
+    )
+    assert objective.points.shape == (6, 4 + 2 * 4)
+    ends = objective.sample(generator=generator)
+    assert ends.y.shape == (64, 3, 2, 2)
+    objective(ends=ends).backward()
+
+
+def test_independent_labels_stay_within_the_unit_box(generator):
+    x, y = torch.randn(20, 2, generator=generator), (torch.rand(20, 2, generator=generator) > 0.5).float()
+    objective = HittingTimes(nn.Linear(2, 2), nn.BCEWithLogitsLoss(), x, y, outer="ball")
+    ends = objective.sample(n_starts=200, generator=generator)
+    assert 0 <= float(ends.y.min()) < float(ends.y.max()) <= 1
+
+
+def test_many_dimensions_leave_the_outer_boundary(generator):
+    """In 21 dimensions no walk meets a datum: the loss is that on the sphere, and a warning says so."""
+    x, y = moons_like(generator, n=60, dim=20)
+    objective = HittingTimes(nn.Linear(20, 2), nn.CrossEntropyLoss(), x, y, num_classes=2, n_starts=150)
+    with pytest.warns(
+        EllipticWarning, match="Only 0 of 150 walks met .* in 21 dimensions.*elliptica.Elliptic"
+    ):
+        ends = objective.sample(generator=generator)
+    assert ends.shares == {"data": 0.0, "outer": 1.0, "unfinished": 0.0}
+    ball = objective.domain.domain
+    assert isinstance(ball, Ball)  # "auto" gave up on reflecting walls
+    assert not bool((ends.x.norm(dim=1) > float(ball.centre.norm()) + ball.radius).any())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        objective.sample(generator=generator)  # said once
+
+
+# Gradient, averages, weights.
+
+
+def test_gradient_is_that_of_the_loss_at_the_ends(generator):
+    x, y = moons_like(generator)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+    objective = HittingTimes(model, nn.CrossEntropyLoss(), x, y, num_classes=2, n_starts=20, n_walks=3)
+    seed = generator.get_state()
+    objective(generator=generator).backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    ends = objective.sample(generator=generator.set_state(seed))
+    assert len(ends) == 60
+    assert not ends.x.requires_grad
+    total = sum(
+        -(target * F.log_softmax(model(point[None]), 1)[0]).sum()
+        for point, target in zip(ends.x, ends.y, strict=True)
+    )
+    (total / 60).backward()
+    for a, b in zip(found, (p.grad for p in model.parameters()), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_same_generator_draws_the_same_and_nothing_else(generator):
+    x, y = moons_like(generator)
+    objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)
+    before = torch.get_rng_state()
+    seeds = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    first, second, other = (objective(generator=g).item() for g in seeds)
+    assert first == second != other
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_unfinished_walks_are_skipped_and_reported(generator):
+    objective = harmonic(generator, outer="ball", max_steps=4, n_starts=200)
+    with pytest.warns(EllipticWarning, match=r"of 200 walks ran out of steps \(max_steps=4\)"):
+        ends = objective.sample(generator=generator)
+    lost = ends.datum == UNFINISHED
+    assert 0.05 < ends.shares["unfinished"] == float(lost.double().mean()) < 1
+    assert sum(ends.shares.values()) == pytest.approx(1)
+    kept = product(ends.x, ends.y)[~lost]
+    torch.testing.assert_close(objective.loss_on(ends), kept.mean())
+
+
+@pytest.mark.bad_input
+def test_no_finished_walk_is_an_error(generator):
+    objective = harmonic(generator, outer="ball", max_steps=1, n_starts=1)
+    x, y = torch.tensor([[0.01]]).double(), torch.tensor([[0.0]]).double()
+    with pytest.raises(
+        ValueError, match=r"None of the 1 walks reached the boundary within max_steps=1.*Raise"
+    ):
+        objective(x, y, generator=generator)
+
+
+def test_weights_of_data_and_of_starts(generator):
+    weight = torch.rand(20, generator=generator).double()
+    objective = harmonic(generator, outer="ball", sample_weight=weight)
+    x, y = objective.points[:, :1], objective.points[:, 1:]
+    start = 0.9 * x, 0.9 * y
+    rows = torch.rand(20, generator=generator).double()
+    objective._warned.add("data")
+    ends = objective.sample(*start, sample_weight=rows, generator=generator)
+    own = torch.where(ends.datum >= 0, weight[ends.datum.clamp_min(0)], weight.mean())
+    torch.testing.assert_close(ends.weight, own * rows)
+    torch.testing.assert_close(objective.loss_on(ends), (own * rows * product(ends.x, ends.y)).mean())
+
+
+def test_repeated_data_share_the_mean_weight():
+    x, y = torch.tensor([[0.0], [0.0], [1.0]]), torch.tensor([[0.0], [0.0], [1.0]])
+    weight = torch.tensor([1.0, 3.0, 5.0])
+    objective = HittingTimes(nn.Identity(), product, x, y, target_space="real", sample_weight=weight)
+    assert objective.weight.tolist() == [2.0, 2.0, 5.0]
+
+
+def test_ends_are_split_into_batches(generator):
+    objective = harmonic(generator, outer="ball")
+    ends = objective.sample(n_starts=25, generator=generator)
+    parts = ends.split(10)
+    assert [len(part) for part in parts] == [10, 10, 5]
+    assert torch.equal(torch.cat([part.x for part in parts]), ends.x)
+    sums = sum(len(part) * float(objective(ends=part)) for part in parts)
+    assert sums / 25 == pytest.approx(float(objective.loss_on(ends)))
+
+
+# As a module.
+
+
+def test_eval_mode_is_the_ordinary_loss(generator):
+    x, y = moons_like(generator)
+    model, loss_fn = nn.Linear(2, 2), nn.CrossEntropyLoss()
+    objective = HittingTimes(model, loss_fn, x, y, num_classes=2).eval()
+    torch.testing.assert_close(objective(x[:7] + 1, y[:7]), loss_fn(model(x[:7] + 1), y[:7]))
+    weight = torch.rand(7, generator=generator)
+    rows = F.cross_entropy(model(x[:7]), y[:7], reduction="none")
+    torch.testing.assert_close(objective(x[:7], y[:7], sample_weight=weight), (weight * rows).mean())
+    with pytest.raises(ValueError, match=r"In eval.. mode .* needs rows .* Call objective.x, y"):
+        objective()
+
+
+def test_only_the_model_is_saved_and_the_module_moves_as_one(generator):
+    x, y = moons_like(generator)
+    objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)
+    assert set(objective.state_dict()) == {"model.weight", "model.bias"}
+    assert objective.double()(generator=generator).dtype == torch.float64
+    assert objective.bfloat16()(generator=generator).dtype == torch.bfloat16
+    assert "40 data in 3 dimensions, outer=reflecting box, starts=uniform" in repr(objective)
+
+
+def test_a_compiled_objective_is_the_same(generator):
+    x, y = moons_like(generator)
+    objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)
+    seed = generator.get_state()
+    expected = objective(generator=generator).item()
+    compiled = torch.compile(objective, backend="eager")
+    assert compiled(generator=generator.set_state(seed)).item() == pytest.approx(expected)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model": nn.MSELoss()}, TypeError, "the order is HittingTimes"),
+        ({"x": torch.zeros(5, 2).long()}, TypeError, "x must be floating"),
+        ({"x": torch.zeros(5)}, ValueError, r"shape \(n, features\), but has \(5,\). Use x.unsqueeze"),
+        (
+            {"x": torch.zeros(1, 2), "y": torch.zeros(1, 1)},
+            ValueError,
+            "at least two rows, .* Pass the whole",
+        ),
+        ({"x": torch.full((5, 2), torch.nan)}, ValueError, "x must be finite"),
+        ({"y": torch.zeros(4, 1)}, ValueError, "as many rows as x"),
+        ({"y": torch.full((5, 1), torch.inf)}, ValueError, "y must be finite"),
+        ({"sample_weight": -torch.ones(5)}, ValueError, "sample_weight must be finite and at least 0"),
+        ({"target_space": "reel"}, ValueError, "did you mean|one of 'simplex'"),
+        ({"target_scale": 0.0}, ValueError, "target_scale must be finite and above 0"),
+        ({"n_starts": 0}, ValueError, "n_starts must be at least 1"),
+        ({"n_walks": 1.5}, TypeError, "n_walks must be an integer"),
+        ({"max_steps": 0}, ValueError, "max_steps must be at least 1"),
+        ({"starts": "data"}, ValueError, "starts must be one of 'uniform', 'between'"),
+        ({"outer": "sphere"}, ValueError, "outer must be one of"),
+        ({"fraction": 0.6}, ValueError, "fraction must be below 0.5"),
+    ],
+)
+def test_wrong_settings(change, error, message):
+    given = {
+        "model": nn.Linear(2, 1),
+        "loss_fn": nn.MSELoss(),
+        "x": torch.randn(5, 2),
+        "y": torch.randn(5, 1),
+    }
+    given |= change
+    head = [given.pop(name) for name in ("model", "loss_fn", "x", "y")]
+    with pytest.raises(error, match=message):
+        HittingTimes(*head, **given)
+
+
+@pytest.mark.bad_input
+def test_one_class_alone_has_no_plane():
+    x, y = torch.randn(5, 2), torch.zeros(5).long()
+    with pytest.raises(ValueError, match="need at least two of them, but num_classes is 1"):
+        HittingTimes(nn.Linear(2, 1), nn.CrossEntropyLoss(), x, y, num_classes=1)
+
+
+@pytest.mark.bad_input
+def test_wrong_calls(generator):
+    x, y = cloud(generator, dim=2)
+    objective = HittingTimes(nn.Linear(2, 1).double(), nn.MSELoss(), x, y)
+    for arguments, options, message in [
+        ((x,), {}, "x and y come together, but y is missing"),
+        ((), {"sample_weight": torch.ones(3)}, "sample_weight belongs to given starts"),
+        ((x[:, :1], y), {}, r"shape of the training inputs, \(batch, 2\), but x has"),
+        ((100 * x, y), {}, "Every walk must start in the domain"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            objective(*arguments, **options)
+    with pytest.raises(ValueError, match="n_starts=3 draws starts, but 20 are given"):
+        objective.sample(x, y, n_starts=3)
+    with pytest.raises(ValueError, match="n_starts must be at least 1"):
+        objective.sample(n_starts=0)
+
+
+@pytest.mark.bad_input
+def test_a_region_beside_the_data_has_no_uniform_starts(generator):
+    """A region of one's own that hardly overlaps the box around the data."""
+
+    class Nowhere:
+        def distance(self, z):
+            return torch.where(z[:, 0] > 5, 1.0, -1.0).to(z)
+
+        def project(self, z):
+            return z
+
+    with pytest.raises(ValueError, match=r'only 0 of .* lie in the outer region. Use starts="between"'):
+        draw_uniform_points(Nowhere(), torch.rand(5, 2, generator=generator), 3, generator)
