@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist
+from torch import nn
 
-from elliptica import PartnerTable, partner_probabilities, sample_partners
+from elliptica import BridgeMix, Elliptic, PartnerTable, partner_probabilities, sample_partners
 from elliptica.core import partner_table as table_module
 from elliptica.core.partners import AMONG, DISTANCE_FLOOR, PAIRINGS, draw_from, pairwise_distances
 from laws import assert_frequencies
@@ -171,7 +172,13 @@ def test_pairwise_distances_between_two_sets(generator):
 def test_partners_are_eligible(pairing, among, n, n_bridges, generator):
     x, labels = points(n, 2, generator), torch.arange(n) % 2
     partners = sample_partners(
-        x, n_bridges=n_bridges, pairing=pairing, labels=labels, among=among, generator=generator
+        x,
+        n_bridges=n_bridges,
+        pairing=pairing,
+        bandwidth=1.0,
+        labels=labels,
+        among=among,
+        generator=generator,
     )
     assert partners.shape == (n, n_bridges)
     assert partners.dtype == torch.long
@@ -187,7 +194,7 @@ def test_same_generator_same_partners_and_inputs_unchanged(pairing, generator):
     x, labels = points(9, 2, generator), torch.arange(9) % 2
     copies = x.clone(), labels.clone()
     for among in AMONG:
-        settings = {"n_bridges": 4, "pairing": pairing, "labels": labels, "among": among}
+        settings = {"n_bridges": 4, "pairing": pairing, "bandwidth": 1.0, "labels": labels, "among": among}
         one = sample_partners(x, **settings, generator=twin(generator))
         assert torch.equal(sample_partners(x, **settings, generator=twin(generator)), one)
     assert torch.equal(x, copies[0])
@@ -196,7 +203,8 @@ def test_same_generator_same_partners_and_inputs_unchanged(pairing, generator):
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_two_points_are_each_others_partner(pairing, generator):
-    partners = sample_partners(points(2, 3, generator), n_bridges=3, pairing=pairing, generator=generator)
+    x = points(2, 3, generator)
+    partners = sample_partners(x, n_bridges=3, pairing=pairing, bandwidth=1.0, generator=generator)
     assert partners.tolist() == [[1, 1, 1], [0, 0, 0]]
 
 
@@ -434,6 +442,82 @@ def test_nearest_with_duplicates_and_singletons():
     labels = torch.tensor([0, 0, 0, 1])
     same = sample_partners(x, n_bridges=2, pairing="nearest", labels=labels, among="same_class")
     assert same.tolist() == [[1, 2], [0, 2], [0, 1], [3, 3]]
+
+
+# --------------------------------------------------------------------------------- by a kernel on targets
+
+
+def kernel_law(y, bandwidth, keep_self=False):
+    """C-Mixup's law with numpy, without the self unless asked for."""
+    d = cdist(y.double(), y.double())
+    law = np.exp(-(d**2) / (2 * bandwidth**2))
+    if not keep_self:
+        np.fill_diagonal(law, 0.0)
+    return law / law.sum(1, keepdims=True)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("columns", [1, 3])
+def test_label_kernel_draws_its_law(columns, generator):
+    """50 000 draws a row: a bandwidth off by a tenth, the distance in place of its square, the self."""
+    y = points(7, columns, generator)
+    partners = sample_partners(
+        y, n_bridges=50_000, pairing="label_kernel", bandwidth=0.8, generator=generator
+    )
+    counts = np.stack([np.bincount(row, minlength=7) for row in partners])
+    check_rows(counts, kernel_law(y, 0.8))
+    absolute = np.exp(-cdist(y, y) / 0.8) * (1 - np.eye(7))
+    for wrong in (kernel_law(y, 0.9), kernel_law(y, 0.8, True), absolute / absolute.sum(1, keepdims=True)):
+        with pytest.raises(AssertionError, match="frequencies"):
+            check_rows(counts, wrong)
+
+
+@pytest.mark.statistical
+def test_label_kernel_in_the_objective_measures_targets(generator):
+    """`Elliptic` and `BridgeMix` draw by targets, whatever the inputs: at sigma 0 the far ends are data."""
+    y = torch.tensor([[0.0], [1.0], [1.5], [4.0]])
+    x = torch.tensor([[0.0], [90.0], [80.0], [1.0]])
+    settings = {"sampling": "path", "n_times": 2, "sigma": 0.0, "n_bridges": 20_000}
+    settings |= {"pairing": "label_kernel", "bandwidth": 1.0}
+    objective = Elliptic(nn.Linear(1, 1), nn.MSELoss(), **settings)
+    paths = objective.sample(x, y, generator=twin(generator))
+    counts = np.stack([(row[:, None] == y[:, 0]).sum(0).numpy() for row in paths.y[:, :, -1, 0]])
+    check_rows(counts, kernel_law(y, 1.0))
+    mixed = BridgeMix(target_space="real", **settings)(x, y, generator=twin(generator))[1]
+    assert torch.equal(mixed.flatten().sort().values, paths.y.flatten().sort().values)
+
+
+def test_label_kernel_far_apart_and_within_classes():
+    """Where all weights underflow the nearest target is the partner; a class of one is its own partner."""
+    y = torch.tensor([0.0, 1e6, 3e6])
+    assert sample_partners(y, pairing="label_kernel", bandwidth=1e-3).flatten().tolist() == [1, 0, 1]
+    labels = torch.tensor([0, 1, 0])
+    same = sample_partners(y, pairing="label_kernel", bandwidth=1.0, labels=labels, among="same_class")
+    assert same.flatten().tolist() == [2, 1, 0]
+
+
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+def test_label_kernel_errors():
+    x, y = torch.randn(200, 2), 3 * torch.linspace(-1, 1, 200)[:, None]
+    with pytest.raises(ValueError, match=r"needs bandwidth=.* Try bandwidth=0\.17, a tenth"):
+        sample_partners(y, pairing="label_kernel")
+    with pytest.raises(ValueError, match=r"needs bandwidth=.* Try bandwidth=0\.17, a tenth"):
+        Elliptic(nn.Linear(2, 1), nn.MSELoss(), pairing="label_kernel")(x, y)
+    with pytest.raises(TypeError, match=r"real targets, but got dtype torch.int64.*same_class"):
+        sample_partners(torch.arange(5), pairing="label_kernel", bandwidth=1.0)
+    for bad, message in ((0.0, "bandwidth must be"), (float("nan"), "bandwidth must be")):
+        with pytest.raises(ValueError, match=message):
+            sample_partners(y, pairing="label_kernel", bandwidth=bad)
+        with pytest.raises(ValueError, match=message):
+            Elliptic(nn.Linear(2, 1), nn.MSELoss(), pairing="label_kernel", bandwidth=bad)
+    with pytest.raises(ValueError, match=r"belongs to pairing=.label_kernel., but pairing is 'permutation'"):
+        Elliptic(nn.Linear(2, 1), nn.MSELoss(), bandwidth=1.0)
+    with pytest.raises(ValueError, match=r"target_space is 'simplex'.*same_class"):
+        BridgeMix(num_classes=3, pairing="label_kernel", bandwidth=1.0)
+    classes = Elliptic(nn.Linear(2, 3), nn.CrossEntropyLoss(), num_classes=3, pairing="label_kernel")
+    with pytest.raises(ValueError, match=r"target_space is 'simplex'.*same_class"):
+        classes(x, torch.arange(200) % 3)
 
 
 # ------------------------------------------------------------------------------- the table of a data set

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator
 from elliptica.baselines.mixup import Mixup, mix
-from elliptica.core.partners import draw_from
+from elliptica.core.partners import draw_from, kernel_weights, target_distances
 from elliptica.core.types import Inputs, LossFn
 
 _CHUNK_BYTES = 64 * 2**20
@@ -146,8 +146,5 @@ def _check_targets(y: object) -> None:
 
 def _cumulative(y: Tensor, others: Tensor, bandwidth: float) -> Tensor:
     """Cumulative probabilities of partners, one row for each of ``y``."""
-    double = torch.float32 if y.device.type == "mps" else torch.float64
-    rows, columns = (t.detach().reshape(len(t), -1).to(double) for t in (y, others))
-    # not by the fast matrix form, which does not find equal targets exactly equal
-    distances = torch.cdist(rows, columns, compute_mode="donot_use_mm_for_euclid_dist")
-    return (-0.5 * (distances / bandwidth) ** 2).softmax(1).cumsum(1).float()
+    sums = kernel_weights(target_distances(y, others), bandwidth).cumsum(1)
+    return (sums / sums[:, -1:]).float()

@@ -45,6 +45,7 @@ class BridgeMix(BridgeSettings):
         antithetic: Pairs of opposite noise.
         pairing: Where bridges end, see `sample_partners`.
         power: Exponent of the inverse distance.
+        bandwidth: Width of the kernel on targets, in their units.
         among: Restrict partners by class.
         simplex: Map to the simplex, see `project_to_simplex`.
         quadrature: Law of the times of marginal points, see `Elliptic`.

@@ -77,6 +77,7 @@ class Elliptic(nn.Module):
         antithetic: Draw bridges in pairs of opposite noise to the same partner (even ``n_bridges``).
         pairing: Where bridges end, see `sample_partners`.
         power: Exponent for ``pairing="inverse_distance"``.
+        bandwidth: Width of the kernel for ``pairing="label_kernel"``, in units of the targets.
         among: Partners among ``"all"``, the ``"same_class"`` or the ``"other_class"`` points.
         simplex: How noisy class probabilities return to the simplex, see `project_to_simplex`.
         quadrature: Integral over time: ``"mean"`` of all ``n_times`` points, ``"left"`` sum (Euler), or

@@ -24,10 +24,10 @@ from elliptica.core.types import Inputs
 if TYPE_CHECKING:
     from elliptica.core.settings import BridgeSettings
 
-Pairing = Literal["permutation", "inverse_distance", "nearest"]
+Pairing = Literal["permutation", "inverse_distance", "nearest", "label_kernel"]
 Among = Literal["all", "same_class", "other_class"]
 
-PAIRINGS: tuple[Pairing, ...] = ("permutation", "inverse_distance", "nearest")
+PAIRINGS: tuple[Pairing, ...] = ("permutation", "inverse_distance", "nearest", "label_kernel")
 AMONG: tuple[Among, ...] = ("all", "same_class", "other_class")
 
 #: Points nearer than this fraction of the median distance count as duplicates.
@@ -98,6 +98,28 @@ def partner_weights(
     return weights if power == 1 else weights.pow_(power)
 
 
+def target_distances(y: Float[Tensor, " n *target"], to: Float[Tensor, " m *target"]) -> Float[Tensor, "n m"]:
+    """Distances between targets in float64; those between equal targets are exactly zero."""
+    double = torch.float32 if y.device.type == "mps" else torch.float64
+    rows, others = (t.detach().reshape(len(t), -1).to(double) for t in (y, to))
+    return torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def kernel_weights(distances: Float[Tensor, "n m"], bandwidth: float) -> Float[Tensor, "n m"]:
+    """Weigh partners by ``exp(-distance**2 / (2 bandwidth**2))``, relative to the nearest (C-Mixup's law).
+
+    Args:
+        distances: Between targets; infinite where a partner is not eligible.
+        bandwidth: Standard deviation of the kernel, in units of the targets.
+
+    Returns:
+        Weights of at most 1; a row without any partner has zeros only.
+    """
+    squares = (distances / bandwidth).square_()
+    nearest = squares.amin(1, keepdim=True).clamp_max_(torch.finfo(squares.dtype).max)
+    return ((nearest - squares) / 2).exp_()
+
+
 def exclude_classes(
     distances: Float[Tensor, "n m"],
     labels: Int[Tensor, " n"],
@@ -116,23 +138,52 @@ def _eligible_distances(x: Tensor, labels: Tensor | None, among: Among) -> tuple
     distances = pairwise_distances(x)
     floor = distance_floor(distances)
     distances.fill_diagonal_(float("inf"))
-    if among != "all":
-        if labels is None:
-            raise ValueError(
-                f"among={among!r} needs class labels, but none were given. "
-                'Pass labels=..., or use among="all".'
-            )
-        checks.same_rows("labels", labels, len(x))
-        exclude_classes(distances, labels, labels, among)
+    _exclude_classes(distances, labels, among)
     return distances, floor
+
+
+def _exclude_classes(distances: Tensor, labels: Tensor | None, among: Among) -> None:
+    """Check the labels of a batch and exclude what ``among`` does not allow."""
+    if among == "all":
+        return
+    if labels is None:
+        raise ValueError(
+            f'among={among!r} needs class labels, but none were given. Pass labels=..., or use among="all".'
+        )
+    checks.same_rows("labels", labels, len(distances))
+    exclude_classes(distances, labels, labels, among)
 
 
 def _weigh(x: Tensor, power: float, labels: Tensor | None, among: Among) -> Tensor:
     """Weigh all partners of all rows; a row without any eligible partner has weight on itself."""
     checks.nonnegative("power", power)
     distances, floor = _eligible_distances(x, labels, among)
-    weights = partner_weights(distances, power, floor)
-    if len(x) == 1 or among != "all":
+    return _with_loops(partner_weights(distances, power, floor), among)
+
+
+def _weigh_targets(y: Tensor, bandwidth: float | None, labels: Tensor | None, among: Among) -> Tensor:
+    """Weigh all partners of all rows by how near their targets are."""
+    if not y.is_floating_point():
+        raise TypeError(
+            f'pairing="label_kernel" measures distances between real targets, but got dtype {y.dtype}. '
+            'For classes use among="same_class".'
+        )
+    if bandwidth is None:
+        hint = float(y.detach().reshape(len(y), -1).double().std(0).norm()) / 10
+        raise ValueError(
+            'pairing="label_kernel" needs bandwidth=, in units of the targets, but none was given. '
+            f"Try bandwidth={hint:.2g}, a tenth of the deviation of these targets."
+        )
+    checks.positive("bandwidth", bandwidth)
+    checks.finite("y", y)
+    distances = target_distances(y, y).fill_diagonal_(float("inf"))
+    _exclude_classes(distances, labels, among)
+    return _with_loops(kernel_weights(distances, bandwidth), among)
+
+
+def _with_loops(weights: Tensor, among: Among) -> Tensor:
+    """Put the weight of a row without any eligible partner on itself."""
+    if len(weights) == 1 or among != "all":
         weights.diagonal().copy_(weights.sum(1) == 0)
     return weights
 
@@ -168,6 +219,7 @@ def sample_partners(
     n_bridges: int = 1,
     pairing: Pairing = "permutation",
     power: float = 1.0,
+    bandwidth: float | None = None,
     labels: Int[Tensor, " batch"] | None = None,
     among: Among = "all",
     generator: torch.Generator | None = None,
@@ -175,12 +227,17 @@ def sample_partners(
     """Draw an end point for each bridge of each point from P(Pi) (paper: section 5.1, Algorithm 1).
 
     Args:
-        x: Whatever distances are to be measured on: inputs, or features of them.
+        x: Whatever distances are to be measured on: inputs, or features of them; for ``"label_kernel"``
+            the targets.
         n_bridges: Bridges per point, each with a partner of its own.
         pairing: ``"permutation"``: a random cyclic order, so every point is a start once and an end
             once; ``"inverse_distance"``: independent draws with probability ``1 / distance**power``;
-            ``"nearest"``: no draw, bridge ``j`` ends at the ``j``-th nearest point.
+            ``"nearest"``: no draw, bridge ``j`` ends at the ``j``-th nearest point; ``"label_kernel"``:
+            independent draws with probability ``exp(-distance**2 / (2 bandwidth**2))`` of real targets,
+            the partners of C-Mixup.
         power: Exponent of the inverse distance.
+        bandwidth: Standard deviation of the kernel on targets, in their units; a tenth of their deviation
+            is a start.
         labels: Classes, needed when ``among`` restricts.
         among: Partners of any class, of the same or of another class.
         generator: Source of randomness; torch's default one if None.
@@ -203,7 +260,7 @@ def sample_partners(
     check_generator(generator, x.device)
     if labels is not None:
         checks.same_rows("labels", labels, len(x))
-    return _draw(x, n_bridges, pairing, power, labels, among, generator)
+    return _draw(x, n_bridges, pairing, power, labels, among, generator, bandwidth)
 
 
 def _draw(
@@ -214,6 +271,7 @@ def _draw(
     labels: Tensor | None,
     among: Among,
     generator: torch.Generator | None,
+    bandwidth: float | None = None,
 ) -> Tensor:
     """Draw partners ``(batch, bridge)``; arguments were checked before."""
     n = len(x)
@@ -229,7 +287,11 @@ def _draw(
         power = 0.0  # no permutation need exist between classes: uniform draws instead
     if pairing == "nearest":
         return _nearest(x, n_bridges, labels, among)
-    return draw_from(_weigh(x, power, labels, among).cumsum(1), n_bridges, generator)
+    if pairing == "label_kernel":
+        weights = _weigh_targets(x, bandwidth, labels, among)
+    else:
+        weights = _weigh(x, power, labels, among)
+    return draw_from(weights.cumsum(1), n_bridges, generator)
 
 
 def draw_from(
@@ -321,24 +383,39 @@ def choose_ends(
 ) -> Ends:
     """Choose the end of every bridge: as given, or drawn from P(Pi) (paper: Algorithm 1).
 
-    Distances are measured on ``features``, or else on the input. Antithetic bridges share their partner.
+    Distances are measured on ``features``, or else on the input, or on the targets
+    (``pairing="label_kernel"``). Antithetic bridges share their partner.
     """
     if end is not None:
         return _ends_given(batch, settings, partners, end)
     if partners is not None:
         return ends_in_batch(partners, len(batch.targets), settings.n_bridges)
+    measured = batch.reference if features is None else features
+    if settings.pairing == "label_kernel":
+        check_real_targets(settings.target_space)
+        measured = batch.targets
     drawn = _draw(
-        batch.reference if features is None else features,
+        measured,
         settings.n_bridges // 2 if settings.antithetic else settings.n_bridges,
         settings.pairing,
         settings.power,
         None if settings.among == "all" else _classes(batch.y, settings),
         settings.among,
         generator,
+        settings.bandwidth,
     )
     if settings.antithetic:
         drawn = drawn.repeat(1, 2)
     return Ends(settings.n_bridges, drawn.t().reshape(-1))
+
+
+def check_real_targets(space: str | None) -> None:
+    """Refuse a kernel on targets that are not real."""
+    if space != "real":
+        raise ValueError(
+            'pairing="label_kernel" measures distances between real targets, but target_space is '
+            f'{space!r}. For classes use among="same_class" with another pairing.'
+        )
 
 
 def _classes(y: Tensor, settings: BridgeSettings) -> Tensor:

@@ -19,7 +19,7 @@ from elliptica._utils.text import did_you_mean
 from elliptica.core.batchnorm import BATCH_NORM_MODES, BatchNormMode
 from elliptica.core.bridge import QUADRATURES, Quadrature
 from elliptica.core.noise import Sigma, check_sigma
-from elliptica.core.partners import AMONG, PAIRINGS, Among, Pairing
+from elliptica.core.partners import AMONG, PAIRINGS, Among, Pairing, check_real_targets
 from elliptica.core.schedule import Schedule, check_schedule
 from elliptica.core.targets import SIMPLEX_MAPS, TARGET_SPACES, SimplexMap, TargetSpace, warn_of_smoothing
 from elliptica.core.types import Drift, warn_user
@@ -46,6 +46,7 @@ class BridgeSettings:
     antithetic: bool = False
     pairing: Pairing = "permutation"
     power: float = 1.0
+    bandwidth: float | None = None
     among: Among = "all"
     simplex: SimplexMap = "abs"
     quadrature: Quadrature = "mean"
@@ -70,6 +71,15 @@ class BridgeSettings:
         if self.num_classes is not None:
             checks.count("num_classes", self.num_classes)
         checks.nonnegative("power", self.power)
+        if self.bandwidth is not None:
+            checks.positive("bandwidth", self.bandwidth)
+            if self.pairing != "label_kernel":
+                raise ValueError(
+                    f'bandwidth={self.bandwidth:g} belongs to pairing="label_kernel", but pairing is '
+                    f'{self.pairing!r}. Set pairing="label_kernel", or leave bandwidth out.'
+                )
+        if self.pairing == "label_kernel" and self.target_space is not None:
+            check_real_targets(self.target_space)
         sigma = check_sigma(self.sigma)
         object.__setattr__(self, "sigma", sigma)
         if self.sigma_y is None:

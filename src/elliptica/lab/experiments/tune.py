@@ -79,14 +79,14 @@ def named_space(specification: Specification, run: Run, name: str) -> Space:
 
 
 def _elliptic_space(settings: dict[str, Any]) -> dict[str, Range]:
-    """Noise for standardised inputs, a few bridges, every pairing, and weightings that the row can have."""
+    """Noise for standardised inputs, a few bridges, pairings by input, weightings that the row can have."""
     found = {"sigma_y": Range(low=0.0, high=0.2)}
     if isinstance(settings.get("sigma", 0.05), float | int):  # the PDE's own noise has no number
         found["sigma"] = Range(low=0.01, high=1.0, log=True)
     if not settings.get("antithetic", False):
         found["n_bridges"] = Range(low=1, high=4, integer=True)
     if "partners" not in settings:
-        found["pairing"] = Range(choices=tuple(PAIRINGS))
+        found["pairing"] = Range(choices=tuple(name for name in PAIRINGS if name != "label_kernel"))
     weightings: tuple[str, ...] = ("none", "gradient_norm", "gradient_softmax")
     if settings.get("sampling", "marginal") == "path":
         weightings = (*weightings, "multiplicative")
