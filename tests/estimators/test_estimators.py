@@ -17,6 +17,7 @@ from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
+from elliptica._utils.optimizer import make_adam
 from elliptica._utils.random import stream, stream_seed
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor
 from elliptica.estimators.fit import draw_epoch
@@ -135,6 +136,37 @@ def test_rows_of_no_weight_are_neither_learnt_nor_partners(line, method):
     kept = clone(model).fit(x[weight > 0], y[weight > 0])
     assert is_same(clone(model).fit(x, spoilt, weight), kept)
     assert kept.y_mean_ == pytest.approx(y[weight > 0].mean())
+
+
+def test_optimiser_is_fused_where_torch_can_and_takes_the_same_steps(blobs):
+    x, y = blobs
+    model = EllipticClassifier(**QUICK).fit(x, y)
+    assert all(group["fused"] for group in model._optimizer.param_groups)
+    nets = [mlp(4, 3, hidden=(8,)) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    ordinary = torch.optim.AdamW(nets[0].parameters(), lr=0.01, weight_decay=0.1)
+    ours = make_adam(nets[1].parameters(), lr=0.01, weight_decay=0.1, decoupled=True)
+    rows = torch.from_numpy(x.astype(np.float32))
+    for net, optimizer in zip(nets, (ordinary, ours), strict=True):
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(rows).square().mean().backward()
+            optimizer.step()
+    for one, two in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
+    assert make_adam(mlp(4, 3).double().parameters()).defaults["fused"] is None
+
+
+def test_label_kernel_of_the_regressor(line):
+    """The bandwidth goes to bridges that need it, and only there."""
+    near, far = (
+        EllipticRegressor(pairing="label_kernel", bandwidth=width, **QUICK).fit(*line)
+        for width in (0.1, 10.0)
+    )
+    assert not is_same(near, far)
+    assert is_same(
+        EllipticRegressor(bandwidth=0.1, **QUICK).fit(*line), EllipticRegressor(**QUICK).fit(*line)
+    )
 
 
 @pytest.mark.statistical

@@ -169,6 +169,21 @@ def test_regression_noise_and_task():
     assert len(BridgeOverSampler().fit_resample(x, np.full(100, 0.5))[1]) == 100  # nothing is rare
 
 
+def test_new_targets_stay_in_the_range_of_the_observed_ones():
+    """Noise would carry a positive target below zero; asked to, it does."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    y = np.exp(1.2 * x[:, 0])
+    options = {"sigma": 0.5, "n_bins": 8, "random_state": 0}
+    more, kept = BridgeOverSampler(**options).fit_resample(x, y)
+    same, free = BridgeOverSampler(bounded=False, **options).fit_resample(x, y)
+    assert y.min() == kept.min()
+    assert kept.max() == y.max()
+    assert free.max() > y.max()
+    np.testing.assert_array_equal(kept, free.clip(y.min(), y.max()))  # nothing else changes
+    np.testing.assert_array_equal(more, same)
+
+
 @pytest.mark.parametrize("package", [pd, pl])
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_frames_in_frames_out(package, task):

@@ -15,6 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor, nn
 
 from elliptica._utils import checks
+from elliptica._utils.optimizer import make_adam
 from elliptica._utils.perceptron import mlp
 from elliptica._utils.random import stream_seed
 from elliptica.baselines import ERM, CMixup, Mixup
@@ -201,7 +202,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """The optimiser of the last training, with the present settings, or a new one."""
         settings = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
         if self._optimizer is None:
-            self._optimizer = torch.optim.AdamW(self.module_.parameters())
+            self._optimizer = make_adam(self.module_.parameters(), decoupled=True)
         for group in self._optimizer.param_groups:
             group.update(settings)
         return self._optimizer
@@ -352,4 +353,6 @@ def make_objective(
     if isinstance(sigma, str) and sigma == "auto":
         sigma = auto_sigma(x) if len(x) > 1 else 0.0
     passed = {field.name: parameters[field.name] for field in fields(Settings) if field.name in parameters}
+    if parameters["pairing"] != "label_kernel":
+        passed.pop("bandwidth", None)  # of C-Mixup
     return Elliptic(network, loss, num_classes=num_classes, **{**passed, "sigma": sigma})

@@ -30,7 +30,8 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     For regression the range of the target is cut into ``n_bins`` bins of equal width. A bin that has rows,
     but fewer than the mean of the bins with rows, gets new ones up to that mean, on bridges within the bin,
-    the target bridged with the row. New targets leave the range of the bin's rows by the noise alone.
+    the target bridged with the row. New targets leave the range of the bin's rows by the noise alone, and
+    stay within the range of all targets.
 
     Distances are Euclidean in the units of ``X``: scale the columns first. The only row of a class or bin is
     both ends of its bridges: the new rows are noise around it, copies if ``sigma=0``. Do not use it on
@@ -45,6 +46,8 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         sigma_y: The same for real targets; None means ``sigma``.
         k_neighbors: Neighbours among which bridges end; fewer if the class has fewer.
         n_bins: Bins of a real target.
+        bounded: Keep new real targets within the range of the observed ones, so that a positive quantity
+            stays positive. False lets the noise carry them beyond it.
         task: ``"auto"`` takes whole numbers, strings and booleans for classes, other numbers for real
             targets.
         random_state: Seed.
@@ -72,6 +75,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         sigma_y: float | None = None,
         k_neighbors: int = 5,
         n_bins: int = 10,
+        bounded: bool = True,
         task: Task = "auto",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -80,6 +84,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.sigma_y = sigma_y
         self.k_neighbors = k_neighbors
         self.n_bins = n_bins
+        self.bounded = bounded
         self.task = task
         self.random_state = random_state
 
@@ -114,7 +119,8 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             more_x.append(_bridged(x, start, end, u, self.sigma * deviation, generator).astype(x.dtype))
             if is_real:
                 spread = torch.tensor([sigma_y * float(target.std())], dtype=torch.float64)
-                more_y.append(_bridged(target[:, None], start, end, u, spread, generator)[:, 0])
+                new = _bridged(target[:, None], start, end, u, spread, generator)[:, 0]
+                more_y.append(new.clip(target.min(), target.max()) if self.bounded else new)
             else:
                 more_y.append(target[start])
         return _like(X, np.concatenate(more_x)), _like(y, np.concatenate(more_y))
@@ -127,6 +133,8 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         checks.count("k_neighbors", self.k_neighbors)
         checks.count("n_bins", self.n_bins)
         checks.choice("task", self.task, get_args(Task))
+        if not isinstance(self.bounded, bool):
+            raise TypeError(f"bounded must be True or False, but got {self.bounded!r}.")
         x, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
         is_real = self.task == "regression" or (
             self.task == "auto" and type_of_target(target) == "continuous"

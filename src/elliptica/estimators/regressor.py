@@ -41,7 +41,8 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         weighting: Importance weighting, see `elliptica.Elliptic`.
         xi: Its strength.
         alpha: Of mixup and C-Mixup; None is 1 and 2.
-        bandwidth: Of C-Mixup, in units of the scaled targets; partners come from the batch.
+        bandwidth: Of C-Mixup and of ``pairing="label_kernel"``, in units of the scaled targets; partners come
+            from the batch.
         standardize: Scale columns and targets to mean 0 and deviation 1, with statistics of the training rows
             that the estimator keeps, because ``sigma`` is in units of the inputs. Predictions are in the
             units of ``y``. A constant column becomes 0.

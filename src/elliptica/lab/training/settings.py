@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from elliptica._utils import checks
+from elliptica._utils.optimizer import make_adam
 from elliptica.lab.data.splits import Split
 
 Optimiser = Literal["adam", "sgd"]
@@ -83,7 +84,7 @@ class TrainingSettings:
         """The optimiser over all parameters that train."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+            return make_adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(
             parameters,
             lr=self.lr,
