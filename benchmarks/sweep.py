@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Measurement
-from elliptica.lab.experiments.engines import Engine, Local, open_engine
+from elliptica.lab.experiments.engines import Engine, Local
+from elliptica.lab.experiments.ray_engine import open_cluster
 from elliptica.lab.experiments.run import Options, RaySettings
 from elliptica.lab.experiments.specification import Run, parse_specification, runs
 
@@ -74,15 +75,15 @@ def measure() -> Iterator[Measurement]:
 def _rounds() -> dict[tuple[str, int], list[float]]:
     source = str(Path(__file__).resolve().parent.parent / "src")  # workers must not find another copy
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    with open_engine(Options(Path(), ray=RaySettings(address="local"))) as cluster:
-        cluster.at_once = 2
+    with open_cluster(RaySettings(address="local"), 2) as cluster:
         sweep(cluster, table(4, 1))  # workers start and import torch
         wanted = table(N_RUNS, _epochs())
         times: dict[tuple[str, int], list[float]] = {}
         for _ in range(ROUNDS):
             for jobs in (1, 2):
                 cluster.at_once = jobs
-                for name, engine in (("processes", Local(jobs)), ("Ray", cluster)):
+                engines: dict[str, Engine] = {"processes": Local(jobs), "Ray": cluster}
+                for name, engine in engines.items():
                     times.setdefault((name, jobs), []).append(sweep(engine, wanted))
     return times
 

@@ -63,7 +63,9 @@ def compare(
 ) -> Measurement:
     """Time both in random order, round by round; the ratio is taken within each round."""
     function(), reference()  # warm up
-    ratios, ours, theirs = [], [], []
+    ratios: list[float] = []
+    ours: list[float] = []
+    theirs: list[float] = []
     for _ in range(rounds):
         pair = [(function, ours), (reference, theirs)]
         random.shuffle(pair)

@@ -16,6 +16,7 @@ from elliptica.cli import app
 from elliptica.cli.diagnose import parse_sigma
 from elliptica.diagnostics.landscape_reports import QUESTIONS
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, save
+from table_cases import npz_table
 
 # ---- findings on a model from code
 
@@ -193,28 +194,6 @@ def test_the_command_says_what_is_wrong(flats):
 QUICK = ["--steps", "50", "--probes", "40", "--walks", "20"]
 
 
-def table(path, n=40, d=3, classes=None, seed=0, **extra):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, d))
-    y = (x.sum(1) > 0).astype(np.int64) if classes else x @ np.arange(1.0, d + 1)
-    np.savez(path, x=x, y=y, x_test=x[:15] + 0.3, y_test=y[:15], **extra)
-    return path
-
-
-@pytest.fixture
-def report_model(tmp_path, monkeypatch):
-    """A file with a user's model, in the folder where the command is started."""
-    (tmp_path / "my_model_file.py").write_text(
-        "from torch import nn\n"
-        "def make():\n    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))\n"
-        "number = 3\n"
-        "def needs_more(width):\n    return nn.Linear(3, width)\n"
-        "def broken():\n    return 'no model'\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
 def test_two_moons_from_nothing(tmp_path):
     done = run("two-moons", "--reports", "all", *QUICK, "--train", "erm", "--out", tmp_path)
@@ -229,25 +208,25 @@ def test_two_moons_from_nothing(tmp_path):
 
 
 @pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
-def test_own_regression_model_with_weights(report_model):
-    table(report_model / "data.npz", group_test=np.arange(15) % 2)
+def test_own_regression_model_with_weights(model_file):
+    npz_table(model_file / "data.npz", group_test=np.arange(15) % 2)
     torch.manual_seed(0)
     torch.save(
-        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).state_dict(), report_model / "weights.pt"
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).state_dict(), model_file / "weights.pt"
     )
     arguments = [
         "--model",
         "my_model_file:make",
         "--weights",
-        report_model / "weights.pt",
+        model_file / "weights.pt",
         "--out",
-        report_model,
+        model_file,
         "--reports",
         "all",
     ]
-    done = run(report_model / "data.npz", *arguments, "--probes", "40", "--walks", "20")
+    done = run(model_file / "data.npz", *arguments, "--probes", "40", "--walks", "20")
     assert done.exit_code == 0, done.output
-    record = json.loads((report_model / "landscape.json").read_text())
+    record = json.loads((model_file / "landscape.json").read_text())
     assert record["model"] == "my_model_file:make"
     computed = {name for name, report in record["reports"].items() if report["numbers"] is not None}
     assert computed == set(QUESTIONS) - {"ordering"}
@@ -257,7 +236,7 @@ def test_own_regression_model_with_weights(report_model):
 
 @pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
 def test_same_seed_same_file(tmp_path):
-    table(tmp_path / "data.npz", classes=2)
+    npz_table(tmp_path / "data.npz", classes=2)
     outputs = []
     for name in ("a", "b"):
         run(tmp_path / "data.npz", *QUICK, "--reports", "landscape", "--out", tmp_path / name)
@@ -266,9 +245,9 @@ def test_same_seed_same_file(tmp_path):
 
 
 @pytest.mark.bad_input
-def test_reports_say_what_is_wrong(report_model):
-    table(report_model / "data.npz", d=5)
-    (report_model / "file.txt").write_text("mine")
+def test_reports_say_what_is_wrong(model_file):
+    npz_table(model_file / "data.npz", d=5)
+    (model_file / "file.txt").write_text("mine")
     own = ["data.npz", "--model", "my_model_file:make"]
     for arguments, message in (
         ([*own, "--reports", "all"], "cannot be evaluated on the data"),
@@ -284,12 +263,12 @@ def test_reports_say_what_is_wrong(report_model):
         done = run(*arguments)
         assert done.exit_code == 2, done.output
         assert message in re.sub(r"\s+", " ", done.output), done.output
-    assert not (report_model / "landscape").exists()
-    table(report_model / "data.npz")
+    assert not (model_file / "landscape").exists()
+    npz_table(model_file / "data.npz")
     done = run(*own, "--reports", "all", "--fraction", "2")
     assert done.exit_code == 2
     assert "fraction" in done.output
-    table(report_model / "data.npz", d=10)
+    npz_table(model_file / "data.npz", d=10)
     done = run("data.npz", "--reports", "all", *QUICK, "--domain", "hull")
     assert done.exit_code == 2
     assert "out of reach" in done.output

@@ -6,33 +6,12 @@ import torch
 from torch import nn
 
 from elliptica.cli.model_source import Samples, SourceError, load_model, load_samples, train_network
-
-
-def table(path, n=40, d=3, classes=None, seed=0, **extra):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, d))
-    y = (x.sum(1) > 0).astype(np.int64) if classes else x @ np.arange(1.0, d + 1)
-    np.savez(path, x=x, y=y, x_test=x[:15] + 0.3, y_test=y[:15], **extra)
-    return path
-
-
-@pytest.fixture
-def own_model(tmp_path, monkeypatch):
-    """A file with a user's model, in the folder where the command is started."""
-    (tmp_path / "my_model_file.py").write_text(
-        "from torch import nn\n"
-        "def make():\n    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))\n"
-        "number = 3\n"
-        "def needs_more(width):\n    return nn.Linear(3, width)\n"
-        "def broken():\n    return 'no model'\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+from table_cases import npz_table
 
 
 @pytest.mark.parametrize("method", ["erm", "mixup", "elliptic"])
 def test_trained_network_takes_raw_inputs(method, tmp_path):
-    samples = load_samples(str(table(tmp_path / "data.npz", n=200)))
+    samples = load_samples(str(npz_table(tmp_path / "data.npz", n=200)))
     shifted = Samples("raw", 100 + 7 * samples.x, samples.y)
     model = train_network(shifted, method, n_steps=600)
     error = (model(shifted.x) - shifted.y).detach().square().mean()
@@ -99,7 +78,7 @@ def test_wrong_test_parts(tmp_path):
 
 
 @pytest.mark.bad_input
-def test_wrong_models(own_model):
+def test_wrong_models(model_file):
     with pytest.raises(SourceError, match=r"given as package\.module:name"):
         load_model("model.pt")
     with pytest.raises(SourceError, match="No module 'no_such_file'"):
@@ -110,16 +89,16 @@ def test_wrong_models(own_model):
         load_model("my_model_file:broken")
     with pytest.raises(SourceError, match=r"needs_more\(\) failed: TypeError.*without arguments"):
         load_model("my_model_file:needs_more")
-    (own_model / "bad_syntax_file.py").write_text("def (")
+    (model_file / "bad_syntax_file.py").write_text("def (")
     with pytest.raises(SourceError, match="cannot be imported: SyntaxError"):
         load_model("bad_syntax_file:make")
     with pytest.raises(SourceError, match="is int"):
         load_model("my_model_file:number")
-    torch.save(nn.Linear(2, 2).state_dict(), own_model / "other.pt")
+    torch.save(nn.Linear(2, 2).state_dict(), model_file / "other.pt")
     with pytest.raises(SourceError, match="do not fit the model"):
-        load_model("my_model_file:make", own_model / "other.pt")
+        load_model("my_model_file:make", model_file / "other.pt")
     with pytest.raises(SourceError, match="There is no file"):
-        load_model("my_model_file:make", own_model / "absent.pt")
-    torch.save(nn.Linear(2, 2), own_model / "pickled.pt")
+        load_model("my_model_file:make", model_file / "absent.pt")
+    torch.save(nn.Linear(2, 2), model_file / "pickled.pt")
     with pytest.raises(SourceError, match="cannot be read safely"):
-        load_model("my_model_file:make", own_model / "pickled.pt")
+        load_model("my_model_file:make", model_file / "pickled.pt")

@@ -3,38 +3,11 @@
 import math
 
 import numpy as np
-import polars as pl
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from elliptica.compare import compare
 from elliptica.compare.markdown import _cell
 from elliptica.compare.metrics import Metric, classification_scores, regression_scores, show_number
-
-QUICK = {"repeats": 3, "trials": 2, "epochs": 4, "hidden": (8,)}
-
-
-@pytest.fixture(scope="module")
-def flowers():
-    """Two noisy classes with a category, missing values and a group."""
-    draws = np.random.default_rng(0)
-    n = 120
-    label = draws.integers(0, 2, n)
-    x = draws.normal(label, 1.0)
-    return pl.DataFrame(
-        {
-            "size": [None if i % 11 == 0 else float(v) for i, v in enumerate(x)],
-            "colour": [["red", "blue", "white"][int(v)] for v in draws.integers(0, 3, n)],
-            "site": ["north" if v else "south" for v in draws.integers(0, 2, n)],
-            "kind": ["iris" if v else "rose" for v in label],
-            "height": [float(v) for v in x + draws.normal(size=n)],
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def found(flowers):
-    return compare(flowers.drop("height"), "kind", group="site", **QUICK)
 
 
 def test_classification_metrics_are_those_of_scikit_learn():

@@ -1,7 +1,6 @@
 """Splits, scaling and the Airfoil and NO2 loaders, on made-up files and, if present, real ones."""
 
 import dataclasses
-import hashlib
 import inspect
 import os
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from elliptica.lab.data import tabular
 from elliptica.lab.data.splits import Dataset, Split, min_max_scale
+from tabular_cases import check_damaged_file, check_global_random_state, check_missing_file, expect
 
 needs_data = [
     pytest.mark.needs_data,
@@ -39,10 +39,7 @@ def made_up(tmp_path, monkeypatch):
         values = rng.normal(size=(table.n_rows, table.n_columns)) * 50
         path = tmp_path / table.file.path
         write_table(path, values, table.delimiter)
-        file = dataclasses.replace(
-            table.file, checksum=f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-        )
-        monkeypatch.setattr(tabular, constant, dataclasses.replace(table, file=file))
+        expect(monkeypatch, table, path)
         tables[table.name] = values
     return tmp_path, tables
 
@@ -102,11 +99,7 @@ def test_dtypes_shapes_and_task(made_up):
 
 
 def test_global_random_state_is_untouched(made_up):
-    np.random.seed(5)  # noqa: NPY002
-    expected = np.random.random()  # noqa: NPY002
-    np.random.seed(5)  # noqa: NPY002
-    tabular.load_no2(0, data_dir=made_up[0])
-    assert np.random.random() == expected  # noqa: NPY002
+    check_global_random_state(tabular.load_no2, made_up[0])
 
 
 def damage_truncate(content):
@@ -136,19 +129,12 @@ def test_damaged_file_is_refused_with_the_reason(made_up, case):
     folder, _ = made_up
     damage, message = DAMAGES[case]
     path = folder / "airfoil" / "airfoil_self_noise.dat"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=message) as error:
-        tabular.load_airfoil(0, data_dir=folder)
-    assert str(path) in str(error.value)
-    assert "put the original there" in str(error.value)
-    assert "UCI" in str(error.value)
+    check_damaged_file(tabular.load_airfoil, folder, path, damage, message)
 
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_missing_file_names_the_origin(tmp_path, name):
-    with pytest.raises(FileNotFoundError, match="The original comes from") as error:
-        LOADERS[name](0, data_dir=tmp_path)
-    assert str(tmp_path) in str(error.value)
+    check_missing_file(LOADERS[name], tmp_path, "")
 
 
 def test_scaling_by_hand():

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import hashlib
 import os
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from elliptica.lab.data import tabular
 from elliptica.lab.data.splits import Split
+from tabular_cases import check_damaged_file, check_global_random_state, check_missing_file, expect
 
 LOADERS = {"skillcraft": tabular.load_skillcraft, "crime": tabular.load_crime}
 PARTS = ("train", "validation", "test")
@@ -38,10 +38,7 @@ def made_up(tmp_path, monkeypatch):
         path = tmp_path / table.file.path
         path.parent.mkdir()
         path.write_bytes(layout(values, table).encode())
-        file = dataclasses.replace(
-            table.file, checksum=f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-        )
-        monkeypatch.setattr(tabular, constant, dataclasses.replace(table, file=file))
+        expect(monkeypatch, table, path)
         tables[table.name] = (values, table)
     return tmp_path, tables
 
@@ -127,9 +124,7 @@ def test_test_rows_do_not_reach_training_by_default(made_up, monkeypatch, name):
     changed[np.ix_(parts_by_loop(values, table)[2], table.features)] *= 7
     path = folder / table.file.path
     path.write_bytes(layout(changed, table).encode())
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    file = dataclasses.replace(table.file, checksum=f"sha256:{digest}")
-    monkeypatch.setattr(tabular, f"_{name.upper()}", dataclasses.replace(table, file=file))
+    expect(monkeypatch, table, path)
     after = {scale: LOADERS[name](0, data_dir=folder, scale=scale) for scale in ("train", "all")}
     for part in ("train", "validation"):
         assert torch.equal(getattr(before["train"], part).x, getattr(after["train"], part).x)
@@ -138,11 +133,7 @@ def test_test_rows_do_not_reach_training_by_default(made_up, monkeypatch, name):
 
 
 def test_global_random_state_is_untouched(made_up):
-    np.random.seed(5)  # noqa: NPY002
-    expected = np.random.random()  # noqa: NPY002
-    np.random.seed(5)  # noqa: NPY002
-    tabular.load_skillcraft(0, data_dir=made_up[0])
-    assert np.random.random() == expected  # noqa: NPY002
+    check_global_random_state(tabular.load_skillcraft, made_up[0])
 
 
 def put(content, cell, column):
@@ -174,11 +165,7 @@ def test_damaged_file_is_refused_with_the_reason(made_up, case):
     folder, _ = made_up
     damage, message = DAMAGES[case]
     path = folder / "skillcraft" / "SkillCraft1_Dataset.csv"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=message) as error:
-        tabular.load_skillcraft(0, data_dir=folder)
-    for needed in (str(path), "put the original there", "UCI"):
-        assert needed in str(error.value)
+    check_damaged_file(tabular.load_skillcraft, folder, path, damage, message)
 
 
 def test_other_domains_are_refused(made_up, monkeypatch):
@@ -192,9 +179,7 @@ def test_other_domains_are_refused(made_up, monkeypatch):
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_missing_file_names_the_origin(tmp_path, name):
-    with pytest.raises(FileNotFoundError, match="The original comes from: UCI") as error:
-        LOADERS[name](0, data_dir=tmp_path)
-    assert str(tmp_path) in str(error.value)
+    check_missing_file(LOADERS[name], tmp_path, ": UCI")
 
 
 def test_unknown_scale_is_refused(made_up, own_checks):

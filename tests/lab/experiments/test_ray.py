@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -291,18 +292,32 @@ def test_tuning_chooses_what_it_chooses_without_ray(cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_jobs_bounds_the_runs_at_once(cluster, tmp_path, monkeypatch):
-    sizes, pass_on = [], RayCluster._pass_on
+def test_jobs_bounds_the_runs_at_once(cluster, held, tmp_path):
+    """The node has room for four small runs: all work at once, and never three with --jobs 2."""
 
-    def counted(engine, tasks):
-        sizes.append(len(tasks))
-        pass_on(engine, tasks)
+    def most_at_work(jobs, expected):
+        wanted, working, most = moons(LONG), set(), [0]
+        files = [held(run) for run in wanted]
 
-    monkeypatch.setattr(RayCluster, "_pass_on", counted)
-    wanted = moons(seeds=3)
-    found = do_all(wanted, Options(tmp_path, jobs=2, ray=RaySettings()), silent)
-    assert set(found.values()) == {"done"}
-    assert (len(found), max(sizes)) == (6, 2)
+        def release():
+            for file in files:
+                file.unlink(missing_ok=True)
+
+        def listen(label, kind, details):
+            if kind == "start":
+                working.add(label)
+                if len(working) == expected:  # the workers are warm by then: time enough for one more
+                    threading.Timer(3.0, release).start()
+            elif kind == "done":
+                working.discard(label)
+            most[0] = max(most[0], len(working))
+
+        options = Options(tmp_path / f"jobs-{jobs}", jobs=jobs, ray=RaySettings(cpus_per_run=0.25))
+        assert set(do_all(wanted, options, listen).values()) == {"done"}
+        return most[0]
+
+    assert most_at_work(None, 4) == 4
+    assert most_at_work(2, 2) == 2
 
 
 @pytest.mark.slow
