@@ -22,7 +22,6 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 #: Extras of a package; a package that is not here needs the core dependencies alone.
 EXTRAS_OF = {
-    "_utils": {"lab", "tables"},
     "cli": {"tables"},
     "report": {"lab"},
     "landscape": {"lab"},

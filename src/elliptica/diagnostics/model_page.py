@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from elliptica._utils.extras import missing_package
-from elliptica._utils.scores import score_classes
 from elliptica._utils.statistics import clopper_pearson, student_quantile
 from elliptica.core.batchnorm import evaluation_mode
 from elliptica.diagnostics.diagnose import diagnose_fitted
 from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.scores import score_classes
 from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.report.content import DASH, Grid, Measure, Parts, Report, ReportError, Study, Verdict, pooled
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elliptica._utils.scores import reduce_by, score_classes
+from elliptica.diagnostics.scores import reduce_by, score_classes
 from elliptica.lab.data.splits import Dataset, Split
 
 #: Rows per forward pass, and values: large images come in smaller parts.
