@@ -60,11 +60,12 @@ def measure() -> Iterator[Measurement]:
         budget=1.05,
         rounds=15,
     )
+    half, pairs = (x[:16], y[:16]), {**path, "n_bridges": 2, "same_partner": True}
     yield compare(
-        "multiplicative weighting, PreActResNet-18, batch 32",
-        elliptic_step(net, x, y, weighting="multiplicative", **path),
+        "multiplicative weighting, PreActResNet-18, batch 16, two bridges",
+        elliptic_step(net, *half, weighting="multiplicative", **pairs),
         "unweighted path step on the same rows",
-        elliptic_step(net, x, y, **path),
+        elliptic_step(net, *half, **pairs),
         budget=2.0,
         rounds=9,
     )

@@ -33,6 +33,8 @@ class Shown:
 SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
 PLAIN = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
 THREE = ["erm", "c-mixup", "marginal"]
+WEIGHTED = ["gradient_norm", "gradient_softmax", "girsanov", "released"]  # "multiplicative" is to be rerun
+VARIANTS = ["none", *(f"{name} {xi}" for name in WEIGHTED for xi in (0.1, 1, 10))]
 NOISE = ["features-noise0_0", "features-noise0_1", "features-noise0_5"]
 LINEAR, TWO_LAYERS = ["waterbirds-features"], ["waterbirds-features-mlp"]
 
@@ -60,8 +62,8 @@ SHOWN = {
         Shown("table6-small", Choice("table6", SMALL, seeds=3)),
         Shown("table9", Choice("table9", ["breastmnist"])),
         Shown("table10", Choice("table10", ["breastmnist"], ["elliptic", "elliptic by distance"])),
-        Shown("weighting-validation", Choice("weighting"), "validation"),
-        Shown("weighting", Choice("weighting")),
+        Shown("weighting-validation", Choice("weighting", methods=VARIANTS), "validation"),
+        Shown("weighting", Choice("weighting", methods=VARIANTS)),
     ],
     "robustness.md": [
         Shown("table4", tuned("table4", LINEAR)),

@@ -123,8 +123,7 @@ def weighted_losses(
             extra = {(i, j, t): -logs[i][j] for i, j, t in points}
         else:
             raw = [[value.detach().exp() for value in row] for row in logs]
-            mean = sum(sum(row) for row in raw) / (n * n_bridges)
-            factor = {(i, j, t): raw[i][j] / mean for i, j, t in points}
+            factor = {(i, j, t): raw[i][j] * n_bridges / sum(raw[i]) for i, j, t in points}
     elif weighting == "released":
         rows = n * n_bridges  # g there is the gradient of the batch mean
         for i, j, t in points:

@@ -42,6 +42,7 @@ def noise():
 
 def elliptic(model=None, **settings):
     settings = {"num_classes": 4, "sampling": "path", "n_times": 4, "sigma": 0.5, **settings}
+    settings.setdefault("n_bridges", 2 if settings.get("weighting") == "multiplicative" else 1)
     return Elliptic(model or network(), nn.CrossEntropyLoss(), **settings)
 
 

@@ -25,6 +25,7 @@ def network():
 
 def objective_for(weighting, model=None, **settings):
     settings = {"num_classes": 4, "sampling": "path", "n_times": 4, "sigma": 0.5, **settings}
+    settings.setdefault("n_bridges", 2 if weighting == "multiplicative" else 1)
     return Elliptic(model or network(), nn.CrossEntropyLoss(), weighting=weighting, **settings)
 
 
@@ -38,8 +39,8 @@ def noise(rank):
     return torch.Generator().manual_seed(10 + rank)
 
 
-def paths_of(rank):
-    return objective_for("none").sample(*batch(rank), generator=noise(rank))
+def paths_of(rank, weighting="none"):
+    return objective_for(weighting).sample(*batch(rank), generator=noise(rank))
 
 
 def partners_of(rank):
@@ -76,13 +77,14 @@ def wrapped_objectives(rank):
     x, y = batch(rank)
     found = {}
     for weighting in WEIGHTINGS:
+        paths = paths_of(rank, weighting)
         for static in (False, True):
             for chunk_size in (None, 8):
                 module = ddp(objective_for(weighting, chunk_size=chunk_size), static_graph=static)
-                found["ddp", weighting, static, chunk_size] = trained(module, x, y, paths=paths_of(rank))
+                found["ddp", weighting, static, chunk_size] = trained(module, x, y, paths=paths)
         for chunk_size in (None, 8):
             module = fully_shard(objective_for(weighting, chunk_size=chunk_size))
-            found["fsdp", weighting, chunk_size] = trained(module, x, y, paths=paths_of(rank))
+            found["fsdp", weighting, chunk_size] = trained(module, x, y, paths=paths)
     straight = ddp(objective_for("gradient_norm", sigma=0.0))
     found["partners"] = trained(straight, x, y, partners=partners_of(rank))
     return found
@@ -95,6 +97,7 @@ def wrapped_models(rank):
     found = {}
     for weighting in WEIGHTINGS:
         model = ddp(network())
+        settings["n_bridges"] = 2 if weighting == "multiplicative" else 1
 
         def loss(model=model, weighting=weighting, **more):
             arguments = {**settings, "weighting": weighting, **more}
@@ -117,7 +120,7 @@ def wrapped_models(rank):
         if weighting in SECOND_ORDER:
             found["sharded late"] = message(lambda o=objective: o(x, y, paths=paths_of(rank)))
         else:
-            found["nested", weighting] = trained(objective, x, y, paths=paths_of(rank))
+            found["nested", weighting] = trained(objective, x, y, paths=paths_of(rank, weighting))
     return found
 
 

@@ -64,7 +64,8 @@ def data(generator, dtype=torch.float64, n=N):
 
 
 def objective_for(model, weighting, kind=Elliptic, **settings):
-    settings = {"sampling": "path", "n_times": 3, "sigma": 0.5, **settings}
+    n_bridges = 2 if weighting == "multiplicative" else 1
+    settings = {"sampling": "path", "n_times": 3, "sigma": 0.5, "n_bridges": n_bridges, **settings}
     return kind(model, nn.CrossEntropyLoss(), num_classes=CLASSES, weighting=weighting, **settings)
 
 

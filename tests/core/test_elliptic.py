@@ -48,16 +48,16 @@ def assert_same_objective(loss, expected, module):
 
 
 CASES = [
-    (sampling, weighting)
+    (sampling, weighting, n_bridges)
     for sampling in ("path", "marginal")
     for weighting in WEIGHTINGS
+    for n_bridges in ((2, 3) if weighting == "multiplicative" else (1, 2))
     if sampling == "path" or weighting not in PATH_ONLY
 ]
 
 
 @pytest.mark.parametrize("task", LOSSES)
-@pytest.mark.parametrize("n_bridges", [1, 2])
-@pytest.mark.parametrize(("sampling", "weighting"), CASES)
+@pytest.mark.parametrize(("sampling", "weighting", "n_bridges"), CASES)
 def test_value_and_gradients_equal_the_slow_loop(sampling, weighting, n_bridges, task, generator):
     (loss_fn, row_loss), model = LOSSES[task], network()
     x, y = batch(task, generator)
@@ -125,6 +125,8 @@ def test_drift_equals_the_slow_loop(weighting, outputs, task, generator):
 @pytest.mark.parametrize("quadrature", ["mean", "left", "trapezoid"])
 def test_quadrature_and_sample_weight_equal_the_slow_loop(quadrature, weighting, generator):
     model, partners = network(), torch.tensor([[1, 2], [3, 0], [0, 1], [2, 1]])
+    if weighting == "multiplicative":
+        partners = partners[:, :1].repeat(1, 2)
     x, y = batch("classes", generator)
     weight = torch.tensor([0.5, 2.0, 0.0, 3.0], dtype=torch.float64)
     objective = Elliptic(
@@ -203,7 +205,7 @@ def test_zero_sigma_is_mixup_on_the_grid(task, generator):
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_zero_xi_is_no_weighting(weighting, generator):
     model, (x, y) = network(), batch("classes", generator)
-    settings = {"num_classes": 3, "sampling": "path", "sigma": 0.5}
+    settings = {"num_classes": 3, "sampling": "path", "sigma": 0.5, "n_bridges": 2}
     plain = Elliptic(model, nn.CrossEntropyLoss(), **settings)
     weighted = Elliptic(model, nn.CrossEntropyLoss(), **settings, weighting=weighting, xi=0.0)
     paths = plain.sample(x, y, generator=generator)

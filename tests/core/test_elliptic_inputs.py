@@ -170,10 +170,10 @@ def test_paths_with_times_of_their_own(generator):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     x, y = normal(4, 3, generator=generator), normal(4, 1, generator=generator)
     objective = Elliptic(
-        model, nn.MSELoss(), sampling="path", n_times=4, sigma=0.8, weighting="multiplicative"
+        model, nn.MSELoss(), sampling="path", n_times=4, n_bridges=2, sigma=0.8, weighting="multiplicative"
     )
     paths = objective.sample(x, y, generator=generator)
-    times = torch.rand(4, 1, 4, dtype=torch.float64, generator=generator).sort(2).values
+    times = torch.rand(4, 2, 4, dtype=torch.float64, generator=generator).sort(2).values
     paths = dataclasses.replace(paths, s=times)
     expected = reference.objective(
         model, reference.squared_error, paths, weighting="multiplicative", variance=0.64
@@ -193,6 +193,7 @@ def test_sigma_per_feature_enters_path_weights(shape, weighting, chunk_size, gen
         nn.MSELoss(),
         sampling="path",
         n_times=4,
+        n_bridges=2,
         sigma=sigma,
         weighting=weighting,
         chunk_size=chunk_size,

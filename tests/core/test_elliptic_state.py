@@ -193,7 +193,8 @@ def test_antithetic_bridges_mirror_each_other(sampling, sigma, generator):
 def test_values_can_be_had_without_gradients(weighting, generator):
     """In training mode under no_grad: the same number, no graph, no complaint."""
     model, (x, y) = network(), data(generator)
-    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4, sampling="path", weighting=weighting)
+    settings = {"num_classes": 4, "sampling": "path", "n_bridges": 2}
+    objective = Elliptic(model, nn.CrossEntropyLoss(), **settings, weighting=weighting)
     paths = objective.sample(x, y, generator=generator)
     with torch.no_grad():
         value = objective(x, y, paths=paths)

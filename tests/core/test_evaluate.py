@@ -137,6 +137,7 @@ def test_chunks_with_a_drift_network(weighting, generator):
     drift = nn.Bilinear(3, 4, 3).double()
     model, (x, y) = network(), data(generator)
     settings = {"num_classes": 4, "sampling": "path", "weighting": weighting, "drift": drift, "sigma": 0.5}
+    settings["n_bridges"] = 2
     whole = Elliptic(model, nn.CrossEntropyLoss(), **settings)
     chunked = Elliptic(model, nn.CrossEntropyLoss(), **settings, chunk_size=10)
     paths = whole.sample(x, y, generator=generator)
@@ -228,6 +229,7 @@ def test_clean_statistics_are_those_of_a_clean_pass(weighting, chunk_size, gener
         nn.CrossEntropyLoss(),
         num_classes=4,
         sampling="path",
+        n_bridges=2,
         sigma=0.9,
         weighting=weighting,
         bn="clean",
@@ -255,6 +257,7 @@ def test_frozen_statistics_stay(weighting, chunk_size, generator):
         num_classes=4,
         sampling="path",
         n_times=4,
+        n_bridges=2,
         weighting=weighting,
         bn="frozen",
         chunk_size=chunk_size,

@@ -46,7 +46,7 @@ def hand_bridge(start, end, s, generator, sampling):
 def weighted(losses, slopes, points, s, weighting, xi):
     """The readings once more, for losses ``(time, rows)`` whose points have a graph of their own."""
     norm = slopes.square().sum(2).sqrt()
-    z, rows = points.detach(), losses.shape[1]
+    z, rows = points, losses.shape[1]
     linear = (slopes[:-1] * (z[1:] - z[:-1])).sum((0, 2))
     quadratic = SIGMA**2 * (slopes[:-1].square().sum(2) * (s[1:] - s[:-1])).sum(0)
     log_weight = xi * linear - 0.5 * xi**2 * quadratic
@@ -59,8 +59,8 @@ def weighted(losses, slopes, points, s, weighting, xi):
     if weighting == "girsanov":
         return losses - log_weight
     if weighting == "multiplicative":
-        raw = log_weight.detach().exp()
-        return losses * raw / raw.mean()
+        raw = log_weight.detach().exp().view(-1, N)  # (bridge, batch)
+        return losses * (raw / raw.mean(0)).flatten()
     if weighting == "released":
         g = slopes / rows
         return losses - xi * ((g * z).sum(2) - 0.5 * g.square().sum(2)).mean(0)
@@ -68,20 +68,22 @@ def weighted(losses, slopes, points, s, weighting, xi):
 
 
 CASES = [
-    (sampling, weighting)
+    (sampling, weighting, n_bridges)
     for sampling in ("path", "marginal")
     for weighting in WEIGHTINGS
+    for n_bridges in ((2, 3) if weighting == "multiplicative" else (1, 2))
     if sampling == "path" or weighting not in PATH_ONLY
 ]
 
 
-@pytest.mark.parametrize("n_bridges", [1, 2])
-@pytest.mark.parametrize(("sampling", "weighting"), CASES)
+@pytest.mark.parametrize(("sampling", "weighting", "n_bridges"), CASES)
 def test_equals_a_model_split_by_hand(sampling, weighting, n_bridges, generator):
     """Value and gradients of all parameters, below the layer too."""
     model = Split()
     x, y = normal(N, 3, generator=generator), normal(N, 2, generator=generator)
     partners = torch.randint(N, (N, n_bridges), generator=generator)
+    if weighting == "multiplicative":
+        partners = partners[:, :1].repeat(1, n_bridges)
     objective = Elliptic(
         model,
         nn.MSELoss(),
@@ -146,8 +148,8 @@ class Text(nn.Module):
         return self.head((embedded * weight).sum(1) / weight.sum(1))
 
 
-@pytest.mark.parametrize(("sampling", "weighting"), CASES)
-def test_tokens_with_a_mask(sampling, weighting, generator):
+@pytest.mark.parametrize(("sampling", "weighting", "n_bridges"), CASES)
+def test_tokens_with_a_mask(sampling, weighting, n_bridges, generator):
     model, partner = Text(), torch.tensor([2, 0, 4, 1, 3])
     tokens = torch.randint(11, (N, 6), generator=generator)
     mask = torch.arange(6) < torch.tensor([[6], [2], [3], [1], [4]])
@@ -160,6 +162,7 @@ def test_tokens_with_a_mask(sampling, weighting, generator):
         bridged=("tokens",),
         sampling=sampling,
         n_times=4,
+        n_bridges=n_bridges,
         sigma=0.0,
         weighting=weighting,
     )
@@ -173,7 +176,7 @@ def test_tokens_with_a_mask(sampling, weighting, generator):
         losses = []
         for i in range(N):
             a, b = model.embedding(tokens[i]), model.embedding(tokens[partner[i]])
-            for s, target in zip(paths.s[i, 0], paths.y[i, 0], strict=True):
+            for s, target in zip(paths.s[i].flatten(), paths.y[i].flatten(0, 1), strict=True):
                 nearer = mask[i] if s <= 0.5 else mask[partner[i]]
                 output = model.pool(((1 - s) * a + s * b).unsqueeze(0), nearer.unsqueeze(0))[0]
                 losses.append(reference.cross_entropy(output, target))

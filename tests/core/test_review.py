@@ -69,7 +69,7 @@ def test_frozen_stays_frozen_when_bridges_are_off(generator):
 def test_path_weightings_refuse_single_points(generator):
     model, x, y = nn.Linear(3, 1), torch.randn(6, 3, generator=generator), torch.zeros(6, 1)
     points = Elliptic(model, nn.MSELoss()).sample(x, y, generator=generator)
-    weighted = Elliptic(model, nn.MSELoss(), sampling="path", weighting="multiplicative")
+    weighted = Elliptic(model, nn.MSELoss(), sampling="path", n_bridges=2, weighting="multiplicative")
     with pytest.raises(ValueError, match="whole paths"):
         weighted(x, y, paths=points)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import reference
-from elliptica import Elliptic, Paths, log_weights, sample_paths
+from elliptica import BridgeMix, Elliptic, Paths, log_weights, sample_paths
 from elliptica.core.weighting import VARIANTS, self_normalised
 from laws import assert_mean, assert_variance
 
@@ -66,7 +66,7 @@ def test_detached_weights_are_constants_of_the_gradient(weighting, generator):
     """The gradient is that of the losses with weights held fixed: their mean is one, and all positive."""
     model = network()
     x, y = normal(5, 3, generator=generator), normal(5, 2, generator=generator)
-    settings = {"sampling": "path", "n_times": 4, "sigma": 0.8}
+    settings = {"sampling": "path", "n_times": 4, "n_bridges": 3, "sigma": 0.8}
     objective = Elliptic(model, nn.MSELoss(), **settings, weighting=weighting, xi=2.0)
     paths = objective.sample(x, y, generator=generator)
     frozen = copy.deepcopy(model)
@@ -88,13 +88,14 @@ def test_detached_weights_are_constants_of_the_gradient(weighting, generator):
 
 def test_self_normalised_weights(generator):
     logs = 3 * normal(40, generator=generator)
-    weights = self_normalised(logs.requires_grad_())
+    weights = self_normalised(logs.requires_grad_(), 5)
     assert not weights.requires_grad
-    torch.testing.assert_close(weights, logs.exp() / logs.exp().mean())
-    torch.testing.assert_close(weights.mean(), torch.ones((), dtype=torch.float64))
-    torch.testing.assert_close(self_normalised(logs + 1000.0), weights)  # and no overflow
-    torch.testing.assert_close(self_normalised(logs - 1000.0), weights)
-    assert torch.equal(self_normalised(torch.zeros(7)), torch.ones(7))
+    by_pair = logs.detach().exp().view(5, 8)  # bridge-major
+    torch.testing.assert_close(weights.view(5, 8), by_pair / by_pair.mean(0))
+    torch.testing.assert_close(weights.view(5, 8).mean(0), torch.ones(8, dtype=torch.float64))
+    factor = torch.linspace(-1000, 1000, 8, dtype=torch.float64).repeat(5)  # unknown, one for each pair
+    torch.testing.assert_close(self_normalised(logs + factor, 5), weights)  # and no overflow
+    assert torch.equal(self_normalised(torch.zeros(8), 2), torch.ones(8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -112,7 +113,7 @@ def test_equal_gradients_give_equal_weights(dtype, generator):
 
 @pytest.mark.parametrize("weighting", VARIANTS)
 def test_one_row_can_be_weighted(weighting, generator):
-    objective = Elliptic(network(), nn.MSELoss(), sampling="path", weighting=weighting)
+    objective = Elliptic(network(), nn.MSELoss(), sampling="path", n_bridges=2, weighting=weighting)
     x, y = normal(1, 3, generator=generator), normal(1, 2, generator=generator)
     assert torch.isfinite(objective(x, y, generator=generator))
 
@@ -269,9 +270,9 @@ def test_a_drift_network_is_trained_through_log_weights(generator):
 def test_an_additive_term_without_parameters_is_refused(generator):
     """Its gradient is zero, so it would change the number and not the training."""
     x, y = normal(5, 3, generator=generator), normal(5, 1, generator=generator)
-    settings = {"sampling": "path", "n_times": 20, "drift": lambda x, y: torch.ones_like(x)}
+    settings = {"sampling": "path", "n_times": 20, "n_bridges": 2, "drift": lambda x, y: torch.ones_like(x)}
     model = nn.Linear(3, 1).double()
-    with pytest.raises(ValueError, match=r'no gradient.*weighting="multiplicative"'):
+    with pytest.raises(ValueError, match=r'no gradient.*weighting="multiplicative" with n_bridges=2'):
         Elliptic(model, nn.MSELoss(), **settings, weighting="girsanov")(x, y)
     Elliptic(model, nn.MSELoss(), **settings, weighting="multiplicative")(x, y)
     Elliptic(model, nn.MSELoss(), **settings, weighting="girsanov", xi=0.0)(x, y)
@@ -293,9 +294,168 @@ def test_drifts_that_make_no_sense_are_refused(drift, settings, message, generat
         nn.Linear(3, 1).double(),
         nn.MSELoss(),
         sampling="path",
+        n_bridges=2,
         weighting="multiplicative",
         drift=drift,
         **settings,
     )
     with pytest.raises(ValueError, match=message):
         objective(x, y)
+
+
+PAIRED = {"sampling": "path", "n_times": 6, "n_bridges": 4, "weighting": "multiplicative", "sigma_y": 0.4}
+
+
+@pytest.mark.parametrize("settings", [{"sigma": 0.5}, {"sigma": "green"}, {"sigma": 0.5, "antithetic": True}])
+@pytest.mark.parametrize("parts", ["x", "x and y"])
+@pytest.mark.parametrize("chunk_size", [None, 7])
+def test_a_constant_drift_leaves_bridges_alone(settings, parts, chunk_size, generator):
+    """It does not change the law of a bridge, so all weights are one: the objective is the unweighted one."""
+    mu, mu_y = normal(3, generator=generator), normal(2, generator=generator)
+
+    def drift(x, y):
+        return mu.expand_as(x) if parts == "x" else (mu.expand_as(x), mu_y.expand_as(y))
+
+    model, x, y = network(), normal(5, 3, generator=generator), normal(5, 2, generator=generator)
+    settings = {**PAIRED, **settings, "chunk_size": chunk_size}
+    objective = Elliptic(model, nn.MSELoss(), drift=drift, xi=3.0, **settings)
+    paths = objective.sample(x, y, generator=generator)
+    logs = log_weights(model, nn.MSELoss(), paths, drift=drift, xi=3.0)
+    torch.testing.assert_close(logs, logs[:, :1].expand_as(logs), rtol=0, atol=1e-10)
+    assert logs[:, 0].std() > 0.1  # it differs between pairs, which is why weights must not be compared there
+    plain = Elliptic(model, nn.MSELoss(), **{**settings, "weighting": "none", "same_partner": True})
+    ours, expected = objective(x, y, paths=paths), plain(x, y, paths=paths)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=0)
+    for a, b in zip(reference.gradients(ours, model), reference.gradients(expected, model), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("drift", ["input", "both"])
+def test_the_weighted_objective_equals_numpys(drift, generator):
+    """A linear model under the squared error, all by hand: losses, both gradients, log-weights, weights."""
+    model, xi, variance, variance_y = nn.Linear(3, 1).double(), 0.8, 0.7**2 * 2, 0.4**2 * 2
+    x, y = normal(5, 3, generator=generator), normal(5, 1, generator=generator)
+    settings = {**PAIRED, "sigma": 0.7, "horizon": 2.0, "xi": xi}
+    objective = Elliptic(model, nn.MSELoss(), drift=drift, **settings)
+    paths = objective.sample(x, y, generator=generator)
+    z, target, s = paths.x.numpy(), paths.y.numpy(), paths.s.numpy()  # (batch, bridge, time, ...)
+    slope, offset = model.weight.detach().numpy()[0], model.bias.item()
+    residual = z @ slope + offset - target[..., 0]
+    g = 2 * residual[..., None] * slope
+    ds = np.diff(s, axis=2)
+    logs = xi * (g[:, :, :-1] * np.diff(z, axis=2)).sum((2, 3))
+    logs -= 0.5 * xi**2 * variance * (np.square(g[:, :, :-1]).sum(3) * ds).sum(2)
+    if drift == "both":
+        g_y = -2 * residual
+        logs += xi * (g_y[:, :, :-1] * np.diff(target[..., 0], axis=2)).sum(2)
+        logs -= 0.5 * xi**2 * variance_y * (np.square(g_y[:, :, :-1]) * ds).sum(2)
+    weights = np.exp(logs) / np.exp(logs).mean(1, keepdims=True)
+    assert weights.std() > 0.1
+    expected = (weights[:, :, None] * np.square(residual)).mean()
+    assert objective(x, y, paths=paths).item() == pytest.approx(expected, rel=1e-10)
+    found = log_weights(model, nn.MSELoss(), paths, xi=xi, drift=drift)
+    np.testing.assert_allclose(found.detach().numpy(), logs, rtol=1e-10, atol=1e-12)
+
+
+def over_the_batch(log_weights, n_bridges):
+    """What was done before: bridges of different pairs are compared with each other."""
+    return log_weights.detach().softmax(0) * len(log_weights)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("defect", [None, "over the batch", "no drift"])
+def test_weights_move_bridges_to_those_of_the_drifted_process(defect, generator, monkeypatch):
+    """Ornstein-Uhlenbeck, ``dX = -k X ds + sqrt(V) dW``, pinned at a and b: mean and variance half-way are
+    ``(a + b) / (2 cosh(k / 2))`` and ``V tanh(k / 2) / (2 k)``. The objective's loss reads them off: targets
+    go from 0 to 1, so they are the time. Teeth: weights over the batch, and no weights at all.
+    """
+    k, variance, n_times, n_bridges = 1.5, 1.0, 65, 1000
+    start = torch.tensor([[1.2], [0.0], [-0.5]], dtype=torch.float64)
+    end = torch.tensor([[0.8], [0.1], [1.7]], dtype=torch.float64)
+    mean = ((start + end) / (2 * np.cosh(k / 2))).numpy()
+    spread = variance * np.tanh(k / 2) / (2 * k)
+
+    def half_way(output, y):
+        return n_times * torch.where(y[:, 0] == 0.5, output[:, 0], 0.0)
+
+    if defect == "over the batch":
+        monkeypatch.setattr("elliptica.core.weighting.self_normalised", over_the_batch)
+    strength = 0.0 if defect == "no drift" else k
+    settings = {"sampling": "path", "n_times": n_times, "n_bridges": n_bridges, "target_space": "real"}
+    settings |= {"sigma": variance**0.5, "sigma_y": 0.0, "weighting": "multiplicative"}
+    settings |= {"drift": lambda x, y: -strength * x}
+    zeros = torch.zeros(3, 1, dtype=torch.float64)
+    objectives = [Elliptic(model, half_way, **settings) for model in (nn.Identity(), Square())]
+    found, repeats = [], 10
+    for _ in range(repeats):
+        paths = objectives[0].sample(start, zeros, end=(end, zeros + 1), generator=generator)
+        with torch.no_grad():
+            found.append([float(objective.loss_on(paths)) for objective in objectives])
+    found = np.array(found)
+    error = 6 * found.std(0, ddof=1) / np.sqrt(repeats)  # of each mean; more than the grid is off by
+    assert (error < 0.05).all()
+    expected = [mean.mean(), (np.square(mean) + spread).mean()]
+    with contextlib.nullcontext() if defect is None else pytest.raises(AssertionError, match="half-way"):
+        assert (np.abs(found.mean(0) - expected) < error).all(), f"half-way {found.mean(0)}, not {expected}"
+
+
+class Square(nn.Module):
+    def forward(self, x):
+        return x.square()
+
+
+def test_same_partner_shares_partner_and_random_variance(generator):
+    x, y = normal(6, 3, generator=generator), normal(6, 1, generator=generator)
+    settings = {"target_space": "real", "sampling": "path", "n_bridges": 4, "generator": generator}
+    for more in ({"sigma": 0.3}, {"sigma": "green", "antithetic": True}, {"pairing": "inverse_distance"}):
+        paths = sample_paths(x, y, same_partner=True, **settings, **more)
+        ends = paths.x[:, :, -1]
+        assert torch.equal(ends, ends[:, :1].expand_as(ends))
+        assert not torch.equal(paths.x[:, 0, 1], paths.x[:, 1, 1])
+        if more.get("sigma") == "green":
+            variance = paths.variance["x"].view(4, 6)
+            assert torch.equal(variance, variance[:1].expand_as(variance))
+    own = sample_paths(x, y, **settings).x[:, :, -1]
+    assert not torch.equal(own, own[:, :1].expand_as(own))
+    mix = BridgeMix(target_space="real", sampling="path", n_times=2, n_bridges=3, same_partner=True)
+    mixed = mix(x, y, generator=generator)[0].view(2, 3, 6, 3)
+    assert torch.equal(mixed[1], mixed[1, :1].expand(3, -1, -1))
+
+
+@pytest.mark.bad_input
+def test_bridges_that_are_not_of_one_pair_are_refused(generator, own_checks):
+    """Whether they come as partners, far ends, paths, or from random layers below a hidden one."""
+    x, y = normal(5, 3, generator=generator), normal(5, 2, generator=generator)
+    model, settings = network(), {**PAIRED, "sigma": 0.5, "n_bridges": 2}
+    with pytest.raises(ValueError, match=r"needs several, but n_bridges=1\. Use n_bridges=2"):
+        Elliptic(model, nn.MSELoss(), **{**settings, "n_bridges": 1})
+    with pytest.raises(ValueError, match='Use sampling="path" with n_bridges=2'):
+        Elliptic(model, nn.MSELoss(), weighting="multiplicative")
+    objective = Elliptic(model, nn.MSELoss(), **settings)
+    assert objective.same_partner
+    partners = torch.stack([torch.arange(5).roll(1), torch.arange(5).roll(2)], 1)
+    with pytest.raises(ValueError, match=r"those in partners differ\. Give one for each row"):
+        objective(x, y, partners=partners)
+    with pytest.raises(ValueError, match="those in end differ"):
+        objective(x, y, end=(x[partners], y[partners]))
+    objective(x, y, partners=partners[:, 0])
+    objective(x, y, partners=partners[:, :1].repeat(1, 2))
+    objective(x, y, end=(x[partners[:, 0]], y[partners[:, 0]]))
+    drawn = {"target_space": "real", "sampling": "path", "sigma": 0.5}
+    other = sample_paths(x, y, partners=partners, n_bridges=2, **drawn)
+    for evaluate in (lambda p: objective(x, y, paths=p), objective.loss_on):
+        with pytest.raises(ValueError, match=r"differ at their ends by up to .* in the input 'x'"):
+            evaluate(other)
+        with pytest.raises(ValueError, match=r"hold 1 for each row\. Draw them with n_bridges=2"):
+            evaluate(sample_paths(x, y, **drawn))
+    targets = objective.sample(x, y)
+    targets.y[0, 1, -1] += 1
+    with pytest.raises(ValueError, match="in the target"):
+        objective(x, y, paths=targets)
+    green = sample_paths(x, y, partners=partners[:, 0], n_bridges=2, **{**drawn, "sigma": "green"})
+    with pytest.raises(ValueError, match="in the variance of the input 'x'"):
+        objective(x, y, paths=green)
+    random = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).double()
+    with pytest.raises(ValueError, match=r"in the layer at='1'\. .*dropout"):
+        Elliptic(random, nn.MSELoss(), at="1", **settings)(x, y)
+    Elliptic(random, nn.MSELoss(), at="0", **settings)(x, y)

@@ -77,6 +77,8 @@ def test_passes_are_those_of_a_model_that_counts(settings, weighting, chunk_size
     variant = VARIANTS.get(weighting)
     if variant is not None and variant.needs_path and settings["sampling"] == "marginal":
         pytest.skip("not a combination")
+    if variant is not None and variant.within_pairs:
+        settings = {"n_bridges": 2, **settings}
     counts = dict.fromkeys(("forward", "backward", "double_backward", "largest"), 0)
     objective = Elliptic(
         CountingModel(counts),
@@ -102,13 +104,14 @@ def test_a_drift_of_ones_own_needs_no_gradient(generator):
         nn.CrossEntropyLoss(),
         num_classes=4,
         sampling="path",
+        n_bridges=2,
         weighting="multiplicative",
         drift=lambda x, y: x,
     )
     objective(*data(6, generator), generator=generator).backward()
     found = step_cost(objective, *data(6, generator))
-    assert (found.forward_rows, found.backward_rows) == (30, 30)
-    assert (counts["forward"], counts["backward"]) == (30, 30)
+    assert (found.forward_rows, found.backward_rows) == (60, 60)
+    assert (counts["forward"], counts["backward"]) == (60, 60)
 
 
 def test_operations_of_a_perceptron_by_hand():
@@ -122,10 +125,16 @@ def test_operations_of_a_perceptron_by_hand():
     assert cost.flops == 300 * (2 * first + 3 * last)
     # back to the inputs and on to the parameters: the inputs of the first layer have a gradient, too
     weighted = Elliptic(
-        model, nn.CrossEntropyLoss(), num_classes=5, sampling="path", n_times=3, weighting="multiplicative"
+        model,
+        nn.CrossEntropyLoss(),
+        num_classes=5,
+        sampling="path",
+        n_times=3,
+        n_bridges=2,
+        weighting="multiplicative",
     )
     extra = first + last + first
-    assert step_cost(weighted, x, y, batch_size=100).flops == 300 * (2 * first + 3 * last + extra)
+    assert step_cost(weighted, x, y, batch_size=100).flops == 600 * (2 * first + 3 * last + extra)
     chunked = Elliptic(model, nn.CrossEntropyLoss(), num_classes=5, sampling="path", n_times=3, chunk_size=30)
     assert step_cost(chunked, x, y, batch_size=100).flops == 300 * (3 * first + 4 * last)
 

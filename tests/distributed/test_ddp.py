@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 #: These normalise over, or scale with, the batch of a process.
-BATCH_WISE = ("gradient_softmax", "multiplicative", "released")
+BATCH_WISE = ("gradient_softmax", "released")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def gradients(objective, x, y, **given):
 
 def one_process(weighting):
     """Gradients on the joined batch; where that makes no sense, the mean over the two batches."""
-    paths = [two_processes.paths_of(rank) for rank in (0, 1)]
+    paths = [two_processes.paths_of(rank, weighting) for rank in (0, 1)]
     if weighting in BATCH_WISE:
         each = [gradients(objective_for(weighting), *batch(r), paths=paths[r]) for r in (0, 1)]
         return [(a + b) / 2 for a, b in zip(*each, strict=True)]

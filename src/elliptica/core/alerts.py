@@ -5,11 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from elliptica._utils.compiler import uncompiled
-from elliptica.core.types import EllipticWarning
+from elliptica.core.bridge import flatten_rows
+from elliptica.core.inputs import named_inputs
+from elliptica.core.types import EllipticWarning, Paths
 
 
 def reject_no_op(terms: Sequence[Tensor]) -> None:
@@ -17,7 +20,43 @@ def reject_no_op(terms: Sequence[Tensor]) -> None:
     if not any(term.requires_grad for term in terms):
         raise ValueError(
             "The additive weighting has no gradient: its drift does not depend on any parameter, so it "
-            'would change the value but not the training. Use weighting="multiplicative".'
+            'would change the value but not the training. Use weighting="multiplicative" with n_bridges=2 or '
+            "more, or a drift with parameters."
+        )
+
+
+@uncompiled
+def reject_unpaired(paths: Paths) -> None:
+    """Raise if the bridges of a row are not several between the same two ends, with the same noise."""
+    n_bridges = paths.s.shape[1]
+    if n_bridges < 2:
+        raise ValueError(
+            'weighting="multiplicative" weighs the bridges of a pair of ends against each other, but paths '
+            f"hold {n_bridges} for each row. Draw them with n_bridges=2 or more and same_partner=True."
+        )
+    inputs = named_inputs(paths.x)
+    for name in paths.variance:
+        reject_other_ends(flatten_rows(inputs[name]), n_bridges, f"the input {name!r}")
+    reject_other_ends(flatten_rows(paths.y), n_bridges, "the target")
+    rows = n_bridges * len(paths.y)
+    for name, variance in paths.variance.items():
+        if isinstance(variance, Tensor) and variance.ndim == inputs[name].ndim - 2 and len(variance) == rows:
+            reject_other_ends(variance[None], n_bridges, f"the variance of the input {name!r}")
+
+
+def reject_other_ends(z: Tensor, n_bridges: int, what: str, slack: float = 0.0) -> None:
+    """Raise if rows ``(time, bridge * batch, ...)`` of one pair begin or end at different places.
+
+    ``slack`` is the difference, relative to the largest value, that is put down to rounding.
+    """
+    ends = torch.stack([z[0], z[-1]]).detach().unflatten(1, (n_bridges, -1))
+    gap = (ends - ends[:, :1]).abs().max()
+    if bool(gap > slack * ends.abs().max()):
+        raise ValueError(
+            'weighting="multiplicative" weighs the bridges of a pair of ends against each other, but those '
+            f"of a row differ at their ends by up to {float(gap):.3g} in {what}. Draw paths with "
+            "same_partner=True; below a hidden layer use nothing random, such as dropout; or use "
+            'weighting="gradient_softmax".'
         )
 
 
@@ -54,7 +93,7 @@ def warn_if_negative(loss: Tensor, weighting: str, xi: float) -> bool:
         return False
     warnings.warn(
         f"The objective became negative: the term of weighting={weighting!r} outweighs the loss. Lower xi "
-        f'(now {xi}), or use weighting="multiplicative".',
+        f'(now {xi}), or use weighting="gradient_softmax".',
         EllipticWarning,
         stacklevel=4,
     )

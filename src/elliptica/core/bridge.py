@@ -326,7 +326,8 @@ def draw_rows(
     if isinstance(sigma, float):
         std: float | Tensor = sigma * math.sqrt(settings.horizon)
     else:
-        std = noise_std(sigma, start, end, settings.horizon, generator, settings.antithetic)
+        copies = settings.n_bridges if settings.same_partner else 2 if settings.antithetic else 1
+        std = noise_std(sigma, start, end, settings.horizon, generator, copies)
     more: dict[str, Any] = {"std": std, "antithetic": settings.antithetic, "generator": generator}
     if settings.sampling == "path":
         return bridge_rows(start, end, n_times=settings.n_times, **more), std**2
@@ -395,7 +396,7 @@ def sample_bridge(
         shape = start.shape
         if n_bridges > 1:  # bridge-major rows, so that antithetic halves are whole bridges
             start, end = (z.repeat(n_bridges, *[1] * (z.ndim - 1)) for z in (start, end))
-        std = noise_std(scale, start, end, horizon, generator, antithetic)
+        std = noise_std(scale, start, end, horizon, generator, 2 if antithetic else 1)
         rows = bridge_rows(start, end, n_times=n_times, std=std, antithetic=antithetic, generator=generator)
         # (time, bridge * batch, *feature) -> (batch, bridge, time, *feature), as a view
         return rows.view(n_times, n_bridges, *shape).permute(2, 1, 0, *range(3, len(shape) + 2))

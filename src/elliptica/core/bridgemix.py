@@ -43,6 +43,7 @@ class BridgeMix(BridgeSettings):
         sigma_y: The same for targets.
         horizon: Length of the time interval.
         antithetic: Pairs of opposite noise.
+        same_partner: Let all bridges of a sample end at one partner.
         pairing: Where bridges end, see `sample_partners`.
         power: Exponent of the inverse distance.
         bandwidth: Width of the kernel on targets, in their units.

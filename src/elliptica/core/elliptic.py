@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.compiler import run_uncompiled
 from elliptica._utils.random import check_generator
-from elliptica.core.alerts import reject_no_op, warn_if_negative, warn_of_mode, warn_of_own_sigma
+from elliptica.core.alerts import (
+    reject_no_op,
+    reject_unpaired,
+    warn_if_negative,
+    warn_of_mode,
+    warn_of_own_sigma,
+)
 from elliptica.core.batchnorm import path_statistics, tracking_layers
 from elliptica.core.bridge import draw_bridges, flatten_rows, time_weights
 from elliptica.core.evaluate import Evaluator, time_steps
@@ -75,6 +81,8 @@ class Elliptic(nn.Module):
             (linear targets) otherwise.
         horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
         antithetic: Draw bridges in pairs of opposite noise to the same partner (even ``n_bridges``).
+        same_partner: Let all ``n_bridges`` bridges of a point end at one partner, as in the authors' code,
+            instead of each at its own. ``weighting="multiplicative"`` implies it.
         pairing: Where bridges end, see `sample_partners`.
         power: Exponent for ``pairing="inverse_distance"``.
         bandwidth: Width of the kernel for ``pairing="label_kernel"``, in units of the targets.
@@ -86,12 +94,17 @@ class Elliptic(nn.Module):
         weighting: Variant of importance weighting (Eq. (4), appendix C): ``"none"``;
             ``"gradient_norm"``, adds ``xi`` times the norm of the input gradient;
             ``"gradient_softmax"``, weights points by their standardised gradient norm;
-            ``"multiplicative"``, weights paths by the exponential martingale, self-normalised;
+            ``"multiplicative"``, weights paths by the exponential martingale, self-normalised over the
+            bridges of each pair of ends (``n_bridges`` of 2 or more);
             ``"girsanov"``, subtracts its logarithm (the Jensen form); ``"released"``, what the authors'
             later code does.
         xi: Strength of the weighting; 0 is no weighting.
-        drift: ``drift(x, y)``, any callable or network, in place of the loss gradient in the
-            ``"multiplicative"`` and ``"girsanov"`` weightings; per unit of relative time.
+        drift: Drift in the ``"multiplicative"`` and ``"girsanov"`` weightings: the loss gradient with respect
+            to the input (``"input"``, the same as None) or to input and target (``"both"``, appendix C; needs
+            ``sigma_y > 0``), or ``drift(x, y)``, any callable or network, per unit of relative time, which
+            returns ``mu_x`` or ``(mu_x, mu_y)``. A network is trained under ``"girsanov"``; under
+            ``"multiplicative"`` it is fixed: no part of the objective's parameters, mode or state, though
+            it moves with ``objective.to(...)``.
         bridged: Names (or positions) of the inputs to bridge when the model takes several; the others
             come from the nearer end.
         at: Name of a layer in whose output to bridge instead of in the inputs. With
@@ -127,9 +140,13 @@ class Elliptic(nn.Module):
             object.__setattr__(settings, "num_classes", self.loss.num_classes())
             settings.warn_of_smoothing()
         self.settings = settings
-        self.drift = settings.drift  # registered if it is a network
         self._variant = settings.variant
         second_order = self._variant is not None and self._variant.second_order
+        self.drift: Any
+        if second_order:
+            self.drift = settings.drift  # registered if it is a network
+        else:  # behind weights without gradient: fixed, and nothing for an optimiser or DDP to wait for
+            object.__setattr__(self, "drift", settings.drift)
         refuse_wrapped(model, second_order, settings.chunk_size is not None)
         self.epoch: int | None = None
         self.across: Across | None = None  # set by elliptica.distributed.over_global_batch
@@ -172,6 +189,8 @@ class Elliptic(nn.Module):
             paths = self.sample(
                 x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
             )
+        elif torch.compiler.is_compiling():  # in `loss_on` it would break the graph
+            self._check_paths(paths)
         if self.settings.bn == "clean":
             with torch.no_grad():
                 call_model(self.model, x)
@@ -214,6 +233,8 @@ class Elliptic(nn.Module):
         settings, variant = self.settings, self._variant
         if torch.compiler.is_compiling() and not self._can_be_compiled(paths):
             return run_uncompiled(self.loss_on, paths)
+        if variant is not None and not torch.compiler.is_compiling():
+            self._check_paths(paths)
         terms: tuple[Tensor, ...] = ()
         is_plain = paths.hidden is None and settings.chunk_size is None and settings.bn == "paths"
         if variant is None and is_plain and isinstance(paths.x, Tensor):  # l(f(X_s), y_s) at every point
@@ -225,7 +246,7 @@ class Elliptic(nn.Module):
         if len(losses) > 1 and settings.quadrature != "mean":  # Euler's or the trapezoid rule over s
             over_time = time_weights(len(losses), settings.quadrature, losses)
         if variant is not None:  # Eq. (4), appendix C
-            grid = Grid(time_steps(paths), over_time, self.across)
+            grid = Grid(time_steps(paths), over_time, self.across, paths.s.shape[1])
             losses = variant.apply(losses, terms, settings.xi, grid)
         loss = path_mean(losses, paths, self.loss, over_time, self.across)  # Eq. (6)
         if (
@@ -240,19 +261,26 @@ class Elliptic(nn.Module):
     def _evaluate(self, paths: Paths) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return losses ``(time, rows)`` and the terms of the weighting, for what a plain pass cannot do."""
         settings, variant = self.settings, self._variant
-        if variant is not None:
-            if variant.second_order and not torch.compiler.is_compiling():
-                refuse_wrapped(self.model, True, settings.chunk_size is not None)  # may be sharded late
-            if variant.needs_path and paths.s.shape[2] < 2:
-                raise ValueError(
-                    f'weighting={settings.weighting!r} needs whole paths; draw them with sampling="path".'
-                )
-        evaluate = Evaluator(self.model, self.loss, variant, self.drift, settings.chunk_size, settings.bn)
+        if variant is not None and variant.second_order and not torch.compiler.is_compiling():
+            refuse_wrapped(self.model, True, settings.chunk_size is not None)  # may be sharded late
+        evaluate = Evaluator(
+            self.model, self.loss, variant, self.drift, settings.chunk_size, settings.bn, settings.validate
+        )
         with path_statistics(settings.bn, self.model):
             losses, terms = evaluate(paths)
         if variant is not None and variant.second_order and torch.is_grad_enabled() and losses.requires_grad:
             reject_no_op(terms)
         return losses, terms
+
+    def _check_paths(self, paths: Paths) -> None:
+        """Raise where the weighting needs other paths than these."""
+        settings, variant = self.settings, self._variant
+        if variant is not None and variant.needs_path and paths.s.shape[2] < 2:
+            raise ValueError(
+                f'weighting={settings.weighting!r} needs whole paths; draw them with sampling="path".'
+            )
+        if variant is not None and variant.within_pairs and settings.validate:
+            reject_unpaired(paths)
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
         """Return the ordinary mean loss on the data themselves."""
@@ -324,6 +352,13 @@ class Elliptic(nn.Module):
             low, high = (float(v) for v in self.auto_sigma.aminmax())
             logger.info('sigma="auto" chose %.3g to %.3g per feature', low, high)
         return self.auto_sigma
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Elliptic:
+        """Move or convert a drift network that is fixed, hence not registered, with everything else."""
+        super()._apply(fn, recurse)
+        if recurse and isinstance(self.drift, nn.Module) and "drift" not in self._modules:
+            self.drift._apply(fn)
+        return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Restore what ``sigma="auto"`` had chosen, or that it had not chosen yet."""

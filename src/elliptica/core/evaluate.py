@@ -6,6 +6,7 @@ Rows are evaluated as whole paths laid out ``(time, rows, *feature)``; results c
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from elliptica._utils import checks
+from elliptica.core.alerts import reject_other_ends
 from elliptica.core.batchnorm import BatchNormMode, recompute_statistics
 from elliptica.core.bridge import flatten_rows, view_rows
 from elliptica.core.hidden import replaced_output
@@ -23,9 +26,12 @@ from elliptica.core.inputs import named_inputs, rebuild_inputs
 from elliptica.core.losses import PerSampleLoss, losses_at
 from elliptica.core.types import Drift, Inputs, LossFn, Paths
 from elliptica.core.weighting import (
+    GRADIENT_DRIFTS,
     VARIANTS,
+    GradientDrift,
     Points,
     Variant,
+    check_diffuses,
     drift_points,
     drift_terms,
     increments,
@@ -41,18 +47,21 @@ class Evaluator:
         model: Called on flattened rows.
         loss: One value per row.
         variant: Weighting whose terms are wanted, or None.
-        drift: Drift that replaces the loss gradient in those terms, or None.
+        drift: Drift that replaces the loss gradient in those terms; ``"both"`` is the gradient with respect
+            to input and target, ``"input"`` or None the gradient with respect to the input.
         chunk_size: Rows evaluated at a time; None for all. Activations are recomputed per chunk in
             the backward pass, so memory is that of one chunk and the gradient is unchanged.
         bn: How normalisation layers treat path points; that second pass must not count twice.
+        validate: Whether to check that bridges in a hidden layer share their ends where they must.
     """
 
     model: nn.Module
     loss: PerSampleLoss
     variant: Variant | None = None
-    drift: Drift | None = None
+    drift: Drift | GradientDrift | None = None
     chunk_size: int | None = None
     bn: BatchNormMode = "paths"
+    validate: bool = True
 
     def __call__(self, paths: Paths) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Losses ``(time, rows)`` and the weighting's terms, each of the same shape."""
@@ -94,16 +103,17 @@ class Evaluator:
         variant = self.variant
         if variant is None:
             return self._losses(paths, x, y), ()
-        if self.drift is not None:
+        own = _slice(paths, rows)
+        if self.drift is not None and not isinstance(self.drift, str):
             losses = self._losses(paths, x, y)
             (z,) = x.values()
-            assert paths.free_y is not None
-            free_y = flatten_rows(paths.free_y)[:, rows]
-            return losses, drift_terms(drift_points(self.drift, z, free_y, _slice(paths, rows)))
+            # weights that are constants need no graph, nor does a network behind them
+            with contextlib.nullcontext() if variant.second_order else torch.no_grad():
+                return losses, drift_terms(drift_points(self.drift, z, _free_targets(own), own))
         # Fused attention has no second derivative; the plain form has.
         plain_attention = sdpa_kernel(SDPBackend.MATH) if variant.second_order else contextlib.nullcontext()
         with plain_attention:
-            losses, points = self._losses_and_slopes(paths, x, y, _slice(paths, rows).variance)
+            losses, points = self._losses_and_slopes(own, x, y)
         return losses, variant.terms(points)
 
     def _losses(self, paths: Paths, x: dict[Hashable, Tensor], y: Tensor) -> Tensor:
@@ -119,22 +129,22 @@ class Evaluator:
         return losses_at(self.model, self.loss, rebuild_inputs(template, flat), y)
 
     def _losses_and_slopes(
-        self,
-        paths: Paths,
-        x: dict[Hashable, Tensor],
-        y: Tensor,
-        variance: dict[Any, float | Tensor],
+        self, paths: Paths, x: dict[Hashable, Tensor], y: Tensor
     ) -> tuple[Tensor, list[Points]]:
-        """Losses, and the gradient of each point's loss with respect to the point."""
-        assert self.variant is not None
+        """Losses, and the gradient of each point's loss with respect to the point (and its target)."""
         if paths.hidden is not None:
             return self._hidden_slopes(paths, x, y)
-        names = list(variance)
+        names = list(paths.variance)
 
         def losses_at(points: tuple[Tensor, ...]) -> Tensor:
-            return self._call(paths.x, {**x, **dict(zip(names, points, strict=True))}, y)
+            *inputs, target = points if len(points) > len(names) else (*points, y)
+            return self._call(paths.x, {**x, **dict(zip(names, inputs, strict=True))}, target)
 
         points = tuple(x[name] for name in names)
+        moving = [(z, paths.variance[name]) for name, z in zip(names, points, strict=True)]
+        if self.drift == "both":
+            check_diffuses("y", paths.variance_y)
+            points, moving = (*points, y), [*moving, (_free_targets(paths), paths.variance_y)]
         if torch.compiler.is_compiling():  # autograd.grad cannot be compiled, torch.func can
 
             def total(points: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -144,12 +154,11 @@ class Evaluator:
             slopes, (_, losses) = torch.func.grad_and_value(total, has_aux=True)(points)
         else:
             with torch.enable_grad():
-                points = tuple(z.detach().requires_grad_() for z in points)
+                points = tuple(map(_as_leaf, points))
                 losses = losses_at(points)
                 slopes = self._gradient(losses, points)
         return losses, [
-            Points(z.detach(), slope, variance[name])
-            for name, z, slope in zip(names, points, slopes, strict=True)
+            Points(z, slope, variance) for (z, variance), slope in zip(moving, slopes, strict=True)
         ]
 
     def _hidden_slopes(
@@ -163,12 +172,22 @@ class Evaluator:
             variances.append(variance)
             return points if points.requires_grad else points.requires_grad_()
 
+        if self.drift == "both":
+            check_diffuses("y", paths.variance_y)
         with torch.enable_grad():
+            target = _as_leaf(y) if self.drift == "both" else y
             with replaced_output(self.model, paths.hidden.at, replace) as layer:
-                losses = self._call(paths.x, x, y)
-            (slope,) = self._gradient(losses, (layer[0],))
-        z = layer[0].detach().unflatten(0, y.shape[:2])
-        return losses, [Points(z, slope.unflatten(0, y.shape[:2]), variances[0])]
+                losses = self._call(paths.x, x, target)
+            slope, *slope_y = self._gradient(losses, (layer[0], *([target] if self.drift == "both" else [])))
+        found = [
+            Points(layer[0].unflatten(0, y.shape[:2]), slope.unflatten(0, y.shape[:2]), variances[0]),
+            *(Points(_free_targets(paths), each, paths.variance_y) for each in slope_y),
+        ]
+        assert self.variant is not None
+        if self.variant.within_pairs and self.validate:
+            slack = torch.finfo(slope.dtype).eps ** 0.5  # equal rows of a batch may be rounded differently
+            reject_other_ends(found[0].z, paths.y.shape[1], f"the layer at={paths.hidden.at!r}", slack)
+        return losses, found
 
     def _gradient(self, losses: Tensor, points: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Gradient of each loss at its own point (exact unless the model couples rows)."""
@@ -193,9 +212,26 @@ class _Reusable(contextlib.AbstractContextManager[None]):
         self._open.pop().__exit__(*error)
 
 
+def _as_leaf(z: Tensor) -> Tensor:
+    """Make points that a gradient can be taken at; those that have one already are used as they are."""
+    return z if z.requires_grad else z.detach().requires_grad_()
+
+
+def _free_targets(paths: Paths) -> Tensor:
+    """Targets before projection, ``(time, rows, *target)``."""
+    if paths.free_y is None:
+        raise ValueError(
+            "A drift of the targets needs paths with free_y, the targets before projection. Draw the paths "
+            "with Elliptic.sample or sample_paths, or set free_y."
+        )
+    return flatten_rows(paths.free_y)
+
+
 def _slice(paths: Paths, rows: slice) -> Paths:
-    """Variances of some rows; those that are the same for all rows stay as they are."""
+    """Free targets and variances of some rows; those that are the same for all rows stay as they are."""
     n_rows = paths.s.shape[0] * paths.s.shape[1]
+    if rows.stop - rows.start >= n_rows:
+        return paths
 
     def cut(variance: float | Tensor, feature_axes: int) -> float | Tensor:
         if isinstance(variance, Tensor) and variance.ndim == feature_axes + 1:
@@ -206,7 +242,8 @@ def _slice(paths: Paths, rows: slice) -> Paths:
     inputs = named_inputs(paths.x)
     variance = {k: cut(v, inputs[k].ndim - 3) for k, v in paths.variance.items()}
     variance_y = cut(paths.variance_y, paths.y.ndim - 3)
-    return Paths(paths.x, paths.y, paths.s, variance, variance_y=variance_y)
+    free_y = None if paths.free_y is None else _free_targets(paths)[:, rows].transpose(0, 1).unsqueeze(1)
+    return dataclasses.replace(paths, variance=variance, variance_y=variance_y, free_y=free_y)
 
 
 def path_losses(
@@ -231,15 +268,19 @@ def log_weights(
     paths: Paths,
     *,
     xi: float = 1.0,
-    drift: Drift | None = None,
+    drift: Drift | GradientDrift | None = None,
 ) -> Float[Tensor, "batch bridge"]:
     """Logarithm of dp/dq of each path: the exponential martingale (paper: Eq. (4), appendix C.1).
 
-    With ``drift=None`` the drift is ``xi`` times the gradient of the loss (appendix C.2), scaled by
-    ``sigma**2``; otherwise it is ``xi * drift(x, y)`` per unit of relative time. Differentiable, so a
-    drift that is a network can be trained on it. Needs ``sampling="path"``; on a coarse grid the sum
-    is a rough approximation of the integral (see docs).
+    The drift is ``xi`` times the gradient of the loss (appendix C.2), scaled by ``sigma**2``, with respect to
+    the input (None or ``"input"``) or to input and target (``"both"``, which needs ``sigma_y > 0``); or
+    ``xi * drift(x, y)`` per unit of relative time. Differentiable, so a drift that is a network can be
+    trained on it. Needs ``sampling="path"``; on a coarse grid the sum is a rough approximation of the
+    integral (see docs). On bridges the values are known up to a constant for each pair of ends: draw several
+    bridges to each partner with ``same_partner=True``, and compare those.
     """
+    if isinstance(drift, str):
+        checks.choice("drift", drift, GRADIENT_DRIFTS)
     if paths.s.shape[2] < 2:
         raise ValueError('log_weights needs whole paths; draw them with sampling="path".')
     variant = VARIANTS["girsanov"]

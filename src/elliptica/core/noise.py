@@ -134,12 +134,12 @@ def noise_std(
     end: Tensor,
     horizon: float,
     generator: torch.Generator | None,
-    antithetic: bool = False,
+    copies: int = 1,
 ) -> float | Tensor:
     """Standard deviation ``sigma * sqrt(horizon)`` that broadcasts to the rows of ``start``.
 
-    ``horizon`` does not enter with `Green` and `Screened`, whose laws fix the variance itself. Antithetic
-    rows (the second half) share their partner's random variance.
+    ``horizon`` does not enter with `Green` and `Screened`, whose laws fix the variance itself. Rows that
+    hold the same pairs ``copies`` times over share the random variance of their pair.
     """
     if not isinstance(sigma, Green | Screened):
         if isinstance(sigma, Tensor):
@@ -149,15 +149,13 @@ def noise_std(
     rows, n = len(start), max(start[0].numel(), 1)
     dim = float(n) if sigma.dim is None else sigma.dim
     r = (end.detach().float() - start.detach().float()).reshape(rows, -1).norm(dim=1)
-    shared = r[: rows // 2] if antithetic else r
+    shared = r[: rows // copies]
     std = (
         _green_std(shared, dim, n, generator)
         if isinstance(sigma, Green)
         else _screened_std(shared, dim, sigma.rate, generator)
     )
-    if antithetic:
-        std = std.repeat(2)
-    std = sigma.scale * std
+    std = sigma.scale * (std if copies == 1 else std.repeat(copies))
     return std.to(compute_dtype(start.dtype)).reshape(-1, *[1] * (start.ndim - 1))
 
 

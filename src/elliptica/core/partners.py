@@ -384,19 +384,22 @@ def choose_ends(
     """Choose the end of every bridge: as given, or drawn from P(Pi) (paper: Algorithm 1).
 
     Distances are measured on ``features``, or else on the input, or on the targets
-    (``pairing="label_kernel"``). Antithetic bridges share their partner.
+    (``pairing="label_kernel"``). Antithetic bridges share their partner; with ``same_partner`` all bridges
+    of a point do.
     """
     if end is not None:
-        return _ends_given(batch, settings, partners, end)
+        return _check_same(_ends_given(batch, settings, partners, end), settings)
     if partners is not None:
-        return ends_in_batch(partners, len(batch.targets), settings.n_bridges)
+        return _check_same(ends_in_batch(partners, len(batch.targets), settings.n_bridges), settings)
     measured = batch.reference if features is None else features
     if settings.pairing == "label_kernel":
         check_real_targets(settings.target_space)
         measured = batch.targets
+    n_draws = settings.n_bridges // 2 if settings.antithetic else settings.n_bridges
+    n_draws = 1 if settings.same_partner else n_draws
     drawn = _draw(
         measured,
-        settings.n_bridges // 2 if settings.antithetic else settings.n_bridges,
+        n_draws,
         settings.pairing,
         settings.power,
         None if settings.among == "all" else _classes(batch.y, settings),
@@ -404,8 +407,8 @@ def choose_ends(
         generator,
         settings.bandwidth,
     )
-    if settings.antithetic:
-        drawn = drawn.repeat(1, 2)
+    if n_draws < settings.n_bridges:
+        drawn = drawn.repeat(1, settings.n_bridges // n_draws)
     return Ends(settings.n_bridges, drawn.t().reshape(-1))
 
 
@@ -427,6 +430,24 @@ def _classes(y: Tensor, settings: BridgeSettings) -> Tensor:
             f'{tuple(y.shape)} and dtype {y.dtype}. Use among="all".'
         )
     return labels
+
+
+def _check_same(ends: Ends, settings: BridgeSettings) -> Ends:
+    """Return ends that were given; raise if those of one point differ though they must not."""
+    if not settings.same_partner:
+        return ends
+    rows = [ends.index] if ends.x is None or ends.y is None else [*ends.x.values(), ends.y]
+    for far in rows:
+        assert far is not None
+        each = far.unflatten(0, (ends.n_bridges, -1))
+        if not bool((each == each[:1]).all()):
+            given = "partners" if ends.x is None else "end"
+            raise ValueError(
+                'With same_partner=True, which weighting="multiplicative" needs, all bridges of a point end '
+                f"at one partner, but those in {given} differ. Give one for each row, without the axis of "
+                "bridges."
+            )
+    return ends
 
 
 def _ends_given(batch: Batch, settings: BridgeSettings, partners: Tensor | None, end: End) -> Ends:

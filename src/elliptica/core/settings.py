@@ -23,7 +23,14 @@ from elliptica.core.partners import AMONG, PAIRINGS, Among, Pairing, check_real_
 from elliptica.core.schedule import Schedule, check_schedule
 from elliptica.core.targets import SIMPLEX_MAPS, TARGET_SPACES, SimplexMap, TargetSpace, warn_of_smoothing
 from elliptica.core.types import Drift, warn_user
-from elliptica.core.weighting import VARIANTS, WEIGHTINGS, Variant, Weighting
+from elliptica.core.weighting import (
+    GRADIENT_DRIFTS,
+    VARIANTS,
+    WEIGHTINGS,
+    GradientDrift,
+    Variant,
+    Weighting,
+)
 
 Sampling = Literal["path", "marginal"]
 SAMPLINGS: tuple[Sampling, ...] = ("path", "marginal")
@@ -44,6 +51,7 @@ class BridgeSettings:
     sigma_y: float | Tensor | None = None
     horizon: float = 1.0
     antithetic: bool = False
+    same_partner: bool = False
     pairing: Pairing = "permutation"
     power: float = 1.0
     bandwidth: float | None = None
@@ -102,7 +110,7 @@ class Settings(BridgeSettings):
 
     weighting: Weighting = "none"
     xi: float = 1.0
-    drift: Drift | None = None
+    drift: Drift | GradientDrift | None = None
     at: str | None = None
     bn: BatchNormMode = "paths"
     chunk_size: int | None = None
@@ -115,6 +123,15 @@ class Settings(BridgeSettings):
         checks.choice("bn", self.bn, BATCH_NORM_MODES)
         check_schedule(self.schedule)
         checks.nonnegative("xi", self.xi)
+        if isinstance(self.drift, str):
+            checks.choice("drift", self.drift, GRADIENT_DRIFTS)
+        elif self.drift is not None and not callable(self.drift):
+            raise TypeError(
+                'drift must be "input", "both", or a function drift(x, y), but got '
+                f"{type(self.drift).__name__}. Wrap a constant: lambda x, y: mu.expand_as(x)."
+            )
+        if self.weighting in VARIANTS and VARIANTS[self.weighting].within_pairs:
+            object.__setattr__(self, "same_partner", True)
         super().__post_init__()
         self._check_combination()
 
@@ -127,16 +144,30 @@ class Settings(BridgeSettings):
         """Reject settings that contradict each other, before any work."""
         variant = VARIANTS.get(self.weighting)
         if self.sampling == "marginal" and variant is not None and variant.needs_path:
+            several = " with n_bridges=2 or more" if variant.within_pairs else ""
             raise ValueError(
                 f'weighting={self.weighting!r} weighs whole paths, but sampling="marginal" draws single '
-                'points. Use sampling="path", or weighting="gradient_softmax".'
+                f'points. Use sampling="path"{several}, or weighting="gradient_softmax".'
             )
-        if self.drift is not None and (variant is None or not variant.needs_path):
+        if variant is not None and variant.within_pairs and self.n_bridges < 2:
             raise ValueError(
-                f"drift= needs a path weighting, but weighting={self.weighting!r}. Use "
-                'weighting="multiplicative" (or "girsanov") with sampling="path".'
+                f"weighting={self.weighting!r} weighs the bridges of a pair of ends against each other, so "
+                f"each point needs several, but n_bridges={self.n_bridges}. Use n_bridges=2 or more, or "
+                'weighting="gradient_softmax".'
             )
-        if self.at is not None and (self.drift is not None or self.chunk_size is not None):
+        if self.drift not in (None, "input") and (variant is None or not variant.needs_path):
+            raise ValueError(
+                f'drift= needs a path weighting, but weighting={self.weighting!r}. Use sampling="path" with '
+                'weighting="multiplicative" and n_bridges=2 or more (a fixed drift), or with '
+                'weighting="girsanov" (a network that is to be trained).'
+            )
+        if self.drift == "both" and not isinstance(self.sigma_y, Tensor) and self.sigma_y == 0.0:
+            raise ValueError(
+                'drift="both" moves the targets too, which it can only where they diffuse, but sigma_y=0. '
+                'Use sigma_y > 0, or drift="input".'
+            )
+        own_drift = self.drift is not None and not isinstance(self.drift, str)
+        if self.at is not None and (own_drift or self.chunk_size is not None):
             raise ValueError(
                 "Bridging in a hidden layer (at=) does not go with drift= or chunk_size=: the points exist "
                 'only during the forward pass. Use sampling="marginal" to bound memory.'

@@ -7,6 +7,9 @@ rule that turns terms into new losses. ``docs/weighting.md`` compares them.
 With drift ``mu`` per unit of relative time, a path's logarithm of ``dp/dq`` is
 ``sum mu . dZ / V - 1/2 sum |mu|**2 ds / V`` with ``V = sigma**2 * horizon``. The paper's drift, the loss
 gradient, is taken as ``mu = V * xi * g``, which keeps weights finite as ``sigma`` goes to zero.
+
+On a bridge that logarithm is known only up to a constant for each pair of ends (the drifted process reaches
+the far end with another density), so weights are compared between bridges of one pair, never between pairs.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from elliptica.core.types import Across, Drift, Paths
 
 Weighting = Literal["none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released"]
 
+#: Which half of ``z = (x, y)`` the loss gradient moves: the input, or input and target.
+GradientDrift = Literal["input", "both"]
+GRADIENT_DRIFTS: tuple[GradientDrift, ...] = ("input", "both")
+
 #: Per-point quantities, each ``(time, rows)``.
 Terms = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Points:
-    """One bridged input at whole paths, ``(time, rows, *feature)``, with its gradient or drift."""
+    """One bridged input or target at whole paths, ``(time, rows, *feature)``, with its gradient or drift."""
 
     z: Tensor
     slope: Tensor
@@ -39,12 +46,14 @@ class Points:
 class Grid:
     """Times of the points: steps ``(time, rows)``, quadrature weights ``(time, 1)`` unless all are equal.
 
-    With ``across``, batch means the rows of all processes.
+    Rows are bridge-major, ``n_bridges`` of each pair of ends. With ``across``, batch means the rows of all
+    processes.
     """
 
     ds: Tensor
     weights: Tensor | None = None
     across: Across | None = None
+    n_bridges: int = 1
 
     def total(self, value: Tensor) -> Tensor:
         """Sum over the processes of a number."""
@@ -68,12 +77,14 @@ class Variant:
         apply: From losses, terms (both ``(time, rows)``), ``xi`` and the time grid to new losses.
         second_order: Whether the result must be differentiated through the gradient.
         needs_path: Whether increments along a path are needed.
+        within_pairs: Whether a path is weighed against the other bridges between the same ends.
     """
 
     terms: Callable[[Sequence[Points]], Terms]
     apply: Callable[[Tensor, Terms, float, Grid], Tensor]
     second_order: bool
     needs_path: bool
+    within_pairs: bool = False
 
 
 def _features(z: Tensor) -> Tensor:
@@ -98,20 +109,20 @@ def _norm_terms(points: Sequence[Points]) -> Terms:
 
 def _girsanov_terms(points: Sequence[Points]) -> Terms:
     """``g . dZ`` and ``V |g|**2``: linear and quadratic part of the log-weight for ``mu = V xi g``."""
-    linear = sum(_dot(p.slope, increments(p.z.detach())) for p in points)
+    linear = sum(_dot(p.slope, increments(p.z)) for p in points)
     quadratic = sum(_dot(p.slope * p.variance, p.slope) for p in points)
     return torch.as_tensor(linear), torch.as_tensor(quadratic)
 
 
 def drift_terms(points: Sequence[Points]) -> Terms:
     """``mu . dZ / V`` and ``|mu|**2 / V``: the same parts for a drift that was given."""
-    linear = sum(_dot(p.slope / p.variance, increments(p.z.detach())) for p in points)
+    linear = sum(_dot(p.slope / p.variance, increments(p.z)) for p in points)
     quadratic = sum(_dot(p.slope / p.variance, p.slope) for p in points)
     return torch.as_tensor(linear), torch.as_tensor(quadratic)
 
 
 def _released_terms(points: Sequence[Points]) -> Terms:
-    linear = sum(_dot(p.slope, p.z.detach()) for p in points)
+    linear = sum(_dot(p.slope, p.z) for p in points)
     quadratic = sum(_dot(p.slope, p.slope) for p in points)
     return torch.as_tensor(linear), torch.as_tensor(quadratic)
 
@@ -122,13 +133,10 @@ def path_log_weights(terms: Terms, xi: float, ds: Tensor) -> Tensor:
     return (xi * linear - 0.5 * xi**2 * quadratic * ds).sum(0)
 
 
-def self_normalised(log_weights: Tensor, grid: Grid | None = None) -> Tensor:
-    """Weights of mean one over the batch, without gradient."""
-    log_weights = log_weights.detach()
-    if grid is None or grid.across is None:
-        return (log_weights.flatten().softmax(0) * log_weights.numel()).reshape(log_weights.shape)
-    weights = (log_weights - grid.largest(log_weights.max())).exp()
-    return weights * (grid.count(weights, weights.numel()) / grid.total(weights.sum()))
+def self_normalised(log_weights: Tensor, n_bridges: int) -> Tensor:
+    """Weights ``(bridge * batch,)`` of mean one over the bridges of each pair of ends, without gradient."""
+    pairs = log_weights.detach().unflatten(0, (n_bridges, -1))
+    return (pairs.softmax(0) * n_bridges).flatten()
 
 
 def _add_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
@@ -153,7 +161,7 @@ def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) ->
 
 
 def _weigh_paths(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    return losses * self_normalised(path_log_weights(terms, xi, grid.ds), grid)
+    return losses * self_normalised(path_log_weights(terms, xi, grid.ds), grid.n_bridges)
 
 
 def _subtract_released(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
@@ -167,11 +175,22 @@ VARIANTS: dict[str, Variant] = {
     "gradient_norm": Variant(_norm_terms, _add_norm, second_order=True, needs_path=False),
     "gradient_softmax": Variant(_norm_terms, _weigh_by_norm, second_order=False, needs_path=False),
     "girsanov": Variant(_girsanov_terms, _subtract_log_weight, second_order=True, needs_path=True),
-    "multiplicative": Variant(_girsanov_terms, _weigh_paths, second_order=False, needs_path=True),
+    "multiplicative": Variant(
+        _girsanov_terms, _weigh_paths, second_order=False, needs_path=True, within_pairs=True
+    ),
     "released": Variant(_released_terms, _subtract_released, second_order=True, needs_path=False),
 }
 
 WEIGHTINGS: tuple[str, ...] = ("none", *VARIANTS)
+
+
+def check_diffuses(name: str, variance: float | Tensor) -> None:
+    """Raise where a drift would act on something that does not move."""
+    if not (bool((variance > 0).all()) if isinstance(variance, Tensor) else variance > 0):
+        raise ValueError(
+            f"A drift acts on {name} only where it diffuses, but its variance is zero. "
+            f"Use {'sigma' if name == 'x' else 'sigma_y'} > 0 in every feature."
+        )
 
 
 def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths) -> list[Points]:
@@ -186,10 +205,6 @@ def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths) -> list[Point
                 f"drift must return the drift of {name} with its shape {tuple(z.flatten(0, 1).shape)}, "
                 f"but returned {tuple(mu.shape)}. Return mu_x, or a tuple (mu_x, mu_y)."
             )
-        if (not isinstance(v, Tensor) and v == 0.0) or (isinstance(v, Tensor) and not bool((v > 0).all())):
-            raise ValueError(
-                f"A drift acts on {name} only where it diffuses, but its variance is zero. "
-                f"Use {'sigma' if name == 'x' else 'sigma_y'} > 0 in every feature."
-            )
+        check_diffuses(name, v)
         points.append(Points(z, mu.unflatten(0, z.shape[:2]), v))
     return points

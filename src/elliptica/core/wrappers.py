@@ -37,6 +37,6 @@ def refuse_wrapped(model: nn.Module, second_order: bool, chunked: bool) -> None:
     if _is_sharded(model) and second_order:
         raise ValueError(
             "Layers of the model are sharded with FSDP2, which cannot differentiate twice. Shard the "
-            'whole objective, fully_shard(Elliptic(model, ...)), or use weighting="multiplicative" or '
-            '"gradient_softmax".'
+            'whole objective, fully_shard(Elliptic(model, ...)), or use weighting="gradient_softmax", or '
+            '"multiplicative" with sampling="path" and n_bridges=2 or more.'
         )

@@ -132,8 +132,11 @@ class _Simulation:
         for p in objective.parameters():
             memo[id(p)] = nn.Parameter(_empty(p), requires_grad=p.requires_grad)
         memo |= {id(buffer): _empty(buffer) for buffer in objective.buffers()}
+        if isinstance(objective.drift, nn.Module):  # a fixed one is not among the parameters
+            for value in objective.drift.state_dict(keep_vars=True).values():
+                memo.setdefault(id(value), _empty(value))
         self.objective = copy.deepcopy(objective, memo).train()
-        settings = replace(self.objective.settings, schedule=None)
+        settings = replace(self.objective.settings, schedule=None, validate=False)  # nothing to look at
         if isinstance(settings.sigma, Screened):  # drawn until values allow it to end
             settings = replace(settings, sigma=0.05)
         self.objective.settings = settings

@@ -31,12 +31,12 @@ class _Gathered:
 def over_global_batch(objective: Elliptic, group: Any = None) -> Elliptic:
     """Let the weightings that look at a batch look at the rows of all processes.
 
-    ``gradient_softmax``, ``multiplicative`` and ``released`` weigh points against the others of their batch,
-    and a class-weighted loss is divided by the mean weight of a batch. Under DDP or FSDP2 that is each
-    process' own batch: the mean over processes is a well-defined objective, but not that of one process with
-    the joined batch. This makes it so, to rounding, also if processes have different numbers
-    of rows, for the price of exchanging a few numbers per step. All processes must call the objective equally
-    often in training mode.
+    ``gradient_softmax`` and ``released`` weigh points against the others of their batch, and a class-weighted
+    loss is divided by the mean weight of a batch (``multiplicative`` weighs bridges of one pair of ends and
+    needs no exchange). Under DDP or FSDP2 that is each process' own batch: the mean over processes is a
+    well-defined objective, but not that of one process with the joined batch. This makes it so, to rounding,
+    also if processes have different numbers of rows, for the price of exchanging a few numbers per step. All
+    processes must call the objective equally often in training mode.
 
     Partners are still drawn within each process, unless ``paths=`` or ``end=`` are given (see `shard`). For
     other objectives that look at a batch (GroupDRO, CORAL, ...) use `split_rows`.

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning"),
 ]
 #: These normalise over, or scale with, the batch of a process.
-BATCH_WISE = ("gradient_softmax", "multiplicative", "released")
+BATCH_WISE = ("gradient_softmax", "released")
 
 
 @pytest.fixture(scope="module")

@@ -83,12 +83,13 @@ def _elliptic_space(settings: dict[str, Any]) -> dict[str, Range]:
     found = {"sigma_y": Range(low=0.0, high=0.2)}
     if isinstance(settings.get("sigma", 0.05), float | int):  # the PDE's own noise has no number
         found["sigma"] = Range(low=0.01, high=1.0, log=True)
-    if not settings.get("antithetic", False):
-        found["n_bridges"] = Range(low=1, high=4, integer=True)
+    whole_paths = settings.get("sampling", "marginal") == "path"
+    if not settings.get("antithetic", False):  # at least two to weigh against each other
+        found["n_bridges"] = Range(low=2 if whole_paths else 1, high=4, integer=True)
     if "partners" not in settings:
         found["pairing"] = Range(choices=tuple(name for name in PAIRINGS if name != "label_kernel"))
     weightings: tuple[str, ...] = ("none", "gradient_norm", "gradient_softmax")
-    if settings.get("sampling", "marginal") == "path":
+    if whole_paths:
         weightings = (*weightings, "multiplicative")
     found["weighting"] = Range(choices=weightings)
     found["xi"] = Range(low=0.1, high=10.0, log=True)

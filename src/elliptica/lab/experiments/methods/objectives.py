@@ -108,13 +108,13 @@ def layered(module: Callable[..., nn.Module]) -> Factory:
 class _DataPartners(ModuleObjective):
     """Partners from the whole training set."""
 
-    def __init__(self, module: Elliptic, table: PartnerTable, context: Context, n_bridges: int) -> None:
+    def __init__(self, module: Elliptic, table: PartnerTable, context: Context, n_partners: int) -> None:
         super().__init__(module)
-        self.table, self.train, self.n_bridges = table, context.data.train, n_bridges
+        self.table, self.train, self.n_partners = table, context.data.train, n_partners
 
     def call(self, batch: Batch) -> Tensor:
-        j = self.table.sample(batch.index, n_bridges=self.n_bridges, generator=batch.generator)
-        j = j[:, 0] if self.n_bridges == 1 else j
+        j = self.table.sample(batch.index, n_bridges=self.n_partners, generator=batch.generator)
+        j = j[:, 0] if self.n_partners == 1 else j
         end = (self.train.x[j].to(batch.x), self.train.y[j].to(batch.y))
         loss: Tensor = self.module(batch.x, batch.y, end=end, generator=batch.generator)
         return loss
@@ -144,7 +144,8 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     if power is None:
         return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
     table = PartnerTable(context.data.train.x, power=power)
-    return Prepared(_DataPartners(module, table, context, settings.get("n_bridges", 1)))
+    n_partners = 1 if module.settings.same_partner else module.settings.n_bridges
+    return Prepared(_DataPartners(module, table, context, n_partners))
 
 
 class _Grouped(ModuleObjective):
