@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Measurement, compare
-from elliptica.landscape import Ball, Operator, estimate_landscape
+from elliptica.landscape import Ball, DataDomain, Operator, estimate_landscape
 from elliptica.landscape.euler import euler_maruyama
 from elliptica.landscape.exits import sample_ball_exit
+from elliptica.landscape.solve import default_shell, domain_size
 from elliptica.landscape.spheres import walk_on_spheres
 
 LAPLACE = Operator()
@@ -113,8 +114,50 @@ def loss_map() -> Measurement:
     return replace(result, detail=f"{result.detail}; median standard error {error:.1%} of the value")
 
 
+class BruteForce(DataDomain):
+    """The same domain, the nearest ball found among all of them."""
+
+    def nearest_ball(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """All distances by ``torch.cdist``, the least of each row."""
+        centres, radii = self.points, self.radii
+        shift = centres.mean(0)
+        found = []
+        for part in z.split(max(2**22 // len(centres), 1)):
+            index = (torch.cdist(part - shift, centres - shift) - radii).argmin(1)
+            found.append(((part - centres[index]).norm(dim=1) - radii[index], index))
+        return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+
+
+def among_points(dim: int, n_points: int, budget: float) -> Measurement:
+    """Walk on spheres among normal points, 200 walks from near the middle."""
+    n_walks = 200
+    draw = torch.Generator().manual_seed(dim)
+    points = torch.randn(n_points, dim, dtype=torch.float64, generator=draw)
+    domain = DataDomain(points)
+    slow = object.__new__(BruteForce)
+    vars(slow).update(vars(domain))  # nearest neighbours are looked for once
+    start = 0.5 * torch.randn(n_walks, dim, dtype=torch.float64, generator=draw)
+
+    shell = default_shell(domain, start, domain_size(domain, start))
+
+    def walk(domain: DataDomain) -> None:
+        walk_on_spheres(domain, start, LAPLACE, shell=shell, generator=torch.Generator().manual_seed(0))
+
+    return compare(
+        f"walk on spheres among {n_points:g} points, {dim} dimensions, {n_walks} walks",
+        lambda: walk(domain),
+        "the nearest of all by cdist and argmin",
+        lambda: walk(slow),
+        budget=budget,
+        rounds=3,
+    )
+
+
 def measure() -> Iterator[Measurement]:
-    """Three measurements."""
+    """Solvers, a loss map, and walks among many points."""
     yield on_disk()
     yield exact_exit()
     yield loss_map()
+    for dim in (2, 10):
+        for n_points in (1_000, 10_000, 100_000):
+            yield among_points(dim, n_points, 0.1 if (dim, n_points) == (2, 10_000) else math.inf)

@@ -29,8 +29,8 @@ from elliptica.diagnostics import bridge_probes, maximum_principle_report, subha
 from elliptica.lab.data import two_moons
 from elliptica.lab.models import mlp
 from elliptica.landscape import Ball, Box, DataDomain, LossField, Monopoles, Operator
-from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.loss import excess_cross_entropy
+from elliptica.landscape.nearest import nearest_other
 from elliptica.landscape.spheres import walk_on_spheres
 from loss_landscape_table import draw_surfaces, write_table
 

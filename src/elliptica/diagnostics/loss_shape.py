@@ -13,9 +13,10 @@ from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.diagnostics.hitting import hitting_report
 from elliptica.diagnostics.probes import REFLECTING, region
 from elliptica.diagnostics.subharmonicity import subharmonicity_report
-from elliptica.landscape.data_domain import DataDomain, nearest_other
+from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import inside
 from elliptica.landscape.estimate import FEW_HITS
+from elliptica.landscape.nearest import nearest_other
 from elliptica.landscape.solvers import union_bound
 
 #: A slope per deviation above this many yardsticks is steep.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica.landscape.domains import Ball, Box, Domain, Polytope, check_points, reflect, step_radius
+from elliptica.landscape.nearest import NearestBalls, distances, nearest_other
 
 Outer = Literal["ball", "box", "reflecting_box", "hull"]
 
@@ -100,12 +101,15 @@ class DataDomain:
     fraction: float = 0.3
     outer: Outer | Domain = "ball"
     margin: float = 1.1
+    _balls: NearestBalls = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_points(self.points)
         neighbour = nearest_other(self.points)
         object.__setattr__(self, "epsilon", self._radii(neighbour))
         object.__setattr__(self, "outer", self._outer())
+        share = float((self.radii / neighbour).max())
+        object.__setattr__(self, "_balls", NearestBalls(self.points, self.radii, share))
         off = self.domain.distance(self.points) < -1e-6 * float(neighbour.max())
         if bool(off.any()):
             rows = off.nonzero().flatten().tolist()
@@ -135,10 +139,9 @@ class DataDomain:
         return radii.contiguous()
 
     def _overlap(self, radii: Tensor) -> bool:
-        for first, row_radii in zip(
-            _chunks(self.points, len(self.points)), _chunks(radii, len(self.points)), strict=True
-        ):
-            distance = torch.cdist(first, self.points, compute_mode="donot_use_mm_for_euclid_dist")
+        rows = max(_CHUNK // len(self.points), 1)
+        for first, row_radii in zip(self.points.split(rows), radii.split(rows), strict=True):
+            distance = distances(first, self.points)
             if bool(((distance > 0) & (distance < row_radii[:, None] + radii)).any()):
                 return True
         return False
@@ -176,14 +179,10 @@ class DataDomain:
         self, z: Float[Tensor, "rows dim"]
     ) -> tuple[Float[Tensor, " rows"], Int[Tensor, " rows"]]:
         """Distance to the nearest ball (negative inside it), and its number."""
-        centres, radii = self.points.to(z), self.radii.to(z)
-        shift = centres.mean(0)  # far from the origin the fast product would lose the digits that matter
-        found = []
-        for part in _chunks(z, len(centres)):
-            # the fast product loses digits near a centre: it only picks the ball
-            index = (torch.cdist(part - shift, centres - shift) - radii).argmin(1)
-            found.append(((part - centres[index]).norm(dim=1) - radii[index], index))
-        return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+        index = self._balls(z.to(self.points.device)).to(z.device)
+        # in float64 whatever the dtype of z: near a ball what is left of a difference decides
+        offset = z.double() - self.points.to(z.device)[index].double()
+        return (offset.norm(dim=1) - self.radii.to(z.device)[index].double()).to(z.dtype), index
 
     def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
         """Distance to the nearest ball or to the outer boundary."""
@@ -215,16 +214,3 @@ class DataDomain:
     def reflect(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """Fold points back at reflecting walls."""
         return reflect(self.domain, z)
-
-
-def nearest_other(points: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
-    """Distance of each point to the nearest point that differs from it."""
-    found = []
-    for part in _chunks(points, len(points)):
-        distance = torch.cdist(part, points, compute_mode="donot_use_mm_for_euclid_dist")
-        found.append(torch.where(distance > 0, distance, torch.inf).amin(1))
-    return torch.cat(found)
-
-
-def _chunks(rows: Tensor, n_centres: int) -> tuple[Tensor, ...]:
-    return rows.split(max(_CHUNK // max(n_centres, 1), 1))
