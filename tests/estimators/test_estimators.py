@@ -12,7 +12,14 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import load_iris, make_blobs, make_multilabel_classification, make_regression
+from sklearn.datasets import (
+    load_diabetes,
+    load_digits,
+    load_iris,
+    make_blobs,
+    make_multilabel_classification,
+    make_regression,
+)
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
@@ -167,6 +174,40 @@ def test_label_kernel_of_the_regressor(line):
     assert is_same(
         EllipticRegressor(bandwidth=0.1, **QUICK).fit(*line), EllipticRegressor(**QUICK).fit(*line)
     )
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("make", [EllipticClassifier, EllipticRegressor])
+def test_drawing_by_the_epoch_changes_no_score(make, monkeypatch):
+    """Against points drawn step by step, on digits and diabetes: the same up to the spread of four seeds."""
+    load = load_digits if make is EllipticClassifier else load_diabetes
+    x, y = load(return_X_y=True)
+    x, y = x[:400], y[:400]
+    scores = {}
+    for by_epoch in (True, False):
+        if not by_epoch:
+            monkeypatch.setattr("elliptica.estimators.fit.can_draw_epochs", lambda _settings: False)
+        models = [make(hidden=(16,), max_iter=20, random_state=seed, sigma=0.2) for seed in range(4)]
+        scores[by_epoch] = [m.fit(x[:300], y[:300]).score(x[300:], y[300:]) for m in models]
+    one, two = (np.array(scores[b]) for b in (True, False))
+    assert not np.array_equal(one, two)
+    spread = np.sqrt((one.var(ddof=1) + two.var(ddof=1)) / 4)
+    assert abs(one.mean() - two.mean()) < 4 * spread + 0.005
+    assert one.mean() > 0.3
+
+
+def test_other_settings_are_drawn_step_by_step(line, monkeypatch):
+    """What the epoch's law does not cover never reaches it."""
+
+    def refuse(*_args, **_options):
+        raise AssertionError("drawn by the epoch")
+
+    monkeypatch.setattr("elliptica.estimators.fit.epoch_paths", refuse)
+    for options in ({"sampling": "path"}, {"pairing": "nearest"}, {"sigma": "green"}, {"n_bridges": 2}):
+        EllipticRegressor(**QUICK, **options).fit(*line)
+    for options in ({}, {"sigma": "auto"}):
+        with pytest.raises(AssertionError, match="drawn by the epoch"):
+            EllipticRegressor(**QUICK, **options).fit(*line)
 
 
 @pytest.mark.statistical

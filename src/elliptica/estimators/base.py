@@ -23,6 +23,7 @@ from elliptica.core.elliptic import Elliptic
 from elliptica.core.noise import Sigma, auto_sigma
 from elliptica.core.partners import Pairing
 from elliptica.core.settings import Sampling, Settings
+from elliptica.core.targets import infer_target_space
 from elliptica.core.weighting import Weighting
 from elliptica.estimators.columns import check_table
 from elliptica.estimators.fit import (
@@ -157,9 +158,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Epochs, and the choice among them if there is a validation part."""
         self.module_.to(device)
         num_classes = self.n_outputs_ if self._loss_kind() == "classes" else None
-        objective = make_objective(
-            self.get_params(deep=False), self.module_, self._loss(), num_classes, rows.x
-        )
+        objective = make_objective(self.get_params(deep=False), self.module_, self._loss(), num_classes, rows)
         optimizer = self._resume_optimizer()
         best: dict[str, Tensor] | None = None
         waited = 0
@@ -331,7 +330,7 @@ def check_output(network: nn.Module, x: Tensor, n_outputs: int, meaning: str) ->
 
 
 def make_objective(
-    parameters: dict[str, Any], network: nn.Module, loss: nn.Module, num_classes: int | None, x: Tensor
+    parameters: dict[str, Any], network: nn.Module, loss: nn.Module, num_classes: int | None, rows: Rows
 ) -> nn.Module:
     """The objective named by ``method``, with the parameters that it takes.
 
@@ -340,7 +339,7 @@ def make_objective(
         network: What is trained.
         loss: The ordinary loss.
         num_classes: Number of classes of integer labels, or None.
-        x: The training rows, on which ``sigma="auto"`` is measured.
+        rows: The training rows, on which ``sigma="auto"`` is measured.
     """
     method, alpha = parameters["method"], parameters["alpha"]
     if method == "erm":
@@ -351,8 +350,9 @@ def make_objective(
         return CMixup(network, loss, alpha=2.0 if alpha is None else alpha, bandwidth=parameters["bandwidth"])
     sigma = parameters["sigma"]
     if isinstance(sigma, str) and sigma == "auto":
-        sigma = auto_sigma(x) if len(x) > 1 else 0.0
+        sigma = auto_sigma(rows.x) if len(rows.x) > 1 else 0.0
     passed = {field.name: parameters[field.name] for field in fields(Settings) if field.name in parameters}
     if parameters["pairing"] != "label_kernel":
         passed.pop("bandwidth", None)  # of C-Mixup
-    return Elliptic(network, loss, num_classes=num_classes, **{**passed, "sigma": sigma})
+    passed |= {"sigma": sigma, "target_space": infer_target_space(loss, rows.y)}
+    return Elliptic(network, loss, num_classes=num_classes, **passed)

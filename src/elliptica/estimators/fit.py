@@ -15,6 +15,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from elliptica._utils.random import stream, stream_seed
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.epoch import can_draw_epochs, epoch_paths
 
 #: An epoch is at most so many times as long as there are rows, however large the sample weights.
 LONGEST_EPOCH = 10
@@ -165,8 +167,7 @@ def train_epoch(
     objective.train()
     losses = []
     with private_stream(stream_seed(seed, "network", epoch), device):
-        for part in chosen.tensor_split(math.ceil(len(chosen) / batch_size)):
-            loss = objective(rows.x[part].to(device), rows.y[part].to(device), generator=noise)
+        for loss in _losses(objective, rows, chosen, batch_size, device, noise):
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -179,6 +180,26 @@ def train_epoch(
             "standardize=True."
         )
     return mean
+
+
+def _losses(
+    objective: nn.Module,
+    rows: Rows,
+    chosen: Tensor,
+    batch_size: int,
+    device: torch.device,
+    noise: torch.Generator,
+) -> Iterator[Tensor]:
+    """The objective on each batch, with points drawn many batches at a time where that has the same law."""
+    if isinstance(objective, Elliptic) and can_draw_epochs(objective.settings):
+        drawn = epoch_paths(
+            objective.settings, rows.x, rows.y, chosen, batch_size, device=device, generator=noise
+        )
+        for paths in drawn:
+            yield objective.loss_on(paths)
+    else:
+        for part in chosen.tensor_split(math.ceil(len(chosen) / batch_size)):
+            yield objective(rows.x[part].to(device), rows.y[part].to(device), generator=noise)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,159 @@
+"""Points of a whole epoch drawn at once have the law of points drawn batch by batch."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from elliptica import Elliptic
+from elliptica.core import epoch
+from elliptica.core.epoch import can_draw_epochs, epoch_paths
+from elliptica.core.settings import Settings
+from laws import assert_frequencies
+
+
+def settings(**options):
+    return Settings(**{"target_space": "real", "sigma": 0.0, "sigma_y": 0.0, **options})
+
+
+def twin(generator):
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return copy
+
+
+@pytest.mark.parametrize("chunk", [1, 400, 2**20])
+@pytest.mark.parametrize("rows", [1, 2, 7, 23])
+def test_partners_and_strata_of_each_batch(rows, chunk, generator, monkeypatch):
+    """Without noise: between a row and the next of its batch, one time in each equal part of [0, 1]."""
+    monkeypatch.setattr(epoch, "CHUNK_BYTES", chunk)
+    x, y = torch.randn(30, 2, 3, generator=generator), torch.randn(30, 1, generator=generator)
+    order = torch.randint(30, (rows,), generator=generator)
+    found = list(epoch_paths(settings(quadrature="uniform"), x, y, order, 5, generator=generator))
+    parts = order.tensor_split(-(-rows // 5))
+    assert [len(paths.y) for paths in found] == [len(part) for part in parts]
+    for paths, part in zip(found, parts, strict=True):
+        s = paths.s.flatten()
+        assert torch.equal((s * len(part)).floor().clamp_max(len(part) - 1), torch.arange(len(part)).float())
+        far = part.roll(-1)
+        for drawn, data in ((paths.x, x), (paths.y, y)):
+            column = s.view(-1, *[1] * (data.ndim - 1))
+            torch.testing.assert_close(drawn[:, 0, 0], data[part] + column * (data[far] - data[part]))
+
+
+def test_the_objective_takes_the_points_and_classes_keep_their_labels(generator):
+    x, y = torch.randn(12, 4, generator=generator), torch.randint(3, (12,), generator=generator)
+    objective = Elliptic(nn.Linear(4, 3), nn.CrossEntropyLoss(), num_classes=3, target_space="simplex")
+    assert can_draw_epochs(objective.settings)
+    order = torch.randperm(12, generator=generator)
+    for paths, part in zip(
+        epoch_paths(objective.settings, x, y, order, 6, generator=generator), order.split(6), strict=True
+    ):
+        assert torch.equal(paths.labels, nn.functional.one_hot(y[part], 3).float())
+        torch.testing.assert_close(paths.y.sum(-1), torch.ones(6, 1, 1))
+        expected = nn.functional.cross_entropy(objective.model(paths.x[:, 0, 0]), paths.y[:, 0, 0])
+        torch.testing.assert_close(objective.loss_on(paths), expected)
+        objective.loss_on(paths).backward()
+    assert objective.model.weight.grad is not None
+
+
+def by_epoch(how, x, y, generator, epochs):
+    for _ in range(epochs):
+        yield from epoch_paths(how, x, y, torch.randperm(len(x), generator=generator), 6, generator=generator)
+
+
+def by_step(how, x, y, generator, epochs):
+    objective = Elliptic(nn.Linear(1, 1), nn.MSELoss(), **how)
+    for _ in range(epochs):
+        for part in torch.randperm(len(x), generator=generator).split(6):
+            yield objective.sample(x[part], y[part], generator=generator)
+
+
+@pytest.mark.statistical
+def test_pairs_times_and_noise_have_the_law_of_single_steps(generator):
+    """Every other row is as likely a partner; times are those of the grid; noise is that of the bridge.
+
+    9 000 points: a deviation off by a tenth, and a correlation of .06 between the noise of inputs and targets
+    are seen.
+    """
+    x = torch.arange(6.0)[:, None]
+    how = {"target_space": "real", "sigma": 0.02, "sigma_y": 0.01, "horizon": 4.0, "n_times": 4}
+    drawn = list(by_epoch(Settings(**how), x, 10 * x, generator, 1500))
+    steps = list(by_step(how, x, 10 * x, generator, 1500))
+    inside = []
+    for paths in (drawn, steps):
+        s, points, targets = (torch.cat([getattr(p, n).flatten() for p in paths]) for n in ("s", "x", "y"))
+        assert_frequencies(np.bincount((3 * s).round().long(), minlength=4), np.full(4, 0.25))
+        inner = (s > 0) & (s < 1)
+        s, points, targets = s[inner], points[inner], targets[inner]
+        # at s = 1/3 the point is near (2 a + b) / 3, at 2/3 near (a + 2 b) / 3, and the target says which
+        whole = (3 * targets / 10).round()
+        inside.append((whole.long(), s))
+        at_x, at_y = (3 * points - whole) / 3, (targets - 10 * whole / 3)
+        unit = 2 * (s * (1 - s)).sqrt()
+        z = at_x / (0.02 * unit), at_y / (0.01 * unit)
+        for noise in z:
+            assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-4
+        assert abs(np.corrcoef(*z)[0, 1]) < 4 / np.sqrt(len(s))
+        assert stats.kstest((z[0] * 1.1).numpy(), "norm").pvalue < 1e-4  # a variance off by a fifth is seen
+    counts = [np.bincount(whole, minlength=16) for whole, _ in inside]
+    law = np.zeros(16)
+    for a in range(6):
+        for b in range(6):
+            law[2 * a + b] += a != b
+    for count in counts:
+        assert_frequencies(count, law / law.sum())
+    with pytest.raises(AssertionError):  # the next row of the data, always
+        assert_frequencies(
+            np.bincount([2 * a + (a + 1) % 6 for a in range(6)] * 1000, minlength=16), law / 30
+        )
+
+
+def test_same_generator_same_points_and_nothing_modified(generator):
+    x, y = torch.randn(40, 3, generator=generator), torch.randn(40, 2, generator=generator)
+    copies, order = (x.clone(), y.clone()), torch.randperm(40, generator=generator)
+    how = settings(sigma=torch.tensor([0.1, 0.2, 0.0]), sigma_y=0.1)
+    one, two = (list(epoch_paths(how, x, y, order, 16, generator=twin(generator))) for _ in range(2))
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a.x, b.x)
+        assert torch.equal(a.y, b.y)
+        assert a.variance["x"].shape == (3,)
+    assert torch.equal(x, copies[0])
+    assert torch.equal(y, copies[1])
+    state = torch.get_rng_state()
+    list(epoch_paths(how, x, y, order, 16, generator=generator))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+OTHERS = [
+    {"sampling": "path"},
+    {"n_bridges": 2},
+    {"pairing": "inverse_distance"},
+    {"pairing": "nearest"},
+    {"sigma": "green"},
+    {"sigma": "auto"},
+    {"at": "0"},
+    {"bn": "clean"},
+    {"schedule": lambda _epoch: 1.0},
+    {"target_space": None},
+    {"bridged": (0,)},
+]
+
+
+@pytest.mark.parametrize("options", OTHERS, ids=lambda o: next(iter(o)))
+def test_other_laws_are_refused(options):
+    how = settings(**options)
+    assert not can_draw_epochs(how)
+    with pytest.raises(ValueError, match="batch by batch"):
+        next(epoch_paths(how, torch.randn(4, 2), torch.randn(4, 1), torch.arange(4), 2))
+
+
+@pytest.mark.bad_input
+def test_bad_rows_are_refused():
+    x, y = torch.randn(4, 2), torch.randn(4, 1)
+    x[2, 0] = float("nan")
+    with pytest.raises(ValueError, match="x must be finite"):
+        next(epoch_paths(settings(), x, y, torch.arange(4), 2))
+    with pytest.raises(ValueError, match="batch_size"):
+        next(epoch_paths(settings(), torch.randn(4, 2), y, torch.arange(4), 0))
