@@ -85,9 +85,19 @@ def wrapped_objectives(rank):
         for chunk_size in (None, 8):
             module = fully_shard(objective_for(weighting, chunk_size=chunk_size))
             found["fsdp", weighting, chunk_size] = trained(module, x, y, paths=paths)
+    found["outputs"] = outputs_of(ddp(objective_for("none")), rank)
     straight = ddp(objective_for("gradient_norm", sigma=0.0))
     found["partners"] = trained(straight, x, y, partners=partners_of(rank))
     return found
+
+
+def outputs_of(module, rank):
+    """Gradients, outputs and targets of a wrapped objective that is asked for them."""
+    for _ in range(2):
+        module.zero_grad()
+        loss, output, target = module(*batch(rank), paths=paths_of(rank), with_outputs=True)
+        loss.backward()
+    return [full(p.grad) for p in module.parameters()], output, target
 
 
 def wrapped_models(rank):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elliptica.core.targets import project_to_simplex as project_to_simplex
     from elliptica.core.types import EllipticWarning as EllipticWarning
     from elliptica.core.types import Paths as Paths
+    from elliptica.core.types import WithOutputs as WithOutputs
     from elliptica.diagnostics.diagnose import diagnose as diagnose
     from elliptica.landscape import HittingTimes as HittingTimes
     from elliptica.landscape import check_maximum_principle as check_maximum_principle
@@ -44,6 +45,7 @@ _HOME = {
     "PartnerTable": "core.partner_table",
     "Paths": "core.types",
     "Screened": "core.noise",
+    "WithOutputs": "core.types",
     "auto_sigma": "core.noise",
     "check_maximum_principle": "landscape",
     "diagnose": "diagnostics.diagnose",

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from elliptica import sample_bridge
+from elliptica import sample_bridge, sample_paths
 from elliptica.core.bridge import (
     QUADRATURES,
     bridge_rows,
@@ -21,6 +21,7 @@ from laws import (
     assert_covariance,
     assert_distribution,
     assert_equal_variances,
+    assert_frequencies,
     assert_mean,
     assert_same_distribution,
     assert_variance,
@@ -648,3 +649,46 @@ def test_shapes_without_numbers_are_not_kept(generator):
     found = bridge_rows(start, end, n_times=7, std=0.123, generator=generator)
     assert type(found) is torch.Tensor
     assert torch.equal(found[-1], end)
+
+
+# ------------------------------------------------------------------- times of several bridges of one point
+
+
+def drawn_times(n_bridges, generator):
+    """Times of the bridges of one point among three, drawn anew 400 times: ``(draw, bridge)``."""
+    x = torch.zeros(3, 1)
+    settings = {"target_space": "real", "quadrature": "uniform", "n_bridges": n_bridges}
+    return torch.stack([sample_paths(x, x, generator=generator, **settings).s[1, :, 0] for _ in range(400)])
+
+
+def unordered(n_bridges, generator):
+    """Wrong: each part of [0, 1] belongs to a bridge's number."""
+    return drawn_times(n_bridges, generator).sort(1).values
+
+
+def independent(n_bridges, generator):
+    """Wrong: times of one point know nothing of each other."""
+    return torch.rand(400, n_bridges, generator=generator)
+
+
+def check_times_of_a_point(draw, n_bridges, generator):
+    """They fall into different parts of [0, 1], and no part prefers a bridge."""
+    s = draw(n_bridges, generator)
+    part = (s * n_bridges * (1 - 1e-6)).long()
+    assert torch.equal(part.sort(1).values, torch.arange(n_bridges).expand_as(part)), "in one part"
+    for bridge in part.T:
+        assert_frequencies(torch.bincount(bridge, minlength=n_bridges), [1 / n_bridges] * n_bridges)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("n_bridges", [2, 3])
+def test_bridges_of_one_point_divide_the_time(n_bridges, generator):
+    check_times_of_a_point(drawn_times, n_bridges, generator)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("n_bridges", [2, 3])
+@pytest.mark.parametrize(("wrong", "words"), [(unordered, "frequencies"), (independent, "in one part")])
+def test_bridges_of_one_point_reject(wrong, words, n_bridges, generator):
+    with pytest.raises(AssertionError, match=words):
+        check_times_of_a_point(wrong, n_bridges, generator)

@@ -183,6 +183,36 @@ def test_compiled_batches_of_other_sizes_and_modes(generator, plain):
     torch.testing.assert_close(compiled(x, y), F.cross_entropy(objective.model(x), y))
 
 
+@pytest.mark.parametrize("settings", [{}, {"sampling": "marginal"}, {"chunk_size": 6}])
+def test_compiled_objectives_return_outputs(settings, generator, plain):
+    """The same as the eager one, next to losses alone from the compiled graph."""
+    objective = objective_for(Mlp().double(), "none", plain, **settings)
+    compiled = torch.compile(objective, backend="eager")
+    x, y = data(generator)
+    for _ in range(2):
+        seed = generator.clone_state()
+        found = compiled(x, y, generator=generator, with_outputs=True)
+        for a, b in zip(found, objective(x, y, generator=seed, with_outputs=True), strict=True):
+            torch.testing.assert_close(a, b)
+        assert all(g.abs().sum() > 0 for g in reference.gradients(found.loss, objective))
+        seed = generator.clone_state()
+        loss = compiled(x, y, generator=generator)
+        torch.testing.assert_close(loss, objective(x, y, generator=seed))
+
+
+def test_compiled_objectives_warn_once_at_the_callers_line(generator, plain, recwarn):
+    """Of the mode and of the scale of the inputs."""
+    objective = objective_for(Mlp().double(), "none", plain)
+    compiled = torch.compile(objective, backend="eager")
+    objective.model.eval()
+    x, y = data(generator)
+    for _ in range(3):
+        compiled(5000 * x, y, generator=generator)
+    ours = [w for w in recwarn if w.category.__name__ == "EllipticWarning"]
+    assert sorted(str(w.message).partition(" ")[0] for w in ours) == ["The", "objective.training"]
+    assert {w.filename for w in ours} == {__file__}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler: install g++")
 def test_inductor_equals_eager(generator, plain):

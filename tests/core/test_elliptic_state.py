@@ -79,7 +79,7 @@ def test_ramp_multiplies_the_noise(sigma, sampling, generator):
 def test_auto_sigma_is_measured_once_and_kept(generator):
     model, (x, y) = network(), data(generator)
     objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4, sigma="auto")
-    assert "sigma=auto," in repr(objective)
+    assert "sigma='auto'," in repr(objective)
     objective(x, y, generator=generator)
     measured = objective.auto_sigma.clone()
     torch.testing.assert_close(measured, 0.1 * x.std(0))
@@ -87,7 +87,7 @@ def test_auto_sigma_is_measured_once_and_kept(generator):
     objective(100 * x, y, generator=generator)
     assert torch.equal(objective.auto_sigma, measured)
     low, high = measured.min(), measured.max()
-    assert f"sigma=auto ({low:.3g} to {high:.3g} per feature)" in repr(objective)
+    assert f"sigma='auto' ({low:.3g} to {high:.3g} per feature)" in repr(objective)
 
 
 def test_auto_sigma_survives_a_state_dict(generator):
@@ -219,6 +219,7 @@ def test_a_negative_objective_is_announced_once(validate, generator, recwarn):
     ours = [w for w in recwarn if issubclass(w.category, EllipticWarning)]
     assert len(ours) == (1 if validate else 0)
     assert all("became negative" in str(w.message) and "Lower xi" in str(w.message) for w in ours)
+    assert all(w.filename == __file__ for w in ours)
 
 
 @pytest.mark.parametrize(("n_times", "warns"), [(19, True), (20, False)])
@@ -236,3 +237,60 @@ def test_class_weights_do_not_announce_anything_twice(recwarn):
     assert "label smoothing" in messages[0]
     assert "coarse grid" in messages[1]
     assert {w.filename for w in recwarn} == {__file__}
+
+
+def changed(state):
+    return {name: value + 1.0 for name, value in state.items()}
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_of_the_bare_model_goes_into_the_model(assign, generator):
+    objective = Elliptic(network(nn.BatchNorm1d(5)), nn.CrossEntropyLoss(), num_classes=4, sigma="auto")
+    objective(*data(generator))
+    kept, state = objective.auto_sigma.clone(), changed(objective.model.state_dict())
+    with pytest.warns(EllipticWarning, match=r"loaded into objective\.model") as caught:
+        found = objective.load_state_dict(state, assign=assign)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert (found.missing_keys, found.unexpected_keys) == ([], [])
+    for name, value in objective.model.state_dict().items():
+        assert torch.equal(value, state[name])
+    assert torch.equal(objective.auto_sigma, kept)
+
+
+def test_a_model_with_a_layer_called_model(generator):
+    """Names of the bare model then begin as those of an objective do."""
+    model = nn.ModuleDict({"model": nn.Linear(3, 4)})
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=4)
+    state = changed(model.state_dict())
+    with pytest.warns(EllipticWarning, match=r"loaded into objective\.model"):
+        objective.load_state_dict(state)
+    assert torch.equal(model["model"].weight, state["model.weight"])
+    again = changed(objective.state_dict())
+    assert "model.model.weight" in again
+    objective.load_state_dict(again)
+    assert torch.equal(model["model"].weight, again["model.model.weight"])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_part_of_a_state_of_the_model_is_refused(strict):
+    """With strict=False torch alone would load nothing, silently."""
+    objective = Elliptic(network(), nn.CrossEntropyLoss(), num_classes=4)
+    state = changed(objective.model.state_dict())
+    before = copy.deepcopy(objective.state_dict())
+    del state["0.weight"]
+    state["head.weight"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match=r"1 are missing and 1 are not.*objective\.model\.load_state_dict"):
+        objective.load_state_dict(state, strict=strict)
+    assert all(torch.equal(value, before[name]) for name, value in objective.state_dict().items())
+
+
+def test_states_of_the_objective_are_as_strict_as_torchs():
+    objective = Elliptic(network(), nn.CrossEntropyLoss(), num_classes=4)
+    state = changed(objective.state_dict())
+    del state["model.0.bias"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*model\.0\.bias"):
+        objective.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        objective.load_state_dict({"other": torch.zeros(1)})
+    assert objective.load_state_dict(state, strict=False).missing_keys == ["model.0.bias"]
+    assert torch.equal(objective.model[0].weight, state["model.0.weight"])

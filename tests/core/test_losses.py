@@ -365,11 +365,17 @@ def test_means_over_processes_count_rows_exactly(dtype, generator):
     """Two processes with the same 301 rows, a number that bfloat16 does not have."""
     losses = torch.rand(301, generator=generator).to(dtype)
     weight = torch.randint(1, 4, (301,), generator=generator).to(dtype)
+    weight[0] += 1 - weight.double().sum() % 2  # odd, and above 257
+
+    sent = []
 
     def twice(own):
+        sent.append(own)
         return torch.stack([own, own])
 
     assert torch.equal(weighted_mean(losses, None, None, across=twice), losses.mean())
     found = weighted_mean(losses, None, weight, across=twice)
     expected = losses.double().mean() / weight.double().mean()
     assert float(found) == pytest.approx(float(expected), rel=2 * torch.finfo(dtype).eps)
+    assert sent[0].tolist() == [301]
+    assert sent[1].tolist() == [301, 301, weight.double().sum()]  # a sum in bfloat16 would be rounded

@@ -106,20 +106,6 @@ def test_targets_of_given_ends_are_checked():
         objective(x, torch.zeros(4, dtype=torch.long), end=(x.double(), torch.zeros(4, dtype=torch.long)))
 
 
-def test_mode_of_model_and_objective_must_agree(generator):
-    """model.eval() alone would give a bridged "validation loss"."""
-    x, y = torch.randn(6, 3, generator=generator), torch.zeros(6, 1)
-    model = nn.Linear(3, 1)
-    objective = Elliptic(model, nn.MSELoss())
-    model.eval()
-    with pytest.warns(EllipticWarning, match="bridges are on"):
-        objective(x, y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        objective.train()(x, y)
-        objective.eval()(x, y)
-
-
 def test_many_classes_are_announced():
     with pytest.warns(EllipticWarning, match="sigma_y=0"):
         Elliptic(nn.Linear(3, 100), nn.CrossEntropyLoss(), num_classes=100, sigma=0.05)

@@ -8,7 +8,7 @@ import torch
 from benchmarks.trace_step import traced_steps
 from torch import nn
 
-from elliptica import BridgeMix, Elliptic, EllipticWarning, elliptic_loss, sample_paths
+from elliptica import BridgeMix, Elliptic, EllipticWarning, elliptic_loss, sample_paths, switch_off
 from elliptica.core.settings import BridgeSettings, Settings
 
 
@@ -35,12 +35,19 @@ def test_every_setting_is_explained_at_the_objective():
         lambda **s: Elliptic(nn.Linear(2, 1), nn.MSELoss(), **s),
         lambda **s: elliptic_loss(nn.Linear(2, 1), nn.MSELoss(), torch.randn(4, 2), torch.randn(4, 1), **s),
         lambda **s: sample_paths(torch.randn(4, 2), torch.randn(4, 1), target_space="real", **s),
+        lambda **s: BridgeMix(num_classes=3, **s),
     ],
-    ids=["Elliptic", "elliptic_loss", "sample_paths"],
+    ids=["Elliptic", "elliptic_loss", "sample_paths", "BridgeMix"],
 )
 def test_a_misspelt_setting_names_the_nearest(call):
     with pytest.raises(TypeError, match=r"no setting 'sigmaa'\. Did you mean 'sigma'"):
         call(sigmaa=0.1)
+
+
+@pytest.mark.bad_input
+def test_settings_without_a_name_are_refused():
+    with pytest.raises(TypeError, match=r"given by name, but got 'simplex'"):
+        BridgeMix("simplex")
 
 
 def test_arguments_may_be_given_by_name():
@@ -69,8 +76,42 @@ def test_bridgemix_compares_by_identity():
     assert BridgeMix(num_classes=3, sigma=sigma) != BridgeMix(num_classes=3, sigma=sigma.clone())
 
 
-def test_bridgemix_shows_its_settings():
-    assert "sigma=0.3" in repr(BridgeMix(num_classes=3, sigma=0.3))
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"num_classes": 3, "sigma": 0.3, "sigma_y": 0.0}, "num_classes=3, sigma=0.3, sigma_y=0.0"),
+        ({"target_space": "real", "sigma": "auto"}, "target_space='real', sigma='auto', sigma_y=0.0"),
+        (
+            {"num_classes": 3, "sigma": torch.tensor([0.1, 0.25]), "sampling": "path", "n_times": 5},
+            "num_classes=3, sampling='path', sigma=0.1 to 0.25 per feature, sigma_y=0.0",
+        ),
+        (
+            {"num_classes": 3, "sigma": "green", "bridged": ("a",), "validate": False},
+            "num_classes=3, sigma=Green(scale=1.0, dim=None), sigma_y=0.0, bridged=('a',), validate=False",
+        ),
+    ],
+)
+def test_noise_and_what_differs_from_the_defaults_is_shown(settings, shown):
+    assert repr(BridgeMix(**settings)) == f"BridgeMix({shown})"
+    objective = Elliptic(nn.Linear(2, 3), nn.MSELoss(), **settings)
+    assert objective.extra_repr() == shown
+
+
+def test_functions_and_networks_among_the_settings_are_shown_by_name():
+    drift = nn.Bilinear(2, 3, 2)
+    settings = {"sampling": "path", "n_times": 20, "weighting": "girsanov", "sigma": 0.1, "sigma_y": 0.1}
+    shown = "sampling='path', n_times=20, sigma=0.1, sigma_y=0.1, weighting='girsanov'"
+    objective = Elliptic(nn.Linear(2, 3), nn.MSELoss(), **settings, drift=drift)
+    assert objective.extra_repr() == shown
+    assert "(drift): Bilinear(" in repr(objective)
+
+    def mine(x, y):
+        return x
+
+    assert (
+        Elliptic(nn.Linear(2, 3), nn.MSELoss(), **settings, drift=mine).extra_repr() == f"{shown}, drift=mine"
+    )
+    assert "schedule=on_before" in repr(Elliptic(nn.Linear(2, 3), nn.MSELoss(), schedule=switch_off(3)))
 
 
 @pytest.mark.parametrize("sampling", ["marginal", "path"])

@@ -70,6 +70,14 @@ def test_partners_within_each_process_are_partners_in_the_joined_batch(found):
     assert_equal_gradients(found, "partners", expected)
 
 
+def test_wrapped_objectives_return_outputs(found):
+    for rank, (ours, output, target) in enumerate(one["outputs"] for one in found):
+        for a, b in zip(ours, one_process("none"), strict=True):
+            torch.testing.assert_close(a, b)
+        own = objective_for("none")(*batch(rank), paths=two_processes.paths_of(rank), with_outputs=True)
+        torch.testing.assert_close((output, target), own[1:])
+
+
 @pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS if w not in SECOND_ORDER])
 def test_functions_of_a_wrapped_model_where_that_is_exact(weighting, found):
     """Detached weights are constants, so the wrapper sees one ordinary backward pass."""

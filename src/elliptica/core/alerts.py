@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from elliptica._utils.compiler import uncompiled
 from elliptica.core.bridge import flatten_rows
-from elliptica.core.inputs import named_inputs
-from elliptica.core.types import EllipticWarning, Paths
+from elliptica.core.inputs import ONLY, Batch, named_inputs
+from elliptica.core.types import Paths, warn_user
+
+# sigma * sqrt(horizon) in units of the inputs' deviation: below, bridges are straight lines; above, noise
+_USUAL_NOISE = (0.002, 2.0)
 
 
 def reject_no_op(terms: Sequence[Tensor]) -> None:
@@ -63,13 +66,35 @@ def reject_other_ends(z: Tensor, n_bridges: int, what: str, slack: float = 0.0) 
 @uncompiled
 def warn_of_mode(objective_trains: bool, model_trains: bool) -> None:
     """Users who call ``model.eval()`` alone would get bridges in their validation loss."""
-    warnings.warn(
+    warn_user(
         f"objective.training is {objective_trains} but model.training is {model_trains}, so bridges are "
         f"{'on' if objective_trains else 'off'}. Call objective.train() and objective.eval() instead of the "
-        "model's.",
-        EllipticWarning,
-        stacklevel=4,
+        "model's."
     )
+
+
+def warn_of_scale(batch: Batch, sigma: object, horizon: float) -> bool:
+    """Warn where a number for ``sigma`` does not suit the scale of the inputs; return False to ask again."""
+    if not isinstance(sigma, float) or sigma == 0.0:
+        return True
+    if len(batch.reference) < 2:
+        return False
+    for name in batch.bridged:
+        spread = batch.inputs[name].float().std(0)
+        varying = spread[spread > 0]
+        if not varying.numel():
+            return False
+        typical = float(varying.median())
+        noise = sigma * math.sqrt(horizon)
+        if not _USUAL_NOISE[0] <= noise / typical <= _USUAL_NOISE[1]:
+            shown = "inputs" if name == ONLY else f"inputs x[{name!r}]"
+            warn_user(
+                f"The {shown} vary by about {typical:.3g} (median deviation of the features in this batch), "
+                f"but sigma={sigma:g} adds noise of {noise:.3g}: "
+                f"{'hardly any' if noise < typical else 'more than the data hold'}. Standardise the inputs, "
+                f'or pass sigma="auto" or sigma={0.1 * typical / math.sqrt(horizon):.2g}.'
+            )
+    return True
 
 
 def warn_of_own_sigma(model: nn.Module) -> None:
@@ -77,12 +102,10 @@ def warn_of_own_sigma(model: nn.Module) -> None:
     if not (dist.is_available() and dist.is_initialized()) or hasattr(model, "_ranks"):
         return
     if dist.get_world_size() > 1 and dist.get_rank() == 0:  # one says it for all
-        warnings.warn(
+        warn_user(
             f'sigma="auto" was measured on the first batch, but each of the {dist.get_world_size()} '
             "processes has another one, and trains with noise of its own. Measure the training data once: "
-            "sigma=elliptica.auto_sigma(x).",
-            EllipticWarning,
-            stacklevel=5,
+            "sigma=elliptica.auto_sigma(x)."
         )
 
 
@@ -91,10 +114,8 @@ def warn_if_negative(loss: Tensor, weighting: str, xi: float) -> bool:
     """Additive weightings can outweigh the loss itself; returns whether that was said."""
     if float(loss.detach()) >= 0:
         return False
-    warnings.warn(
+    warn_user(
         f"The objective became negative: the term of weighting={weighting!r} outweighs the loss. Lower xi "
-        f'(now {xi}), or use weighting="gradient_softmax".',
-        EllipticWarning,
-        stacklevel=4,
+        f'(now {xi}), or use weighting="gradient_softmax".'
     )
     return True

@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from elliptica._utils.random import check_generator
+from elliptica.core.alerts import warn_of_scale
 from elliptica.core.bridge import draw_bridges, flatten_rows
 from elliptica.core.inputs import named_inputs, read_batch, rebuild_inputs
 from elliptica.core.partners import choose_ends
-from elliptica.core.settings import BridgeSettings
+from elliptica.core.settings import BridgeSettings, check_names
 from elliptica.core.types import Inputs
 
 
+@check_names
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BridgeMix(BridgeSettings):
     """Replace a batch by points on Brownian bridges between its samples (mixup-like augmentation).
@@ -70,6 +72,10 @@ class BridgeMix(BridgeSettings):
                 )
             object.__setattr__(self, "target_space", "simplex")
         super().__post_init__()
+        object.__setattr__(self, "_judged_scale", False)
+
+    def __repr__(self) -> str:
+        return f"BridgeMix({', '.join(f'{name}={value}' for name, value in self.shown().items())})"
 
     @torch.no_grad()
     def __call__(
@@ -83,6 +89,8 @@ class BridgeMix(BridgeSettings):
         """Return as many rows as there are points, with soft targets."""
         batch = read_batch(x, y, None, self)
         check_generator(generator, batch.reference.device)
+        if not self._judged_scale:  # type: ignore[attr-defined]  # no setting, so not declared as a field
+            object.__setattr__(self, "_judged_scale", warn_of_scale(batch, self.sigma, self.horizon))
         ends = choose_ends(batch, self, partners, generator=generator)
         paths = draw_bridges(batch, ends, self, generator=generator)
         rows = {k: flatten_rows(v).flatten(0, 1) for k, v in named_inputs(paths.x).items()}

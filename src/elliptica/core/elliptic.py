@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from elliptica.core.alerts import (
     warn_if_negative,
     warn_of_mode,
     warn_of_own_sigma,
+    warn_of_scale,
 )
 from elliptica.core.batchnorm import path_statistics, tracking_layers
 from elliptica.core.bridge import draw_bridges, flatten_rows, time_weights
@@ -32,13 +34,20 @@ from elliptica.core.inputs import (
     read_batch,
     target_encoder,
 )
-from elliptica.core.losses import PerSampleLoss, losses_at, path_mean, weighted_mean
+from elliptica.core.losses import (
+    PerSampleLoss,
+    join_outputs,
+    losses_at,
+    path_mean,
+    recorded_outputs,
+    weighted_mean,
+)
 from elliptica.core.noise import auto_sigma
 from elliptica.core.partners import End, choose_ends
 from elliptica.core.schedule import factor_in
 from elliptica.core.settings import BridgeSettings, Settings, make_settings, takes
 from elliptica.core.targets import TargetSpace, infer_target_space
-from elliptica.core.types import Across, Inputs, LossFn, Paths
+from elliptica.core.types import Across, Inputs, LossFn, Paths, WithOutputs, warn_user
 from elliptica.core.weighting import Grid
 from elliptica.core.wrappers import refuse_wrapped
 
@@ -49,10 +58,11 @@ class Elliptic(nn.Module):
     """Elliptic loss regularisation: train on Brownian bridges between the data (paper: Algorithm 1).
 
     A drop-in objective: where you wrote ``loss = criterion(model(x), y)``, write
-    ``loss = objective(x, y)``. Labels are bridged too, so that the loss is asked to be small, and
-    smooth, between the data and not only at them. Use it when data are shifted, imbalanced or
-    mislabelled. Do not use it when a point between two data points has no meaning (raw token ids:
-    bridge in the embedding layer with ``at=``).
+    ``loss = objective(x, y)``. It is the mean loss at random points between the data, with targets
+    between theirs, instead of at the data alone. Whether that helps depends on the data: docs/results.md
+    has what was measured, with and without shift, rare groups and wrong labels, beside ordinary training and
+    mixup. Do not use it when a point between two data points has no meaning (raw token ids: bridge in the
+    embedding layer with ``at=``).
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model, so wrap *it*:
     ``DistributedDataParallel(objective)``, ``torch.compile(objective)``; save ``objective.model``.
@@ -152,6 +162,7 @@ class Elliptic(nn.Module):
         self.across: Across | None = None  # set by elliptica.distributed.over_global_batch
         self._warned_of_negative = False
         self._warned_of_mode = False
+        self._judged_scale = False
         self.auto_sigma: Tensor | None
         self.register_buffer("auto_sigma", None)
 
@@ -165,7 +176,8 @@ class Elliptic(nn.Module):
         end: End | None = None,
         paths: Paths | None = None,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
+        with_outputs: bool = False,
+    ) -> Tensor | WithOutputs:
         """Return the mean loss along bridges between the rows of a batch (paper: Algorithm 1).
 
         Args:
@@ -179,10 +191,23 @@ class Elliptic(nn.Module):
             paths: Points drawn before (see `sample`), evaluated instead of drawing new ones. (With ``at=``
                 the noise of the hidden layer is drawn at every evaluation.)
             generator: Source of randomness; torch's default one if None.
+            with_outputs: Return `WithOutputs`: the loss with the model's outputs and the targets at the
+                points, e.g. for the training accuracy without a second pass.
 
         Returns:
             The objective, on the scale of the ordinary mean loss.
+
+        Example:
+            >>> objective = Elliptic(nn.Linear(4, 3), nn.CrossEntropyLoss(), num_classes=3)
+            >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+            >>> loss, output, target = objective(x, y, with_outputs=True)
+            >>> accuracy = (output.argmax(1) == target.argmax(1)).float().mean()
+            >>> output.shape, target.shape
+            (torch.Size([8, 3]), torch.Size([8, 3]))
         """
+        if with_outputs:
+            given: dict[str, Any] = {"partners": partners, "end": end, "generator": generator}
+            return self._with_outputs(x, y, paths, sample_weight=sample_weight, **given)
         if self._noise_factor() is None:  # eval mode, or switched off by the schedule
             return self.clean_loss(x, y, sample_weight=sample_weight)
         if paths is None:  # partners, and the bridges of inputs and targets to them
@@ -217,6 +242,8 @@ class Elliptic(nn.Module):
             batch = read_batch(x, y, sample_weight, settings, in_hidden=settings.at is not None)
             if generator is not None:
                 check_generator(generator, batch.reference.device)
+            if not self._judged_scale and settings.at is None:
+                self._judged_scale = warn_of_scale(batch, settings.sigma, settings.horizon)
             if settings.at is not None:  # the points exist only once that layer has run
                 check_hidden_ends(settings, end)
                 features = self._hidden_features(x, partners, end)
@@ -257,6 +284,16 @@ class Elliptic(nn.Module):
         ):
             self._warned_of_negative = warn_if_negative(loss, settings.weighting, settings.xi)
         return loss
+
+    def _with_outputs(self, x: Inputs, y: Tensor, paths: Paths | None, **given: Any) -> WithOutputs:
+        """Return the objective with the outputs and targets at its points."""
+        if torch.compiler.is_compiling():  # hooks are not compiled
+            return run_uncompiled(self._with_outputs, x, y, paths, **given)
+        n_times = self.settings.n_times if self.settings.sampling == "path" else 1
+        with recorded_outputs(self.loss) as found:
+            loss = Elliptic.forward(self, x, y, paths=paths, **given)
+        assert isinstance(loss, Tensor)
+        return WithOutputs(loss, *join_outputs(found, n_times if paths is None else paths.s.shape[2]))
 
     def _evaluate(self, paths: Paths) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return losses ``(time, rows)`` and the terms of the weighting, for what a plain pass cannot do."""
@@ -300,14 +337,36 @@ class Elliptic(nn.Module):
         self.epoch = epoch
 
     def extra_repr(self) -> str:
-        """Show the settings that matter, and what ``sigma="auto"`` chose."""
-        sigma: object = self.settings.sigma
-        if sigma == "auto" and self.auto_sigma is not None:
+        """Show the noise, the settings that differ from their defaults, and what ``sigma="auto"`` chose."""
+        shown = self.settings.shown()
+        if isinstance(self.drift, nn.Module):
+            shown.pop("drift", None)  # shown as a module
+        if self.settings.sigma == "auto" and self.auto_sigma is not None:
             low, high = (float(v) for v in self.auto_sigma.aminmax())
-            sigma = f"auto ({low:.3g} to {high:.3g} per feature)"
-        shown = {name: getattr(self.settings, name) for name in ("sampling", "n_bridges")}
-        shown |= {"sigma": sigma, "pairing": self.settings.pairing, "weighting": self.settings.weighting}
+            shown["sigma"] += f" ({low:.3g} to {high:.3g} per feature)"
         return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state of the objective; a state of the bare model goes into the model, with a warning."""
+        own = self.state_dict(keep_vars=True).keys()
+        models = self.model.state_dict(keep_vars=True).keys()
+        if not state_dict.keys() & own and state_dict.keys() & models:
+            if state_dict.keys() != models:
+                missing, unknown = models - state_dict.keys(), state_dict.keys() - models
+                raise RuntimeError(
+                    "load_state_dict of an objective expects its own state, with names like "
+                    f"'{next(iter(own))}', but got names of its model, of which {len(missing)} are "
+                    f"missing and {len(unknown)} are not the model's. Use "
+                    "objective.model.load_state_dict(state, strict=False) to load those that fit."
+                )
+            warn_user(
+                "This is a state of the model, not of the objective: it was loaded into objective.model, and "
+                "what else the objective keeps is unchanged. Call objective.model.load_state_dict(state)."
+            )
+            return self.model.load_state_dict(state_dict, strict, assign)
+        return super().load_state_dict(state_dict, strict, assign)
 
     def _noise_factor(self) -> float | None:
         """Return the factor on the noise in this epoch; None when bridges are off."""
@@ -414,6 +473,7 @@ def elliptic_loss(
             "A function has no epochs: call it with another sigma instead of schedule=, or use Elliptic."
         )
     objective = Elliptic(model, loss_fn, **settings)
+    objective._judged_scale = True  # a function cannot remember that it warned
     result: Tensor = objective(
         x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
     )

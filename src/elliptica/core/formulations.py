@@ -22,7 +22,7 @@ from elliptica.core.elliptic import Elliptic
 from elliptica.core.inputs import check_batch, check_weight, named_inputs
 from elliptica.core.losses import PerSampleLoss, weighted_mean
 from elliptica.core.targets import encode_targets, infer_target_space
-from elliptica.core.types import Inputs, LossFn
+from elliptica.core.types import Inputs, LossFn, WithOutputs
 
 
 class SourceTerm(Elliptic):
@@ -48,12 +48,21 @@ class SourceTerm(Elliptic):
         checks.nonnegative("duration", duration)
         self.duration = float(duration)
 
-    def forward(self, x: Inputs, y: Tensor, **options: Any) -> Tensor:
-        """Loss of a batch, a scalar; options are those of `Elliptic.forward`."""
+    def forward(self, x: Inputs, y: Tensor, **options: Any) -> Tensor | WithOutputs:
+        """Return the loss of a batch; options are those of `Elliptic.forward`.
+
+        With ``with_outputs=True`` outputs and targets are those along the bridges.
+        """
+        is_off = self._noise_factor() is None
+        if is_off and options.get("with_outputs"):
+            return super().forward(x, y, **options)
         clean = self.clean_loss(x, y, sample_weight=options.get("sample_weight"))
-        if self._noise_factor() is None or self.duration == 0:
+        if is_off or (self.duration == 0 and not options.get("with_outputs")):
             return clean
-        return clean + self.duration * super().forward(x, y, **options)
+        along = super().forward(x, y, **options)
+        if isinstance(along, WithOutputs):
+            return along._replace(loss=clean + self.duration * along.loss)
+        return clean + self.duration * along
 
 
 class DynkinSum(nn.Module):

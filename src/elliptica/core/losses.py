@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from elliptica.core.bridge import flatten_rows
 from elliptica.core.inputs import call_model
@@ -157,6 +160,47 @@ def losses_at(model: nn.Module, loss: PerSampleLoss, x: Inputs, y: Tensor) -> Te
         )
     losses: Tensor = loss(output, y.flatten(0, 1))
     return losses.view(y.shape[:2])
+
+
+@contextlib.contextmanager
+def recorded_outputs(loss: PerSampleLoss) -> Iterator[list[tuple[Any, Tensor]]]:
+    """Within the context, note every output and target that ``loss`` compares, without gradients."""
+    found: list[tuple[Any, Tensor]] = []
+
+    def note(_module: nn.Module, compared: tuple[Any, Tensor], _losses: Tensor) -> None:
+        found.append(tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, compared))
+
+    handle = loss.register_forward_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def join_outputs(found: list[tuple[Any, Tensor]], n_times: int) -> tuple[Any, Tensor]:
+    """Join outputs and targets of chunks, each ``(time * rows, ...)``, in the order of one pass over all."""
+    if len(found) == 1:
+        return found[0]
+    leaves, (structure, *others) = zip(*(tree_flatten(chunk) for chunk in found), strict=True)
+
+    def join(parts: tuple[Any, ...]) -> Tensor:
+        for part, (_, target) in zip(parts, found, strict=True):
+            if not isinstance(part, Tensor) or part.ndim == 0 or len(part) != len(target):
+                got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                raise TypeError(
+                    "with_outputs=True joins what the model returns for each chunk, so all of it must be "
+                    f"tensors with a row per input row ({len(target)}), but one is {got}. Use "
+                    "chunk_size=None, or a model that returns such tensors alone."
+                )
+        return torch.cat([part.unflatten(0, (n_times, -1)) for part in parts], 1).flatten(0, 1)
+
+    if any(other != structure for other in others):
+        raise TypeError(
+            "with_outputs=True joins what the model returns for each chunk, but that differs from chunk to "
+            "chunk. Use chunk_size=None, or return the same structure each time."
+        )
+    joined: tuple[Any, Tensor] = tree_unflatten([join(p) for p in zip(*leaves, strict=True)], structure)
+    return joined
 
 
 def weighted_mean(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -103,6 +103,17 @@ class BridgeSettings:
             assert self.sigma_y is not None
             warn_of_smoothing(self.num_classes, self.sigma_y, self.horizon)
 
+    def shown(self) -> dict[str, str]:
+        """Write out ``sigma``, ``sigma_y`` and whatever differs from its default."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        if self.num_classes is not None and self.target_space == "simplex":
+            del values["target_space"]  # follows from the number of classes
+        return {
+            name: _written(value)
+            for name, (value, default) in values.items()
+            if name in ("sigma", "sigma_y") or isinstance(value, Tensor) or value != default
+        }
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings(BridgeSettings):
@@ -180,12 +191,28 @@ class Settings(BridgeSettings):
             )
 
 
+def _written(value: object) -> str:
+    if isinstance(value, Tensor):
+        low, high = (float(v) for v in value.aminmax())
+        return f"{low:.3g} to {high:.3g} per feature"
+    if callable(value):
+        function = getattr(value, "func", value)
+        return str(getattr(function, "__name__", type(function).__name__)).lstrip("_")
+    return repr(value)
+
+
 _S = TypeVar("_S", bound=BridgeSettings)
+_T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
 def make_settings(kind: Callable[_P, _S], *args: _P.args, **given: _P.kwargs) -> _S:
     """Make settings from keywords; a name that does not exist raises an error that names the nearest."""
+    _check_names(kind, args, given)
+    return kind(*args, **given)
+
+
+def _check_names(kind: Callable[..., object], args: Sequence[object], given: Iterable[str]) -> None:
     if args:
         raise TypeError(
             f"Settings are given by name, but got {args[0]!r} without one. Write e.g. num_classes=10."
@@ -195,7 +222,19 @@ def make_settings(kind: Callable[_P, _S], *args: _P.args, **given: _P.kwargs) ->
         if name not in known:
             hint = did_you_mean(name, known) or f"There are {', '.join(known)}."
             raise TypeError(f"There is no setting {name!r}. {hint}")
-    return kind(*args, **given)
+
+
+def check_names(kind: type[_T]) -> type[_T]:
+    """Let a class of settings that users make themselves raise the errors of `make_settings`."""
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **given: Any) -> None:
+        _check_names(kind, args, given)
+        make(self, **given)
+
+    kind.__init__ = init  # type: ignore[method-assign]  # shows the same signature
+    return kind
 
 
 def takes(

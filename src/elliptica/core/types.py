@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -30,10 +30,28 @@ class EllipticWarning(UserWarning):
 def warn_user(message: str) -> None:
     """Warn at the line of the caller's own code, however deep in the library the reason was found."""
     frame, level = sys._getframe(1), 2
-    inside = {"elliptica", "jaxtyping", "beartype"}  # the last two where shapes are checked at run time
+    # torch calls modules, and compiled ones; the last two check shapes at run time
+    inside = {"elliptica", "torch", "jaxtyping", "beartype"}
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, EllipticWarning, stacklevel=level)
+
+
+class WithOutputs(NamedTuple):
+    """An objective with the outputs and targets behind it: ``objective(x, y, with_outputs=True)``.
+
+    Rows of ``output`` and ``target`` belong together. They are ordered by time, then bridge, then sample; in
+    eval mode they are the samples themselves.
+
+    Attributes:
+        loss: The objective, to be differentiated.
+        output: What the model returned at the points, without gradients.
+        target: The targets there, mixed and as the loss sees them: labels are one-hot.
+    """
+
+    loss: Tensor
+    output: Any
+    target: Tensor
 
 
 @dataclass(frozen=True)
