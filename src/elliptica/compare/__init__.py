@@ -8,14 +8,12 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package("elliptica.compare", "tables", error.name) from error
 
-from elliptica._utils.statistics import corrected_interval as corrected_interval
-from elliptica.compare.comparison import Comparison as Comparison
-from elliptica.compare.comparison import compare as compare
-from elliptica.compare.comparison import fit_model as fit_model
-from elliptica.compare.markdown import markdown as markdown
-from elliptica.compare.predict import predict_file as predict_file
-from elliptica.compare.table import TableError as TableError
-from elliptica.report.content import Verdict as Verdict
+from elliptica._utils.statistics import corrected_interval
+from elliptica.compare.comparison import Comparison, compare, fit_model
+from elliptica.compare.markdown import markdown
+from elliptica.compare.predict import predict_file
+from elliptica.compare.table import TableError
+from elliptica.report.content import Verdict
 
 __all__ = [
     "Comparison",

@@ -60,14 +60,6 @@ def load_cifar10(
 
     Returns:
         Images of shape ``(n, 3, 32, 32)``; classes of shape ``(n,)``, int64.
-
-    Raises:
-        FileNotFoundError: If no form of the data is there.
-        ValueError: If a file is not the published one.
-
-    Example:
-        >>> load_cifar10(part="batch1").train.x.shape  # doctest: +SKIP
-        torch.Size([9000, 3, 32, 32])
     """
     if part not in get_args(Part):
         raise ValueError(f"part must be 'full' or 'batch1', but got {part!r}. Pass one of the two.")
@@ -107,23 +99,6 @@ def load_cifar100(
 
     Looked for as ``cifar100/cifar-100-python/train`` and ``test``, then as
     ``cifar100/cifar-100-python.tar.gz``; everything else is as for `load_cifar10`.
-
-    Args:
-        seed: Seed of the order of training images, and of which of them are held out.
-        data_dir: Directory that holds ``cifar100``; see `data_directories` if None.
-        validation_share: Share of the official training images held out, see `load_cifar10`.
-        pixels: ``"uint8"`` leaves the pixels as they are, see `load_cifar10`.
-
-    Returns:
-        Images of shape ``(n, 3, 32, 32)``; classes of shape ``(n,)``, int64.
-
-    Raises:
-        FileNotFoundError: If no form of the data is there.
-        ValueError: If a file is not the published one.
-
-    Example:
-        >>> load_cifar100(validation_share=0).train.x.shape  # doctest: +SKIP
-        torch.Size([50000, 3, 32, 32])
     """
     check_share(validation_share)
     check_pixels(pixels)

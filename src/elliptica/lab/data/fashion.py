@@ -76,14 +76,6 @@ def load_fashion_mnist(
 
     Returns:
         Images of shape ``(n, 1, 28, 28)``; classes of shape ``(n,)``, int64.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If a file is not the published one.
-
-    Example:
-        >>> load_fashion_mnist().test.x.shape  # doctest: +SKIP
-        torch.Size([10000, 1, 28, 28])
     """
     check_share(validation_share)
     check_pixels(pixels)
@@ -172,14 +164,6 @@ def load_rcf_mnist(
     Returns:
         Images of shape ``(n, 3, 28, 28)`` in [-1, 1] and targets of shape ``(n, 1)`` in [0, 1), float32;
         ``group`` is 0 where the colour follows the angle, 1 where it is inverse, 2 where it is random.
-
-    Raises:
-        FileNotFoundError: If Fashion-MNIST is missing.
-        ValueError: If its file is not the published one, or the ratio is not a share.
-
-    Example:
-        >>> load_rcf_mnist().test.group.bincount()  # doctest: +SKIP
-        tensor([2000, 8000])
     """
     if not 0 <= ratio <= 1:
         raise ValueError(f"ratio must be between 0 and 1, but got {ratio}. Pass e.g. 0.8, as the authors do.")

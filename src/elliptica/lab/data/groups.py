@@ -98,14 +98,6 @@ def load_waterbirds(
     Returns:
         Images of shape ``(n, 3, 224, 224)``, 4795 / 1199 / 5794 of them; classes, int64; ``group`` is twice
         the class plus the background (0 land, 1 water), so that groups 1 and 2 are the rare ones.
-
-    Raises:
-        FileNotFoundError: If the folder, ``metadata.csv`` or an image is missing.
-        ValueError: If the table has unknown labels, backgrounds or parts, or not the published counts.
-
-    Example:
-        >>> load_waterbirds().train.group.bincount()  # doctest: +SKIP
-        tensor([3498,  184,   56, 1057])
     """
     known = _WATERBIRDS
     folder = find_folder(known.folders, data_dir, source=known.source)
@@ -169,14 +161,6 @@ def load_waterbirds_features(
     Returns:
         Inputs of shape ``(n, 1280)``, float32; classes of shape ``(n,)``, int64; ``group`` is twice the
         class plus the background (0 land, 1 water), so that groups 1 and 2 are the rare ones.
-
-    Raises:
-        FileNotFoundError: If the file is missing.
-        ValueError: If the file is not the expected one.
-
-    Example:
-        >>> load_waterbirds_features().train.group.bincount()  # doctest: +SKIP
-        tensor([3498,  184,   56, 1057])
     """
     if scale not in get_args(Scaling):
         raise ValueError(f"scale must be 'train' or 'none', but got {scale!r}. Pass one of the two.")
@@ -249,14 +233,6 @@ def load_celeba(
     Returns:
         Images of shape ``(n, 3, 224, 224)``, 162770 / 19867 / 19962 of them; classes, int64 (1 if the target
         is there); ``group`` is twice the class plus the confounder (1 if it is there).
-
-    Raises:
-        FileNotFoundError: If the folder, a table or an image is missing.
-        ValueError: If a table has unknown values, they disagree, or the counts are not the published ones.
-
-    Example:
-        >>> load_celeba().train.group.bincount()  # doctest: +SKIP
-        tensor([71629, 66874, 22880,  1387])
     """
     known = _CELEBA
     folder = find_folder(known.folders, data_dir, source=known.source)
@@ -356,14 +332,6 @@ def load_camelyon17(
     Returns:
         Images of shape ``(n, 3, 96, 96)``, 302436 / 34904 / 85054 of them; classes, int64 (1 is tumour);
         ``group`` is the centre. Validation and test hold one group each, which is not among those trained on.
-
-    Raises:
-        FileNotFoundError: If the folder, ``metadata.csv`` or an image is missing.
-        ValueError: If the table has unknown labels, centres or parts, or not the published counts.
-
-    Example:
-        >>> load_camelyon17().train.group.unique()  # doctest: +SKIP
-        tensor([0, 3, 4])
     """
     checks.choice("augment", augment, ("flip", "none"))
     checks.choice("validation", validation, get_args(Validation))

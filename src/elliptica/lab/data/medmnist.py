@@ -102,14 +102,6 @@ def load_medmnist(
 
     Returns:
         Images of shape ``(n, channels, 28, 28)``; classes of shape ``(n,)``, int64.
-
-    Raises:
-        FileNotFoundError: If the file is missing.
-        ValueError: If the file is not the published one, or the name is unknown.
-
-    Example:
-        >>> load_medmnist("breastmnist").train.x.shape  # doctest: +SKIP
-        torch.Size([546, 1, 28, 28])
     """
     known = _find(name)
     if evaluate_on not in get_args(Evaluation):

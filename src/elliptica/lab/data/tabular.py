@@ -80,14 +80,6 @@ def load_airfoil(
 
     Returns:
         Inputs of shape ``(n, 5)``, unscaled targets of shape ``(n, 1)``, all float32.
-
-    Raises:
-        FileNotFoundError: If the file is missing.
-        ValueError: If the file is not the published one.
-
-    Example:
-        >>> load_airfoil(0).train.x.shape  # doctest: +SKIP
-        torch.Size([1003, 5])
     """
     return _load(_AIRFOIL, seed, data_dir, scale)
 
@@ -105,21 +97,7 @@ def load_no2(
     the reference loads arrays that were never published. We shuffle by NumPy's legacy generator
     and scale as for Airfoil. Do not compare single seeds with other work.
 
-    Args:
-        seed: Seed of the split, 0 to 2**32 - 1. Each seed gives another split.
-        data_dir: Directory that holds ``no2/NO2.csv``; see `data_directories` if None.
-        scale: Rows that give the minimum and maximum by which inputs are scaled to [0, 1].
-
-    Returns:
-        Inputs of shape ``(n, 7)``, unscaled targets of shape ``(n, 1)``, all float32.
-
-    Raises:
-        FileNotFoundError: If the file is missing.
-        ValueError: If the file is not the published one.
-
-    Example:
-        >>> load_no2(0).train.x.shape  # doctest: +SKIP
-        torch.Size([200, 7])
+    Arguments and shapes are as for `load_airfoil`, with 7 columns; the file is ``no2/NO2.csv``.
     """
     return _load(_NO2, seed, data_dir, scale)
 
@@ -147,14 +125,6 @@ def load_skillcraft(
     Returns:
         Inputs of shape ``(n, 17)``, unscaled targets of shape ``(n, 1)``, all float32; ``group`` is the
         league.
-
-    Raises:
-        FileNotFoundError: If the file is missing.
-        ValueError: If the file is not the published one.
-
-    Example:
-        >>> load_skillcraft(0).test.group.unique()  # doctest: +SKIP
-        tensor([6, 7, 8])
     """
     return _load(_SKILLCRAFT, seed, data_dir, scale)
 
@@ -171,24 +141,8 @@ def load_crime(
     states (1390 rows) for training, 6 (231) for validation, 9 (373) for test. Every seed gives the same
     parts, in another order of rows.
 
-    Args:
-        seed: Seed of the order of rows within each part, 0 to 2**32 - 1.
-        data_dir: Directory that holds ``crime/communities.data``; see `data_directories` if None.
-        scale: Rows that give the means put in place of missing values, and the minimum and maximum by
-            which inputs are scaled to [0, 1]. The reference uses all rows, the test ones too; the
-            default keeps to the training rows.
-
-    Returns:
-        Inputs of shape ``(n, 122)``, targets of shape ``(n, 1)``, all float32; ``group`` is the code of
-        the state.
-
-    Raises:
-        FileNotFoundError: If the file is missing.
-        ValueError: If the file is not the published one.
-
-    Example:
-        >>> load_crime(0).validation.group.unique()  # doctest: +SKIP
-        tensor([40, 41, 42, 44, 45, 46])
+    Arguments and shapes are as for `load_skillcraft`, with 122 columns; ``group`` is the code of the state
+    and the file ``crime/communities.data``.
     """
     return _load(_CRIME, seed, data_dir, scale)
 

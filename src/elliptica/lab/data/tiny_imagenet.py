@@ -89,14 +89,6 @@ def load_tiny_imagenet(
 
     Returns:
         Images of shape ``(n, 3, 64, 64)``; classes of shape ``(n,)``, int64.
-
-    Raises:
-        FileNotFoundError: If the data are not there.
-        ValueError: If files are missing or not the published ones.
-
-    Example:
-        >>> load_tiny_imagenet(n_classes=10).test.x.shape  # doctest: +SKIP
-        torch.Size([500, 3, 64, 64])
     """
     if n_classes not in _EDITIONS:
         raise ValueError(f"n_classes must be 200 or 10, but got {n_classes!r}. Pass one of the two.")
