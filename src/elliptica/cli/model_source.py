@@ -46,25 +46,15 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class Samples:
-    """Rows of a file or a built-in data set.
+    """Rows of a file or a built-in data set."""
 
-    Attributes:
-        name: For headings.
-        x: Training inputs, ``(n, *feature)``.
-        y: Training targets: int64 labels, or float values.
-        test_x: Other points; None if there are none.
-        test_y: Their targets.
-        group: Group of each training point, or None.
-        test_group: Group of each test point, or None.
-    """
-
-    name: str
-    x: Tensor
-    y: Tensor
-    test_x: Tensor | None = None
-    test_y: Tensor | None = None
-    group: list[str] | None = None
-    test_group: list[str] | None = None
+    name: str  # for headings
+    x: Tensor  # training inputs, ``(n, *feature)``
+    y: Tensor  # training targets: int64 labels, or float values
+    test_x: Tensor | None = None  # other points; None if there are none
+    test_y: Tensor | None = None  # their targets
+    group: list[str] | None = None  # group of each training point, or None
+    test_group: list[str] | None = None  # group of each test point, or None
 
     @property
     def is_classification(self) -> bool:

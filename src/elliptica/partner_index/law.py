@@ -48,21 +48,13 @@ class LawCheck:
 
 @dataclass(frozen=True)
 class Law:
-    """Partners of positions.
+    """Partners of positions."""
 
-    Attributes:
-        arrays: The index.
-        facts: What is known about it.
-        power: Exponent of the inverse distance.
-        proved: Whether not to trust approximate neighbours.
-        max_draws: Proposals before importance weights decide.
-    """
-
-    arrays: Arrays
-    facts: Facts
-    power: float
-    proved: bool
-    max_draws: int
+    arrays: Arrays  # the index
+    facts: Facts  # what is known about it
+    power: float  # exponent of the inverse distance
+    proved: bool  # whether not to trust approximate neighbours
+    max_draws: int  # proposals before importance weights decide
 
     def draw(self, where: Array, n_draws: int, generator: torch.Generator | None) -> Drawn:
         """Positions of partners, ``(batch, draw)``."""
@@ -153,17 +145,11 @@ class Law:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Positions drawn for each row, ``(batch, draw)``, and how it went.
+    """Positions drawn for each row, ``(batch, draw)``, and how it went."""
 
-    Attributes:
-        positions: What was drawn.
-        proposals: Proposals used for each.
-        capped: Where ``max_draws`` were not enough.
-    """
-
-    positions: Tensor
-    proposals: Tensor
-    capped: Tensor
+    positions: Tensor  # what was drawn
+    proposals: Tensor  # proposals used for each
+    capped: Tensor  # where ``max_draws`` were not enough
 
 
 class Envelope:

@@ -295,27 +295,16 @@ def allowed_cells(classes: Array, own: int, among: Among) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Search:
-    """Searches for the members of one cell at a time.
+    """Searches for the members of one cell at a time."""
 
-    Attributes:
-        points: All points, cell by cell.
-        rows: Row of each position; ties of distance go by row.
-        centres: Centres of the cells.
-        radius: Their radii.
-        starts: Their first positions.
-        classes: Their classes.
-        among: Which classes are eligible.
-        backend: What compares blocks of points.
-    """
-
-    points: Array
-    rows: Array
-    centres: Array
-    radius: Array
-    starts: Array
-    classes: Array
-    among: Among
-    backend: BackendName
+    points: Array  # all points, cell by cell
+    rows: Array  # row of each position; ties of distance go by row
+    centres: Array  # centres of the cells
+    radius: Array  # their radii
+    starts: Array  # their first positions
+    classes: Array  # their classes
+    among: Among  # which classes are eligible
+    backend: BackendName  # what compares blocks of points
 
     def order(self, cell: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Eligible cells, nearest centre first, and the distances of the centres."""

@@ -28,43 +28,28 @@ _BLOCK = 2**24
 
 @dataclass(frozen=True)
 class Arrays:
-    """The arrays. Points are kept cell by cell; a *position* counts in that order, a *row* in the data's.
+    """The arrays. Points are kept cell by cell; a *position* counts in that order, a *row* in the data's."""
 
-    Attributes:
-        points: Points about their mean, ``(n, d)``.
-        rows: Row of each position, ``(n,)``.
-        positions: Position of each row, ``(n,)``.
-        near: Positions of the stored neighbours, nearest first, ``(n, k)``; -1 where there are fewer.
-        distances: Their distances, ``(n, k)``.
-        reach: Points of searched cells that are not stored are at least so far, ``(n,)``.
-        distinct: For a row with duplicates the distance of its nearest distinct neighbour, ``(n,)``; the
-            floor for other rows. Nearer points count as so far.
-        centres: Centre of each cell, ``(cells, d)``.
-        radius: Largest distance of a member from its centre, ``(cells,)``.
-        starts: First position of each cell, and n, ``(cells + 1,)``.
-        classes: Class of each cell's members (zero without labels), ``(cells,)``.
-        probes: Cells that were searched for the members of each cell, ``(cells, probes)``, -1 where there are
-            fewer; ``(cells, 0)`` when all were.
-        audit: Positions of some rows whose true neighbours were found by brute force, ``(audit,)``.
-        missed_by: For points within reach that the search missed: which of the audited rows, ``(missed,)``.
-        missed: Their distances, ``(missed,)``.
-    """
-
-    points: Array
-    rows: Array
-    positions: Array
-    near: Array
-    distances: Array
-    reach: Array
+    points: Array  # points about their mean, ``(n, d)``
+    rows: Array  # row of each position, ``(n,)``
+    positions: Array  # position of each row, ``(n,)``
+    near: Array  # positions of the stored neighbours, nearest first, ``(n, k)``; -1 where there are fewer
+    distances: Array  # their distances, ``(n, k)``
+    reach: Array  # points of searched cells that are not stored are at least so far, ``(n,)``
+    #: For a row with duplicates the distance of its nearest distinct neighbour, ``(n,)``; the floor for other
+    #: rows. Nearer points count as so far.
     distinct: Array
-    centres: Array
-    radius: Array
-    starts: Array
-    classes: Array
+    centres: Array  # centre of each cell, ``(cells, d)``
+    radius: Array  # largest distance of a member from its centre, ``(cells,)``
+    starts: Array  # first position of each cell, and n, ``(cells + 1,)``
+    classes: Array  # class of each cell's members (zero without labels), ``(cells,)``
+    #: Cells that were searched for the members of each cell, ``(cells, probes)``, -1 where there are fewer;
+    #: ``(cells, 0)`` when all were.
     probes: Array
-    audit: Array
+    audit: Array  # positions of some rows whose true neighbours were found by brute force, ``(audit,)``
+    #: For points within reach that the search missed: which of the audited rows, ``(missed,)``.
     missed_by: Array
-    missed: Array
+    missed: Array  # their distances, ``(missed,)``
 
     def cell_of(self, position: Array) -> Array:
         """Cell of each position."""
@@ -82,23 +67,14 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the arrays do not say.
+    """What the arrays do not say."""
 
-    Attributes:
-        power: Exponent of the inverse distance.
-        floor: Points nearer than this are duplicates.
-        among: Partners of any class, of the same or of another class.
-        exact: Whether all cells were searched (or shown to be too far).
-        recall: Share of the true neighbours of the audited rows that were found.
-        backend: What found them.
-    """
-
-    power: float
-    floor: float
-    among: Among
-    exact: bool
-    recall: float
-    backend: str
+    power: float  # exponent of the inverse distance
+    floor: float  # points nearer than this are duplicates
+    among: Among  # partners of any class, of the same or of another class
+    exact: bool  # whether all cells were searched (or shown to be too far)
+    recall: float  # share of the true neighbours of the audited rows that were found
+    backend: str  # what found them
 
 
 class Arena:

@@ -25,50 +25,31 @@ else:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set.
+    """A file of a data set."""
 
-    Attributes:
-        path: Path inside a data directory (or absolute, for files of a system package).
-        checksum: Kind and digits of the published hash; empty if there is none.
-        n_bytes: Published size.
-        urls: Addresses it can be downloaded from, first choice first.
-        is_packed: The hash is that of the content of a gzip file, since packers differ.
-    """
-
-    path: str
-    checksum: str = ""
-    n_bytes: int | None = None
-    urls: tuple[str, ...] = ()
-    is_packed: bool = False
+    path: str  # path inside a data directory (or absolute, for files of a system package)
+    checksum: str = ""  # kind and digits of the published hash; empty if there is none
+    n_bytes: int | None = None  # published size
+    urls: tuple[str, ...] = ()  # addresses it can be downloaded from, first choice first
+    is_packed: bool = False  # the hash is that of the content of a gzip file, since packers differ
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known about a data set.
+    """What is known about a data set."""
 
-    Attributes:
-        name: Short name.
-        title: What it is, in a line.
-        task: ``"regression"`` or ``"classification"``.
-        rows: Rows for training, validation and test, or for training and test; empty for any number.
-        licence: Terms of use, as commonly cited.
-        source: Who published it, with a DOI or an address.
-        loader: Dotted name of the function that loads it.
-        arguments: What the function is called with.
-        forms: Sets of files, each of which is enough; the first is what `fetch` downloads.
-        hint: How else to get it.
-    """
-
-    name: str
-    title: str
-    task: str
+    name: str  # short name
+    title: str  # what it is, in a line
+    task: str  # ``"regression"`` or ``"classification"``
+    #: Rows for training, validation and test, or for training and test; empty for any number.
     rows: tuple[int, ...]
-    licence: str
-    source: str
-    loader: str
-    arguments: str = "seed"
+    licence: str  # terms of use, as commonly cited
+    source: str  # who published it, with a DOI or an address
+    loader: str  # dotted name of the function that loads it
+    arguments: str = "seed"  # what the function is called with
+    #: Sets of files, each of which is enough; the first is what `fetch` downloads.
     forms: tuple[tuple[DataFile, ...], ...] = ()
-    hint: str = ""
+    hint: str = ""  # how else to get it
 
     @property
     def can_fetch(self) -> bool:
@@ -111,20 +92,14 @@ FetchProgress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class Listing:
-    """A data set and its state on this machine.
+    """A data set and its state on this machine."""
 
-    Attributes:
-        entry: What is known about the data set.
-        status: ``"present"``, ``"missing"``, ``"wrong"`` (another size or hash than the published one), or
-            ``"generated"`` (it needs no files).
-        detail: Where the files are, or what is missing or wrong.
-        paths: The files, if they are present.
-    """
-
-    entry: Entry
+    entry: Entry  # what is known about the data set
+    #: ``"present"``, ``"missing"``, ``"wrong"`` (another size or hash than the published one), or
+    #: ``"generated"`` (it needs no files).
     status: Status
-    detail: str
-    paths: tuple[Path, ...] = ()
+    detail: str  # where the files are, or what is missing or wrong
+    paths: tuple[Path, ...] = ()  # the files, if they are present
 
 
 def list_datasets(

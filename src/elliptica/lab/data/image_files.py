@@ -169,19 +169,12 @@ def _decode(path: str, transform: ImageTransform, seed: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class ImageTable:
-    """Columns of a text file that lists images, as they are written.
+    """Columns of a text file that lists images, as they are written."""
 
-    Attributes:
-        path: The file.
-        columns: Values by the name of the column.
-        first_line: Number of the line that holds the first row.
-        source: Where the original can be had from; quoted in error messages.
-    """
-
-    path: Path
-    columns: Mapping[str, Sequence[str]]
-    first_line: int
-    source: str
+    path: Path  # the file
+    columns: Mapping[str, Sequence[str]]  # values by the name of the column
+    first_line: int  # number of the line that holds the first row
+    source: str  # where the original can be had from; quoted in error messages
 
     def __getitem__(self, column: str) -> Sequence[str]:
         return self.columns[column]
@@ -300,23 +293,14 @@ def _file_names(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Published:
-    """What was published about a data set of photographs with groups.
+    """What was published about a data set of photographs with groups."""
 
-    Attributes:
-        name: Short name.
-        n_rows: Images in the table; the counts below are compared if there are as many.
-        folders: Where it may be, first choice first.
-        sizes: Images for training, validation and test.
-        training_groups: Training images of each group; None if it is not to be compared.
-        source: Where the original can be had from.
-    """
-
-    name: str
-    n_rows: int
-    folders: tuple[str, ...]
-    sizes: tuple[int, ...]
-    training_groups: tuple[int, ...] | None
-    source: str
+    name: str  # short name
+    n_rows: int  # images in the table; the counts below are compared if there are as many
+    folders: tuple[str, ...]  # where it may be, first choice first
+    sizes: tuple[int, ...]  # images for training, validation and test
+    training_groups: tuple[int, ...] | None  # training images of each group; None if it is not to be compared
+    source: str  # where the original can be had from
 
 
 def grouped_dataset(

@@ -25,23 +25,14 @@ _SIZE = 28
 
 @dataclass(frozen=True)
 class MedMNIST:
-    """What is known about a published file of 28x28 images.
+    """What is known about a published file of 28x28 images."""
 
-    Attributes:
-        name: Name in MedMNIST, in small letters.
-        n_channels: 1 for grey, 3 for colour.
-        n_classes: Number of classes.
-        file: Its path and published hash.
-        sizes: Images for training, validation and test.
-        source: Where the file comes from.
-    """
-
-    name: str
-    n_channels: int
-    n_classes: int
-    file: DataFile
-    sizes: tuple[int, ...]
-    source: str
+    name: str  # name in MedMNIST, in small letters
+    n_channels: int  # 1 for grey, 3 for colour
+    n_classes: int  # number of classes
+    file: DataFile  # its path and published hash
+    sizes: tuple[int, ...]  # images for training, validation and test
+    source: str  # where the file comes from
 
     @classmethod
     def listed(cls, name: str, n_channels: int, n_classes: int) -> MedMNIST:

@@ -12,14 +12,10 @@ from elliptica._utils.random import check_generator, draw_permutation
 
 
 class NoisyLabels(NamedTuple):
-    """Labels after shuffling.
+    """Labels after shuffling."""
 
-    Attributes:
-        y: The labels.
-        chosen: Which rows took part; some of them may have got their own label, or an equal one, back.
-    """
-
-    y: Shaped[Tensor, " n *target"]
+    y: Shaped[Tensor, " n *target"]  # the labels
+    #: Which rows took part; some of them may have got their own label, or an equal one, back.
     chosen: Bool[Tensor, " n"]
 
 

@@ -18,12 +18,6 @@ Statistics = Literal["train", "all"]
 class Split:
     """Inputs and targets of one part of a data set, row by row.
 
-    Attributes:
-        x: Inputs, float32, shape ``(n, *feature)``; or uint8, for pixels that are kept small and are
-            normalised batch by batch (`elliptica.lab.data.normalise`).
-        y: Targets, one row for each of ``x``: float32 values or int64 class numbers.
-        group: Domain or subpopulation of each row, int64, shape ``(n,)``; None where there is none.
-
     Raises:
         ValueError: If there are no rows, their numbers differ, or a dtype is another one.
 
@@ -32,8 +26,11 @@ class Split:
         3
     """
 
+    #: Inputs, float32, shape ``(n, *feature)``; or uint8, for pixels that are kept small and are normalised
+    #: batch by batch (`elliptica.lab.data.normalise`).
     x: Tensor
-    y: Tensor
+    y: Tensor  # targets, one row for each of ``x``: float32 values or int64 class numbers
+    #: Domain or subpopulation of each row, int64, shape ``(n,)``; None where there is none.
     group: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -67,13 +64,6 @@ class Split:
 class Dataset:
     """A data set in three parts.
 
-    Attributes:
-        name: Short name, e.g. "airfoil".
-        train: Rows to fit on.
-        validation: Rows to choose the epoch or the settings with.
-        test: Rows to report on.
-        task: "regression" (float32 targets) or "classification" (int64 targets).
-
     Raises:
         ValueError: If the parts differ in feature shape, or the targets do not suit the task.
 
@@ -83,11 +73,11 @@ class Dataset:
         2
     """
 
-    name: str
-    train: Split
-    validation: Split
-    test: Split
-    task: Task
+    name: str  # short name, e.g. "airfoil".
+    train: Split  # rows to fit on
+    validation: Split  # rows to choose the epoch or the settings with
+    test: Split  # rows to report on
+    task: Task  # "regression" (float32 targets) or "classification" (int64 targets)
 
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):

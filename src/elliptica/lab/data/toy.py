@@ -25,19 +25,14 @@ _CPU = torch.device("cpu")
 
 
 class TwoMoons(NamedTuple):
-    """Points of the two tubes with the number of their moon, 0 (upper) or 1 (lower).
+    """Points of the two tubes with the number of their moon, 0 (upper) or 1 (lower)."""
 
-    Attributes:
-        boundary_x: Points at distance ``radius`` from the centre line of their moon, float32.
-        boundary_y: Their moons, int64.
-        interior_x: Points at less than ``radius`` from the centre line of their moon, float32.
-        interior_y: Their moons, int64.
-    """
-
+    #: Points at distance ``radius`` from the centre line of their moon, float32.
     boundary_x: Float[Tensor, "n_boundary 2"]
-    boundary_y: Int[Tensor, " n_boundary"]
+    boundary_y: Int[Tensor, " n_boundary"]  # their moons, int64
+    #: Points at less than ``radius`` from the centre line of their moon, float32.
     interior_x: Float[Tensor, "n_interior 2"]
-    interior_y: Int[Tensor, " n_interior"]
+    interior_y: Int[Tensor, " n_interior"]  # their moons, int64
 
 
 def two_moons(

@@ -193,19 +193,15 @@ class CentreCrop:
 class ImageTransform:
     """Steps one after the other, then pixels to float32 with given means and deviations.
 
-    Attributes:
-        size: Height and width after the last step; another size is an error.
-        steps: What is done to the Pillow image, in this order.
-        statistics: Means and deviations of the channels, see `PixelStatistics`; ImageNet's unless said.
-
     Example:
         >>> transform = ImageTransform((8, 8), (Resize((8, 8)),))
         >>> transform(pillow().new("RGB", (60, 40))).shape
         torch.Size([3, 8, 8])
     """
 
-    size: tuple[int, int]
-    steps: tuple[Step, ...]
+    size: tuple[int, int]  # height and width after the last step; another size is an error
+    steps: tuple[Step, ...]  # what is done to the Pillow image, in this order
+    #: Means and deviations of the channels, see `PixelStatistics`; ImageNet's unless said.
     statistics: PixelStatistics = IMAGENET
 
     def __post_init__(self) -> None:

@@ -27,22 +27,15 @@ _LOW, _HIGH = (-0.7, -0.7), (4.7, 3.7)
 
 @dataclass(frozen=True)
 class ExpectedLoss:
-    """What the picture shows.
+    """What the picture shows."""
 
-    Attributes:
-        values: Expected loss over the box, ``(rows, columns)`` from its lower left corner; the given loss
-            within the balls.
-        bridges: From the point in question to each datum, ``(data, bridge, time, 2)``.
-        value: Expected loss at the point in question, by walks.
-        error: Its standard error.
-        shares: Share of walks from there that end at each datum.
-    """
-
+    #: Expected loss over the box, ``(rows, columns)`` from its lower left corner; the given loss within the
+    #: balls.
     values: Tensor
-    bridges: Tensor
-    value: float
-    error: float
-    shares: tuple[float, ...]
+    bridges: Tensor  # from the point in question to each datum, ``(data, bridge, time, 2)``
+    value: float  # expected loss at the point in question, by walks
+    error: float  # its standard error
+    shares: tuple[float, ...]  # share of walks from there that end at each datum
 
 
 def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0) -> ExpectedLoss:

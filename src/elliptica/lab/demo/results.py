@@ -39,41 +39,23 @@ class Spread:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method over all its seeds.
+    """One method over all its seeds."""
 
-    Attributes:
-        method: Which one.
-        n_seeds: Finished runs.
-        boundary_mean: Mean loss on the boundary.
-        boundary_max: Largest loss on the boundary.
-        inside_mean: Mean loss inside the moons.
-        inside_max: Largest loss inside the moons.
-        between_mean: Mean loss between the data.
-        between_max: Largest loss between the data.
-        between_above: Share of points between the data above the boundary's maximum.
-        maximum_held: Seeds in which no loss inside is above the boundary's maximum.
-        minimum_held: Seeds in which no loss inside is below the boundary's minimum.
-        between_held: Seeds in which no loss between the data is above the boundary's maximum.
-        accuracy: Share of right predictions inside the moons.
-        n_evaluations: Function evaluations of one training.
-        seconds: Wall time of one training.
-    """
-
-    method: Method
-    n_seeds: int
-    boundary_mean: Spread
-    boundary_max: Spread
-    inside_mean: Spread
-    inside_max: Spread
-    between_mean: Spread
-    between_max: Spread
-    between_above: Spread
-    maximum_held: int
-    minimum_held: int
-    between_held: int
-    accuracy: Spread
-    n_evaluations: int
-    seconds: Spread
+    method: Method  # which one
+    n_seeds: int  # finished runs
+    boundary_mean: Spread  # mean loss on the boundary
+    boundary_max: Spread  # largest loss on the boundary
+    inside_mean: Spread  # mean loss inside the moons
+    inside_max: Spread  # largest loss inside the moons
+    between_mean: Spread  # mean loss between the data
+    between_max: Spread  # largest loss between the data
+    between_above: Spread  # share of points between the data above the boundary's maximum
+    maximum_held: int  # seeds in which no loss inside is above the boundary's maximum
+    minimum_held: int  # seeds in which no loss inside is below the boundary's minimum
+    between_held: int  # seeds in which no loss between the data is above the boundary's maximum
+    accuracy: Spread  # share of right predictions inside the moons
+    n_evaluations: int  # function evaluations of one training
+    seconds: Spread  # wall time of one training
 
 
 def summarise(runs: Sequence[Run]) -> list[MethodSummary]:

@@ -29,21 +29,13 @@ from elliptica.landscape import MaximumPrinciple, check_maximum_principle
 
 @dataclass(frozen=True)
 class Run:
-    """One method trained once.
+    """One method trained once."""
 
-    Attributes:
-        method: What was minimised.
-        seed: Number of the repetition.
-        evaluation: What came out.
-        n_evaluations: Rows that went through the network in training.
-        seconds: Wall time of the training.
-    """
-
-    method: Method
-    seed: int
-    evaluation: Evaluation
-    n_evaluations: int
-    seconds: float
+    method: Method  # what was minimised
+    seed: int  # number of the repetition
+    evaluation: Evaluation  # what came out
+    n_evaluations: int  # rows that went through the network in training
+    seconds: float  # wall time of the training
 
 
 @dataclass(frozen=True)
@@ -159,23 +151,14 @@ class Losses:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One trained network in numbers.
+    """One trained network in numbers."""
 
-    Attributes:
-        boundary_mean: Mean loss on the boundary.
-        inside_mean: Mean loss inside the moons.
-        between_mean: Mean loss between the data, without the entropy of the mixed labels.
-        inside: Verdict on the inside against the boundary.
-        between: Verdict on the points between the data against the boundary.
-        accuracy: Share of right predictions inside the moons.
-    """
-
-    boundary_mean: float
-    inside_mean: float
-    between_mean: float
-    inside: MaximumPrinciple
-    between: MaximumPrinciple
-    accuracy: float
+    boundary_mean: float  # mean loss on the boundary
+    inside_mean: float  # mean loss inside the moons
+    between_mean: float  # mean loss between the data, without the entropy of the mixed labels
+    inside: MaximumPrinciple  # verdict on the inside against the boundary
+    between: MaximumPrinciple  # verdict on the points between the data against the boundary
+    accuracy: float  # share of right predictions inside the moons
 
 
 def point_losses(

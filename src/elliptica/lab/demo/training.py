@@ -53,32 +53,19 @@ class DemoSettings:
     Linear(2, 4) - activation - Linear(4, 2); ``reading="two-hidden"`` is the other reading, with two
     hidden layers of 4 units. All else is our choice, because the paper does not say: the regions
     (`elliptica.lab.data.toy.two_moons`), the activation, sigma, the optimiser, its length and batches.
-
-    Attributes:
-        n_seeds: Independent repetitions; seeds are 0, 1, ...
-        n_steps: Steps of the optimiser in each run.
-        sigma: Diffusion coefficient of the bridges, for inputs and labels.
-        reading: Reading of the network.
-        activation: Non-linearity of the hidden layers.
-        n_boundary: Boundary points, all of them for ERM, mixup and elliptic (marginal).
-        n_interior: Test points inside the moons, and as many between the data.
-        n_times: Points on each path; elliptic (path) trains on ``n_boundary / n_times`` points.
-        batch_evaluations: Function evaluations of one step, for every method.
-        learning_rate: Of Adam at the start; it falls to zero as a half cosine.
-        alpha: Of mixup's Beta(alpha, alpha).
     """
 
-    n_seeds: int = 10
-    n_steps: int = 1000
-    sigma: float = 0.05
-    reading: Reading = "one-hidden"
-    activation: Activation = "tanh"
-    n_boundary: int = 10_000
-    n_interior: int = 10_000
-    n_times: int = 10
-    batch_evaluations: int = 1000
-    learning_rate: float = 0.1
-    alpha: float = 1.0
+    n_seeds: int = 10  # independent repetitions; seeds are 0, 1,
+    n_steps: int = 1000  # steps of the optimiser in each run
+    sigma: float = 0.05  # diffusion coefficient of the bridges, for inputs and labels
+    reading: Reading = "one-hidden"  # reading of the network
+    activation: Activation = "tanh"  # non-linearity of the hidden layers
+    n_boundary: int = 10_000  # boundary points, all of them for ERM, mixup and elliptic (marginal)
+    n_interior: int = 10_000  # test points inside the moons, and as many between the data
+    n_times: int = 10  # points on each path; elliptic (path) trains on ``n_boundary / n_times`` points
+    batch_evaluations: int = 1000  # function evaluations of one step, for every method
+    learning_rate: float = 0.1  # of Adam at the start; it falls to zero as a half cosine
+    alpha: float = 1.0  # of mixup's Beta(alpha, alpha)
 
     def __post_init__(self) -> None:
         checks.choice("reading", self.reading, get_args(Reading))
@@ -145,17 +132,11 @@ def notes(settings: DemoSettings) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A network after training.
+    """A network after training."""
 
-    Attributes:
-        network: The network, in evaluation mode.
-        n_evaluations: Rows that went through the network in training, counted there.
-        seconds: Wall time of the training.
-    """
-
-    network: nn.Sequential
-    n_evaluations: int
-    seconds: float
+    network: nn.Sequential  # the network, in evaluation mode
+    n_evaluations: int  # rows that went through the network in training, counted there
+    seconds: float  # wall time of the training
 
 
 def train(

@@ -34,17 +34,12 @@ _NAMES = {"erm": "ERM"}
 
 @dataclass(frozen=True)
 class ClassUncertainty:
-    """Uncertainty scores on one data set.
+    """Uncertainty scores on one data set."""
 
-    Attributes:
-        dataset: Its name.
-        sizes: Training rows of each class.
-        scores: Mean entropy of the predictions on the test rows of each class, as a share of that of
-            ignorance: by method, one row per seed, one column per class.
-    """
-
-    dataset: str
-    sizes: tuple[int, ...]
+    dataset: str  # its name
+    sizes: tuple[int, ...]  # training rows of each class
+    #: Mean entropy of the predictions on the test rows of each class, as a share of that of ignorance: by
+    #: method, one row per seed, one column per class.
     scores: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]
 
     def normalised(self) -> dict[str, tuple[list[float], list[float]]]:

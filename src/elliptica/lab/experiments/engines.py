@@ -46,18 +46,13 @@ class EngineError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        state: ``"done"``, ``"skipped"`` (recorded, or under way in another process), ``"failed"``, or
-            ``"lost"`` (its worker died too often).
-        error: Why it failed or was lost.
-        is_bad_setting: Whether it failed because of its settings: they diverged or were rejected.
-    """
-
+    #: ``"done"``, ``"skipped"`` (recorded, or under way in another process), ``"failed"``, or ``"lost"`` (its
+    #: worker died too often).
     state: str
-    error: str = ""
-    is_bad_setting: bool = False
+    error: str = ""  # why it failed or was lost
+    is_bad_setting: bool = False  # whether it failed because of its settings: they diverged or were rejected
 
 
 class Engine(Protocol):
@@ -258,13 +253,9 @@ def _in_process(label: str, job: Job) -> Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Launched(Ranks):
-    """Ranks with a second connection, which still works when a process fails within a collective.
+    """Ranks with a second connection, which still works when a process fails within a collective."""
 
-    Attributes:
-        control: Process group of that connection.
-    """
-
-    control: Any = None
+    control: Any = None  # process group of that connection
 
     def have_all_failed(self) -> bool:
         """Whether all processes failed alike, so that all can continue with the next run.

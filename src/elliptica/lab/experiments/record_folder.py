@@ -45,22 +45,14 @@ class RunRecord:
 
 @dataclass
 class Folder:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Attributes:
-        root: The folder that was given.
-        records: Usable records, by file.
-        unusable: Files that are no use, with the reason.
-        n_trials: Records of tuning trials, which are not shown.
-        seen: Hash and seed of each usable record.
-        chosen: What tuning chose, by folder of the row and hash of the run that was tuned.
-    """
-
-    root: Path
-    records: list[RunRecord] = field(default_factory=list)
-    unusable: list[tuple[str, str]] = field(default_factory=list)
-    n_trials: int = 0
-    seen: set[tuple[str, int]] = field(default_factory=set)
+    root: Path  # the folder that was given
+    records: list[RunRecord] = field(default_factory=list)  # usable records, by file
+    unusable: list[tuple[str, str]] = field(default_factory=list)  # files that are no use, with the reason
+    n_trials: int = 0  # records of tuning trials, which are not shown
+    seen: set[tuple[str, int]] = field(default_factory=set)  # hash and seed of each usable record
+    #: What tuning chose, by folder of the row and hash of the run that was tuned.
     chosen: dict[tuple[Path, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @property

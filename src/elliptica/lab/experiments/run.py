@@ -49,45 +49,29 @@ Listener = Callable[[str, str, dict[str, Any]], object]
 
 @dataclasses.dataclass(frozen=True)
 class RaySettings:
-    """How runs are done on a Ray cluster.
+    """How runs are done on a Ray cluster."""
 
-    Attributes:
-        address: Of the cluster; None is that of ``RAY_ADDRESS``, or a new cluster of this machine alone.
-        cpus_per_run: Processors that a run reserves; torch gets as many threads.
-        gpus_per_run: GPUs that it reserves; a share such as 0.5 lets runs have one together.
-        retries: How often a run is tried again whose worker was lost.
-    """
-
+    #: Of the cluster; None is that of ``RAY_ADDRESS``, or a new cluster of this machine alone.
     address: str | None = None
-    cpus_per_run: float = 1
-    gpus_per_run: float = 0
-    retries: int = 3
+    cpus_per_run: float = 1  # processors that a run reserves; torch gets as many threads
+    gpus_per_run: float = 0  # GPUs that it reserves; a share such as 0.5 lets runs have one together
+    retries: int = 3  # how often a run is tried again whose worker was lost
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What does not change a result.
+    """What does not change a result."""
 
-    Attributes:
-        out: Folder of the records.
-        data_dir: Where data are; None searches the usual places.
-        device: Where to train.
-        jobs: Runs at once, in processes with one thread each if there are several; None is one, or as many as
-            a cluster has room for.
-        tensorboard: Folder for event files, one folder per run in it; None writes none.
-        keep_models: Write the selected weights beside each new record.
-        ranks: Processes that share the work of each run.
-        ray: A cluster to do them on; None is this machine, without Ray.
-    """
-
-    out: Path
-    data_dir: Path | None = None
-    device: str = "cpu"
+    out: Path  # folder of the records
+    data_dir: Path | None = None  # where data are; None searches the usual places
+    device: str = "cpu"  # where to train
+    #: Runs at once, in processes with one thread each if there are several; None is one, or as many as a
+    #: cluster has room for.
     jobs: int | None = None
-    tensorboard: Path | None = None
-    keep_models: bool = False
-    ranks: Ranks = dataclasses.field(default_factory=Ranks)
-    ray: RaySettings | None = None
+    tensorboard: Path | None = None  # folder for event files, one folder per run in it; None writes none
+    keep_models: bool = False  # write the selected weights beside each new record
+    ranks: Ranks = dataclasses.field(default_factory=Ranks)  # processes that share the work of each run
+    ray: RaySettings | None = None  # a cluster to do them on; None is this machine, without Ray
 
 
 def do_run(

@@ -58,28 +58,18 @@ _MEANWHILE = ("already exists", "UNIQUE constraint", "locked")
 
 @dataclass(frozen=True)
 class Search:
-    """A search: what, how and how long.
+    """A search: what, how and how long."""
 
-    Attributes:
-        run: Any run of the row.
-        space: What may vary.
-        name: Of the space.
-        storage: See `open_storage`.
-        trials: Number of trials, of all workers together, failed and pruned ones included.
-        sampler: ``"tpe"`` learns from the trials before, ``"random"`` does not.
-        pruner: ``"median"`` stops a trial that is worse than half of the others were at the same epoch,
-            ``"hyperband"`` has brackets of early stopping.
-        seed: Of the sampler.
-    """
-
-    run: Run
-    space: Space
-    name: str
-    storage: str
-    trials: int
-    sampler: SamplerName = "tpe"
+    run: Run  # any run of the row
+    space: Space  # what may vary
+    name: str  # of the space
+    storage: str  # see `open_storage`
+    trials: int  # number of trials, of all workers together, failed and pruned ones included
+    sampler: SamplerName = "tpe"  # ``"tpe"`` learns from the trials before, ``"random"`` does not
+    #: ``"median"`` stops a trial that is worse than half of the others were at the same epoch,
+    #: ``"hyperband"`` has brackets of early stopping.
     pruner: PrunerName = "median"
-    seed: int = 0
+    seed: int = 0  # of the sampler
 
     @property
     def study_name(self) -> str:

@@ -49,63 +49,43 @@ class SearchSpec(_Strict):
 
 
 class DatasetSpec(_Strict):
-    """One data set of a table.
+    """One data set of a table."""
 
-    Attributes:
-        load: Arguments of its loader.
-        model: Name and settings of the network.
-        training: Fields of `TrainingSettings`.
-        select: Column that chooses the epoch, if it is not the table's.
-        seeds: Repetitions, if they are not the table's.
-        streams: Name for the random streams in place of the data set's, to train the same networks twice.
-        methods: Settings that differ from the table's, by row.
-        defaults: Settings of every row whose method is `elliptic`, weaker than those of rows.
-        paper: The paper's values, by method and column.
-        note: Printed below the table.
-    """
-
-    load: dict[str, Any] = Field(default_factory=dict)
-    model: dict[str, Any]
-    training: dict[str, Any]
-    select: Selection | None = None
-    seeds: int | None = Field(default=None, ge=1)
+    load: dict[str, Any] = Field(default_factory=dict)  # arguments of its loader
+    model: dict[str, Any]  # name and settings of the network
+    training: dict[str, Any]  # fields of `TrainingSettings`
+    select: Selection | None = None  # column that chooses the epoch, if it is not the table's
+    seeds: int | None = Field(default=None, ge=1)  # repetitions, if they are not the table's
+    #: Name for the random streams in place of the data set's, to train the same networks twice.
     streams: str = ""
+    #: Settings that differ from the table's, by row.
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    #: Settings of every row whose method is `elliptic`, weaker than those of rows.
     defaults: dict[str, Any] = Field(default_factory=dict)
+    #: The paper's values, by method and column.
     paper: dict[str, dict[str, PaperValue]] = Field(default_factory=dict)
-    note: str = ""
+    note: str = ""  # printed below the table
 
 
 class Specification(_Strict):
-    """One table of the paper.
+    """One table of the paper."""
 
-    Attributes:
-        title: Heading.
-        paper: Where it is in the paper.
-        metric: What is measured on the test part.
-        columns: What is shown, see `elliptica.lab.experiments.metrics.measure`.
-        select: Column that chooses the epoch, on the validation part, or ``"last"``.
-        seeds: Repetitions.
-        trials: Trials of `elliptica tune` for each row.
-        search: What it varies in the training of every row; a row's ``search`` adds settings of its method.
-        searches: Spaces of `elliptica tune --search`, by name.
-        methods: Settings by name of the row; ``method`` in them names the method if the row's name does
-            not, ``epochs`` gives it a schedule of its own, ``training`` other training settings, ``skip``
-            leaves it out. ``from`` names a table that has the same row: its runs are then these.
-        datasets: Data sets by name; ``data`` defaults to that name.
-    """
-
-    title: str
-    paper: str
-    metric: Metric
-    columns: list[Column] = ["average"]
-    select: Selection = "average"
-    seeds: int = Field(ge=1)
-    trials: int = Field(default=10, ge=1)
+    title: str  # heading
+    paper: str  # where it is in the paper
+    metric: Metric  # what is measured on the test part
+    columns: list[Column] = ["average"]  # what is shown, see `elliptica.lab.experiments.metrics.measure`
+    select: Selection = "average"  # column that chooses the epoch, on the validation part, or ``"last"``
+    seeds: int = Field(ge=1)  # repetitions
+    trials: int = Field(default=10, ge=1)  # trials of `elliptica tune` for each row
+    #: What it varies in the training of every row; a row's ``search`` adds settings of its method.
     search: dict[str, Range] = Field(default_factory=dict)
+    #: Spaces of `elliptica tune --search`, by name.
     searches: dict[str, SearchSpec] = Field(default_factory=dict)
+    #: Settings by name of the row; ``method`` in them names the method if the row's name does not, ``epochs``
+    #: gives it a schedule of its own, ``training`` other training settings, ``skip`` leaves it out. ``from``
+    #: names a table that has the same row: its runs are then these.
     methods: dict[str, dict[str, Any]]
-    datasets: dict[str, DatasetSpec]
+    datasets: dict[str, DatasetSpec]  # data sets by name; ``data`` defaults to that name
 
 
 class Run(_Strict):
@@ -296,23 +276,15 @@ Value = bool | int | float | str
 
 
 class Range(BaseModel):
-    """What a setting may be in a search.
-
-    Attributes:
-        low: Smallest value.
-        high: Largest value.
-        log: Search the logarithm.
-        integer: Only whole numbers.
-        choices: In place of numbers between two: one of these.
-    """
+    """What a setting may be in a search."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    low: float | None = None
-    high: float | None = None
-    log: bool = False
-    integer: bool = False
-    choices: tuple[Value, ...] | None = None
+    low: float | None = None  # smallest value
+    high: float | None = None  # largest value
+    log: bool = False  # search the logarithm
+    integer: bool = False  # only whole numbers
+    choices: tuple[Value, ...] | None = None  # in place of numbers between two: one of these
 
     @model_validator(mode="after")
     def _check(self) -> Range:

@@ -24,17 +24,11 @@ MIN_SEEDS = 3
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of a table.
+    """One value of a table."""
 
-    Attributes:
-        values: By seed, in the units of the table.
-        paper: The paper's mean and deviation, or None.
-        is_best: Best mean, and better than every other method in a paired test.
-    """
-
-    values: dict[int, float]
-    paper: tuple[float, float | None] | None
-    is_best: bool = False
+    values: dict[int, float]  # by seed, in the units of the table
+    paper: tuple[float, float | None] | None  # the paper's mean and deviation, or None
+    is_best: bool = False  # best mean, and better than every other method in a paired test
 
     @property
     def mean(self) -> float:

@@ -15,21 +15,13 @@ from elliptica.lab.data.splits import Split
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of the training data, and the stream from which an objective draws.
+    """Rows of the training data, and the stream from which an objective draws."""
 
-    Attributes:
-        x: Inputs.
-        y: Targets.
-        group: Group of each row, or None.
-        index: Number of each row in the training data.
-        generator: Source of randomness of the objective; the loop saves its state.
-    """
-
-    x: Tensor
-    y: Tensor
-    group: Tensor | None
-    index: Tensor
-    generator: torch.Generator
+    x: Tensor  # inputs
+    y: Tensor  # targets
+    group: Tensor | None  # group of each row, or None
+    index: Tensor  # number of each row in the training data
+    generator: torch.Generator  # source of randomness of the objective; the loop saves its state
 
 
 #: The only interface among methods: a model and a batch to a loss. An objective that has them may also say

@@ -29,25 +29,15 @@ _ALONE = Ranks()
 
 @dataclass(frozen=True)
 class FitResult:
-    """What `fit` found.
+    """What `fit` found."""
 
-    Attributes:
-        score: Validation score of the epoch that was chosen; the model has its weights.
-        epoch: That epoch, from 0.
-        epochs: Epochs that were run.
-        evaluations: Rows that went through the model in training.
-        seconds: Wall time of training and validation, over all sittings.
-        losses: Mean training loss of each epoch.
-        scores: Validation score of each epoch.
-    """
-
-    score: float
-    epoch: int
-    epochs: int
-    evaluations: int
-    seconds: float
-    losses: list[float]
-    scores: list[float]
+    score: float  # validation score of the epoch that was chosen; the model has its weights
+    epoch: int  # that epoch, from 0
+    epochs: int  # epochs that were run
+    evaluations: int  # rows that went through the model in training
+    seconds: float  # wall time of training and validation, over all sittings
+    losses: list[float]  # mean training loss of each epoch
+    scores: list[float]  # validation score of each epoch
 
 
 def fit(

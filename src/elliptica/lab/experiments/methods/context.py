@@ -25,27 +25,16 @@ FirstStage = Callable[[nn.Module, Objective, TrainingSettings, Progress], FitRes
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may look at.
+    """What a method may look at."""
 
-    Attributes:
-        data: The data set, with its label noise.
-        loss_fn: The ordinary loss.
-        model: The network that will be trained.
-        training: How it will be trained.
-        make_model: Makes another network, with weights of its own.
-        first_stage: Trains such a network.
-        generator: Source of randomness of what is prepared before training.
-        has_budget: Whether both stages together may cost what ordinary training does, no more.
-    """
-
-    data: Dataset
-    loss_fn: nn.Module
-    model: nn.Module
-    training: TrainingSettings
-    make_model: Callable[[], nn.Module]
-    first_stage: FirstStage
-    generator: torch.Generator
-    has_budget: bool = False
+    data: Dataset  # the data set, with its label noise
+    loss_fn: nn.Module  # the ordinary loss
+    model: nn.Module  # the network that will be trained
+    training: TrainingSettings  # how it will be trained
+    make_model: Callable[[], nn.Module]  # makes another network, with weights of its own
+    first_stage: FirstStage  # trains such a network
+    generator: torch.Generator  # source of randomness of what is prepared before training
+    has_budget: bool = False  # whether both stages together may cost what ordinary training does, no more
 
     @property
     def num_classes(self) -> int | None:
@@ -55,23 +44,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A method ready to train.
+    """A method ready to train."""
 
-    Attributes:
-        objective: From the model and a batch to a loss.
-        data: The data to train on, if they are not those of the context.
-        rows: Numbers of the training rows of an epoch; None is each row once.
-        evaluations: Rows that went through a network in a first stage.
-        seconds: Wall time of that stage.
-        details: What the record should tell about it.
-    """
-
-    objective: Objective
-    data: Dataset | None = None
-    rows: Tensor | None = None
-    evaluations: int = 0
-    seconds: float = 0.0
-    details: dict[str, Any] = field(default_factory=dict)
+    objective: Objective  # from the model and a batch to a loss
+    data: Dataset | None = None  # the data to train on, if they are not those of the context
+    rows: Tensor | None = None  # numbers of the training rows of an epoch; None is each row once
+    evaluations: int = 0  # rows that went through a network in a first stage
+    seconds: float = 0.0  # wall time of that stage
+    details: dict[str, Any] = field(default_factory=dict)  # what the record should tell about it
 
 
 #: Settings and a context to a method that is ready.
