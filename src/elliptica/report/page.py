@@ -17,18 +17,12 @@ STYLES = ("style.css", "layout.css")
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "plots.js", "plots-more.js", "landscape.js", "start.js")
 
 
-def render_page(report: Report, *, plotly: str | None = None, home: str | None = None) -> str:
+def render_page(report: Report) -> str:
     """Write a report as the text of an HTML file.
 
     Everything is in it, plotly.js once; it asks for nothing from a network, and says so in its content
     security policy. Names that come from users' data are escaped in the text, and again by the scripts
     wherever they reach plotly, whose labels are read as HTML.
-
-    Args:
-        report: What to show.
-        plotly: Address of a file that holds plotly.js, for pages that lie in one folder and share it; None
-            puts it into the page.
-        home: Address of a page that this one belongs to, for a link back.
 
     Raises:
         ModuleNotFoundError: If Jinja2 or plotly is missing.
@@ -44,9 +38,7 @@ def render_page(report: Report, *, plotly: str | None = None, home: str | None =
         version=__version__,
         style="\n".join(map(_asset, STYLES)),
         scripts=[_asset(name) for name in SCRIPTS],
-        plotly=_inline(offline.get_plotlyjs()) if plotly is None else None,
-        plotly_file=plotly,
-        home=home,
+        plotly=_inline(offline.get_plotlyjs()),
         data=embed(report_data(report)),
     )
 

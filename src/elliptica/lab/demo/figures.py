@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -42,7 +42,6 @@ _PRINT_TOP = 1.0
 
 Width = Literal["column", "page"]
 Format = Literal["png", "svg", "pdf"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 
 #: Inches.
 WIDTHS: dict[Width, float] = {"column": 3.25, "page": 6.75}

@@ -55,7 +55,7 @@ class DemoSettings:
     (`elliptica.lab.data.toy.two_moons`), the activation, sigma, the optimiser, its length and batches.
     """
 
-    n_seeds: int = 10  # independent repetitions; seeds are 0, 1,
+    n_seeds: int = 10  # independent repetitions; seeds are 0, 1, ...
     n_steps: int = 1000  # steps of the optimiser in each run
     sigma: float = 0.05  # diffusion coefficient of the bridges, for inputs and labels
     reading: Reading = "one-hidden"  # reading of the network
