@@ -161,11 +161,6 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> int:
     Writes ``results.json`` with every run, and ``two_moons.png`` and ``two_moons.html``. After an
     interrupt from the keyboard, what is finished is kept and reported.
 
-    Args:
-        settings: What to train.
-        out: Folder for the files; made if absent.
-        console: Where to print.
-
     Returns:
         The exit status: 0, or 130 after an interrupt.
     """

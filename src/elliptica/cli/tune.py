@@ -246,16 +246,7 @@ def make_search(
     storage: str | None = None,
     **how: Any,
 ) -> Search:
-    """Make the search of one row on one data set; raises `SpecificationError` if options mean several.
-
-    Args:
-        choice: The row.
-        out: Folder of the records.
-        space: Name of the space.
-        trials: Number of trials; None is the table's.
-        storage: Of the trials; None is a journal beside the records.
-        how: Sampler, pruner and seed.
-    """
+    """Make the search of one row on one data set; raises `SpecificationError` if options mean several."""
     from elliptica.lab.experiments.search import Search
     from elliptica.lab.experiments.specification import SpecificationError, load_specification
     from elliptica.lab.experiments.tune import named_space

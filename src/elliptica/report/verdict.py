@@ -111,13 +111,6 @@ def paired_differences(
     that all hold together with 95 %. A difference is better or worse if its interval is clear of zero;
     it stays open with fewer than `MIN_SEEDS` seeds, and where all gaps are equal but for rounding, which is
     too coarse to judge.
-
-    Args:
-        values: By measure, method and seed.
-        measures: Those that are judged.
-        methods: Without the reference.
-        reference: Usually ordinary training.
-        test_share: See `elliptica.report.content.Study`.
     """
     confidence = bonferroni(CONFIDENCE, len(methods) * len(measures))
     return [

@@ -121,9 +121,6 @@ def list_datasets(
 def find_entry(name: str) -> Entry:
     """The entry of that name, in capitals or not, with hyphens or underscores; near misses are suggested.
 
-    Raises:
-        ValueError: If there is none.
-
     Example:
         >>> find_entry("no2").task
         'regression'
@@ -164,9 +161,6 @@ def fetch(
         name: Name in `list_datasets`.
         data_dir: Directory to put the files in; the first of `data_directories` if None.
         progress: Called from time to time during each download.
-
-    Returns:
-        Where the files are.
 
     Raises:
         ValueError: If there is no such data set, it cannot be downloaded, or a file is not the published

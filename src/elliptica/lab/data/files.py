@@ -122,9 +122,6 @@ def verify_checksum(path: str | os.PathLike[str], expected: str, *, source: str 
         expected: Name of the hash and its hexadecimal digits, e.g. ``"md5:750601b1f35b..."``.
         source: Where the original can be had from; quoted in the error message.
 
-    Raises:
-        ValueError: If the hashes differ.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -39,9 +39,6 @@ def normalise(x: Tensor, statistics: PixelStatistics = UNIT_RANGE) -> Tensor:
         x: Images of shape ``(n, channels, height, width)``.
         statistics: Means and deviations: `UNIT_RANGE`, `CIFAR10`, `CIFAR100`, or your own.
 
-    Raises:
-        TypeError: If ``x`` is neither uint8 nor float32.
-
     Example:
         >>> normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
         tensor([[[[-1.,  1.]]]])

@@ -36,12 +36,6 @@ def shuffle_labels(
         share: Share of rows that take part, 0 to 1; their number is rounded to the nearest integer.
         generator: Source of randomness; torch's default one if None.
 
-    Returns:
-        New labels, and which rows were chosen.
-
-    Raises:
-        ValueError: If ``share`` is not between 0 and 1, or ``y`` has no rows.
-
     Example:
         >>> y, chosen = shuffle_labels(torch.arange(6), generator=torch.Generator().manual_seed(0))
         >>> int(chosen.sum()), sorted(y.tolist()), bool((y == torch.arange(6))[~chosen].all())

@@ -123,9 +123,6 @@ def min_max_scale(
             together ("all"). The latter lets test inputs leak into training; it is there because
             the C-Mixup reference, which the paper follows, does it.
 
-    Returns:
-        Scaled copies: the training rows, then the others in their order.
-
     Raises:
         ValueError: If the columns differ, a part is empty, or a value is not finite.
 

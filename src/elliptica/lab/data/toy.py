@@ -62,9 +62,6 @@ def two_moons(
     Returns:
         Points and labels on the CPU; distances are exact up to the rounding of float32.
 
-    Raises:
-        ValueError: If a count is negative or the radius is not between 0 and 0.25.
-
     Example:
         >>> moons = two_moons(5, 2, generator=torch.Generator().manual_seed(0))
         >>> moons.boundary_x.shape, moons.boundary_y.tolist()
@@ -89,12 +86,6 @@ def distance_to_moons(points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
 
     Use it to find the tubes in a plot: a point is inside one if the smaller distance is below the
     radius. Centre lines are as in `two_moons`.
-
-    Args:
-        points: Points of the plane.
-
-    Returns:
-        One column for each moon, in the points' dtype and on their device.
 
     Example:
         >>> distance_to_moons(torch.tensor([[0.0, 0.5]]))

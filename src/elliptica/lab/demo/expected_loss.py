@@ -42,11 +42,6 @@ def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0
     """Solve Laplace's equation around four balls of given loss, in a box whose walls reflect.
 
     The picture behind is solved on a grid; the value at the point in question and its parts come from walks.
-
-    Args:
-        n_walks: Walks from the point in question.
-        size: Columns of the grid.
-        seed: Of walks and bridges.
     """
     points = torch.tensor(POINTS, dtype=torch.float64)
     low, high = (torch.tensor(corner, dtype=torch.float64) for corner in (_LOW, _HIGH))
@@ -112,12 +107,7 @@ def solve_on_grid(size: int, *, tolerance: float = 1e-8) -> Tensor:
 
 
 def draw_expected_loss(found: ExpectedLoss, width: Width = "column") -> Figure:
-    """Expected loss between four data points, with bridges from a point in question to each of them.
-
-    Args:
-        found: See `solve_expected_loss`.
-        width: Of a column or of the page.
-    """
+    """Expected loss between four data points, with bridges from a point in question to each of them."""
     with mpl.rc_context(PRINT):
         figure = new_figure(width, {"column": 2.35, "page": 4.4}[width])
         axes = figure.add_axes((0.01, 0.02, 0.86, 0.96))

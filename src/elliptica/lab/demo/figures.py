@@ -144,12 +144,6 @@ def save_figure(figure: Figure, path: Path, form: Format, command: str) -> None:
     """Write a figure so that the same figure gives the same bytes.
 
     The command that makes it again stands in the file: as subject of a PDF, description of a PNG or SVG.
-
-    Args:
-        figure: Drawn within `PRINT`.
-        path: Where to.
-        form: Format.
-        command: As typed in a shell.
     """
     maker = f"elliptica {__version__}"
     metadata: dict[str, dict[str, Any]] = {
@@ -238,16 +232,7 @@ def _draw_column(axes: Axes, place: int, losses: Tensor, colour: str, floor: flo
 def draw_figure(
     summaries: Sequence[MethodSummary], exhibits: Sequence[Exhibit], settings: DemoSettings
 ) -> Figure:
-    """Draw one column per method: its loss surface on top, its losses below.
-
-    Args:
-        summaries: Verdicts over all seeds.
-        exhibits: A network of each method, in the same order.
-        settings: For the small print.
-
-    Returns:
-        The figure; saving it is the caller's business.
-    """
+    """Draw one column per method: its loss surface on top, its losses below."""
     total = _LEFT + _COLUMN * len(summaries) + _RIGHT
     left, width = _LEFT / total, _COLUMN / total
     with mpl.rc_context(_SCREEN):
@@ -329,10 +314,6 @@ def draw_surfaces(exhibits: dict[Method, Exhibit], width: Width = "page") -> Fig
 
     Blue points are the training data on the boundary, orange ones unseen points inside; the ring marks the
     largest loss inside. Below each surface stands whether the maximum principle holds there.
-
-    Args:
-        exhibits: Trained networks, see `train_exhibits`.
-        width: Of a column or of the page.
     """
     height = {"column": 1.45, "page": 2.5}[width]
     with mpl.rc_context(PRINT):
@@ -365,10 +346,6 @@ def draw_boundary_losses(exhibits: dict[Method, Exhibit], width: Width = "column
     """Losses on the boundary and inside, one panel per method (paper: Fig. 3).
 
     The dashed line is the largest loss on the boundary, the bar the largest one inside.
-
-    Args:
-        exhibits: Trained networks, see `train_exhibits`.
-        width: Of a column or of the page.
     """
     with mpl.rc_context(PRINT):
         figure = new_figure(width, {"column": 1.9, "page": 2.4}[width])

@@ -65,15 +65,6 @@ def draw_page(
     """Write the page: turnable loss surfaces side by side, the findings and the table.
 
     Everything, the plotting library too, is in the text: the page needs no network.
-
-    Args:
-        summaries: Verdicts over all seeds.
-        exhibits: A network of each method, in the same order.
-        settings: For the notes.
-        findings: Paragraphs that say what was found.
-
-    Returns:
-        The text of an HTML file.
     """
     template = Template(
         resources.files("elliptica.lab.demo").joinpath("page.html").read_text(encoding="utf-8")

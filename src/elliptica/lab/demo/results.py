@@ -65,12 +65,7 @@ def summarise(runs: Sequence[Run]) -> list[MethodSummary]:
 
 
 def find(summaries: Sequence[MethodSummary], untrained: Sequence[MaximumPrinciple]) -> list[str]:
-    """Say in sentences what was found, also where it is not what the paper shows.
-
-    Args:
-        summaries: One for each method.
-        untrained: Verdicts inside the moons before any training, as a measure of what they mean.
-    """
+    """Say in sentences what was found, also where it is not what the paper shows."""
     n_untrained = sum(verdict.holds for verdict in untrained)
     held = join_words(f"{NAMES[s.method]} in {s.maximum_held} of {s.n_seeds}" for s in summaries)
     above = join_words(

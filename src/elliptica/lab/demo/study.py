@@ -218,12 +218,6 @@ def moon_surfaces(
 
     Grids end exactly on the boundary, so surfaces have smooth edges.
 
-    Args:
-        network: Classifier of points of the plane into two moons.
-        radius: Radius of the tubes, see `elliptica.lab.data.toy.two_moons`.
-        n_along: Points along each moon.
-        n_across: Points across it.
-
     Example:
         >>> upper, lower = moon_surfaces(nn.Linear(2, 2))
         >>> upper.loss.shape

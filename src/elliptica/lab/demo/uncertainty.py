@@ -85,12 +85,6 @@ def read_uncertainty(
 ) -> list[ClassUncertainty]:
     """Collect the scores that records hold.
 
-    Args:
-        out: Folder of the records.
-        sizes: Training rows of each class, for the data of a run: see `class_sizes`.
-        datasets: Of the table of medical images.
-        methods: Rows of that table.
-
     Raises:
         ValueError: If a row has no record with the score.
     """
@@ -116,12 +110,7 @@ def read_uncertainty(
 
 
 def draw_uncertainty(parts: Sequence[ClassUncertainty], width: Width = "page") -> Figure:
-    """Bars of the normalised score of each class, rarest class first, with the size of the class above.
-
-    Args:
-        parts: One for each panel.
-        width: Of a column (panels above each other) or of the page (side by side).
-    """
+    """Bars of the normalised score of each class, rarest class first, with the size of the class above."""
     is_page = width == "page"
     with mpl.rc_context(PRINT):
         figure = new_figure(width, 1.9 if is_page else 1.55 * len(parts))

@@ -84,13 +84,7 @@ _RECORD = re.compile(r"([0-9a-f]{12})-seed\d+\.json")
 
 
 def hidden_records(choice: Choice, wanted: list[Run], out: Path) -> list[str]:
-    """Find records of these rows that the options hide; returns sentences with the options that show them.
-
-    Args:
-        choice: What was asked for.
-        wanted: Its runs.
-        out: Folder of the records.
-    """
+    """Find records of these rows that the options hide; returns sentences with the options that show them."""
     known = {run.key for run in wanted}
     found: Counter[str] = Counter()
     choices: dict[str, Choice | None] = {}

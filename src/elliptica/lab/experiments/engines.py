@@ -307,11 +307,7 @@ def launched(options: Options) -> Iterator[Options]:
 
 
 class DataParallel:
-    """Do one run after the other, each in all processes.
-
-    Args:
-        ranks: The processes.
-    """
+    """Do one run after the other, each in all processes."""
 
     def __init__(self, ranks: Launched) -> None:
         self.ranks = ranks

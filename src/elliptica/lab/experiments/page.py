@@ -63,13 +63,6 @@ def runs_report(
 ) -> Report:
     """Collect what a page about the records in a folder shows.
 
-    Args:
-        path: The folder.
-        landscape: Whether to look at the loss between the data where a model was kept.
-        data_dir: Where the data of these models are.
-        seed: Of everything that is drawn.
-        title: Of the page; None is what it is about.
-
     Raises:
         ReportError: If there is no record that can be used.
     """
