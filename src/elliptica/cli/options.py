@@ -16,82 +16,76 @@ if TYPE_CHECKING:
 
 
 #: What is made equal among methods.
-Match = Literal["evaluations"]
+MatchName = Literal["evaluations"]
 
 #: Number formats of the forward pass.
-Precision = Literal["float32", "bfloat16"]
+PrecisionName = Literal["float32", "bfloat16"]
 
 #: By what epochs and settings are chosen.
-Select = Literal["average", "worst"]
+SelectName = Literal["average", "worst"]
 
 #: Where runs are done.
-Engine = Literal["processes", "ray"]
+EngineName = Literal["processes", "ray"]
 
 TableName = Annotated[str, typer.Argument(help="Name of the table, see elliptica list.")]
-DatasetOption = Annotated[
+Dataset = Annotated[
     list[str] | None, typer.Option("--dataset", help="Only these data sets: a,b or repeated.")
 ]
-MethodsOption = Annotated[
-    list[str] | None, typer.Option("--methods", help="Only these rows: a,b or repeated.")
-]
-SeedsOption = Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="the table's")]
-EpochsOption = Annotated[
+Methods = Annotated[list[str] | None, typer.Option("--methods", help="Only these rows: a,b or repeated.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="the table's")]
+Epochs = Annotated[
     int | None, typer.Option(min=1, help="Epochs of every method.", show_default="the table's")
 ]
-PrecisionOption = Annotated[
-    Precision | None, one_of(Precision, help="Of the forward pass.", show_default="float32")
+Precision = Annotated[
+    PrecisionName | None, one_of(PrecisionName, help="Of the forward pass.", show_default="float32")
 ]
-MatchOption = Annotated[
-    Match | None,
+Match = Annotated[
+    MatchName | None,
     one_of(
-        Match,
+        MatchName,
         "--match",
         help="evaluations: every method sends as many rows through its network as ordinary training does.",
     ),
 ]
-SelectOption = Annotated[
-    Select | None,
+Select = Annotated[
+    SelectName | None,
     one_of(
-        Select,
+        SelectName,
         help="Choose epochs (and settings) by this on the validation part.",
         show_default="the table's",
     ),
 ]
-TunedOption = Annotated[
-    bool, typer.Option("--tuned", help="With the settings that elliptica tune has chosen.")
-]
-JobsOption = Annotated[
+Tuned = Annotated[bool, typer.Option("--tuned", help="With the settings that elliptica tune has chosen.")]
+Jobs = Annotated[
     int | None,
     typer.Option(
         min=1, help="Runs at once, each with one thread.", show_default="1; with Ray, what the cluster holds"
     ),
 ]
-DeviceOption = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
-BoardOption = Annotated[
+Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
+Board = Annotated[
     Path | None,
     typer.Option(
         "--tensorboard", help="Folder for TensorBoard event files.", file_okay=False, show_default="none"
     ),
 ]
-RecordsOption = Annotated[
-    Path, typer.Option("--out", "--runs", help="Folder of the records.", file_okay=False)
-]
-EngineOption = Annotated[Engine, one_of(Engine, help="Processes of this machine, or a Ray cluster.")]
-AddressOption = Annotated[
+Records = Annotated[Path, typer.Option("--out", "--runs", help="Folder of the records.", file_okay=False)]
+Engine = Annotated[EngineName, one_of(EngineName, help="Processes of this machine, or a Ray cluster.")]
+Address = Annotated[
     str | None,
     typer.Option(
         help="Ray: the cluster's; auto finds the one that this machine is part of.",
         show_default="RAY_ADDRESS, or a new one of this machine",
     ),
 ]
-CpusOption = Annotated[
+Cpus = Annotated[
     float | None,
     typer.Option(min=0.1, help="Ray: processors for each run, and threads of torch.", show_default="1"),
 ]
-GpusOption = Annotated[
+Gpus = Annotated[
     float | None, typer.Option(min=0, help="Ray: GPUs for each run; may be a share.", show_default="0")
 ]
-RetriesOption = Annotated[
+Retries = Annotated[
     int | None, typer.Option(min=0, help="Ray: new tries of a run whose worker is lost.", show_default="3")
 ]
 
@@ -102,10 +96,10 @@ def make_choice(
     methods: list[str] | None,
     seeds: int | None,
     epochs: int | None,
-    precision: Precision | None,
-    match: Match | None,
+    precision: PrecisionName | None,
+    match: MatchName | None,
     tuned: bool,
-    select: Select | None = None,
+    select: SelectName | None = None,
 ) -> Choice:
     """Collect the options that say which runs are meant."""
     from elliptica.lab.experiments.choice import Choice
@@ -126,7 +120,7 @@ def _split(names: list[str] | None) -> list[str] | None:
 
 
 def ray_settings(
-    engine: Engine, address: str | None, cpus: float | None, gpus: float | None, retries: int | None
+    engine: EngineName, address: str | None, cpus: float | None, gpus: float | None, retries: int | None
 ) -> RaySettings | None:
     """Collect what the options say about Ray; None without it."""
     from elliptica.lab.experiments.run import RaySettings

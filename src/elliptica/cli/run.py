@@ -10,30 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from elliptica.cli import options as shared
 from elliptica.cli.app import DataDir, app, require_extra
-from elliptica.cli.options import (
-    AddressOption,
-    BoardOption,
-    CpusOption,
-    DatasetOption,
-    DeviceOption,
-    EngineOption,
-    EpochsOption,
-    GpusOption,
-    JobsOption,
-    MatchOption,
-    MethodsOption,
-    PrecisionOption,
-    RecordsOption,
-    RetriesOption,
-    SeedsOption,
-    SelectOption,
-    TableName,
-    TunedOption,
-    make_choice,
-    print_error,
-    ray_settings,
-)
+from elliptica.cli.options import make_choice, print_error, ray_settings
 from elliptica.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -44,28 +23,28 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    table: TableName,
-    dataset: DatasetOption = None,
-    methods: MethodsOption = None,
-    seeds: SeedsOption = None,
-    epochs: EpochsOption = None,
-    precision: PrecisionOption = None,
-    match: MatchOption = None,
-    select: SelectOption = None,
-    tuned: TunedOption = False,
-    jobs: JobsOption = None,
-    engine: EngineOption = "processes",
-    address: AddressOption = None,
-    cpus_per_run: CpusOption = None,
-    gpus_per_run: GpusOption = None,
-    retries: RetriesOption = None,
+    table: shared.TableName,
+    dataset: shared.Dataset = None,
+    methods: shared.Methods = None,
+    seeds: shared.Seeds = None,
+    epochs: shared.Epochs = None,
+    precision: shared.Precision = None,
+    match: shared.Match = None,
+    select: shared.Select = None,
+    tuned: shared.Tuned = False,
+    jobs: shared.Jobs = None,
+    engine: shared.Engine = "processes",
+    address: shared.Address = None,
+    cpus_per_run: shared.Cpus = None,
+    gpus_per_run: shared.Gpus = None,
+    retries: shared.Retries = None,
     data_dir: DataDir = None,
-    device: DeviceOption = "cpu",
-    tensorboard: BoardOption = None,
+    device: shared.Device = "cpu",
+    tensorboard: shared.Board = None,
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep the selected weights, for the landscape of a report.")
     ] = False,
-    out: RecordsOption = Path("runs"),
+    out: shared.Records = Path("runs"),
 ) -> None:
     """Run a table of the paper: train what is not recorded yet, then print the table.
 

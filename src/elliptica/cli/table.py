@@ -8,21 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from elliptica.cli import options as shared
 from elliptica.cli.app import app, one_of, require_extra
-from elliptica.cli.options import (
-    DatasetOption,
-    EpochsOption,
-    MatchOption,
-    MethodsOption,
-    PrecisionOption,
-    RecordsOption,
-    SeedsOption,
-    SelectOption,
-    TableName,
-    TunedOption,
-    make_choice,
-    print_error,
-)
+from elliptica.cli.options import make_choice, print_error
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.choice import Choice
@@ -40,15 +28,15 @@ Form = Literal["markdown", "latex", "csv"]
 
 @app.command()
 def table(
-    table: TableName,
-    dataset: DatasetOption = None,
-    methods: MethodsOption = None,
-    seeds: SeedsOption = None,
-    epochs: EpochsOption = None,
-    precision: PrecisionOption = None,
-    match: MatchOption = None,
-    select: SelectOption = None,
-    tuned: TunedOption = False,
+    table: shared.TableName,
+    dataset: shared.Dataset = None,
+    methods: shared.Methods = None,
+    seeds: shared.Seeds = None,
+    epochs: shared.Epochs = None,
+    precision: shared.Precision = None,
+    match: shared.Match = None,
+    select: shared.Select = None,
+    tuned: shared.Tuned = False,
     part: Annotated[
         Part,
         one_of(
@@ -56,7 +44,7 @@ def table(
         ),
     ] = "test",
     form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
-    out: RecordsOption = Path("runs"),
+    out: shared.Records = Path("runs"),
 ) -> None:
     """Print a table from its records: mean, deviation, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")

@@ -13,28 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from elliptica.cli import options as shared
 from elliptica.cli.app import DataDir, app, one_of, require_extra
-from elliptica.cli.options import (
-    AddressOption,
-    BoardOption,
-    CpusOption,
-    DatasetOption,
-    DeviceOption,
-    EngineOption,
-    EpochsOption,
-    GpusOption,
-    JobsOption,
-    MatchOption,
-    MethodsOption,
-    PrecisionOption,
-    RecordsOption,
-    RetriesOption,
-    SelectOption,
-    TableName,
-    make_choice,
-    print_error,
-    ray_settings,
-)
+from elliptica.cli.options import make_choice, print_error, ray_settings
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.choice import Choice
@@ -55,9 +36,9 @@ Pruner = Literal["median", "hyperband", "none"]
 
 @app.command()
 def tune(
-    table: TableName,
-    dataset: DatasetOption = None,
-    methods: MethodsOption = None,
+    table: shared.TableName,
+    dataset: shared.Dataset = None,
+    methods: shared.Methods = None,
     trials: Annotated[
         int | None, typer.Option(min=1, help="Of each row.", show_default="the table's")
     ] = None,
@@ -77,20 +58,20 @@ def tune(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of a search.", show_default="0")] = None,
-    epochs: EpochsOption = None,
-    precision: PrecisionOption = None,
-    match: MatchOption = None,
-    select: SelectOption = None,
-    jobs: JobsOption = None,
-    engine: EngineOption = "processes",
-    address: AddressOption = None,
-    cpus_per_run: CpusOption = None,
-    gpus_per_run: GpusOption = None,
-    retries: RetriesOption = None,
+    epochs: shared.Epochs = None,
+    precision: shared.Precision = None,
+    match: shared.Match = None,
+    select: shared.Select = None,
+    jobs: shared.Jobs = None,
+    engine: shared.Engine = "processes",
+    address: shared.Address = None,
+    cpus_per_run: shared.Cpus = None,
+    gpus_per_run: shared.Gpus = None,
+    retries: shared.Retries = None,
     data_dir: DataDir = None,
-    device: DeviceOption = "cpu",
-    tensorboard: BoardOption = None,
-    out: RecordsOption = Path("runs"),
+    device: shared.Device = "cpu",
+    tensorboard: shared.Board = None,
+    out: shared.Records = Path("runs"),
 ) -> None:
     """Choose settings on the validation part; then run the table with --tuned.
 

@@ -41,27 +41,24 @@ class MedMNIST:
         return cls(name, n_channels, n_classes, entry.forms[0][0], entry.rows, entry.source)
 
 
-_KNOWN = (
-    MedMNIST.listed("breastmnist", 1, 2),
-    MedMNIST.listed("bloodmnist", 3, 8),
-    MedMNIST.listed("pathmnist", 3, 9),
-    MedMNIST.listed("pathmnist_subset", 3, 9),
-    MedMNIST.listed("organamnist", 1, 11),
-    MedMNIST.listed("organcmnist", 1, 11),
-    MedMNIST.listed("organsmnist", 1, 11),
-    MedMNIST.listed("retinamnist", 3, 5),
-    MedMNIST.listed("dermamnist", 3, 7),
-    MedMNIST.listed("pneumoniamnist", 1, 2),
-    MedMNIST.listed("tissuemnist", 1, 8),
-    MedMNIST.listed("octmnist", 1, 4),
-)
 #: The data sets by name.
-MEDMNIST = {known.name: known for known in _KNOWN}
-
-
-def medmnist_names() -> tuple[str, ...]:
-    """Names of the data sets that `load_medmnist` knows."""
-    return tuple(known.name for known in _KNOWN)
+MEDMNIST = {
+    known.name: known
+    for known in (
+        MedMNIST.listed("breastmnist", 1, 2),
+        MedMNIST.listed("bloodmnist", 3, 8),
+        MedMNIST.listed("pathmnist", 3, 9),
+        MedMNIST.listed("pathmnist_subset", 3, 9),
+        MedMNIST.listed("organamnist", 1, 11),
+        MedMNIST.listed("organcmnist", 1, 11),
+        MedMNIST.listed("organsmnist", 1, 11),
+        MedMNIST.listed("retinamnist", 3, 5),
+        MedMNIST.listed("dermamnist", 3, 7),
+        MedMNIST.listed("pneumoniamnist", 1, 2),
+        MedMNIST.listed("tissuemnist", 1, 8),
+        MedMNIST.listed("octmnist", 1, 4),
+    )
+}
 
 
 def load_medmnist(

@@ -264,13 +264,10 @@ def _grid(
             )
         n = len(table.cells[row, dataset, next(iter(measures))].values)
         lines.append([*line, (str(n), n, False)])
-    titles = [f"{measures[c].label}, paper" if is_paper else _titled(measures[c]) for c, is_paper in heads]
+    ends = {c: ", %" if measure.percent else "" for c, measure in measures.items()}
+    titles = [f"{measures[c].label}{', paper' if is_paper else ends[c]}" for c, is_paper in heads]
     head = ["method", *titles, "thousand rows to the chosen epoch", "seconds to it", "seeds"]
     return Grid("Test part, mean ± deviation over seeds", head, lines, notes)
-
-
-def _titled(measure: Measure) -> str:
-    return f"{measure.label}{', %' if measure.percent else ''}"
 
 
 def _missing(

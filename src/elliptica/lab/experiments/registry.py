@@ -33,7 +33,7 @@ from elliptica.lab.data import (
     shuffle_labels,
     two_moons,
 )
-from elliptica.lab.data.medmnist import medmnist_names
+from elliptica.lab.data.medmnist import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
@@ -69,7 +69,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "fashion_mnist": load_fashion_mnist,
     "rcf_mnist": load_rcf_mnist,
     "two_moons": load_two_moons,
-    **{name: functools.partial(load_medmnist, name) for name in medmnist_names()},
+    **{name: functools.partial(load_medmnist, name) for name in MEDMNIST},
 }
 
 
@@ -131,18 +131,6 @@ def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) ->
             raise RegistryError(f"Network {kind!r} with {options}: {error}") from error
 
 
-def _mlp(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
-    return mlp(data.n_features, n_outputs, **options)
-
-
-def _linear(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
-    return mlp(data.n_features, n_outputs, hidden=(), **options)
-
-
-def _wide_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
-    return wide_resnet(num_classes=n_outputs, **options)
-
-
 def _preact_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
     """``channels_last`` is a layout in memory: the same network, faster on processors."""
     layout = torch.channels_last if options.pop("channels_last", False) else torch.contiguous_format
@@ -165,10 +153,10 @@ def split_head(network: nn.Module) -> nn.Sequential:
 
 #: Networks by name.
 MODELS: dict[str, Callable[[Dataset, int, dict[str, Any]], nn.Module]] = {
-    "mlp": _mlp,
-    "linear": _linear,
+    "mlp": lambda data, n_outputs, options: mlp(data.n_features, n_outputs, **options),
+    "linear": lambda data, n_outputs, options: mlp(data.n_features, n_outputs, hidden=(), **options),
     "preact_resnet": _preact_resnet,
-    "wide_resnet": _wide_resnet,
+    "wide_resnet": lambda _data, n_outputs, options: wide_resnet(num_classes=n_outputs, **options),
     "backbone": _backbone,
 }
 

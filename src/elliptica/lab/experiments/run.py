@@ -18,7 +18,6 @@ from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments.methods import make_loss, prepare, rows_per_sample
 from elliptica.lab.experiments.methods.context import Context
 from elliptica.lab.experiments.metrics import (
-    Noise,
     count_rows,
     gaussian_noise,
     group_shares,
@@ -118,9 +117,10 @@ def do_run(
     )
     if options.keep_models and with_test and options.ranks.is_first:
         save_checkpoint(model_file(options.out, run), {"model": model_tensors(model)}, {"epoch": found.epoch})
+    noise = gaussian_noise(run.load.get("test_noise", 0.0), stream(name, run.seed, "test noise"))
     with split_rows(model, options.ranks):
         metrics = {
-            **({"test": measured(model, data.test, noise=_test_noise(run, name))} if with_test else {}),
+            **({"test": measured(model, data.test, noise=noise)} if with_test else {}),
             "validation": measured(model, data.validation),
         }
     return {
@@ -147,10 +147,6 @@ def do_run(
 def _rounded(values: list[float]) -> list[float]:
     """Six digits, which is enough to look at."""
     return [float(f"{value:.6g}") for value in values]
-
-
-def _test_noise(run: Run, name: str) -> Noise | None:
-    return gaussian_noise(run.load.get("test_noise", 0.0), stream(name, run.seed, "test noise"))
 
 
 def _context(
