@@ -5,6 +5,7 @@ import dataclasses
 import torch
 
 from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments.engines import open_engine
 from elliptica.lab.experiments.methods import METHODS, make_loss, prepare
 from elliptica.lab.experiments.methods.context import Context
 from elliptica.lab.experiments.registry import make_model
@@ -170,3 +171,10 @@ def read_board(folder):
     found = EventAccumulator(str(folder))
     found.Reload()
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def do_all(runs, options, listen):
+    """Do runs with the engine that options ask for; returns how each ended, by its label."""
+    with open_engine(options) as engine:
+        outcomes = engine.do(runs, options, listen)
+    return {run.label: outcome.state for run, outcome in zip(runs, outcomes, strict=True)}

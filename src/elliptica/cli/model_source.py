@@ -20,13 +20,11 @@ from elliptica._utils import checks
 from elliptica._utils.extras import import_extra
 from elliptica._utils.perceptron import mlp
 from elliptica.baselines import ERM, Mixup
+from elliptica.cli.diagnose import Loss, Training
 from elliptica.core.elliptic import Elliptic
 from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.data.toy import two_moons
-
-Method = Literal["erm", "mixup", "elliptic"]
-LossName = Literal["auto", "cross-entropy", "mse", "l1", "bce"]
 
 #: Data sets that need no file.
 BUILT_IN = ("two-moons", "digits")
@@ -90,8 +88,8 @@ def fitted_from_code(
         raise SourceError("--loss needs --model: a network trained here has the loss of its task.")
     if weights is not None and model is None:
         raise SourceError("--weights needs --model: the code that the weights belong to.")
-    if loss not in get_args(LossName):
-        raise SourceError(f"--loss must be one of {', '.join(get_args(LossName))}, but got {loss!r}.")
+    if loss not in get_args(Loss):
+        raise SourceError(f"--loss must be one of {', '.join(get_args(Loss))}, but got {loss!r}.")
     samples = load_samples(data, seed)
     if model is not None:
         network = load_model(model, weights)
@@ -153,7 +151,7 @@ def train_network(
     """
     from elliptica.lab.training import TrainingSettings, fit
 
-    checks.choice("method", method, get_args(Method))
+    checks.choice("method", method, get_args(Training))
     checks.count("n_steps", n_steps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elliptica.lab.data.files import data_directories, find_file, verify_sha256
+from elliptica.lab.data.files import data_directories, find_file, verify_checksum
 
 
 @pytest.fixture
@@ -97,8 +97,8 @@ def test_sha256_accepts_the_right_content(tmp_path):
     content = bytes(range(256)) * 8192  # two blocks of the reading loop
     file.write_bytes(content)
     expected = hashlib.sha256(content).hexdigest()
-    verify_sha256(file, expected)
-    verify_sha256(str(file), expected.upper())
+    verify_checksum(file, f"sha256:{expected}")
+    verify_checksum(str(file), f"sha256:{expected.upper()}")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def test_sha256_refuses_any_other_content(tmp_path, damage):
     expected = hashlib.sha256(content).hexdigest()
     got = hashlib.sha256(damage(content)).hexdigest()
     with pytest.raises(ValueError) as error:
-        verify_sha256(file, expected, source="the publisher")
+        verify_checksum(file, f"sha256:{expected}", source="the publisher")
     for needed in (str(file), expected, got, "Delete it", "comes from: the publisher"):
         assert needed in str(error.value)

@@ -17,7 +17,7 @@ from elliptica.cli import app
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.choice import Choice
-from elliptica.lab.experiments.engines import do_all, in_processes
+from elliptica.lab.experiments.engines import in_processes
 from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.experiments.metrics import measure, score_of
 from elliptica.lab.experiments.preflight import folder_problem
@@ -34,7 +34,7 @@ from elliptica.lab.experiments.specification import (
 from elliptica.lab.experiments.table import _paired_p, make_table, render
 from elliptica.lab.models import mlp
 from elliptica.lab.training import TrainingSettings
-from experiment_cases import TOY, load_toy, make_ready, silent
+from experiment_cases import TOY, do_all, load_toy, make_ready, silent
 
 runner = CliRunner()
 

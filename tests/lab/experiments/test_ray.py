@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 
 import elliptica
 from elliptica.cli import app
-from elliptica.lab.experiments.engines import EngineError, do_all, open_engine
+from elliptica.lab.experiments.engines import EngineError, open_engine
 from elliptica.lab.experiments.records import model_file, read_record, record_file
 from elliptica.lab.experiments.run import Options, RaySettings
 from elliptica.lab.experiments.specification import load_specification, parse_specification, runs
 from elliptica.lab.experiments.tune import rows_of, tune
 from elliptica.lab.experiments.tuned import chosen_file
 from elliptica.lab.training.progress import EpochEnd
-from experiment_cases import read_board, silent
+from experiment_cases import do_all, read_board, silent
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra scale)")
 

@@ -7,7 +7,7 @@ ones; the message says where they were looked for and where the originals come f
 from elliptica.lab.data.catalogue import Listing, fetch, list_datasets
 from elliptica.lab.data.cifar import load_cifar10, load_cifar100
 from elliptica.lab.data.fashion import load_fashion_mnist, load_rcf_mnist
-from elliptica.lab.data.files import data_directories, find_file, verify_checksum, verify_sha256
+from elliptica.lab.data.files import data_directories, find_file, verify_checksum
 from elliptica.lab.data.groups import load_camelyon17, load_celeba, load_waterbirds, load_waterbirds_features
 from elliptica.lab.data.image_files import ImageFiles
 from elliptica.lab.data.images import normalise
@@ -50,5 +50,4 @@ __all__ = [
     "shuffle_labels",
     "two_moons",
     "verify_checksum",
-    "verify_sha256",
 ]

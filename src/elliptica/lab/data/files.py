@@ -109,11 +109,6 @@ def _not_found(kind: str, name: str, candidates: Sequence[Path], source: str) ->
     )
 
 
-def verify_sha256(path: str | os.PathLike[str], expected: str, *, source: str = "") -> None:
-    """Raise ValueError unless a file has this SHA-256, given by its 64 digits; see `verify_checksum`."""
-    verify_checksum(path, f"sha256:{expected}", source=source)
-
-
 def verify_checksum(path: str | os.PathLike[str], expected: str, *, source: str = "") -> None:
     """Raise an error unless a file is byte for byte the published one, by whichever hash was published.
 

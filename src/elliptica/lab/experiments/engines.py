@@ -83,13 +83,6 @@ def open_engine(options: Options) -> Iterator[Engine]:
         yield cluster
 
 
-def do_all(runs: Sequence[Run], options: Options, listen: Listener) -> dict[str, str]:
-    """Do runs with the engine that options ask for; returns how each ended, by its label."""
-    with open_engine(options) as engine:
-        outcomes = engine.do(runs, options, listen)
-    return {run.label: outcome.state for run, outcome in zip(runs, outcomes, strict=True)}
-
-
 def guarded(label: str, job: Callable[[], str], listen: Listener) -> Outcome:
     """Do a job; an error is reported and ends this job only."""
     try:
