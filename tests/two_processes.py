@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elliptica import Elliptic, EllipticWarning, elliptic_loss
 
 WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released")
+DRIFTS = ("girsanov", "multiplicative")
 SECOND_ORDER = ("gradient_norm", "girsanov", "released")
 ROWS = 5  # per process
 
@@ -134,6 +135,35 @@ def wrapped_models(rank):
     return found
 
 
+def with_drift(weighting, **settings):
+    """An objective whose drift is a network, with as fixed numbers as the model's."""
+    drift = nn.Bilinear(3, 4, 3).double()
+    numbers = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in drift.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=numbers))
+    return objective_for(weighting, drift=drift, **settings)
+
+
+def drift_networks(rank):
+    """Three steps each: DDP notices a parameter without gradient in the second."""
+    x, y = batch(rank)
+    found = {}
+    for weighting in DRIFTS:
+        for wrap in (ddp, fully_shard):
+            for chunk_size in (None, 8):
+                objective = with_drift(weighting, chunk_size=chunk_size)
+                drift, module = objective.drift, wrap(objective)
+                optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+                for step in range(3):
+                    optimizer.zero_grad()
+                    module(x, y, generator=torch.Generator().manual_seed(100 * step + rank)).backward()
+                    optimizer.step()
+                key = ("drift", weighting, wrap.__name__, chunk_size)
+                found[key] = [full(p) for p in (*objective.model.parameters(), *drift.parameters())]
+    return found
+
+
 def own_noise(rank):
     """What ``sigma="auto"`` chooses, and says."""
     objective = objective_for("none", sigma="auto")
@@ -145,4 +175,5 @@ def own_noise(rank):
 
 
 def run(rank):
-    return {**wrapped_objectives(rank), **wrapped_models(rank), "auto": own_noise(rank)}
+    more = {"auto": own_noise(rank), **drift_networks(rank)}
+    return {**wrapped_objectives(rank), **wrapped_models(rank), **more}

@@ -1,6 +1,7 @@
 """Compiled, in bfloat16, and through attention: the same objective, exact or within stated precision."""
 
 import copy
+import dataclasses
 import importlib
 import shutil
 import sys
@@ -153,19 +154,40 @@ def test_compiled_settings(architecture, weighting, settings, generator, plain):
 
 
 @pytest.mark.slow
-def test_compiled_drift_network(generator, plain):
-    drift = nn.Bilinear(WIDTH, CLASSES, WIDTH).double()
-    objective = plain(
-        nn.Linear(WIDTH, CLASSES).double(),
-        nn.CrossEntropyLoss(),
-        num_classes=CLASSES,
-        sampling="path",
-        sigma=0.5,
-        weighting="girsanov",
-        drift=drift,
-    )
+@pytest.mark.parametrize("weighting", ["girsanov", "multiplicative"])
+@pytest.mark.parametrize("drift", ["network", "both"])
+def test_compiled_drift(drift, weighting, generator, plain):
+    if drift == "network":
+        drift = nn.Bilinear(WIDTH, CLASSES, WIDTH).double()
+    model, settings = nn.Linear(WIDTH, CLASSES).double(), {"n_times": 5, "sigma_y": 0.2, "drift": drift}
+    objective = objective_for(model, weighting, plain, **settings)
     x, y = data(generator)
     assert_compiled_equals_eager(objective, x[:, 0], y, generator, "aot_eager")
+
+
+@pytest.mark.slow
+def test_compiled_objectives_refuse_paths_of_different_pairs(generator, plain):
+    objective = objective_for(Mlp().double(), "multiplicative", plain)
+    x, y = data(generator)
+    other = objective_for(Mlp().double(), "none", plain, n_bridges=2).sample(x, y, generator=generator)
+    with pytest.raises(ValueError, match="differ at their ends"):
+        torch.compile(objective, backend="eager")(x, y, paths=other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weighting", ["girsanov", "multiplicative"])
+def test_compiled_gradients_reach_what_stands_in_front(weighting, generator, plain):
+    """Points that require a gradient, as those between encoded samples do."""
+    objective = objective_for(Mlp().double(), weighting, plain, drift="both", sigma_y=0.2)
+    x, y = data(generator)
+    paths = objective.sample(x, y, generator=generator)
+    slopes = []
+    for evaluate in (objective, torch.compile(objective, backend="aot_eager")):
+        scale = torch.ones(WIDTH, dtype=torch.float64, requires_grad=True)
+        loss = evaluate(x, y, paths=dataclasses.replace(paths, x=paths.x * scale))
+        slopes.append(torch.autograd.grad(loss, scale)[0])
+    torch.testing.assert_close(*slopes)
+    assert slopes[0].abs().max() > 1e-4
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ from torch import nn
 
 import reference
 from elliptica import BridgeMix, Elliptic, Paths, log_weights, sample_paths
-from elliptica.core.weighting import VARIANTS, self_normalised
+from elliptica.core.bridge import flatten_rows, view_rows
+from elliptica.core.hidden import HiddenBridge
+from elliptica.core.weighting import VARIANTS, Grid, self_normalised
 from laws import assert_mean, assert_variance
 
 pytestmark = pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning")
@@ -459,3 +461,217 @@ def test_bridges_that_are_not_of_one_pair_are_refused(generator, own_checks):
     with pytest.raises(ValueError, match=r"in the layer at='1'\. .*dropout"):
         Elliptic(random, nn.MSELoss(), at="1", **settings)(x, y)
     Elliptic(random, nn.MSELoss(), at="0", **settings)(x, y)
+
+
+def paths_behind(encoder, x, y, weight, objective, generator):
+    """Bridges between encoded points with fixed noise, as a function of targets and sample weights."""
+    with torch.no_grad():
+        drawn = objective.sample(x, y, sample_weight=weight, generator=generator)
+    partner = (drawn.x[:, :, -1][:, :, None] == x).all(3).long().argmax(2)  # (batch, bridge)
+
+    def between(value):
+        start, end = value[:, None, None], value[partner][:, :, None]
+        s = drawn.s.view(*drawn.s.shape, *[1] * (value.ndim - 1))
+        return (1 - s) * start + s * end
+
+    noise, noise_y = drawn.x - between(x), drawn.y - between(y).detach()
+
+    def make(y, weight):
+        target = between(y) + noise_y
+        points = {"x": between(encoder(x)) + noise, "y": target, "free_y": target, "weight": between(weight)}
+        return dataclasses.replace(drawn, **points)
+
+    return make
+
+
+@pytest.mark.parametrize("chunk_size", [None, 9])
+@pytest.mark.parametrize(
+    ("weighting", "drift"),
+    [(weighting, None) for weighting in VARIANTS]
+    + [
+        ("girsanov", "both"),
+        ("multiplicative", "both"),
+        ("girsanov", "network"),
+        ("multiplicative", "network"),
+    ],
+)
+def test_gradients_reach_what_stands_in_front(weighting, drift, chunk_size, generator):
+    """An encoder, soft targets and sample weights: by finite differences of the whole objective.
+
+    Weights that are constants are held at their values.
+    """
+    encoder, model = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double(), network()
+    x, y = normal(3, 3, generator=generator), normal(3, 2, generator=generator)
+    weight = torch.rand(3, dtype=torch.float64, generator=generator)
+    if drift == "network":
+        drift = nn.Bilinear(3, 2, 3).double()
+    settings = {**PAIRED, "n_times": 4, "n_bridges": 2, "sigma": 0.8, "weighting": weighting, "drift": drift}
+    objective = Elliptic(model, nn.MSELoss(), **settings, same_partner=True, xi=0.7, chunk_size=chunk_size)
+    paths_of = paths_behind(encoder, x, y, weight, objective, generator)
+    front = [*encoder.parameters(), y.requires_grad_(), weight.requires_grad_()]
+    loss = objective.loss_on(paths_of(y, weight))
+    ours = torch.autograd.grad(loss, front)
+    fixed = None
+    if not VARIANTS[weighting].second_order:  # the weight of each point, as a ratio of losses
+        with torch.no_grad():
+            paths = paths_of(y, weight)
+        plain = objective_losses(model, paths)
+        fixed = (weights_of_points(objective, paths) / plain).detach()
+
+    def value():
+        paths = paths_of(y, weight)
+        if fixed is not None:
+            return (fixed * objective_losses(model, paths) * paths.weight).mean()
+        return objective.loss_on(paths)
+
+    torch.testing.assert_close(value(), loss)
+    step = 1e-5
+    for tensor, slope in zip(front, ours, strict=True):
+        flat = tensor.data.view(-1)
+        for k in range(len(flat)):
+            kept, ends = flat[k].item(), []
+            for sign in (1, -1):
+                flat[k] = kept + sign * step
+                ends.append(value().item())
+            flat[k] = kept
+            assert slope.flatten()[k].item() == pytest.approx(
+                (ends[0] - ends[1]) / (2 * step), rel=1e-5, abs=1e-8
+            )
+        assert slope.abs().max() > 1e-4
+
+
+def objective_losses(model, paths):
+    return (model(paths.x) - paths.y).square().mean(-1)
+
+
+def weights_of_points(objective, paths):
+    """Weighted losses of the points, without the sample weights."""
+    found = []
+    variant = VARIANTS[objective.weighting]
+
+    def spy(losses, *args):
+        found.append(variant.apply(losses, *args))
+        return found[-1]
+
+    objective._variant = dataclasses.replace(variant, apply=spy)
+    objective.loss_on(paths)
+    objective._variant = variant
+    return view_rows(found[0].detach(), paths.s.shape[1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_weights_of_many_points_are_summed_beyond_bfloat16(shared, generator):
+    """Weights of 600 points in bfloat16 are those of float64, rounded once: sums of them are not in it."""
+    norm = (torch.rand(2, 300, generator=generator) + 0.1).bfloat16()
+    ds = torch.full((2, 300), 0.5)
+
+    def weights(dtype):
+        def across(own):  # a process with the same points
+            return torch.stack([own, own])
+
+        grid = Grid(ds.double(), None, across if shared else None)
+        return VARIANTS["gradient_softmax"].apply(
+            torch.ones_like(norm, dtype=dtype), (norm.to(dtype),), 1.0, grid
+        )
+
+    found, expected = weights(torch.bfloat16), weights(torch.float64)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)
+    assert float(expected.mean()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("weighting", ["girsanov", "multiplicative"])
+def test_both_halves_of_the_gradient_for_classes(weighting, generator):
+    """As a drift of one's own: ``V g``, and ``V_y dl/dy`` at the label that the loss sees, the projected."""
+    model, x, y = network(), normal(4, 3, generator=generator), torch.tensor([0, 1, 1, 0])
+    settings = {**PAIRED, "sigma": 0.8, "weighting": weighting, "num_classes": 2, "xi": 0.6}
+    objective = Elliptic(model, nn.CrossEntropyLoss(), **settings, same_partner=True, drift="both")
+    chunked = Elliptic(
+        model, nn.CrossEntropyLoss(), **settings, same_partner=True, drift="both", chunk_size=13
+    )
+
+    def by_hand(x, free):
+        x = x.detach().requires_grad_()
+        seen = (free.abs() / free.abs().sum(1, keepdim=True)).requires_grad_()
+        loss = -(seen * model(x).log_softmax(1)).sum()
+        g, g_y = torch.autograd.grad(loss, (x, seen), create_graph=True)
+        return 0.8**2 * g, 0.4**2 * g_y
+
+    paths = objective.sample(x, y, generator=generator)
+    assert not torch.equal(paths.y, paths.free_y)
+    logs = log_weights(model, nn.CrossEntropyLoss(), paths, xi=0.6, drift="both")
+    torch.testing.assert_close(logs, log_weights(model, nn.CrossEntropyLoss(), paths, xi=0.6, drift=by_hand))
+    own = Elliptic(model, nn.CrossEntropyLoss(), **settings, same_partner=True, drift=by_hand)
+    expected = own(x, y, paths=paths)
+    one_half = Elliptic(model, nn.CrossEntropyLoss(), **settings, same_partner=True, drift="input")
+    assert abs(one_half(x, y, paths=paths) - expected) > 1e-6
+    slopes = reference.gradients(expected, model)
+    for loss in (objective(x, y, paths=paths), chunked(x, y, paths=paths)):
+        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
+        for a, b in zip(reference.gradients(loss, model), slopes, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("weighting", ["girsanov", "multiplicative"])
+def test_both_halves_in_a_hidden_layer(weighting, generator):
+    """Behind a layer that does nothing, and with the same points, it is the same."""
+    model = nn.Sequential(nn.Identity(), network())
+    x, y = normal(4, 3, generator=generator), normal(4, 2, generator=generator)
+    settings = {**PAIRED, "sigma": 0.8, "weighting": weighting, "drift": "both", "same_partner": True}
+    paths = Elliptic(model, nn.MSELoss(), **settings).sample(x, y, generator=generator)
+    rows = flatten_rows(paths.x)
+    hidden = HiddenBridge("0", lambda _: (rows.flatten(0, 1).clone(), 0.64))
+    inside = Elliptic(model, nn.MSELoss(), **settings, at="0")
+    loss = inside.loss_on(dataclasses.replace(paths, hidden=hidden, variance={}))
+    torch.testing.assert_close(loss, Elliptic(model, nn.MSELoss(), **settings).loss_on(paths))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"drift": "both", "sigma_y": 0.0}, ValueError, r"sigma_y=0\. Use sigma_y > 0, or drift=.input"),
+        ({"drift": "bot"}, ValueError, "'input', 'both'.*mean 'both'"),
+        ({"drift": 3.0}, TypeError, "but got float. Wrap a constant"),
+        ({"drift": "both", "weighting": "gradient_norm"}, ValueError, "n_bridges=2 or more .a fixed drift"),
+    ],
+)
+def test_drifts_that_do_not_exist_are_refused(settings, error, message, own_checks):
+    with pytest.raises(error, match=message):
+        Elliptic(network(), nn.MSELoss(), **{**PAIRED, "sigma": 0.5, **settings})
+
+
+@pytest.mark.bad_input
+def test_log_weights_refuse_what_they_cannot_drift(generator, own_checks):
+    x, y = normal(4, 3, generator=generator), normal(4, 2, generator=generator)
+    paths = sample_paths(x, y, target_space="real", sampling="path", sigma_y=0.0, generator=generator)
+    with pytest.raises(ValueError, match="acts on y only where it diffuses"):
+        log_weights(network(), nn.MSELoss(), paths, drift="both")
+    with pytest.raises(ValueError, match="drift must be one of 'input', 'both'"):
+        log_weights(network(), nn.MSELoss(), paths, drift="output")
+    bare = dataclasses.replace(paths, free_y=None, variance_y=1.0)
+    with pytest.raises(ValueError, match="needs paths with free_y"):
+        log_weights(network(), nn.MSELoss(), bare, drift="both")
+
+
+def test_a_drift_network_is_trained_or_fixed(generator):
+    """Behind detached weights nothing trains it, so an optimiser, DDP and the state must not see it."""
+    x, y = normal(5, 3, generator=generator), normal(5, 2, generator=generator)
+    settings = {"sampling": "path", "n_times": 20, "n_bridges": 2, "sigma": 0.5}
+    for weighting in ("girsanov", "multiplicative"):
+        drift, model = nn.Bilinear(3, 2, 3), network().float()
+        objective = Elliptic(model, nn.MSELoss(), **settings, weighting=weighting, drift=drift)
+        trains = weighting == "girsanov"
+        assert objective.drift is drift
+        assert (set(drift.parameters()) <= set(objective.parameters())) == trains
+        assert any(name.startswith("drift.") for name in objective.state_dict()) == trains
+        nn.Sequential(objective).double()  # also as a part of something
+        assert drift.weight.dtype == torch.float64
+        objective(x, y, generator=generator).backward()
+        assert (drift.weight.grad is not None) == trains
+        assert all(p.grad is not None for p in objective.parameters())
+        again = copy.deepcopy(objective)
+        assert again.drift is not drift
+        assert torch.equal(again.drift.weight, drift.weight)
+        assert again.float().drift.weight.dtype == torch.float32
+        assert drift.weight.dtype == torch.float64

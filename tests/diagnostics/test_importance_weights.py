@@ -36,19 +36,30 @@ def test_a_change_of_measure_is_trusted_and_others_are_not(generator):
     assert "below 10%" in str(uneven)
 
 
-def test_weights_of_bridges(generator):
+@pytest.mark.parametrize("drift", ["input", "both"])
+def test_weights_of_bridges(drift, generator):
+    """Judged within a row: what a pair of ends adds to all its bridges changes nothing."""
     x, y = torch.randn(40, 3, generator=generator), torch.randn(40, 1, generator=generator)
-    paths = sample_paths(
-        x, y, target_space="real", sampling="path", n_bridges=4, sigma=0.5, generator=generator
-    )
-    logs = log_weights(nn.Linear(3, 1), nn.MSELoss(), paths, xi=0.1)
+    settings = {"target_space": "real", "sampling": "path", "n_bridges": 4, "same_partner": True}
+    paths = sample_paths(x, y, sigma=0.5, sigma_y=0.5, generator=generator, **settings)
+    model = nn.Linear(3, 1)
+    logs = log_weights(model, nn.MSELoss(), paths, xi=0.1, drift=drift).detach().double()
     report = weights_report(logs)
-    row = logs.detach().double().softmax(1).square().sum(1)
-    assert math.isclose(report.row_effective_share, float((1 / row).min()) / 4, rel_tol=1e-6)
+    each = 1 / logs.softmax(1).square().sum(1)
+    assert math.isclose(report.effective, float(each.sum()), rel_tol=1e-6)
+    assert math.isclose(report.row_effective_share, float(each.min()) / 4, rel_tol=1e-6)
+    assert math.isclose(report.largest_share, float(logs.softmax(1).max()), rel_tol=1e-6)
+    assert report.trust
     assert "within a row" in report.notes[-1]
+    assert "mean weight" not in str(report)
     json.dumps(report.to_dict(), allow_nan=False)
-    shifted = weights_report(logs + 3)  # the unknown factor: no verdict may rest on the mean
-    assert shifted.trust == report.trust
+    pairs = 20 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    shifted = weights_report(logs + pairs)
+    assert math.isclose(shifted.effective, report.effective, rel_tol=1e-9)
+    assert shifted.trust
+    uneven = weights_report(log_weights(model, nn.MSELoss(), paths, xi=300.0, drift=drift))
+    assert not uneven.trust
+    assert "further bridges of a pair" in str(uneven)
 
 
 @pytest.mark.bad_input
@@ -57,6 +68,8 @@ def test_weights_of_bridges(generator):
     [
         (torch.tensor([0.0, torch.nan]), "NaN"),
         (torch.full((3,), -torch.inf), "All weights are zero"),
+        (torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]]), "in 1 of 2 rows"),
+        (torch.zeros(40, 1), "n_bridges=2 or more and same_partner=True"),
         (torch.zeros(1), "at least two"),
         (torch.zeros(2, 2, 2), "shape"),
     ],

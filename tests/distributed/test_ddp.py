@@ -8,7 +8,7 @@ import torch.distributed
 
 import two_processes
 from processes import once
-from two_processes import SECOND_ORDER, WEIGHTINGS, batch, objective_for
+from two_processes import DRIFTS, SECOND_ORDER, WEIGHTINGS, batch, objective_for, with_drift
 
 pytestmark = [
     pytest.mark.distributed,
@@ -113,3 +113,26 @@ def test_noise_that_each_process_measures_for_itself_is_announced(found):
 
 def test_sharded_layers_with_detached_weights(found):
     assert_equal_gradients(found, ("nested", "multiplicative"), one_process("multiplicative"))
+
+
+@pytest.mark.parametrize("weighting", DRIFTS)
+def test_drift_networks_take_several_steps(weighting, found):
+    """Trained under ``"girsanov"``, fixed under ``"multiplicative"``, in step with one process."""
+    objective = with_drift(weighting)
+    before = [p.detach().clone() for p in objective.drift.parameters()]
+    parameters = list(objective.parameters())
+    for step in range(3):
+        each = [
+            gradients(objective, *batch(rank), generator=torch.Generator().manual_seed(100 * step + rank))
+            for rank in (0, 1)
+        ]
+        with torch.no_grad():
+            for parameter, *slopes in zip(parameters, *each, strict=True):
+                parameter -= 0.01 * (slopes[0] + slopes[1]) / 2
+    drift = list(objective.drift.parameters())
+    moved = any(not torch.equal(a, b) for a, b in zip(before, drift, strict=True))
+    assert moved == (weighting == "girsanov")
+    expected = [p.detach() for p in (*objective.model.parameters(), *drift)]
+    for wrapper in ("ddp", "fully_shard"):
+        for chunk_size in (None, 8):
+            assert_equal_gradients(found, ("drift", weighting, wrapper, chunk_size), expected)

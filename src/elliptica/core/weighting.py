@@ -56,8 +56,8 @@ class Grid:
     n_bridges: int = 1
 
     def total(self, value: Tensor) -> Tensor:
-        """Sum over the processes of a number."""
-        return value if self.across is None else self.across(value.detach().reshape(1)).sum()
+        """Sum over the processes of a number, in a dtype that holds it."""
+        return value if self.across is None else self.across(_wide(value.detach()).reshape(1)).sum()
 
     def largest(self, value: Tensor) -> Tensor:
         """The largest among the processes of a number."""
@@ -65,7 +65,7 @@ class Grid:
 
     def count(self, like: Tensor, number: int) -> Tensor | int:
         """Sum over the processes of a count."""
-        return number if self.across is None else self.total(like.new_tensor(float(number)))
+        return number if self.across is None else self.total(_wide(like.new_empty(())).fill_(number))
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ class Variant:
     second_order: bool
     needs_path: bool
     within_pairs: bool = False
+
+
+def _wide(value: Tensor) -> Tensor:
+    """Convert what is to be summed or compared: bfloat16 has no number between 256 and 258."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _features(z: Tensor) -> Tensor:
@@ -145,7 +150,7 @@ def _add_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
 
 def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
     """Points that the quadrature leaves out take no part; the weighted mean of the weights is one."""
-    norm = terms[0].detach()
+    norm = _wide(terms[0].detach())
     share = torch.ones_like(norm) if grid.weights is None else grid.weights.expand_as(norm)
     share = share / grid.total(share.sum())
     mean = grid.total((share * norm).sum())
@@ -153,7 +158,7 @@ def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tenso
     variance = grid.total((share * (norm - mean).square()).sum()) * count / max(count - 1, 1)
     score = xi * (norm - mean) / variance.sqrt().clamp_min(torch.finfo(norm.dtype).tiny)
     weights = (score - grid.largest(score.max())).exp()
-    return losses * (weights / grid.total((share * weights).sum()))
+    return losses * (weights / grid.total((share * weights).sum())).to(losses.dtype)
 
 
 def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
@@ -161,7 +166,8 @@ def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) ->
 
 
 def _weigh_paths(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    return losses * self_normalised(path_log_weights(terms, xi, grid.ds), grid.n_bridges)
+    weights = self_normalised(path_log_weights(terms, xi, grid.ds), grid.n_bridges)
+    return losses * weights.to(losses.dtype)
 
 
 def _subtract_released(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:

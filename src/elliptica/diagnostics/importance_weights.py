@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,13 +22,14 @@ class WeightsReport(Result):
 
     Attributes:
         n: Number of weights.
-        effective: ``(sum w)^2 / sum w^2``, from 1 to ``n``.
+        effective: ``(sum w)^2 / sum w^2``, from 1 to ``n``; for weights of bridges the sum of that over the
+            rows, so from the number of rows to ``n``.
         effective_share: ``effective / n``.
-        mean_weight: Mean of the weights; one for a true change of measure.
+        mean_weight: Mean of the weights; one for a true change of measure. None for weights of bridges.
         mean_stderr: Its standard error.
-        largest_share: Share of the sum that the largest weight has.
-        row_effective_share: Least effective share among the rows (data points) of weights of bridges,
-            where weights are compared within a row; None for plain paths.
+        largest_share: Share of the sum (on bridges: of its row's sum) that the largest weight has.
+        row_effective_share: Least effective share among the rows (data points) of weights of bridges; None
+            for plain paths.
         trust: Whether averages with these weights can be relied on.
         notes: Why not, and what else to know.
     """
@@ -37,19 +37,22 @@ class WeightsReport(Result):
     n: int
     effective: float
     effective_share: float
-    mean_weight: float
-    mean_stderr: float
+    mean_weight: float | None
+    mean_stderr: float | None
     largest_share: float
     row_effective_share: float | None
     trust: bool
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
+        mean = ""
+        if self.mean_weight is not None:
+            mean = f"mean weight {self.mean_weight:.4g} ± {self.mean_stderr:.2g}, "
+        of = "the sum" if self.row_effective_share is None else "a row's sum"
         lines = [
             f"{self.n} importance weights: {'trust' if self.trust else 'do not trust'}",
-            f"  effective number {self.effective:.4g} ({self.effective_share:.1%}), mean weight "
-            f"{self.mean_weight:.4g} ± {self.mean_stderr:.2g}, largest weight "
-            f"{self.largest_share:.1%} of the sum",
+            f"  effective number {self.effective:.4g} ({self.effective_share:.1%}), {mean}largest weight "
+            f"{self.largest_share:.1%} of {of}",
         ]
         if self.row_effective_share is not None:
             lines.append(f"  least effective share within a row: {self.row_effective_share:.1%}")
@@ -63,9 +66,10 @@ def weights_report(
 
     Args:
         log_weights: Logarithms. One axis: walks under a true change of measure, whose mean weight must be
-            one. Two axes ``(batch, bridge)``, as `elliptica.log_weights` returns them: on bridges a factor
-            per pair of end points is unknown, so the mean says nothing; the effective share is judged over
-            the batch, as training uses the weights, and within each row.
+            one. Two axes ``(batch, bridge)``, as `elliptica.log_weights` returns them for bridges drawn with
+            ``same_partner=True``: a factor per pair of end points is unknown, so weights are judged within
+            each row, as training uses them, and their mean says nothing. For both halves of the drift pass
+            ``log_weights(..., drift="both")``.
     """
     checks.floating("log_weights", log_weights)
     if log_weights.ndim not in (1, 2):
@@ -73,53 +77,57 @@ def weights_report(
             f"log_weights must have shape (paths,) or (batch, bridge), but have {tuple(log_weights.shape)}."
         )
     on_bridges = log_weights.ndim == 2
-    flat = log_weights.detach().double().flatten()
-    n = len(flat)
+    values = log_weights.detach().double()
+    n = values.numel()
     if n < 2:
         raise ValueError(f"A report on weights needs at least two of them, but got {n}.")
-    if not bool((flat < math.inf).all()):
+    if on_bridges and values.shape[1] < 2:
         raise ValueError(
-            f"{int((~(flat < math.inf)).sum())} of {n} log_weights are NaN or +infinity. Look at the drift "
+            "Weights of bridges are known up to a factor per pair of end points, so they are judged against "
+            "each other within a row, but each row has one. Draw paths with n_bridges=2 or more and "
+            "same_partner=True."
+        )
+    if not bool((values < math.inf).all()):
+        raise ValueError(
+            f"{int((~(values < math.inf)).sum())} of {n} log_weights are NaN or +infinity. Look at the drift "
             "and the loss gradient that they come from."
         )
-    if not bool((flat > -math.inf).any()):
-        raise ValueError("All weights are zero: every entry of log_weights is -infinity.")
-    share = flat.softmax(0)
-    effective = float(1 / share.square().sum())
-    mean = math.exp(min(float(flat.logsumexp(0)) - math.log(n), 700.0))
-    stderr = mean * math.sqrt(max(n / effective - 1, 0.0) / (n - 1))
-    rows = _rows(log_weights) if on_bridges else None
-    least = effective / n if rows is None else min(rows, effective / n)
-    notes = _judge(n, least, mean, stderr, on_bridges)
-    trust = not notes
+    rows = values if on_bridges else values[None]
+    empty = int((~(rows > -math.inf).any(1)).sum())
+    if empty:
+        where = f"in {empty} of {len(rows)} rows every" if on_bridges else "every"
+        raise ValueError(f"All weights are zero: {where} entry of log_weights is -infinity.")
+    share = rows.softmax(1)
+    each = 1 / share.square().sum(1)  # effective number of each row
+    effective, largest = float(each.sum()), float(share.max())
     if on_bridges:
-        notes = (
-            *notes,
-            "Weights of bridges: known up to a factor per pair of end points, so compare them within a row "
-            "(self-normalise); their mean need not be one.",
+        # of what a row has beyond one path, which is the least
+        notes = _judge(n, float((each.mean() - 1) / (rows.shape[1] - 1)), "further bridges of a pair")
+        least = float(each.min()) / rows.shape[1]
+        trust = not notes
+        notes += (
+            "Weights of bridges: known up to a factor per pair of end points, so they are compared within a "
+            "row; their mean says nothing.",
         )
-    return WeightsReport(n, effective, effective / n, mean, stderr, float(share.max()), rows, trust, notes)
+        return WeightsReport(n, effective, effective / n, None, None, largest, least, trust, notes)
+    mean = math.exp(min(float(values.logsumexp(0)) - math.log(n), 700.0))
+    stderr = mean * math.sqrt(max(n / effective - 1, 0.0) / (n - 1))
+    notes = _judge(n, effective / n, "weights")
+    if abs(mean - 1) > _FAR * stderr + 1e-6:
+        notes += (
+            f"The mean weight {mean:.4g} is more than {_FAR:.0f} standard errors from 1: this is not a "
+            "change of measure, or the weights are so uneven that their standard error is itself too small.",
+        )
+    return WeightsReport(n, effective, effective / n, mean, stderr, largest, None, not notes, notes)
 
 
-def _rows(log_weights: Tensor) -> float | None:
-    """Least effective share within a row; None with one bridge per row."""
-    if log_weights.shape[1] < 2:
-        return None
-    share = torch.nan_to_num(log_weights.detach().double().softmax(1), nan=1.0)  # a row without weight: 1/n
-    return float((1 / share.square().sum(1)).min()) / log_weights.shape[1]
-
-
-def _judge(n: int, share: float, mean: float, stderr: float, on_bridges: bool) -> tuple[str, ...]:
+def _judge(n: int, share: float, of: str) -> tuple[str, ...]:
+    """Say what speaks against weights of which this share is in effect."""
     notes = []
     if share < FEW_EFFECTIVE:
         notes.append(
-            f"The effective number is {share:.1%} of the weights, below {FEW_EFFECTIVE:.0%}: averages rest "
+            f"The effective number is {share:.1%} of the {of}, below {FEW_EFFECTIVE:.0%}: averages rest "
             "on a few paths. Use a weaker drift (smaller xi), more paths, or sample the drifted process."
-        )
-    if not on_bridges and abs(mean - 1) > _FAR * stderr + 1e-6:
-        notes.append(
-            f"The mean weight {mean:.4g} is more than {_FAR:.0f} standard errors from 1: this is not a "
-            "change of measure, or the weights are so uneven that their standard error is itself too small."
         )
     if n < 30:
         notes.append(f"{n} weights are too few to judge.")

@@ -251,6 +251,7 @@ class LandscapeReports:
             target_space=fitted.space,
             sampling="path",
             n_bridges=10,
+            same_partner=True,
             sigma=self.options.sigma * fitted.x.std(0),
             generator=self.generator(),
         )
