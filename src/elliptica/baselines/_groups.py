@@ -23,17 +23,11 @@ from elliptica.core.types import Inputs, LossFn
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that are in a batch.
+    """The groups that are in a batch."""
 
-    Attributes:
-        labels: Their numbers, ascending.
-        index: Position among ``labels`` of each row's group.
-        counts: Number of rows of each.
-    """
-
-    labels: Tensor
-    index: Tensor
-    counts: Tensor
+    labels: Tensor  # their numbers, ascending
+    index: Tensor  # position among ``labels`` of each row's group
+    counts: Tensor  # number of rows of each
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum of ``values`` (rows first) over each group; half precisions are added in float32."""
@@ -91,13 +85,9 @@ def find_groups(group: object, rows: int) -> Groups:
 
 @dataclass(frozen=True)
 class GroupBatch(Batch):
-    """The arguments of a training call with groups, checked.
+    """The arguments of a training call with groups, checked."""
 
-    Attributes:
-        groups: Groups of the rows.
-    """
-
-    groups: Groups
+    groups: Groups  # groups of the rows
 
 
 class GroupObjective(ERM):

@@ -19,21 +19,13 @@ from elliptica.core.types import Inputs, LossFn
 
 @dataclass(frozen=True)
 class Batch:
-    """The arguments of a training call, checked.
+    """The arguments of a training call, checked."""
 
-    Attributes:
-        x: Inputs.
-        y: Targets.
-        weight: Sample weights, or None.
-        end: Partners from elsewhere, or None.
-        generator: Source of randomness.
-    """
-
-    x: Inputs
-    y: Tensor
-    weight: Tensor | None
-    end: End | None
-    generator: torch.Generator | None
+    x: Inputs  # inputs
+    y: Tensor  # targets
+    weight: Tensor | None  # sample weights, or None
+    end: End | None  # partners from elsewhere, or None
+    generator: torch.Generator | None  # source of randomness
 
 
 class ERM(nn.Module):

@@ -37,19 +37,12 @@ Listener = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found.
+    """What a comparison found."""
 
-    Attributes:
-        problem: What was learnt, with notices about the table.
-        plan: How.
-        records: One per finished repeat and method.
-        name: Of the table.
-    """
-
-    problem: TableProblem
-    plan: Plan
-    records: tuple[Record, ...] = field(repr=False)
-    name: str = "frame"
+    problem: TableProblem  # what was learnt, with notices about the table
+    plan: Plan  # how
+    records: tuple[Record, ...] = field(repr=False)  # one per finished repeat and method
+    name: str = "frame"  # of the table
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

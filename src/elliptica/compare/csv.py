@@ -34,17 +34,11 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written.
+    """How a CSV file is written."""
 
-    Attributes:
-        separator: Between the cells.
-        decimal_comma: Whether 1,5 is a number (only where the separator is no comma).
-        header: Names of the columns, as written.
-    """
-
-    separator: str
-    decimal_comma: bool
-    header: tuple[str, ...]
+    separator: str  # between the cells
+    decimal_comma: bool  # whether 1,5 is a number (only where the separator is no comma)
+    header: tuple[str, ...]  # names of the columns, as written
 
 
 def read_dialect(file: Path) -> Dialect:

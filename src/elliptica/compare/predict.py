@@ -111,19 +111,13 @@ def _check_out(out: Path) -> None:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model from a file.
+    """A model from a file."""
 
-    Attributes:
-        name: Of the file.
-        network: The estimator, without its preprocessing.
-        preprocessor: What turns a table into its inputs; None: it was trained on numbers.
-        notes: What the file says beside it, which may come from anywhere.
-    """
-
-    name: str
-    network: Any
+    name: str  # of the file
+    network: Any  # the estimator, without its preprocessing
+    #: What turns a table into its inputs; None: it was trained on numbers.
     preprocessor: TablePreprocessor | None
-    notes: Mapping[str, Any]
+    notes: Mapping[str, Any]  # what the file says beside it, which may come from anywhere
 
 
 def load_model(file: Path) -> SavedModel:
@@ -249,23 +243,14 @@ def _without_gaps(features: pl.DataFrame, network: Any) -> pl.DataFrame | np.nda
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """A saved network and rows for it.
+    """A saved network and rows for it."""
 
-    Attributes:
-        network: The estimator, without its preprocessing.
-        inputs: Rows as it takes them.
-        names: Of its inputs.
-        target: Targets of the rows: labels among its classes, or numbers.
-        groups: Group of each row as text, or None.
-        notices: What was decided in reading, in words.
-    """
-
-    network: EllipticClassifier | EllipticRegressor
-    inputs: pl.DataFrame | np.ndarray
-    names: list[str]
-    target: np.ndarray
-    groups: list[str] | None
-    notices: tuple[str, ...]
+    network: EllipticClassifier | EllipticRegressor  # the estimator, without its preprocessing
+    inputs: pl.DataFrame | np.ndarray  # rows as it takes them
+    names: list[str]  # of its inputs
+    target: np.ndarray  # targets of the rows: labels among its classes, or numbers
+    groups: list[str] | None  # group of each row as text, or None
+    notices: tuple[str, ...]  # what was decided in reading, in words
 
     def fitted(self) -> FittedModel:
         """Return the network with its rows as it saw them in training."""

@@ -31,31 +31,20 @@ _MANY_CATEGORIES = 50
 
 @dataclass(frozen=True)
 class TableProblem:
-    """What is to be learnt.
+    """What is to be learnt."""
 
-    Attributes:
-        features: Inputs: numbers (Float64, with missing values) or text (String).
-        target: One label (int or str) or number per row.
-        task: ``"classification"`` or ``"regression"``.
-        target_name: Name of the column of targets.
-        groups: Group of each row as text; empty for groups that are too small to judge. None: no groups.
-        group_name: Name of that column.
-        blocks: Number of the block of rows that must stay together. None: rows are independent.
-        notices: What was decided, in words.
-        ids: Columns that name the rows: no inputs, but carried to predictions.
-        text_as_missing: Inputs of numbers in which cells of text are taken as missing.
-    """
-
-    features: pl.DataFrame
-    target: np.ndarray
-    task: Literal["classification", "regression"]
-    target_name: str
+    features: pl.DataFrame  # inputs: numbers (Float64, with missing values) or text (String)
+    target: np.ndarray  # one label (int or str) or number per row
+    task: Literal["classification", "regression"]  # ``"classification"`` or ``"regression"``
+    target_name: str  # name of the column of targets
+    #: Group of each row as text; empty for groups that are too small to judge. None: no groups.
     groups: np.ndarray | None = None
-    group_name: str | None = None
+    group_name: str | None = None  # name of that column
+    #: Number of the block of rows that must stay together. None: rows are independent.
     blocks: np.ndarray | None = None
-    notices: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
-    text_as_missing: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()  # what was decided, in words
+    ids: tuple[str, ...] = ()  # columns that name the rows: no inputs, but carried to predictions
+    text_as_missing: tuple[str, ...] = ()  # inputs of numbers in which cells of text are taken as missing
 
     @property
     def classes(self) -> list[Any]:
@@ -275,29 +264,18 @@ def _blocks(column: pl.Series) -> np.ndarray:
 
 
 class Inputs(NamedTuple):
-    """The inputs of a problem.
+    """The inputs of a problem."""
 
-    Attributes:
-        features: Numbers (Float64, with missing values) or text (String).
-        text_as_missing: Columns of numbers in which cells of text are taken as missing.
-    """
-
-    features: pl.DataFrame
-    text_as_missing: tuple[str, ...]
+    features: pl.DataFrame  # numbers (Float64, with missing values) or text (String)
+    text_as_missing: tuple[str, ...]  # columns of numbers in which cells of text are taken as missing
 
 
 class Strays(NamedTuple):
-    """Cells of text in a column that mostly holds numbers.
+    """Cells of text in a column that mostly holds numbers."""
 
-    Attributes:
-        numbers: The column as numbers, missing where there is text.
-        odd: The cells of text.
-        n_known: Number of cells that are not empty.
-    """
-
-    numbers: pl.Series
-    odd: pl.Series
-    n_known: int
+    numbers: pl.Series  # the column as numbers, missing where there is text
+    odd: pl.Series  # the cells of text
+    n_known: int  # number of cells that are not empty
 
     @property
     def share(self) -> float:

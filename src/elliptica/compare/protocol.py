@@ -24,48 +24,30 @@ VALIDATION_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that were tried.
+    """Settings that were tried."""
 
-    Attributes:
-        settings: By name.
-        validation: Scores on the validation rows; empty if training failed,
-        seconds: Time of training.
-        error: and why it did.
-        last_drop: How much of the first epoch's loss the last tenth of the epochs still took off; None for
-            trees, and where there were too few epochs to say.
-    """
-
-    settings: dict[str, Any]
-    validation: dict[str, float]
-    seconds: float
-    error: str = ""
+    settings: dict[str, Any]  # by name
+    validation: dict[str, float]  # scores on the validation rows; empty if training failed
+    seconds: float  # time of training
+    error: str = ""  # why it failed
+    #: How much of the first epoch's loss the last tenth of the epochs still took off; None for trees, and
+    #: where there were too few epochs to say.
     last_drop: float | None = None
 
 
 @dataclass(frozen=True)
 class Record:
-    """A method in one repeat.
+    """A method in one repeat."""
 
-    Attributes:
-        repeat: Number of the repeat, from 0.
-        method: Name of the method.
-        rows: Number of rows of each part.
-        trials: What was tried, in order.
-        chosen: Number of the trial that the validation rows chose.
-        test: Scores on the test rows, which only the chosen trial saw.
-        parts: Test score of each class, group or fifth.
-        seconds: Time of training, all trials together.
-        evaluations: Rows that went through the network in training, all trials together; None for trees.
-    """
-
-    repeat: int
-    method: str
-    rows: dict[str, int]
-    trials: tuple[Trial, ...]
-    chosen: int
-    test: dict[str, float]
-    parts: dict[str, float]
-    seconds: float
+    repeat: int  # number of the repeat, from 0
+    method: str  # name of the method
+    rows: dict[str, int]  # number of rows of each part
+    trials: tuple[Trial, ...]  # what was tried, in order
+    chosen: int  # number of the trial that the validation rows chose
+    test: dict[str, float]  # scores on the test rows, which only the chosen trial saw
+    parts: dict[str, float]  # test score of each class, group or fifth
+    seconds: float  # time of training, all trials together
+    #: Rows that went through the network in training, all trials together; None for trees.
     evaluations: int | None
 
     def to_json(self) -> dict[str, Any]:

@@ -36,21 +36,13 @@ MISSING = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "?")
 
 @dataclass(frozen=True)
 class Table:
-    """What was read.
+    """What was read."""
 
-    Attributes:
-        frame: The rows.
-        name: Of the file, for messages.
-        notices: What was decided in reading, in words.
-        headless: Whether the names of the columns are numbers, as in a file without a header.
-        decimal_comma: Whether 1,5 is a number, for cells that are left as text.
-    """
-
-    frame: pl.DataFrame
-    name: str
-    notices: tuple[str, ...] = ()
-    headless: bool = False
-    decimal_comma: bool = False
+    frame: pl.DataFrame  # the rows
+    name: str  # of the file, for messages
+    notices: tuple[str, ...] = ()  # what was decided in reading, in words
+    headless: bool = False  # whether the names of the columns are numbers, as in a file without a header
+    decimal_comma: bool = False  # whether 1,5 is a number, for cells that are left as text
 
 
 def read_table(
