@@ -331,7 +331,7 @@ def test_matched_smoothing_at_mid_bridge_is_the_known_table(num_classes, sigma_y
 def test_matched_smoothing_is_what_the_objective_does_to_labels(simplex, quadrature, generator):
     """The labels that Elliptic draws between samples of one class; the other law of times is rejected."""
     objective = elliptica.Elliptic(
-        network(n_out=6), CE, num_classes=6, sigma=0.2, simplex=simplex, quadrature=quadrature
+        network(n_out=6), CE, num_classes=6, sigma_y=0.2, simplex=simplex, quadrature=quadrature
     )
     y = torch.full((20_000,), 2)
     paths = objective.sample(torch.zeros(20_000, 3, dtype=torch.float64), y, generator=generator)

@@ -108,10 +108,10 @@ def test_targets_of_given_ends_are_checked():
 
 def test_many_classes_are_announced():
     with pytest.warns(EllipticWarning, match="sigma_y=0"):
-        Elliptic(nn.Linear(3, 100), nn.CrossEntropyLoss(), num_classes=100, sigma=0.05)
+        Elliptic(nn.Linear(3, 100), nn.CrossEntropyLoss(), num_classes=100, sigma_y=0.05)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for fine in ({"sigma_y": 0.0}, {"simplex": "euclidean"}, {"sigma": "auto"}):
+        for fine in ({"sigma": 0.05}, {"simplex": "euclidean", "sigma_y": 0.05}, {"sigma": "auto"}):
             Elliptic(nn.Linear(3, 100), nn.CrossEntropyLoss(), num_classes=100, **fine)
 
 

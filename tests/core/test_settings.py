@@ -67,7 +67,7 @@ def test_settings_can_be_read_but_not_assigned():
 )
 def test_warnings_name_the_line_of_the_caller(make):
     with pytest.warns(EllipticWarning) as caught:
-        make(num_classes=3, sigma=2.0)
+        make(num_classes=3, sigma=2.0, sigma_y=2.0)
     assert [warning.filename for warning in caught] == [__file__]
 
 

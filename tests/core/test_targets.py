@@ -318,7 +318,7 @@ def label_paths(classes, sigma, how, rows, generator, **settings):
         torch.zeros(rows, dtype=torch.long),
         target_space="simplex",
         num_classes=classes,
-        sigma=sigma,
+        sigma_y=sigma,
         simplex=how,
         generator=generator,
         **settings,
@@ -391,6 +391,7 @@ def test_label_paths_stay_on_the_simplex_and_end_one_hot(how, generator):
         sampling="path",
         n_times=6,
         sigma=0.5,
+        sigma_y=0.5,
         simplex=how,
         partners=partners,
         generator=generator,
@@ -472,7 +473,7 @@ def test_unit_box_is_not_left(sampling, generator):
         y,
         target_space="unit",
         sampling=sampling,
-        sigma=0.5,
+        sigma_y=0.5,
         generator=generator,
     )
     assert paths.y.min() == 0

@@ -12,6 +12,7 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional as F
 
+from elliptica import sample_partners
 from elliptica._utils.statistics import clopper_pearson
 from elliptica.diagnostics import bridge_probes, maximum_principle_report, subharmonicity_report
 from elliptica.diagnostics.diagnose import diagnose
@@ -280,6 +281,7 @@ def test_agrees_with_the_reports_on_the_same_generator():
         quadrature="uniform",
         sigma=0.1,
         sigma_y=0.0,
+        partners=sample_partners(x[rows], generator=g),
         generator=g,
     )
     field = LossField(model, excess_cross_entropy, num_classes=3)

@@ -261,7 +261,7 @@ def test_sigma_of_texts_has_the_scale_of_the_embeddings():
     expected = 0.1 * trainer.model.get_input_embeddings().weight.std()
     assert trainer._elliptic.settings.sigma == pytest.approx(expected.item())
     assert trainer._elliptic.settings.sigma_y == 0.0
-    assert made(bert(), elliptic={"sigma": 0.3})._elliptic.settings.sigma_y == 0.3
+    assert made(bert(), elliptic={"sigma": 0.3, "sigma_y": 0.2})._elliptic.settings.sigma_y == 0.2
 
 
 @pytest.mark.parametrize(

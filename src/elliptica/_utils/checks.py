@@ -54,7 +54,7 @@ def batch(name: str, value: Tensor) -> None:
         raise ValueError(
             f"{name} is a scalar, but its first axis must be the batch. Add one with {name}.unsqueeze(0)."
         )
-    if len(value) == 0:
+    if value.shape[0] == 0:
         raise ValueError(
             f"{name} is empty: the batch has 0 rows. Skip such batches, or set drop_last=True in the loader."
         )
@@ -81,7 +81,7 @@ def same_rows(name: str, value: Tensor, rows: int, reference: str = "x") -> None
             f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
             "Convert it first, e.g. torch.as_tensor(...)."
         )
-    if value.ndim == 0 or len(value) != rows:
+    if value.ndim == 0 or value.shape[0] != rows:
         got = "a scalar" if value.ndim == 0 else f"{len(value)} rows"
         raise ValueError(
             f"{name} must have as many rows as {reference} ({rows}), but has {got}. "

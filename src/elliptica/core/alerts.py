@@ -80,7 +80,7 @@ def warn_of_scale(batch: Batch, sigma: object, horizon: float) -> bool:
     if len(batch.reference) < 2:
         return False
     for name in batch.bridged:
-        spread = batch.inputs[name].float().std(0)
+        spread = batch.inputs[name].detach().float().std(0)
         varying = spread[spread > 0]
         if not varying.numel():
             return False

@@ -1,8 +1,8 @@
 """Draw Brownian bridges with their exact law (paper: Algorithm 2), on a time grid or at single times.
 
 `sample_bridge` draws between given points; `draw_bridges` draws the inputs and targets of a whole batch. The
-order of draws is part of the contract: partners (chosen before), times, noise of each input, noise of the
-targets.
+order of draws is part of the contract: partners and strata (one permutation per bridge serves both), times,
+variances that are random (`Green`, `Screened`), then the normals of all inputs and targets in one call.
 
 Rows are time-major and bridge-major in memory, ``(time, bridge * batch, *feature)``, so that a batch of paths
 flattens into rows for a model without a copy; they are shown as ``(batch, bridge, time, *feature)`` views.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -60,39 +60,62 @@ def time_weights(n_times: int, quadrature: Quadrature, like: Tensor) -> Tensor:
     return weights / weights.mean()
 
 
+def quantile_index(u: Tensor, n_times: int, quadrature: Quadrature) -> Tensor:
+    """Numbers of grid times whose law is that of `time_weights`, from uniforms ``u`` on [0, 1).
+
+    One more than there is if ``u`` was rounded up to one.
+    """
+    if quadrature == "mean":
+        return (u * n_times).long()
+    # trapezoid: half a cell at each end
+    return (u * (n_times - 1) + (0.5 if quadrature == "trapezoid" else 0.0)).long()
+
+
 def quantile_times(u: Tensor, n_times: int, quadrature: Quadrature) -> Tensor:
     """Times whose law is that of `time_weights` on the grid, from uniforms ``u`` on [0, 1).
 
     One such time per point estimates the sum over the whole grid without bias. ``"uniform"`` leaves
     the grid: the integral over [0, 1] itself.
     """
-    steps = n_times - 1
     if quadrature == "uniform":
         return u
-    if quadrature == "mean":
-        index = (u * n_times).floor_()
-    else:  # trapezoid: half a cell at each end
-        index = (u * steps).floor_() if quadrature == "left" else (u * steps + 0.5).floor_()
-    return index.clamp_max_(steps).div_(steps)
+    return quantile_index(u, n_times, quadrature).clamp_max_(n_times - 1).to(u.dtype).div_(n_times - 1)
 
 
 def stratified_times(
-    rows: int, n_draws: int, *, device: torch.device, generator: torch.Generator | None
+    rows: int,
+    n_draws: int,
+    *,
+    device: torch.device,
+    places: Tensor | None = None,
+    generator: torch.Generator | None,
 ) -> Tensor:
     """``n_draws`` random times for each of ``rows`` points, ``(1, draw * rows)``.
 
     Each time is uniform on [0, 1], but together they fall one each into equal parts of it, and the
     times of one point fall into different parts too: the integral over time has less variance.
+
+    Args:
+        rows: Number of points.
+        n_draws: Times per point.
+        device: Where the result lives.
+        places: Random orders ``(draw, rows)`` that say which part each point gets, if there are any; what is
+            missing is drawn.
+        generator: Source of randomness.
     """
+    if places is None or places.shape[0] < n_draws:
+        known = [] if places is None else [*places]
+        missing = range(n_draws - len(known))
+        drawn = [draw_permutation(rows, device=device, generator=generator) for _ in missing]
+        places = torch.stack([*known, *drawn])
     s = draw_uniform((n_draws, rows), device=device, generator=generator)
-    strata = [
-        draw_permutation(rows, device=device, generator=generator, dtype=s.dtype) for _ in range(n_draws)
-    ]
-    s += strata[0] if n_draws == 1 else torch.stack([k + i * rows for i, k in enumerate(strata)])
-    if n_draws > 1:  # which part of [0, 1] a draw gets must not depend on its number
+    s += places
+    if n_draws > 1:
+        s += torch.arange(n_draws, device=device)[:, None] * rows
+        # which part of [0, 1] a draw gets must not depend on its number
         order = draw_uniform((n_draws, rows), device=device, generator=generator).argsort(0)
         s = s.gather(0, order)
-    return s.reshape(1, -1).div_(n_draws * rows)
+    return s.view(1, -1).div_(n_draws * rows)
 
 
 def _grid_tensors(
@@ -118,19 +141,42 @@ def _kept_grid_tensors(
         return s.view(-1, *[1] * ndim).to(device, dtype), factor.to(device, dtype)
 
 
-def _noise(
-    shape: tuple[int, ...], like: Tensor, antithetic: bool, generator: torch.Generator | None
-) -> Tensor:
-    """Standard normals of shape ``(time, rows, *feature)``.
+@functools.lru_cache(maxsize=32)
+def _time_table(n_times: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Times of the grid and the deviation there of a bridge of unit variance, ``(2, time + 1)``.
+
+    The last time stands there twice, for uniforms that are rounded up to one.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        s = torch.tensor([*time_grid(n_times), 1.0], dtype=torch.float64)
+        return torch.stack([s, unit_spread(s)]).to(device, dtype)
+
+
+def draw_noise(
+    starts: Sequence[Tensor],
+    n_times: int,
+    *,
+    antithetic: bool = False,
+    generator: torch.Generator | None = None,
+) -> list[Tensor]:
+    """Draw standard normals ``(time, rows, *feature)`` for each of ``starts``, all in one call.
 
     With ``antithetic`` the second half of the rows is the negative of the first half.
     """
-    dtype = compute_dtype(like.dtype)
-    if not antithetic:
-        return draw_normal(shape, dtype=dtype, device=like.device, generator=generator)
-    half = (shape[0], shape[1] // 2, *shape[2:])
-    z = draw_normal(half, dtype=dtype, device=like.device, generator=generator)
-    return torch.cat([z, -z], dim=1)
+    kinds = [(compute_dtype(start.dtype), start.device) for start in starts]
+    if len(set(kinds)) > 1:  # nothing to share between float32 and float64
+        return [
+            draw_noise([start], n_times, antithetic=antithetic, generator=generator)[0] for start in starts
+        ]
+    dtype, device = kinds[0]
+    shapes = [(n_times, len(z) // 2 if antithetic else len(z), *z.shape[1:]) for z in starts]
+    if len(shapes) == 1:
+        noise = [draw_normal(shapes[0], dtype=dtype, device=device, generator=generator)]
+    else:
+        sizes = [math.prod(shape) for shape in shapes]
+        flat = draw_normal((sum(sizes),), dtype=dtype, device=device, generator=generator)
+        noise = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+    return [torch.cat([z, -z], dim=1) for z in noise] if antithetic else noise
 
 
 def bridge_rows(
@@ -140,13 +186,15 @@ def bridge_rows(
     n_times: int,
     std: float | Tensor,
     antithetic: bool = False,
+    noise: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw one bridge per row (Algorithm 2): ``(rows, *feature)`` twice gives ``(time, rows, *feature)``.
 
     ``std`` is ``sigma * sqrt(horizon)``: a number, or a tensor that broadcasts to the rows.
-    Normals are drawn for the inner points only; the first and last point are ``start`` and
-    ``end`` bit for bit. If ``start`` or ``end`` require gradients, so does the result.
+    Normals are drawn for the inner points only, unless ``noise`` holds them (it is used up); the first and
+    last point are ``start`` and ``end`` bit for bit. If ``start`` or ``end`` require gradients, so does the
+    result.
     """
     dtype = compute_dtype(start.dtype)
     scalar = not isinstance(std, Tensor)
@@ -157,11 +205,9 @@ def bridge_rows(
         paths[0], paths[-1] = a, b
     if n_times > 2 and not (scalar and std == 0.0):
         inner = (n_times - 2, start.numel())
-        if scalar and not antithetic:  # in the shape that the product below wants
-            z = draw_normal(inner, dtype=dtype, device=start.device, generator=generator)
-        else:
-            z = _noise((n_times - 2, *start.shape), start, antithetic, generator)
-            z = (z if scalar else z.mul_(std)).view(inner)
+        if noise is None:
+            (noise,) = draw_noise([start], n_times - 2, antithetic=antithetic, generator=generator)
+        z = (noise if scalar else noise.mul_(std)).view(inner)
         if paths.requires_grad:
             with torch.autocast(start.device.type, enabled=False):
                 points = torch.addmm(paths[1:-1].reshape(inner), factor, z)
@@ -184,12 +230,13 @@ def marginal_rows(
     std: float | Tensor,
     spread: Tensor | None = None,
     antithetic: bool = False,
+    noise: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw each row's bridge at its own time ``s``: ``(rows, *feature)`` gives the same shape.
 
     A single time of a bridge is Gaussian around the chord, so no path has to be drawn. ``spread`` is
-    ``unit_spread(s)``, where the caller has it already.
+    ``unit_spread(s)`` and ``noise`` are standard normals, where the caller has them already.
     """
     dtype = compute_dtype(start.dtype)
     column = (-1, *[1] * (start.ndim - 1))
@@ -197,41 +244,57 @@ def marginal_rows(
     a, b = (start, end) if start.dtype == dtype else (start.to(dtype), end.to(dtype))
     points = torch.lerp(a, b, s)
     if isinstance(std, Tensor) or std != 0.0:
-        if antithetic:
-            z = _noise((1, *start.shape), start, antithetic, generator).squeeze(0)
-        else:
-            z = draw_normal(start.shape, dtype=dtype, device=start.device, generator=generator)
+        if noise is None:
+            (noise,) = draw_noise([start], 1, antithetic=antithetic, generator=generator)
         spread = unit_spread(s) if spread is None else spread.to(dtype).view(column)
         if isinstance(std, Tensor):
             spread, std = spread * std, 1.0
-        points.addcmul_(z, spread, value=std)  # in place: `points` is fresh
+        points.addcmul_(noise.view(start.shape), spread, value=std)  # in place: `points` is fresh
     return points if start.dtype == dtype else points.to(start.dtype)
 
 
 def view_rows(z: Tensor, n_bridges: int) -> Tensor:
     """Show ``(time, bridge * batch, *feature)`` as ``(batch, bridge, time, *feature)``, without a copy."""
     if n_bridges == 1:
+        if z.shape[0] == 1:
+            return z.view(z.shape[1], 1, 1, *z.shape[2:])
         return z.transpose(0, 1).unsqueeze(1)
     return z.reshape(len(z), n_bridges, -1, *z.shape[2:]).transpose(0, 2)
 
 
 def flatten_rows(z: Tensor) -> Tensor:
     """Lay ``(batch, bridge, time, *feature)`` out as ``(time, bridge * batch, *feature)``."""
+    if z.shape[1] == z.shape[2] == 1:
+        return z.reshape(1, z.shape[0], *z.shape[3:])
     return z.transpose(0, 2).flatten(1, 2)
 
 
 def draw_times(
-    rows: int, settings: BridgeSettings, like: Tensor, generator: torch.Generator | None
-) -> Tensor:
-    """Draw relative times ``(time, bridge * batch)``: the grid of a path, or one time per row."""
+    rows: int,
+    settings: BridgeSettings,
+    like: Tensor,
+    places: Tensor | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Draw relative times ``(time, bridge * batch)``: the grid of a path, or one time per row.
+
+    Single times are stratified: ``places`` says which part of [0, 1] each row gets, see `stratified_times`;
+    with them comes the deviation of a bridge of unit variance there, ``(rows,)``.
+    """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if settings.sampling == "path":
         grid = torch.tensor(time_grid(settings.n_times), dtype=dtype, device=like.device)
-        return grid[:, None].expand(-1, settings.n_bridges * rows)
+        return grid[:, None].expand(-1, settings.n_bridges * rows), None
     draws = settings.n_bridges // 2 if settings.antithetic else settings.n_bridges
-    u = stratified_times(rows, draws, device=like.device, generator=generator)
-    s = quantile_times(u.to(dtype), settings.n_times, settings.quadrature)
-    return s.repeat(1, 2) if settings.antithetic else s
+    u = stratified_times(rows, draws, device=like.device, places=places, generator=generator)
+    if settings.antithetic:
+        u = u.repeat(1, 2)
+    if settings.quadrature == "uniform":
+        s = u.to(dtype)
+        return s, unit_spread(s[0])
+    index = quantile_index(u[0], settings.n_times, settings.quadrature)
+    s, spread = _time_table(settings.n_times, dtype, like.device).index_select(1, index).unbind()
+    return s.unsqueeze(0), spread
 
 
 def draw_bridges(
@@ -253,85 +316,172 @@ def draw_bridges(
         sigma: What ``sigma="auto"`` measured before; None measures this batch.
         generator: Source of randomness.
     """
-    s = draw_times(len(batch.targets), settings, batch.targets, generator)
-    spread = unit_spread(s[0]) if settings.sampling == "marginal" else None
-    points: dict[Hashable, Tensor] = {}
-    variance: dict[Hashable, float | Tensor] = {}
-    for name, value in batch.inputs.items():
-        start, end = ends.of(value, None if ends.x is None else ends.x[name])
-        if name in batch.bridged:
-            noise: Any = settings.sigma
-            if isinstance(noise, str):  # "auto"
-                noise = auto_sigma(value) if sigma is None else sigma
-            rows, variance[name] = draw_rows(start, end, s, spread, noise, strength, settings, generator)
-        else:
-            rows = from_nearer_end(start, end, s)
-        points[name] = view_rows(rows, settings.n_bridges)
-    x = points[ONLY] if isinstance(batch.x, Tensor) else rebuild_inputs(batch.x, points)
-    paths = Paths(x, batch.targets, view_rows(s, settings.n_bridges), variance)
-    return add_targets(paths, batch, ends, s, spread, strength, settings, generator)
-
-
-def add_targets(
-    paths: Paths,
-    batch: Batch,
-    ends: Ends,
-    s: Tensor,
-    spread: Tensor | None,
-    strength: float,
-    settings: BridgeSettings,
-    generator: torch.Generator | None,
-) -> Paths:
-    """Draw the bridges of the targets, and let sample weights change linearly along them."""
-    assert settings.sigma_y is not None
+    s, spread = draw_times(batch.targets.shape[0], settings, batch.targets, ends.places, generator)
+    pairs: list[Pair] = []
+    for name in batch.bridged:
+        noise: Any = settings.sigma
+        if isinstance(noise, str):  # "auto"
+            noise = auto_sigma(batch.inputs[name]) if sigma is None else sigma
+        start, end = ends.of_input(name, batch.inputs[name])
+        pairs.append((start, end, deviation(noise, strength, start, end, settings, generator)))
     start, end = ends.of(batch.targets, ends.y)
-    free, variance = draw_rows(start, end, s, spread, settings.sigma_y, strength, settings, generator)
-    y = free
-    assert settings.target_space is not None
-    if settings.target_space != "real" and (isinstance(variance, Tensor) or variance != 0.0):
-        # the ends of a path are in the target space already and stay bit-exact
-        inner = slice(None) if settings.sampling == "marginal" else slice(1, -1)
-        projected = project_targets(free[inner], settings.target_space, settings.simplex, class_axis=2)
-        y = projected if inner == slice(None) else torch.cat([free[:1], projected, free[-1:]])
-    shown = view_rows(y, settings.n_bridges)
-    weight = None
-    if batch.weight is not None:
-        pair = ends.of(batch.weight, ends.weight)
-        weight = view_rows(torch.lerp(*pair, s.to(batch.weight.dtype)), settings.n_bridges)
-    return dataclasses.replace(
-        paths,
-        y=shown,
-        weight=weight,
-        free_y=shown if free is y else view_rows(free, settings.n_bridges),
-        variance_y=variance,
-        labels=None if batch.y.is_floating_point() else batch.targets,
+    assert settings.sigma_y is not None
+    pairs.append((start, end, deviation(settings.sigma_y, strength, start, end, settings, generator)))
+    *rows, free_y = draw_points(pairs, s, spread, settings, generator)  # Algorithm 2
+    points: dict[Hashable, Tensor] = dict(zip(batch.bridged, rows, strict=True))
+    for name, value in batch.inputs.items():
+        if name not in points:
+            points[name] = from_nearer_end(*ends.of_input(name, value), s)
+    shown = {name: view_rows(points[name], settings.n_bridges) for name in batch.inputs}
+    variance = {name: std**2 for name, (_, _, std) in zip(batch.bridged, pairs, strict=False)}
+    return finish_paths(batch, ends, shown, s, free_y, variance, pairs[-1][2], settings)
+
+
+def is_single(batch: Batch, settings: BridgeSettings) -> bool:
+    """Whether `draw_single_points` knows the settings: the default ones, with a number for the noise."""
+    return (
+        settings.sampling == "marginal"
+        and settings.n_bridges == 1
+        and settings.pairing == "permutation"
+        and settings.among == "all"
+        and settings.quadrature == "mean"
+        and isinstance(settings.sigma, float)
+        and not isinstance(settings.sigma_y, Tensor)
+        and isinstance(batch.x, Tensor)
+        and batch.weight is None
+        and batch.reference.dtype == batch.targets.dtype == torch.float32
     )
 
 
-def draw_rows(
-    start: Tensor,
-    end: Tensor,
-    s: Tensor,
-    spread: Tensor | None,
+def draw_single_points(
+    batch: Batch, settings: BridgeSettings, strength: float, generator: torch.Generator | None
+) -> Paths:
+    """Draw one point per row between the row and a random other one (paper: Algorithms 1 and 2).
+
+    The same draws as `choose_ends` and `draw_bridges` make, to the bit, in the fewest operations: on a small
+    network their number is what a step costs.
+    """
+    x, y, n = batch.reference, batch.targets, batch.reference.shape[0]
+    assert isinstance(settings.sigma, float)
+    assert isinstance(settings.sigma_y, float | int)
+    root = math.sqrt(settings.horizon)
+    std, std_y = settings.sigma * strength * root, settings.sigma_y * strength * root
+    # partners: the next row of a random order, whose entries are strata of time as well
+    order = draw_permutation(n, device=x.device, generator=generator)
+    partner = torch.empty_like(order).scatter_(0, order, order.roll(-1))
+    u = draw_uniform((n,), device=x.device, generator=generator).add_(order).div_(n)
+    index = u.mul_(settings.n_times).long()
+    s, spread = _time_table(settings.n_times, x.dtype, x.device).index_select(1, index).unbind()
+    # bridges: Gaussian around the chord, with variance sigma**2 * horizon * s (1 - s)
+    column = (n, *[1] * (x.ndim - 1))
+    column_y = (n, *[1] * (y.ndim - 1))
+    points = torch.lerp(x, x.index_select(0, partner), s.view(column))
+    free_y = torch.lerp(y, y.index_select(0, partner), s.view(column_y))
+    noisy = [z for z, deviates in ((x, std), (y, std_y)) if deviates]
+    noise = draw_noise(noisy, 1, generator=generator) if noisy else []
+    targets = free_y
+    if std_y:
+        free_y.addcmul_(noise.pop()[0], spread.view(column_y), value=std_y)
+        assert settings.target_space is not None
+        targets = project_targets(free_y, settings.target_space, settings.simplex, class_axis=1)
+    if std:
+        points.addcmul_(noise.pop()[0], spread.view(column), value=std)
+    shown = targets.view(n, 1, 1, *y.shape[1:])
+    return Paths(
+        x=points.view(n, 1, 1, *x.shape[1:]),
+        y=shown,
+        s=s.view(n, 1, 1),
+        variance={ONLY: std**2},
+        free_y=shown if targets is free_y else free_y.view_as(shown),
+        variance_y=std_y**2,
+        labels=None if batch.y.is_floating_point() else y,
+    )
+
+
+#: Both ends of bridges, ``(rows, *feature)`` each, and the standard deviation ``sigma * sqrt(horizon)``.
+Pair = tuple[Tensor, Tensor, float | Tensor]
+
+
+def deviation(
     sigma: float | Tensor | PairLaw,
     strength: float,
+    start: Tensor,
+    end: Tensor,
     settings: BridgeSettings,
     generator: torch.Generator | None,
-) -> tuple[Tensor, float | Tensor]:
-    """Draw points ``(time, rows, *feature)``; return them with the variance ``sigma**2 * horizon`` behind."""
+) -> float | Tensor:
+    """Return the standard deviation ``sigma * sqrt(horizon)``, scaled by ``strength``."""
     if isinstance(sigma, PairLaw):
         sigma = dataclasses.replace(sigma, scale=sigma.scale * strength)
     elif strength != 1.0:
         sigma = sigma * strength
     if isinstance(sigma, float):
-        std: float | Tensor = sigma * math.sqrt(settings.horizon)
-    else:
-        copies = settings.n_bridges if settings.same_partner else 2 if settings.antithetic else 1
-        std = noise_std(sigma, start, end, settings.horizon, generator, copies)
-    more: dict[str, Any] = {"std": std, "antithetic": settings.antithetic, "generator": generator}
-    if settings.sampling == "path":
-        return bridge_rows(start, end, n_times=settings.n_times, **more), std**2
-    return marginal_rows(start, end, s[0], spread=spread, **more).unsqueeze(0), std**2
+        return sigma * math.sqrt(settings.horizon)
+    copies = settings.n_bridges if settings.same_partner else 2 if settings.antithetic else 1
+    return noise_std(sigma, start, end, settings.horizon, generator, copies)
+
+
+def draw_points(
+    pairs: Sequence[Pair],
+    s: Tensor,
+    spread: Tensor | None,
+    settings: BridgeSettings,
+    generator: torch.Generator | None,
+) -> list[Tensor]:
+    """Draw points ``(time, rows, *feature)`` on the bridge of each pair; one draw of normals serves all."""
+    is_path = settings.sampling == "path"
+    inner = settings.n_times - 2 if is_path else 1
+    noisy = [inner > 0 and (isinstance(std, Tensor) or std != 0.0) for _, _, std in pairs]
+    starts = [start for (start, _, _), is_noisy in zip(pairs, noisy, strict=True) if is_noisy]
+    noise = iter(
+        draw_noise(starts, inner, antithetic=settings.antithetic, generator=generator) if starts else ()
+    )
+    drawn = []
+    for (start, end, std), is_noisy in zip(pairs, noisy, strict=True):
+        z = next(noise) if is_noisy else None
+        if is_path:
+            drawn.append(bridge_rows(start, end, n_times=settings.n_times, std=std, noise=z))
+        else:
+            points = marginal_rows(start, end, s[0], std=std, spread=spread, noise=z)
+            drawn.append(points.unsqueeze(0))
+    return drawn
+
+
+def finish_paths(
+    batch: Batch,
+    ends: Ends,
+    points: Mapping[Hashable, Tensor],
+    s: Tensor,
+    free_y: Tensor,
+    variance: dict[Any, float | Tensor],
+    std_y: float | Tensor,
+    settings: BridgeSettings,
+    hidden: Any = None,
+) -> Paths:
+    """Return targets to their space, let sample weights change linearly, and show all as `Paths`."""
+    y, n_bridges = free_y, settings.n_bridges
+    assert settings.target_space is not None
+    if settings.target_space != "real" and (isinstance(std_y, Tensor) or std_y != 0.0):
+        # the ends of a path are in the target space already and stay bit-exact
+        inner = slice(None) if settings.sampling == "marginal" else slice(1, -1)
+        projected = project_targets(free_y[inner], settings.target_space, settings.simplex, class_axis=2)
+        y = projected if inner == slice(None) else torch.cat([free_y[:1], projected, free_y[-1:]])
+    shown = view_rows(y, n_bridges)
+    weight = None
+    if batch.weight is not None:
+        pair = ends.of(batch.weight, ends.weight)
+        weight = view_rows(torch.lerp(*pair, s.to(batch.weight.dtype)), n_bridges)
+    return Paths(
+        x=points[ONLY] if isinstance(batch.x, Tensor) else rebuild_inputs(batch.x, points),
+        y=shown,
+        s=view_rows(s, n_bridges),
+        variance=variance,
+        weight=weight,
+        free_y=shown if free_y is y else view_rows(free_y, n_bridges),
+        variance_y=std_y**2,
+        hidden=hidden,
+        labels=None if batch.y.is_floating_point() else batch.targets,
+    )
 
 
 def from_nearer_end(start: Tensor, end: Tensor, s: Tensor) -> Tensor:

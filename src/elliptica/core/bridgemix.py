@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from elliptica._utils.random import check_generator
 from elliptica.core.alerts import warn_of_scale
 from elliptica.core.bridge import draw_bridges, flatten_rows
-from elliptica.core.inputs import named_inputs, read_batch, rebuild_inputs
+from elliptica.core.inputs import carries_gradient, named_inputs, read_batch, rebuild_inputs
 from elliptica.core.partners import choose_ends
 from elliptica.core.settings import BridgeSettings, check_names
 from elliptica.core.types import Inputs
@@ -42,7 +42,7 @@ class BridgeMix(BridgeSettings):
         n_times: Points on a path, both ends included; marginal points are drawn from the same times.
         n_bridges: Bridges per sample.
         sigma: Diffusion coefficient, see `Elliptic`; ``"auto"`` is measured on every batch.
-        sigma_y: The same for targets.
+        sigma_y: The same for targets; None means zero for classes, see `Elliptic`.
         horizon: Length of the time interval.
         antithetic: Pairs of opposite noise.
         same_partner: Let all bridges of a sample end at one partner.
@@ -77,7 +77,6 @@ class BridgeMix(BridgeSettings):
     def __repr__(self) -> str:
         return f"BridgeMix({', '.join(f'{name}={value}' for name, value in self.shown().items())})"
 
-    @torch.no_grad()
     def __call__(
         self,
         x: Inputs,
@@ -87,12 +86,13 @@ class BridgeMix(BridgeSettings):
         generator: torch.Generator | None = None,
     ) -> tuple[Inputs, Tensor]:
         """Return as many rows as there are points, with soft targets."""
-        batch = read_batch(x, y, None, self)
-        check_generator(generator, batch.reference.device)
-        if not self._judged_scale:  # type: ignore[attr-defined]  # no setting, so not declared as a field
-            object.__setattr__(self, "_judged_scale", warn_of_scale(batch, self.sigma, self.horizon))
-        ends = choose_ends(batch, self, partners, generator=generator)
-        paths = draw_bridges(batch, ends, self, generator=generator)
+        with torch.set_grad_enabled(carries_gradient(x, y)):
+            batch = read_batch(x, y, None, self)
+            check_generator(generator, batch.reference.device)
+            if not self._judged_scale:  # type: ignore[attr-defined]  # no setting, so not declared as a field
+                object.__setattr__(self, "_judged_scale", warn_of_scale(batch, self.sigma, self.horizon))
+            ends = choose_ends(batch, self, partners, generator=generator)
+            paths = draw_bridges(batch, ends, self, generator=generator)
         rows = {k: flatten_rows(v).flatten(0, 1) for k, v in named_inputs(paths.x).items()}
         return rebuild_inputs(x, rows), flatten_rows(paths.y).flatten(0, 1)
 

@@ -23,12 +23,19 @@ from elliptica.core.alerts import (
     warn_of_scale,
 )
 from elliptica.core.batchnorm import path_statistics, tracking_layers
-from elliptica.core.bridge import draw_bridges, flatten_rows, time_weights
+from elliptica.core.bridge import (
+    draw_bridges,
+    draw_single_points,
+    flatten_rows,
+    is_single,
+    time_weights,
+)
 from elliptica.core.evaluate import Evaluator, time_steps
 from elliptica.core.hidden import check_hidden_ends, draw_hidden_bridges, find_layer, hidden_features
 from elliptica.core.inputs import (
     bridged_names,
     call_model,
+    carries_gradient,
     check_weight,
     named_inputs,
     read_batch,
@@ -38,6 +45,7 @@ from elliptica.core.losses import (
     PerSampleLoss,
     join_outputs,
     losses_at,
+    outputs_at,
     path_mean,
     recorded_outputs,
     weighted_mean,
@@ -46,7 +54,7 @@ from elliptica.core.noise import auto_sigma
 from elliptica.core.partners import End, choose_ends
 from elliptica.core.schedule import factor_in
 from elliptica.core.settings import BridgeSettings, Settings, make_settings, takes
-from elliptica.core.targets import TargetSpace, infer_target_space
+from elliptica.core.targets import TargetSpace, infer_target_space, space_of_loss
 from elliptica.core.types import Across, Inputs, LossFn, Paths, WithOutputs, warn_user
 from elliptica.core.weighting import Grid
 from elliptica.core.wrappers import refuse_wrapped
@@ -87,8 +95,9 @@ class Elliptic(nn.Module):
             several processes pass ``sigma=auto_sigma(x)`` instead, so that all use the same), or
             the random variance that the PDE prescribes for each pair: ``"green"``, ``("green", scale)``,
             ``("screened", rate)``, see `Green` and `Screened`. Zero: straight lines.
-        sigma_y: The same for targets, in their units; None means ``sigma`` if that is a number, and zero
-            (linear targets) otherwise.
+        sigma_y: The same for targets, in their units. None means ``sigma`` for real targets, if that is a
+            number, and zero otherwise: classes change linearly along a bridge, because noise on them (the
+            paper's choice, see `paper`) is label smoothing and costs calibration.
         horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
         antithetic: Draw bridges in pairs of opposite noise to the same partner (even ``n_bridges``).
         same_partner: Let all ``n_bridges`` bridges of a point end at one partner, as in the authors' code,
@@ -149,6 +158,9 @@ class Elliptic(nn.Module):
             settings = copy.copy(settings)  # checked before: not judged, and warned about, again
             object.__setattr__(settings, "num_classes", self.loss.num_classes())
             settings.warn_of_smoothing()
+        space = space_of_loss(loss_fn) if settings.target_space is None else None
+        if space is not None and settings.sigma_y is None:
+            settings.settle_sigma_y(space)
         self.settings = settings
         self._variant = settings.variant
         second_order = self._variant is not None and self._variant.second_order
@@ -165,6 +177,23 @@ class Elliptic(nn.Module):
         self._judged_scale = False
         self.auto_sigma: Tensor | None
         self.register_buffer("auto_sigma", None)
+
+    @classmethod
+    def paper(cls, model: nn.Module, loss_fn: LossFn, **settings: Any) -> Elliptic:
+        """Make the objective with the paper's settings, where ours differ.
+
+        Whole paths of ``n_times`` points each, and noise on the targets as strong as on the inputs, also on
+        classes. Give ``sigma``, ``n_bridges``, ``horizon``, ... as the paper does for each data set (docs:
+        settings); what is given here wins.
+
+        Example:
+            >>> objective = Elliptic.paper(nn.Linear(4, 3), nn.CrossEntropyLoss(), num_classes=3, sigma=0.1)
+            >>> objective.sampling, objective.n_times, objective.sigma_y
+            ('path', 5, 0.1)
+        """
+        sigma = settings.get("sigma", BridgeSettings.sigma)
+        as_strong = {"sigma_y": sigma} if isinstance(sigma, float | int) else {}
+        return cls(model, loss_fn, **{"sampling": "path", **as_strong, **settings})
 
     def forward(
         self,
@@ -238,7 +267,7 @@ class Elliptic(nn.Module):
         settings = self.settings if self.settings.target_space is not None else self._read_target_space(y)
         factor = self._noise_factor()
         strength = 1.0 if factor is None else factor  # who asks for points in eval mode gets the full noise
-        with torch.no_grad():
+        with torch.set_grad_enabled(carries_gradient(x, y, sample_weight, end)):  # of what stands in front
             batch = read_batch(x, y, sample_weight, settings, in_hidden=settings.at is not None)
             if generator is not None:
                 check_generator(generator, batch.reference.device)
@@ -249,6 +278,8 @@ class Elliptic(nn.Module):
                 features = self._hidden_features(x, partners, end)
                 ends = choose_ends(batch, settings, partners, end, features, generator)
                 return draw_hidden_bridges(batch, ends, settings, strength=strength, generator=generator)
+            if partners is None and end is None and is_single(batch, settings):
+                return draw_single_points(batch, settings, strength, generator)
             ends = choose_ends(batch, settings, partners, end, None, generator)  # P(Pi)
             sigma = self._measured_sigma(x) if settings.sigma == "auto" else None
             return draw_bridges(  # Algorithm 2, for inputs and targets
@@ -265,8 +296,11 @@ class Elliptic(nn.Module):
         terms: tuple[Tensor, ...] = ()
         is_plain = paths.hidden is None and settings.chunk_size is None and settings.bn == "paths"
         if variant is None and is_plain and isinstance(paths.x, Tensor):  # l(f(X_s), y_s) at every point
-            x = flatten_rows(paths.x).flatten(0, 1)
-            losses = losses_at(self.model, self.loss, x, flatten_rows(paths.y))
+            x, y = flatten_rows(paths.x).flatten(0, 1), flatten_rows(paths.y)
+            even = settings.quadrature == "mean" or y.shape[0] == 1
+            if even and paths.weight is None and self.across is None and not self.loss.weights_classes:
+                return self.loss.mean(outputs_at(self.model, x, x.shape[0]), y.flatten(0, 1))  # Eq. (6)
+            losses = losses_at(self.model, self.loss, x, y)
         else:  # the same in chunks, through a hidden layer, of several inputs, or with input gradients
             losses, terms = self._evaluate(paths)
         over_time = None
@@ -379,10 +413,8 @@ class Elliptic(nn.Module):
 
     def _read_target_space(self, y: Tensor) -> Settings:
         """Read the target space off the loss and the first targets, and keep it."""
-        settings = copy.copy(self.settings)  # checked before: not judged, and warned about, again
-        object.__setattr__(settings, "target_space", infer_target_space(self._user_loss[0], y))
-        self.settings = settings
-        return settings
+        self.settings = self.settings.with_target_space(infer_target_space(self._user_loss[0], y))
+        return self.settings
 
     def _can_be_compiled(self, paths: Paths) -> bool:
         """Hooks on layers, chunks, and running statistics under torch.func cannot be compiled."""
@@ -503,7 +535,7 @@ def sample_paths(
         (torch.Size([6, 1, 4, 3]), torch.Size([6, 1, 4, 1]))
     """
     how = make_settings(BridgeSettings, target_space=target_space, **settings)
-    with torch.no_grad():
+    with torch.set_grad_enabled(carries_gradient(x, y, sample_weight, end)):
         batch = read_batch(x, y, sample_weight, how)
         check_generator(generator, batch.reference.device)
         ends = choose_ends(batch, how, partners, end, generator=generator)

@@ -20,14 +20,14 @@ from elliptica._utils import checks
 from elliptica._utils.text import did_you_mean
 from elliptica.core.batchnorm import untracked_statistics
 from elliptica.core.bridge import (
-    add_targets,
-    draw_rows,
+    deviation,
+    draw_points,
     draw_times,
+    finish_paths,
     from_nearer_end,
-    unit_spread,
     view_rows,
 )
-from elliptica.core.inputs import Batch, call_model, rebuild_inputs
+from elliptica.core.inputs import Batch, call_model
 from elliptica.core.noise import auto_sigma
 from elliptica.core.partners import Ends
 from elliptica.core.types import Inputs, Paths
@@ -136,11 +136,10 @@ def draw_hidden_bridges(
     Rows are the two ends of each pair (with one point per bridge, the start alone: its end is another row).
     """
     assert settings.at is not None
-    s = draw_times(len(batch.targets), settings, batch.targets, generator)
-    spread = unit_spread(s[0]) if settings.sampling == "marginal" else None
+    s, spread = draw_times(len(batch.targets), settings, batch.targets, ends.places, generator)
     points: dict[Hashable, Tensor] = {}
     for name, value in batch.inputs.items():
-        start, end = ends.of(value, None if ends.x is None else ends.x[name])
+        start, end = ends.of_input(name, value)
         rows = _ends_only(start, end, s) if name in batch.bridged else from_nearer_end(start, end, s)
         points[name] = view_rows(rows, settings.n_bridges)
 
@@ -152,13 +151,16 @@ def draw_hidden_bridges(
         sigma: Any = settings.sigma
         if isinstance(sigma, str):  # "auto": measured anew, because hidden features move
             sigma = auto_sigma(start.detach())
-        drawn, variance = draw_rows(start, far, s, None, sigma, strength, settings, generator)
-        return drawn.flatten(0, 1), variance
+        std = deviation(sigma, strength, start, far, settings, generator)
+        (drawn,) = draw_points([(start, far, std)], s, spread, settings, generator)
+        return drawn.flatten(0, 1), std**2
 
-    x = rebuild_inputs(batch.x, points)
     hidden = HiddenBridge(settings.at, bridge)
-    paths = Paths(x, batch.targets, view_rows(s, settings.n_bridges), {}, hidden=hidden)
-    return add_targets(paths, batch, ends, s, spread, strength, settings, generator)
+    start, end = ends.of(batch.targets, ends.y)
+    assert settings.sigma_y is not None
+    std_y = deviation(settings.sigma_y, strength, start, end, settings, generator)
+    (free_y,) = draw_points([(start, end, std_y)], s, spread, settings, generator)
+    return finish_paths(batch, ends, points, s, free_y, {}, std_y, settings, hidden)
 
 
 def _ends_only(start: Tensor, end: Tensor, s: Tensor) -> Tensor:

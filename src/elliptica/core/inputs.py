@@ -59,7 +59,7 @@ def read_batch(
         count_rows(inputs)
         bridged = bridged_names(inputs, settings.bridged)
     reference = inputs[bridged[0]]
-    check_batch(inputs, [] if in_hidden else bridged, y, len(reference), settings.validate)
+    check_batch(inputs, [] if in_hidden else bridged, y, reference.shape[0], settings.validate)
     if sample_weight is not None:
         check_weight(sample_weight, len(reference))
     encode = target_encoder(reference, settings)
@@ -76,6 +76,20 @@ def target_encoder(reference: Tensor, settings: BridgeSettings) -> Callable[[Ten
         dtype=reference.dtype if reference.is_floating_point() else torch.get_default_dtype(),
         validate=settings.validate,
     )
+
+
+def carries_gradient(*values: object) -> bool:
+    """Whether any tensor among ``values`` (or in their tuples and dicts) requires a gradient."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                return torch.is_grad_enabled()
+        elif isinstance(value, Mapping):
+            if carries_gradient(*value.values()):
+                return True
+        elif isinstance(value, tuple | list) and carries_gradient(*value):
+            return True
+    return False
 
 
 def named_inputs(x: Inputs) -> dict[Hashable, Tensor]:

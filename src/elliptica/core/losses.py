@@ -63,6 +63,9 @@ class PerSampleLoss(nn.Module):
                 "and multiply the result yourself if you need another scale."
             )
         self._sums_features = reduction == "batchmean"
+        known = isinstance(loss_fn, (nn.CrossEntropyLoss, *_ELEMENTWISE)) and reduction == "mean"
+        #: the loss itself, where its own mean is the mean over rows; in a tuple, so that it is not registered
+        self._own_mean = (loss_fn,) if known and getattr(loss_fn, "weight", None) is None else None
         #: torch divides a class-weighted mean over labels, but not over soft targets, by the labels' weights
         self._class_weighted = isinstance(loss_fn, nn.CrossEntropyLoss) and reduction == "mean"
         if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
@@ -75,13 +78,22 @@ class PerSampleLoss(nn.Module):
         #: whether the loss weights classes and averages by those weights
         self.weights_classes = self._class_weighted and getattr(loss_fn, "weight", None) is not None
 
+    def mean(self, output: object, target: Tensor) -> Tensor:
+        """Average the loss over rows; torch's own losses do that in one operation."""
+        if self._own_mean is None or self._forward_hooks or not isinstance(output, Tensor):
+            mean: Tensor = self(output, target).mean()
+            return mean
+        self._check_shapes(output, target)
+        own: Tensor = self._own_mean[0](output, target)
+        return own
+
     def forward(self, output: object, target: Tensor) -> Tensor:
         """One loss per row of ``target``."""
         if isinstance(output, Tensor):
             self._check_shapes(output, target)
         losses = self.loss_fn(output, target)
-        rows = len(target)
-        if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != rows:
+        rows = target.shape[0]
+        if not isinstance(losses, Tensor) or losses.ndim == 0 or losses.shape[0] != rows:
             got = (
                 type(losses).__name__
                 if not isinstance(losses, Tensor)
@@ -100,6 +112,8 @@ class PerSampleLoss(nn.Module):
 
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:
         """Catch what torch would refuse obscurely, or broadcast silently."""
+        if output.shape == target.shape:
+            return
         shapes = f"The model returns shape {tuple(output.shape)}, but the targets have {tuple(target.shape)}"
         if isinstance(self.loss_fn, nn.CrossEntropyLoss):
             if target.ndim == output.ndim + 1:
@@ -146,18 +160,23 @@ def _refuse_broadcast(output: object, target: Tensor, losses: Tensor) -> None:
         )
 
 
+def outputs_at(model: nn.Module, x: Inputs, rows: int) -> Any:
+    """Call the model on ``rows`` rows; refuse one that reduces over them."""
+    output = model(x) if isinstance(x, Tensor) else call_model(model, x)
+    if isinstance(output, Tensor) and (output.ndim == 0 or output.shape[0] != rows):
+        raise ValueError(
+            f"The model must return one row per input row ({rows}), but returned shape "
+            f"{tuple(output.shape)}. Keep the batch axis first, and do not reduce over it."
+        )
+    return output
+
+
 def losses_at(model: nn.Module, loss: PerSampleLoss, x: Inputs, y: Tensor) -> Tensor:
     """Evaluate the loss at points in one forward pass: rows ``(time * rows, ...)`` give ``(time, rows)``.
 
     ``x`` has its rows flattened; ``y`` is ``(time, rows, *target)``.
     """
-    output = model(x) if isinstance(x, Tensor) else call_model(model, x)
-    expected = y.shape[0] * y.shape[1]
-    if isinstance(output, Tensor) and (output.ndim == 0 or len(output) != expected):
-        raise ValueError(
-            f"The model must return one row per input row ({expected}), but returned shape "
-            f"{tuple(output.shape)}. Keep the batch axis first, and do not reduce over it."
-        )
+    output = outputs_at(model, x, y.shape[0] * y.shape[1])
     losses: Tensor = loss(output, y.flatten(0, 1))
     return losses.view(y.shape[:2])
 

@@ -105,7 +105,17 @@ def check_sigma(sigma: Sigma) -> float | Tensor | PairLaw | Literal["auto"]:
     if isinstance(sigma, Green | Screened):
         return sigma
     checks.nonnegative("sigma", sigma)
+    refuse_learnable("sigma", sigma)
     return sigma if isinstance(sigma, Tensor) else float(sigma)
+
+
+def refuse_learnable(name: str, sigma: float | Tensor) -> None:
+    """Refuse a diffusion coefficient that requires a gradient: the loss would always ask for less noise."""
+    if isinstance(sigma, Tensor) and sigma.requires_grad:
+        raise ValueError(
+            f"{name} requires a gradient, but the noise is not learnt: the loss is always smaller with less "
+            f"of it. Pass {name}.detach(), and choose it on validation data."
+        )
 
 
 def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR) -> Float[Tensor, "*feature"]:

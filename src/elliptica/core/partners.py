@@ -279,8 +279,7 @@ def _draw(
         return torch.zeros(1, n_bridges, dtype=torch.long, device=x.device)
     if pairing == "permutation":
         if among == "all":
-            columns = [_random_cycle(n, x.device, generator) for _ in range(n_bridges)]
-            return torch.stack(columns, 1) if n_bridges > 1 else columns[0].unsqueeze(1)
+            return random_cycles(n, n_bridges, device=x.device, generator=generator)[1].t()
         if among == "same_class" and labels is not None:
             columns = [_cycle_within(labels, generator) for _ in range(n_bridges)]
             return torch.stack(columns, 1)
@@ -306,10 +305,18 @@ def draw_from(
     return torch.searchsorted(cumulative, u, right=True)
 
 
-def _random_cycle(n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """A uniformly random cyclic permutation: no fixed points, each partner equally likely."""
-    order = draw_permutation(n, device=device, generator=generator)
-    return torch.empty_like(order).scatter_(0, order, torch.cat([order[1:], order[:1]]))
+def random_cycles(
+    n: int, count: int, *, device: torch.device, generator: torch.Generator | None
+) -> tuple[Int[Tensor, "count n"], Int[Tensor, "count n"]]:
+    """Draw ``count`` random orders of the rows; return them, and the row that follows each row.
+
+    The row that follows, the first after the last, is a partner: never oneself, each other row equally
+    likely. Entry ``i`` of the order is independent of the partner of row ``i`` (to turn the order round
+    changes the one and not the other), so it serves as the row's place among the strata of time.
+    """
+    orders = [draw_permutation(n, device=device, generator=generator) for _ in range(count)]
+    order = torch.stack(orders) if count > 1 else orders[0].unsqueeze(0)
+    return order, torch.empty_like(order).scatter_(1, order, order.roll(-1, 1))
 
 
 def _cycle_within(labels: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -348,6 +355,7 @@ class Ends:
     Attributes:
         n_bridges: Bridges per point.
         index: Partner of each row, ``(bridge * batch,)``; None when the far ends were given.
+        places: Stratum of time of each row, ``(draw, batch)``, where the choice of partners gave one.
         x: Far ends of the inputs by name, when given.
         y: Far ends of the encoded targets, when given.
         weight: Sample weights of the far ends, when given.
@@ -355,6 +363,7 @@ class Ends:
 
     n_bridges: int
     index: Tensor | None
+    places: Tensor | None = None
     x: Mapping[Hashable, Tensor] | None = None
     y: Tensor | None = None
     weight: Tensor | None = None
@@ -395,21 +404,18 @@ def choose_ends(
     if settings.pairing == "label_kernel":
         check_real_targets(settings.target_space)
         measured = batch.targets
-    n_draws = settings.n_bridges // 2 if settings.antithetic else settings.n_bridges
-    n_draws = 1 if settings.same_partner else n_draws
-    drawn = _draw(
-        measured,
-        n_draws,
-        settings.pairing,
-        settings.power,
-        None if settings.among == "all" else _classes(batch.y, settings),
-        settings.among,
-        generator,
-        settings.bandwidth,
-    )
-    if n_draws < settings.n_bridges:
-        drawn = drawn.repeat(1, settings.n_bridges // n_draws)
-    return Ends(settings.n_bridges, drawn.t().reshape(-1))
+    count = settings.n_bridges // 2 if settings.antithetic else settings.n_bridges
+    count = 1 if settings.same_partner else count
+    places = None
+    if settings.pairing == "permutation" and settings.among == "all":
+        places, drawn = random_cycles(len(measured), count, device=measured.device, generator=generator)
+    else:
+        labels = None if settings.among == "all" else _classes(batch.y, settings)
+        how = (settings.pairing, settings.power, labels, settings.among, generator, settings.bandwidth)
+        drawn = _draw(measured, count, *how).t()
+    if count < settings.n_bridges:
+        drawn = drawn.repeat(settings.n_bridges // count, 1)
+    return Ends(settings.n_bridges, drawn.reshape(-1), places)
 
 
 def check_real_targets(space: str | None) -> None:
@@ -531,7 +537,8 @@ def ends_given(
     weight = None
     if len(end) == 3:
         weight = _far_rows("end's sample_weight", end[2], targets.shape[:1], n_bridges)
-    return Ends(n_bridges, None, x, _far_rows("end's y", y, targets.shape, n_bridges), weight)
+    far_y = _far_rows("end's y", y, targets.shape, n_bridges)
+    return Ends(n_bridges, None, x=x, y=far_y, weight=weight)
 
 
 def _far_rows(

@@ -6,6 +6,7 @@ happens to the losses there: `Elliptic` and `elliptic_loss` take all of them.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -18,7 +19,7 @@ from elliptica._utils import checks
 from elliptica._utils.text import did_you_mean
 from elliptica.core.batchnorm import BATCH_NORM_MODES, BatchNormMode
 from elliptica.core.bridge import QUADRATURES, Quadrature
-from elliptica.core.noise import Sigma, check_sigma
+from elliptica.core.noise import Sigma, check_sigma, refuse_learnable
 from elliptica.core.partners import AMONG, PAIRINGS, Among, Pairing, check_real_targets
 from elliptica.core.schedule import Schedule, check_schedule
 from elliptica.core.targets import SIMPLEX_MAPS, TARGET_SPACES, SimplexMap, TargetSpace, warn_of_smoothing
@@ -34,6 +35,8 @@ from elliptica.core.weighting import (
 
 Sampling = Literal["path", "marginal"]
 SAMPLINGS: tuple[Sampling, ...] = ("path", "marginal")
+
+_B = TypeVar("_B", bound="BridgeSettings")
 
 _FINE_ENOUGH = 20  # points on a path below which the coarse grid dominates a log-weight
 
@@ -88,20 +91,35 @@ class BridgeSettings:
                 )
         if self.pairing == "label_kernel" and self.target_space is not None:
             check_real_targets(self.target_space)
-        sigma = check_sigma(self.sigma)
-        object.__setattr__(self, "sigma", sigma)
-        if self.sigma_y is None:
-            # A number has the same meaning for targets; scales measured on inputs do not.
-            object.__setattr__(self, "sigma_y", sigma if isinstance(sigma, float) else 0.0)
-        else:
+        object.__setattr__(self, "sigma", check_sigma(self.sigma))
+        if self.sigma_y is not None:
             checks.nonnegative("sigma_y", self.sigma_y)
+            refuse_learnable("sigma_y", self.sigma_y)
+        elif self.target_space is not None:
+            self.settle_sigma_y(self.target_space)
         self.warn_of_smoothing()
 
     def warn_of_smoothing(self) -> None:
         """Warn where the paper's map to the simplex leaves little mass on the true classes."""
-        if self.simplex == "abs" and self.num_classes is not None and not isinstance(self.sigma_y, Tensor):
-            assert self.sigma_y is not None
+        if self.simplex == "abs" and self.num_classes is not None and isinstance(self.sigma_y, float | int):
             warn_of_smoothing(self.num_classes, self.sigma_y, self.horizon)
+
+    def with_target_space(self: _B, space: TargetSpace) -> _B:
+        """Return the same settings for targets of a space that was not known before."""
+        known = copy.copy(self)  # checked before: not judged, and warned about, again
+        object.__setattr__(known, "target_space", space)
+        if known.sigma_y is None:
+            known.settle_sigma_y(space)
+        return known
+
+    def settle_sigma_y(self, space: TargetSpace) -> None:
+        """Choose ``sigma_y``: that of the inputs for real targets, none for classes.
+
+        Noise on labels is label smoothing, which costs calibration. A number has the same meaning for real
+        targets; scales that were measured on inputs have not.
+        """
+        same = space == "real" and isinstance(self.sigma, float)
+        object.__setattr__(self, "sigma_y", self.sigma if same else 0.0)
 
     def shown(self) -> dict[str, str]:
         """Write out ``sigma``, ``sigma_y`` and whatever differs from its default."""

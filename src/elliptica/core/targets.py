@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -33,12 +34,8 @@ _SPACE_OF_FUNCTION: dict[object, TargetSpace] = {
 }
 
 
-def infer_target_space(loss_fn: object, y: Tensor) -> TargetSpace:
-    """Read the target space off the loss and the dtype of the targets, or say what to pass."""
-    if not isinstance(y, Tensor):
-        raise TypeError(
-            f"y must be a torch.Tensor, but got {type(y).__name__}. Convert it with torch.as_tensor(y)."
-        )
+def space_of_loss(loss_fn: object) -> TargetSpace | None:
+    """Return the target space of torch's own losses; None for others."""
     function = getattr(loss_fn, "func", loss_fn)
     space = next((name for known, name in _SPACE_OF_FUNCTION.items() if known is function), None)
     for losses, name in (
@@ -48,6 +45,16 @@ def infer_target_space(loss_fn: object, y: Tensor) -> TargetSpace:
     ):
         if isinstance(loss_fn, losses):
             space = name  # type: ignore[assignment]  # the names are literals of TargetSpace
+    return space
+
+
+def infer_target_space(loss_fn: object, y: Tensor) -> TargetSpace:
+    """Read the target space off the loss and the dtype of the targets, or say what to pass."""
+    if not isinstance(y, Tensor):
+        raise TypeError(
+            f"y must be a torch.Tensor, but got {type(y).__name__}. Convert it with torch.as_tensor(y)."
+        )
+    space = space_of_loss(loss_fn)
     is_label = not y.is_floating_point() and y.dtype != torch.bool
     if space is None and is_label:
         return "simplex"
@@ -106,12 +113,25 @@ def encode_targets(
                 f"values from {low} to {high}. Correct num_classes or the labels; drop rows "
                 "that are to be ignored before the call."
             )
+    if y.ndim == 1 and num_classes <= _FEW_CLASSES:
+        return _one_hot_rows(num_classes, dtype, y.device).index_select(0, y.int())
     one_hot = torch.zeros(len(y), num_classes, *y.shape[1:], dtype=dtype, device=y.device)
     return one_hot.scatter_(1, y.long().unsqueeze(1), 1.0)
 
 
+_FEW_CLASSES = 256
+
+
+@functools.lru_cache(maxsize=32)
+def _one_hot_rows(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The one-hot row of each class, kept from call to call: small batches wait for every operation."""
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.eye(num_classes, dtype=dtype, device=device)
+
+
 def _check_soft(y: Tensor, space: TargetSpace) -> None:
     """Floating targets must lie in their space."""
+    y = y.detach()
     if space == "simplex":
         if y.ndim < 2:
             raise ValueError(
@@ -173,7 +193,7 @@ def project_targets(y: Tensor, space: TargetSpace, simplex: SimplexMap, class_ax
         return y.clamp(0, 1) if space == "unit" else y
     if simplex == "abs":  # noisy targets are never all zero, so the public function's guard is not needed
         size = y.abs()
-        return size.div_(size.sum(class_axis, keepdim=True))
+        return size / size.sum(class_axis, keepdim=True)
     return project_to_simplex(y.movedim(class_axis, -1), simplex).movedim(-1, class_axis)
 
 

@@ -236,7 +236,7 @@ def _marginal(network: nn.Module, settings: DemoSettings) -> Objective:
 
 
 def _elliptic(network: nn.Module, settings: DemoSettings, sampling: Literal["path", "marginal"]) -> Elliptic:
-    return Elliptic(
+    return Elliptic.paper(
         network,
         nn.CrossEntropyLoss(),
         num_classes=2,

@@ -129,7 +129,7 @@ class _SelfPartners(ModuleObjective):
 
 
 def elliptic(settings: Settings, context: Context) -> Prepared:
-    """Elliptic training.
+    """Elliptic training, with the paper's noise on labels unless ``sigma_y`` is given.
 
     ``partners="data"`` draws partners from the whole training set by distance; with ``"self"`` each sample is
     its own.
@@ -138,9 +138,8 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     power = settings.pop("power", 1.0) if mode == "data" else None
     if isinstance(settings.get("sigma"), list):  # TOML has no tuples
         settings["sigma"] = tuple(settings["sigma"])
-    module = Elliptic(
-        context.model, context.loss_fn, num_classes=context.num_classes, validate=False, **settings
-    )
+    given = {"sampling": "marginal", "num_classes": context.num_classes, "validate": False, **settings}
+    module = Elliptic.paper(context.model, context.loss_fn, **given)
     if power is None:
         return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
     table = PartnerTable(context.data.train.x, power=power)
