@@ -297,7 +297,7 @@ def test_absorption(generator, dim):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("mode", ["weight", "sample"])
+@pytest.mark.parametrize("mode", ["weight", "sample", "mixture"])
 def test_gamblers_ruin(generator, mode):
     domain, start = Box(vector(0.0), vector(1.0)), torch.full((10_000, 1), 0.3, dtype=torch.float64)
     fair = walk(domain, start, generator)
@@ -311,7 +311,7 @@ def test_gamblers_ruin(generator, mode):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("mode", ["weight", "sample"])
+@pytest.mark.parametrize("mode", ["weight", "sample", "mixture"])
 @pytest.mark.parametrize("dim", [2, 3, 5])
 def test_drift_in_a_ball(generator, mode, dim):
     """u = exp(-2 mu . x) solves 1/2 Lap u + mu . grad u = 0."""
@@ -321,17 +321,19 @@ def test_drift_in_a_ball(generator, mode, dim):
     walks = walk(unit_ball(dim), start, generator, Operator(drift=mu), drift=mode)
     samples = outcome(walks, lambda z: torch.exp(-2 * z @ mu))
     assert_estimates(samples, math.exp(-0.6 * 0.7))
-    if mode == "weight":
-        assert_estimates(walks.log_weight.exp(), 1.0)
-    else:
+    if mode == "sample":
         assert (walks.log_weight == 0).all()
+    else:
+        assert_estimates(walks.log_weight.exp(), 1.0)
+    if mode == "mixture":
+        assert float(walks.log_weight.exp().max()) <= 2 + 1e-12
     against = walk(unit_ball(dim), start, generator, Operator(drift=-mu), drift=mode)
     with pytest.raises(AssertionError):
         assert_estimates(outcome(against, lambda z: torch.exp(-2 * z @ mu)), math.exp(-0.6 * 0.7))
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("mode", ["weight", "sample"])
+@pytest.mark.parametrize("mode", ["weight", "sample", "mixture"])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_everything_at_once(generator, mode, dim):
     """Diffusion per coordinate, drift, absorption and source, for u = exp(b x_1)."""
@@ -363,7 +365,7 @@ def test_a_drift_that_is_a_function_is_frozen_on_small_spheres(generator):
     def up(z):
         return (z[:, 0] > 0).double()
 
-    for mode in ("weight", "sample"):
+    for mode in ("weight", "sample", "mixture"):
         walks = walk(domain, start, generator, operator, drift=mode, max_radius=0.05, shell=1e-4)
         assert_estimates(outcome(walks, up), expected)
     assert float(walks.steps.double().mean()) > 50
@@ -400,7 +402,7 @@ def test_rows_keep_their_order(generator):
 
 def test_the_same_seed_gives_the_same_walks():
     start, operator = axis_point(3, 0.3, 200), Operator(drift=vector(1.0, 0.0, 0.0), source=lambda z: z[:, 0])
-    for mode in ("weight", "sample"):
+    for mode in ("weight", "sample", "mixture"):
         first, again, other = (
             walk(unit_ball(3), start, torch.Generator().manual_seed(seed), operator, drift=mode, shell=0.01)
             for seed in (1, 1, 2)

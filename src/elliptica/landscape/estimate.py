@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica.core.types import EllipticWarning
+from elliptica.landscape.walks import few_carriers
 
 #: Below this share of walks that end on the data, the answer is the outer boundary's.
 FEW_HITS = 0.05
@@ -22,7 +23,9 @@ class LandscapeEstimate:
 
     Attributes:
         value: Estimate of ``u``, one per query. Walks that did not finish are left out of it.
-        stderr: Its standard error; zero for a deterministic solver.
+        stderr: Its standard error; zero for a deterministic solver. Walks get room for boundary values that
+            few or none of them met: it is at least what it would be had four more walks ended, two each,
+            at the least and the largest value known. ``notes`` say where that matters.
         bias: How far the expected value of the estimate may be from ``u``; see ``bias_kind``. Infinite
             where more than 1 % of the walks are unfinished: nothing is known about those.
         bias_kind: ``"bound"``: proved (given exact arithmetic). ``"estimate"``: its size, not a bound.
@@ -86,6 +89,8 @@ def judge(
     n_walks: int,
     max_steps: int | None,
     in_ball: Tensor | None = None,
+    widened: Tensor | None = None,
+    carriers: Tensor | None = None,
 ) -> tuple[str, ...]:
     """Sentences on what an estimate cannot be trusted for; the grave ones are also warnings."""
     notes, remarks = [], []
@@ -118,7 +123,21 @@ def judge(
         notes.append(
             f"At {thin} of {len(effective)} queries the effective number of walks is below "
             f"{FEW_EFFECTIVE:.0%} of {n_walks}: the weights of the drift rest on a few walks. Raise n_walks, "
-            'or sample the drifted walk itself (drift="sample").'
+            'or let half of the walks follow the drift (drift="mixture").'
+        )
+    least = few_carriers(n_walks)
+    carried = 0 if carriers is None else int((carriers < least).sum())
+    if carried:
+        notes.append(
+            f"At {carried} of {len(effective)} queries fewer than {least:.0f} walks carry the value: against "
+            "this drift hardly any walk reaches the boundary values that decide. Standard errors there allow "
+            "for all values that were met and are wide. Raise n_walks, or use a smaller domain."
+        )
+    wide = 0 if widened is None else int(widened.sum())
+    if wide > carried:
+        remarks.append(
+            f"At {wide} of {len(effective)} queries few walks or none met some of the boundary's values. "
+            "Standard errors there allow for them, and the intervals are conservative."
         )
     for note in notes:
         warnings.warn(note, EllipticWarning, stacklevel=4)

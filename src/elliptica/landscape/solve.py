@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,8 @@ from elliptica.landscape.walks import Averages, Boundary
 LAPLACE = Operator()
 #: Walks from which control variates pay: with fewer their coefficients cost more than they save.
 CONTROL_WALKS = 100
+#: A standard error that is larger than the walks' spread by this factor is called conservative.
+WIDENED = 1.25
 
 
 def estimate_landscape(
@@ -78,7 +80,8 @@ def estimate_landscape(
         boundary_shift: Correct ``"euler"`` for walks that leave and come back within a step (False: the
             plain form, as in the paper).
         drift: How ``"spheres"`` treats a drift: ``"weight"`` (unbiased weights on driftless walks),
-            ``"sample"`` (drifted walks), or ``"auto"``: weights while the drift is weak.
+            ``"sample"`` (drifted walks), ``"mixture"`` (half of the walks each, with the weights of the
+            mixture), or ``"auto"``: the mixture.
         control_variates: Use the gradient of ``value`` at the queries to lower the variance of exact
             exits; skipped where there is none.
         chunk_size: Queries at a time; None keeps walks below about 200 MB.
@@ -94,7 +97,7 @@ def estimate_landscape(
             checks.positive(name, number)
     if max_steps is not None:
         checks.count("max_steps", max_steps)
-    checks.choice("drift", drift, ("auto", "weight", "sample"))
+    checks.choice("drift", drift, ("auto", *get_args(DriftMode)))
     at = at.to(random.compute_dtype(at.dtype))
     region, operator, at, place = _inner(domain, operator, at)
     _check_inside(region, operator, at, data_values)
@@ -112,7 +115,7 @@ def estimate_landscape(
         step,
         max_steps or 10_000,
         boundary_shift,
-        drift_mode(operator, at, size) if drift == "auto" else drift,
+        "mixture" if drift == "auto" else drift,
         control_variates and n_walks >= CONTROL_WALKS,
         generator,
     )
@@ -157,6 +160,8 @@ def _assemble(
         n_walks=n_walks if problem.operator.drift is not None else 0,  # survival is no change of measure
         max_steps=problem.max_steps,
         in_ball=None if problem.balls is None else problem.balls.nearest_ball(problem.at)[0] <= 0,
+        widened=whole.stderr > WIDENED * whole.spread,
+        carriers=whole.carriers if problem.operator.drift is not None else None,
     )
     notes = (*notes, *merged)
     if name == solvers.MONOPOLES and problem.boundary.data_values is None:
@@ -259,19 +264,6 @@ def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: T
 
 
 # Numbers that `estimate_landscape` chooses when the user does not: sizes, shells, steps.
-
-
-#: Drift times size over diffusion, up to which weights keep most of their walks.
-WEAK_DRIFT = 2.0
-
-
-def drift_mode(operator: Operator, at: Tensor, size: float) -> DriftMode:
-    """Weights of a strong drift rest on a few walks."""
-    mu = operator.drift_at(at[:1])
-    if mu is None:
-        return "weight"
-    scale = operator.scale(at)
-    return "weight" if float((mu / scale**2).norm() * size) <= WEAK_DRIFT else "sample"
 
 
 def domain_size(domain: Domain, at: Tensor) -> float:

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from elliptica._utils import checks
-from elliptica.landscape.data_domain import DataDomain
+from elliptica.landscape.data_domain import OUTER, DataDomain
 from elliptica.landscape.domains import Ball, Domain
 from elliptica.landscape.euler import euler_maruyama
 from elliptica.landscape.exits import ball_exit_time, control_variates, sample_ball_exit
 from elliptica.landscape.monopole import Monopoles, check_domain, relative_bound
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.spheres import DriftMode, walk_on_spheres
-from elliptica.landscape.walks import UNFINISHED, Averages, Boundary, Walks, average
+from elliptica.landscape.walks import (
+    UNFINISHED,
+    Averages,
+    Boundary,
+    Known,
+    Walks,
+    average,
+    unseen_stderr,
+    value_range,
+)
 
 #: Share of unfinished walks up to which their effect is estimated.
 FEW_UNFINISHED = 0.01
+#: Walks without a drift that look for boundary values which drifted walks may miss.
+SCOUTS = 64
 #: Memory that one batch of walks may take, in bytes.
 _BATCH = 1.5e8
 
@@ -78,6 +90,16 @@ class DirichletProblem:
         """The domain, if there are balls around data in it."""
         return self.domain if isinstance(self.domain, DataDomain) else None
 
+    @cached_property
+    def ball_values(self) -> Float[Tensor, " n"] | None:
+        """Value of each ball (that at its centre if they were not given); None if it depends on the query."""
+        if self.balls is None or (self.boundary.data_values is None and self.boundary.context is not None):
+            return None
+        if self.boundary.data_values is not None:
+            return self.boundary.data_values.to(self.at)
+        centres = self.balls.points.to(self.at)
+        return self.boundary.at(centres, torch.zeros_like(centres[:, 0], dtype=torch.long))
+
     @property
     def outer(self) -> Domain:
         """The domain without balls."""
@@ -118,6 +140,7 @@ def solve_exact(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Bat
     assert isinstance(ball, Ball)
     assert problem.diffusion is not None
     mean, stderr, values = _exits(problem, at, rows)
+    spread, stderr = stderr, _with_unseen(problem, rows, stderr, values)
     time = ball_exit_time(at, ball.centre.to(at), ball.radius, problem.diffusion)
     source = problem.operator.source_at(at)  # a constant
     bias, proved = torch.zeros_like(mean), True
@@ -128,7 +151,19 @@ def solve_exact(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Bat
         bias, proved = union_bound(problem.balls, at) * (span + source.abs() * longest), False
     zero, one = torch.zeros_like(mean), torch.ones_like(mean)
     return Batch(
-        Averages(mean + source * time, stderr, zero, one, zero, one * problem.n_walks, time, zero, one),
+        Averages(
+            mean + source * time,
+            stderr,
+            zero,
+            one,
+            zero,
+            one * problem.n_walks,
+            time,
+            zero,
+            one,
+            spread,
+            one * problem.n_walks,
+        ),
         bias,
         proved,
     )
@@ -149,16 +184,25 @@ def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor,
     return values.mean(1), values.std(1) / math.sqrt(problem.n_walks), values
 
 
+def _with_unseen(problem: DirichletProblem, rows: Tensor, stderr: Tensor, values: Tensor) -> Tensor:
+    """Where all exits have one value, allow for those that the rest of the sphere has."""
+    flat = (values.amax(1) == values.amin(1)).nonzero().flatten()
+    if problem.boundary.constant is not None or len(flat) == 0:
+        return stderr
+    assert isinstance(problem.outer, Ball)
+    centre = problem.outer.centre.to(problem.at).expand(len(flat), -1)
+    seen = _exits(problem, centre, rows[flat])[2]
+    away = torch.stack([seen.amin(1), seen.amax(1)], 1) - values[flat, :1]
+    return stderr.index_put((flat,), unseen_stderr(away, problem.n_walks))
+
+
 def _ball_range(problem: DirichletProblem, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Least and largest value on the balls (with a context: on the nearest one), per query."""
-    balls, boundary, at = problem.balls, problem.boundary, problem.at[rows]
+    balls, at = problem.balls, problem.at[rows]
     assert balls is not None
-    if boundary.data_values is not None:
-        values = boundary.data_values.to(at)
-    elif boundary.context is None:
-        values = boundary.at(balls.points.to(at), torch.zeros_like(balls.points[:, 0], dtype=torch.long))
-    else:
-        nearest = boundary.at(balls.points.to(at)[balls.nearest_ball(at)[1]], rows)
+    values = problem.ball_values
+    if values is None:
+        nearest = problem.boundary.at(balls.points.to(at)[balls.nearest_ball(at)[1]], rows)
         return nearest, nearest
     return values.min().expand(len(at)), values.max().expand(len(at))
 
@@ -208,7 +252,7 @@ def solve_euler(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Bat
         max_steps=problem.max_steps,
         generator=problem.generator,
     )
-    result, span = _reduce(problem, walks, rows)
+    result, span = _reduce(replace(problem, drift="sample"), walks, rows)
     length = problem.size
     if problem.balls is not None:
         length = min(length, float(problem.balls.radii.min()))
@@ -224,15 +268,43 @@ def _with_unfinished(bias: Tensor, result: Averages, span: Tensor) -> Tensor:
 
 
 def _reduce(problem: DirichletProblem, walks: Walks, rows: Tensor) -> tuple[Averages, Tensor]:
-    """Averages per query, and how far apart the rewards of its walks lie (boundary values and integrals)."""
+    """Averages per query, and how far apart the rewards of its walks lie."""
     values = problem.boundary(walks.end, walks.label, rows.repeat_interleave(problem.n_walks))
-    done = (walks.label != UNFINISHED).reshape(-1, problem.n_walks)
-    span = torch.zeros_like(problem.at[rows, 0])
-    for part in (values, walks.integral):
-        seen = part.reshape_as(done)
-        highest = torch.where(done, seen, -torch.inf).amax(1)
-        span = span + (highest - torch.where(done, seen, torch.inf).amin(1)).clamp_min(0)
-    return average(walks, problem.n_walks, values), span
+    label = walks.label.reshape(-1, problem.n_walks)
+    done = label != UNFINISHED
+    low, high = value_range(walks.log_weight.exp() * values + walks.integral, done)
+    result = average(walks, problem.n_walks, values, _known(problem, rows, label))
+    return result, (high - low).clamp_min(0)
+
+
+def _known(problem: DirichletProblem, rows: Tensor, label: Int[Tensor, "queries walks"]) -> Known:
+    """Boundary values that are known whether or not a walk has met them.
+
+    Those of the balls; that next to the query where no walk has left the domain; and, if walks follow a
+    drift, those where a few without it end: a drift may carry all walks away from the values that decide.
+    """
+    at, drift = problem.at[rows], problem.drift if problem.operator.drift is not None else None
+    low, high = torch.full_like(at[:, 0], torch.inf), torch.full_like(at[:, 0], -torch.inf)
+    if problem.balls is not None:
+        low, high = _ball_range(problem, rows)
+        inner = (~(label == OUTER).any(1) & problem.outer.distance(at).isfinite()).nonzero().flatten()
+        if len(inner):
+            outer = problem.boundary.at(problem.outer.project(at[inner]), rows[inner])
+            low = low.index_put((inner,), torch.minimum(low[inner], outer))
+            high = high.index_put((inner,), torch.maximum(high[inner], outer))
+    if drift in ("mixture", "weight"):
+        pure = drift == "mixture" and problem.operator.absorption == 0.0
+        return Known(low, high, weight=2.0, unit_mean=pure, drift=True)
+    if drift == "sample":
+        start = at.repeat_interleave(SCOUTS, 0)
+        still = Operator(problem.operator.diffusion)
+        scouts = walk_on_spheres(
+            problem.domain, start, still, shell=problem.shell, generator=problem.generator
+        )
+        values = problem.boundary(scouts.end, scouts.label, rows.repeat_interleave(SCOUTS))
+        met = value_range(values, (scouts.label != UNFINISHED).reshape(-1, SCOUTS))
+        low, high = torch.minimum(low, met[0]), torch.maximum(high, met[1])
+    return Known(low, high)
 
 
 @dataclass(frozen=True)
@@ -261,9 +333,9 @@ def fit_monopoles(problem: DirichletProblem) -> MonopoleFit:
     """Solve for the charges once for all queries."""
     balls, boundary = problem.balls, problem.boundary
     assert balls is not None
-    centres = balls.points.to(problem.at)
+    centres, values = balls.points.to(problem.at), problem.ball_values
+    assert values is not None
     none = torch.zeros(len(centres), dtype=torch.long, device=centres.device)
-    values = boundary.at(centres, none) if boundary.data_values is None else boundary.data_values.to(centres)
     if boundary.constant is not None:
         outer = torch.full_like(values, boundary.constant)
         return MonopoleFit(Monopoles.fit(balls, values, outer), boundary.constant, torch.zeros_like(values))
@@ -290,9 +362,9 @@ def solve_monopoles(problem: DirichletProblem, rows: Int[Tensor, " queries"], fi
         stderr = (noise.square() + monopoles.hitting(at).square() @ fit.stderr.square()).sqrt()
         stderr = torch.where(monopoles.domain.nearest_ball(at)[0] <= 0, 0.0, stderr)
     hit = monopoles.p_hit(at)
-    zero = torch.zeros_like(hit)
+    zero, count = torch.zeros_like(hit), torch.full_like(hit, n_walks)
     result = Averages(
-        monopoles.value(at, outer), stderr, hit, 1 - hit, zero, zero + n_walks, zero, zero, zero
+        monopoles.value(at, outer), stderr, hit, 1 - hit, zero, count, zero, zero, zero, stderr, count
     )
     proved = fit.constant is not None and problem.boundary.data_values is not None
     return Batch(result, monopoles.bound(at), proved)

@@ -11,8 +11,9 @@ uniform on the sphere of radius ``t`` (``Phi``: `elliptica.landscape.special`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -29,7 +30,7 @@ from elliptica.landscape.walks import UNFINISHED, Walks
 #: Finished walks are removed from the working set when they are this share of it.
 _COMPACT = 0.25
 
-DriftMode = Literal["weight", "sample"]
+DriftMode = Literal["weight", "sample", "mixture"]
 
 
 def walk_on_spheres(
@@ -58,7 +59,9 @@ def walk_on_spheres(
         shell: A walk has arrived when it is nearer to the boundary than this, and is then projected to it.
         max_steps: Walks that need more keep their position and get the label `UNFINISHED`.
         drift: ``"weight"``: walks go without the drift and carry weights; best when the boundary values
-            are large where the drift does not lead. ``"sample"``: walks follow the drift, without weights.
+            are large where the drift does not lead. ``"sample"``: walks follow the drift, without weights;
+            best when they are alike everywhere. ``"mixture"``: of two walks one does the former and one the
+            latter, and both carry the weight of the mixture, at most 2: nearly as good as the better of both.
         max_radius: Largest radius of a sphere, in the units of the points. Small if the drift is a function:
             its change over a sphere is neglected.
         generator: Source of randomness; None is torch's global one.
@@ -68,10 +71,11 @@ def walk_on_spheres(
         a drift or absorption it is that of the walk without them.
     """
     _check(domain, start, operator, shell, max_steps, drift, max_radius, generator)
+    drift = drift if operator.drift is not None else "weight"
     scale = operator.scale(start)
     even = bool((scale == scale[0]).all())
     step = _Step(domain, operator, scale[:1] if even else scale, drift, max_radius, generator)
-    live = _Live.begin(start)
+    live = _Live.begin(start, _drifted(start, drift, generator))
     parts: list[_Live] = []
     for taken in range(max_steps + 1):
         distance = domain.distance(live.z)
@@ -84,7 +88,7 @@ def walk_on_spheres(
         if taken == max_steps or len(live.z) == 0:
             break
         step(live, distance)
-    return _gather(domain, [*parts, live])
+    return _gather(domain, [*parts, live], drift)
 
 
 @dataclass
@@ -93,20 +97,42 @@ class _Live:
 
     row: Tensor
     z: Tensor
-    log_weight: Tensor
+    drifted: Tensor
+    log_survival: Tensor
+    log_ratio: Tensor
     integral: Tensor
     time: Tensor
     steps: Tensor
     done: Tensor
 
     @classmethod
-    def begin(cls, start: Tensor) -> _Live:
+    def begin(cls, start: Tensor, drifted: Tensor) -> _Live:
         row = torch.arange(len(start), device=start.device)
         zero = start.new_zeros(len(start))
-        return cls(row, start, zero, zero, zero, torch.zeros_like(row), row < 0)
+        return cls(row, start, drifted, zero, zero, zero, zero, torch.zeros_like(row), row < 0)
 
     def select(self, rows: Tensor) -> _Live:
         return _Live(*(value[rows] for value in vars(self).values()))
+
+    def log_weight(self, drift: DriftMode) -> Tensor:
+        """Survival, and what the walk is worth under the drift: its density there over that of its own law.
+
+        ``log_ratio`` is the logarithm of ``L``, the density with the drift over that without. The mixture
+        of both has density ``(1 + L) / 2``, so its weight is ``2 L / (1 + L)``.
+        """
+        if drift == "sample":
+            return self.log_survival
+        if drift == "weight":
+            return self.log_survival + self.log_ratio
+        return self.log_survival + math.log(2) + torch.nn.functional.logsigmoid(self.log_ratio)
+
+
+def _drifted(start: Tensor, drift: DriftMode, generator: torch.Generator | None) -> Tensor:
+    """Which walks follow the drift; in a mixture one of each pair of neighbours, by the flip of a coin."""
+    if drift != "mixture":
+        return torch.full_like(start[:, 0], drift == "sample", dtype=torch.bool)
+    coin = random.draw_uniform((-(-len(start) // 2),), device=start.device, generator=generator) < 0.5
+    return torch.stack([coin, ~coin], 1).flatten()[: len(start)]
 
 
 @dataclass(frozen=True)
@@ -126,12 +152,14 @@ class _Step:
         mu = self.operator.drift_at(z)
         push = None if mu is None else (mu / self.scale).expand_as(z)  # drift in scaled coordinates
         if self.operator.has_source:
-            live.integral = live.integral + live.log_weight.exp() * self._source(z, radius, push)
-        if push is not None and self.drift == "sample":
-            direction = sample_drifted_direction(push * radius[:, None], generator=self.generator)
+            weight = live.log_weight(self.drift).exp()
+            live.integral = live.integral + weight * self._source(z, radius, push)
+        if push is not None and self.drift != "weight":
+            pull = push * (radius * live.drifted)[:, None]
+            direction = sample_drifted_direction(pull, generator=self.generator)
         else:
             direction = self._direction(z)
-        live.log_weight = live.log_weight + self._log_weight(radius, push, direction)
+        self._weigh(live, radius, push, direction)
         live.z = reflect(self.domain, torch.addcmul(z, direction, radius[:, None] * self.scale))
         live.time = live.time + radius.square() / dim
         live.steps = live.steps + ~live.done
@@ -160,18 +188,15 @@ class _Step:
         assert not callable(self.operator.absorption)
         return self.operator.absorption
 
-    def _log_weight(self, radius: Tensor, push: Tensor | None, direction: Tensor) -> Tensor:
-        if push is None and not self._absorption:
-            return torch.zeros_like(radius)
-        dim = direction.shape[1]
-        survive = -log_phi(self._rate(push, radius) * radius, dim)
-        if push is None:
-            return survive
-        if self.drift == "weight":
-            return survive + radius * (push * direction).sum(1)
-        if not self._absorption:
-            return torch.zeros_like(radius)
-        return survive + log_phi(push.norm(dim=1) * radius, dim)
+    def _weigh(self, live: _Live, radius: Tensor, push: Tensor | None, direction: Tensor) -> None:
+        """Multiply by the survival within the sphere, and by the ratio of the densities of the step."""
+        dim, lost = direction.shape[1], torch.zeros_like(radius)
+        if push is not None and (self._absorption or self.drift != "sample"):
+            lost = log_phi(push.norm(dim=1) * radius, dim)
+            live.log_ratio = live.log_ratio + radius * (push * direction).sum(1) - lost
+        if self._absorption:
+            killed = log_phi(self._rate(push, radius) * radius, dim)
+            live.log_survival = live.log_survival + lost - killed
 
     def _source(self, z: Tensor, radius: Tensor, push: Tensor | None) -> Tensor:
         """Integral of the source up to the sphere: exact if all is constant, else at one visited place."""
@@ -192,7 +217,7 @@ class _Step:
         return self.operator.source_at(reflect(self.domain, z + self.scale * offset)) * time
 
 
-def _gather(domain: Domain, parts: list[_Live]) -> Walks:
+def _gather(domain: Domain, parts: list[_Live], drift: DriftMode) -> Walks:
     """All walks in the order of their starts; finished ones on the boundary."""
     live = _Live(*(torch.cat(values) for values in zip(*(vars(p).values() for p in parts), strict=True)))
     live = live.select(live.row.argsort())
@@ -202,7 +227,7 @@ def _gather(domain: Domain, parts: list[_Live]) -> Walks:
         label[live.done] = domain.where(at) if hasattr(domain, "where") else OUTER
         end = end.clone()
         end[live.done] = domain.project(at)
-    return Walks(end, label, live.log_weight, live.integral, live.time, live.steps)
+    return Walks(end, label, live.log_weight(drift), live.integral, live.time, live.steps)
 
 
 def _check(
@@ -222,7 +247,7 @@ def _check(
     operator.check_dim(start.shape[1])
     checks.positive("shell", shell)
     checks.count("max_steps", max_steps)
-    checks.choice("drift", drift, ("weight", "sample"))
+    checks.choice("drift", drift, get_args(DriftMode))
     if max_radius is not None:
         checks.positive("max_radius", max_radius)
     random.check_generator(generator, start.device)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from elliptica._utils import checks
 
 #: Label of walks that ran out of steps.
 UNFINISHED = -2
+#: Walks that must carry a value under a drift; with fewer, intervals by their spread miss it too often.
+FEW_CARRIERS = 50
+#: Half of the walks from which a coefficient can be fitted.
+_HALF = 8
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Averages:
 
     Attributes:
         mean: Mean of weight times boundary value plus integral; NaN where no walk finished.
-        stderr: Its standard error; infinite where fewer than two walks finished.
+        stderr: Its standard error, with room for payoffs that were not met; infinite where fewer than two
+            walks finished.
         hit_share: Share of walks on a ball.
         outer_share: Share on the outer boundary.
         unfinished_share: Share that ran out of steps.
@@ -52,6 +57,8 @@ class Averages:
         exit_time: Mean time of the finished walks.
         exit_time_stderr: Its standard error.
         steps: Mean number of steps, unfinished walks included.
+        spread: Standard error by the spread of the walks alone; see `average`.
+        carriers: ``(sum |x|)^2 / sum x^2`` of the payoffs ``x``: by how many walks the value is carried.
     """
 
     mean: Float[Tensor, " queries"]
@@ -63,22 +70,63 @@ class Averages:
     exit_time: Float[Tensor, " queries"]
     exit_time_stderr: Float[Tensor, " queries"]
     steps: Float[Tensor, " queries"]
+    spread: Float[Tensor, " queries"]
+    carriers: Float[Tensor, " queries"]
 
 
-def average(walks: Walks, n_walks: int, values: Float[Tensor, " walks"]) -> Averages:
+@dataclass(frozen=True)
+class Known:
+    """What is known of the payoffs besides those that were seen.
+
+    Attributes:
+        low: Least value that the boundary is known to have, one per query.
+        high: Largest such value.
+        weight: Largest weight with which a walk may bring it home.
+        unit_mean: Whether weights are a change of measure alone, so that their mean is one.
+        drift: Whether weights change the measure at all. Then a few walks may carry the whole value, and
+            where fewer than `FEW_CARRIERS` do, every value that was met counts as known.
+    """
+
+    low: Float[Tensor, " queries"]
+    high: Float[Tensor, " queries"]
+    weight: float = 1.0
+    unit_mean: bool = False
+    drift: bool = False
+
+
+def average(
+    walks: Walks, n_walks: int, values: Float[Tensor, " walks"], known: Known | None = None
+) -> Averages:
     """Mean, standard error and shares per query.
+
+    A payoff that one walk in a hundred brings may be missed by all of them, and then their spread says
+    nothing. So the standard error is at least what it would be had two more walks brought the least and two
+    the largest payoff (Agresti and Coull's interval for a share, for any bounded payoff).
 
     Args:
         walks: Ends, the ``n_walks`` rows of a query after one another.
         n_walks: Walks per query.
         values: Boundary value at each end; what stands there for unfinished walks is not looked at.
+        known: Values that the boundary is known to have; None: only those seen.
     """
     dtype = values.dtype
     label = walks.label.reshape(-1, n_walks)
     done = label != UNFINISHED
     log_w = walks.log_weight.double().reshape_as(label)
     payoff = log_w.exp() * torch.where(done, values.double().reshape_as(label), 0.0)
-    mean, stderr = _mean(payoff + walks.integral.double().reshape_as(label), done)
+    payoff = payoff + walks.integral.double().reshape_as(label)
+    if known is not None and known.unit_mean:
+        payoff = _corrected(payoff, log_w.exp() - 1, done)
+    mean, spread = _mean(payoff, done)
+    usual = _mean(walks.integral.double().reshape_as(label), done)[0]
+    size = torch.where(done, payoff.abs(), 0.0)
+    carriers = size.sum(1).square() / size.square().sum(1).clamp_min(1e-300)
+    if known is not None and known.drift:
+        few = carriers < few_carriers(n_walks)
+        low, high = value_range(values.to(known.low), done & few[:, None])
+        known = replace(known, low=low.minimum(known.low), high=high.maximum(known.high))
+    stderr = torch.maximum(spread, _plus_four(payoff, mean, usual, done, known))
+    stderr = torch.where((walks.steps.reshape_as(label) > 0).any(1), stderr, spread)  # nothing was drawn
     exit_time, exit_time_stderr = _mean(walks.time.double().reshape_as(label), done)
     log_w = torch.where(done, log_w, -torch.inf)
     top = log_w.amax(1, keepdim=True)
@@ -94,7 +142,60 @@ def average(walks: Walks, n_walks: int, values: Float[Tensor, " walks"]) -> Aver
         exit_time.to(dtype),
         exit_time_stderr.to(dtype),
         walks.steps.to(dtype).reshape_as(label).mean(1),
+        spread.to(dtype),
+        carriers.to(dtype),
     )
+
+
+def few_carriers(n_walks: int) -> float:
+    """Number of walks that carry a value, below which their spread is not trusted."""
+    return min(FEW_CARRIERS, n_walks / 4)
+
+
+def unseen_stderr(away: Tensor, n_walks: int | Tensor) -> Tensor:
+    """Standard error of walks that all bring the same, but for two that are each of ``away`` from it."""
+    return (2 * away.square().sum(-1) / ((n_walks + 4) * (n_walks + 3))).sqrt()
+
+
+def value_range(
+    values: Float[Tensor, " walks"], counted: Bool[Tensor, "queries n_walks"]
+) -> tuple[Float[Tensor, " queries"], Float[Tensor, " queries"]]:
+    """Least and largest counted value of each query; infinite, the wrong way round, where there is none."""
+    values = values.reshape(counted.shape)
+    low, high = torch.where(counted, values, torch.inf), torch.where(counted, values, -torch.inf)
+    return low.amin(1), high.amax(1)
+
+
+def _plus_four(payoff: Tensor, mean: Tensor, usual: Tensor, done: Tensor, known: Known | None) -> Tensor:
+    """Standard error with four more walks, two at each end of the range of the payoffs."""
+    n = done.sum(1)
+    low, high = (end - mean for end in value_range(payoff.flatten(), done))
+    if known is not None:
+        low = torch.minimum(low, known.weight * (known.low.double() + usual - mean))
+        high = torch.maximum(high, known.weight * (known.high.double() + usual - mean))
+    spread = torch.where(done, payoff - mean[:, None], 0.0).square().sum(1) / ((n + 4) * (n + 3))
+    total = spread + unseen_stderr(torch.stack([low, high], -1), n).square()
+    return torch.where(n > 1, total.sqrt(), torch.inf)
+
+
+def _corrected(payoff: Tensor, excess: Tensor, done: Tensor) -> Tensor:
+    """Subtract the multiple of ``excess``, whose mean is zero, that explains most of the payoff.
+
+    The multiple for one half of the walks is fitted on the other, so that the mean stays unbiased. With it
+    a mixture of two laws is no worse than either, but for the walks of the other (Owen and Zhou, 2000).
+    """
+    half = payoff.shape[1] // 2
+    if half < _HALF:
+        return payoff
+    slopes = []
+    for rows in (slice(half, None), slice(half)):
+        x, y = excess[:, rows], payoff[:, rows]
+        centred = x - x.mean(1, keepdim=True)
+        slopes.append((centred * y).sum(1) / centred.square().sum(1).clamp_min(1e-300))
+    own = torch.repeat_interleave(
+        torch.stack(slopes, 1), torch.tensor([half, payoff.shape[1] - half], device=payoff.device), 1
+    )
+    return torch.where(done.all(1, keepdim=True), payoff - own * excess, payoff)
 
 
 def _mean(x: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
