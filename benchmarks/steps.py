@@ -1,15 +1,18 @@
-"""Training steps: forward, backward and optimiser, against ordinary training."""
+"""Training steps: forward, backward and optimiser, against ordinary training and beside mixup."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Measurement, compare
 from elliptica import Elliptic
+from elliptica.estimators import EllipticClassifier
 from elliptica.lab.models import mlp, preact_resnet
 
 N_TIMES = 5
@@ -38,8 +41,56 @@ def erm_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     return step(model, lambda: nn.functional.cross_entropy(model(x), y))
 
 
+def mixup_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """A step of mixup as timm does it: one share per batch, partners from its reversed order, soft labels."""
+    random = np.random.default_rng(0)
+
+    def soft(labels: Tensor) -> Tensor:
+        return torch.full((len(labels), 10), 0.0).scatter_(1, labels.view(-1, 1), 1.0)
+
+    def loss() -> Tensor:
+        share = float(random.beta(0.8, 0.8))
+        mixed = x.mul(share).add_(x.flip(0).mul_(1.0 - share))
+        target = soft(y) * share + soft(y.flip(0)) * (1.0 - share)
+        return torch.sum(-target * nn.functional.log_softmax(model(mixed), dim=-1), dim=-1).mean()
+
+    return step(model, loss)
+
+
+class TinyTransformer(nn.Module):
+    """Two encoder layers over 16 tokens of 32 numbers, and a linear layer on their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 64)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.outer = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of ten classes."""
+        return self.outer(self.layers(self.inner(x)).mean(1))
+
+
+def beside_mixup(
+    what: str, model: nn.Module, x: Tensor, y: Tensor, *, budget: float = math.inf, **timing: int
+) -> Iterator[Measurement]:
+    """A marginal step and a mixup step, each against the same ordinary step."""
+    against, reference = "ERM step on the same batch", erm_step(model, x, y)
+    ours = elliptic_step(model, x, y)
+    yield compare(f"marginal step, {what}", ours, against, reference, budget=budget, **timing)
+    mixup = mixup_step(model, x, y)
+    yield compare(f"mixup as timm does it, {what}", mixup, against, reference, budget=math.inf, **timing)
+
+
+def fit(method: str, x: np.ndarray, y: np.ndarray, batch_size: int) -> Callable[[], object]:
+    """One epoch of a classifier for tables, with the network that is its default."""
+    model = EllipticClassifier(method=method, batch_size=batch_size, max_iter=1, random_state=0)
+    return lambda: model.fit(x, y)
+
+
 def measure() -> Iterator[Measurement]:
-    """Convolutional net and perceptron."""
+    """Convolutional net, transformer and perceptron."""
     net = preact_resnet(18, 10)
     x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
     rows_x, rows_y = x.repeat(N_TIMES, 1, 1, 1), y.repeat(N_TIMES)
@@ -52,14 +103,7 @@ def measure() -> Iterator[Measurement]:
         budget=1.05,
         rounds=9,
     )
-    yield compare(
-        "marginal step, PreActResNet-18, 32x32, batch 32",
-        elliptic_step(net, x, y),
-        "ERM step on the same batch",
-        erm_step(net, x, y),
-        budget=1.05,
-        rounds=15,
-    )
+    yield from beside_mixup("PreActResNet-18, 32x32, batch 32", net, x, y, budget=1.05, rounds=15)
     half, pairs = (x[:16], y[:16]), {**path, "n_bridges": 2, "same_partner": True}
     yield compare(
         "multiplicative weighting, PreActResNet-18, batch 16, two bridges",
@@ -69,14 +113,29 @@ def measure() -> Iterator[Measurement]:
         budget=2.0,
         rounds=9,
     )
+    x, y = torch.randn(32, 16, 32), torch.randint(10, (32,))
+    what = "two-layer transformer, 16 tokens, batch 32"
+    yield from beside_mixup(what, TinyTransformer(), x, y, repeats=10, rounds=31)
     small = mlp(122, 10)
-    x, y = torch.randn(32, 122), torch.randint(10, (32,))
-    yield compare(
-        "marginal step, 128-128 MLP, 122 features, batch 32",
-        elliptic_step(small, x, y),
-        "ERM step on the same batch",
-        erm_step(small, x, y),
-        budget=1.5,
-        repeats=50,
-        rounds=41,
-    )
+    for batch, budget in ((32, 1.35), (256, 1.4)):
+        what = f"128-128 MLP, 122 features, batch {batch}"
+        x, y = torch.randn(batch, 122), torch.randint(10, (batch,))
+        yield from beside_mixup(what, small, x, y, budget=budget, repeats=50, rounds=41)
+        yield compare(
+            f"marginal step, partners by inverse distance, {what}",
+            elliptic_step(small, x, y, pairing="inverse_distance"),
+            "ERM step on the same batch",
+            erm_step(small, x, y),
+            budget=2.0,
+            repeats=50,
+            rounds=41,
+        )
+        table = np.random.default_rng(0).normal(size=(4096, 122)), np.arange(4096) % 10
+        yield compare(
+            f"an epoch of an estimator, points drawn by the epoch, {what}, 4096 rows",
+            fit("elliptic", *table, batch),
+            'the same with method="erm"',
+            fit("erm", *table, batch),
+            budget=1.15,
+            rounds=21,
+        )
