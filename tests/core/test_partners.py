@@ -10,6 +10,7 @@ from torch import nn
 
 from elliptica import BridgeMix, Elliptic, PartnerTable, partner_probabilities, sample_partners
 from elliptica.core import partner_table as table_module
+from elliptica.core import partners as partners_module
 from elliptica.core.partners import AMONG, DISTANCE_FLOOR, PAIRINGS, draw_from, pairwise_distances
 from laws import assert_frequencies
 
@@ -142,6 +143,26 @@ def test_enormous_distances_stay_finite():
     p = partner_probabilities(torch.tensor([[0.0], [1.0], [3.0], [1e30]]))
     assert torch.allclose(p.sum(1), torch.ones(4))
     assert (p.diagonal() == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["normal", "outlier", "clusters"])
+def test_large_batches_keep_their_digits(kind, generator, monkeypatch):
+    """Distances of a large batch are measured in float32 where that is enough, and nowhere else."""
+    x = points(200, 50, generator, torch.float32)
+    if kind == "outlier":
+        x[0] *= 1e5
+    elif kind == "clusters":
+        x = 0.03 * x + 10 * points(2, 50, generator, torch.float32)[torch.arange(200) % 2]
+    expected = reference(x)
+    used = []
+    measure = partners_module._measure
+    monkeypatch.setattr(partners_module, "_measure", lambda *a: used.append(a[2]) or measure(*a))
+    assert np.allclose(partner_probabilities(x), expected, rtol=1e-4)
+    assert used == ([torch.float32, torch.float64] if kind == "outlier" else [torch.float32])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert np.allclose(partner_probabilities(x), expected, rtol=1e-4)
+    if kind == "outlier":  # which moves the mean away from everybody else
+        assert not np.allclose(measure(x, None, torch.float32)[0][1:, 1:], cdist(x[1:], x[1:]), atol=1.0)
 
 
 @pytest.mark.parametrize("power", [1.0, 40.0])

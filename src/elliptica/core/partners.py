@@ -36,6 +36,11 @@ DISTANCE_FLOOR = 0.01
 #: Rows of a batch whose distances are sorted for that median.
 _MEDIAN_ROWS = 16
 
+#: Products from which float32 is worth a try, and the largest squared length, over the squared distance of
+#: duplicates, for which it is enough: a distance as small as that is then off by about a percent, and others
+#: by less, with the square of their size.
+_LARGE, _LONGEST = 2**20, 4e4
+
 
 def pairwise_distances(
     x: Float[Tensor, " n *feature"], to: Float[Tensor, " m *feature"] | None = None
@@ -45,9 +50,13 @@ def pairwise_distances(
     The matrix form loses digits where distances are small against the spread of the data (clusters,
     outliers); in float32 it then finds wrong neighbours.
     """
-    double = torch.float32 if x.device.type == "mps" else torch.float64
-    rows = x.detach().reshape(len(x), -1).to(double)
-    others = rows if to is None else to.detach().reshape(len(to), -1).to(double)
+    return _measure(x, to, torch.float32 if x.device.type == "mps" else torch.float64)[0]
+
+
+def _measure(x: Tensor, to: Tensor | None, precision: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return distances, computed in ``precision``, and the squared lengths of ``to`` about its mean."""
+    rows = x.detach().reshape(len(x), -1).to(precision)
+    others = rows if to is None else to.detach().reshape(len(to), -1).to(precision)
     centre = others.mean(0)
     others = others - centre
     rows = others if to is None else rows - centre
@@ -55,7 +64,8 @@ def pairwise_distances(
     squares = torch.addmm(length, rows, others.t(), alpha=-2)
     squares.add_((length if to is None else rows.square().sum(1)).unsqueeze(1))
     dtype = compute_dtype(x.dtype)
-    return squares.to(dtype).clamp_(0, torch.finfo(dtype).max).sqrt_()  # finite: infinity means not eligible
+    # finite, because infinity means not eligible
+    return squares.to(dtype).clamp_(0, torch.finfo(dtype).max).sqrt_(), length
 
 
 def distance_floor(distances: Float[Tensor, "n n"]) -> float:
@@ -132,11 +142,23 @@ def exclude_classes(
         distances.masked_fill_(~same if among == "same_class" else same, float("inf"))
 
 
-def _eligible_distances(x: Tensor, labels: Tensor | None, among: Among) -> tuple[Tensor, float]:
-    """Measure distances, infinite where not eligible, and the one below which points are duplicates."""
+def _eligible_distances(
+    x: Tensor, labels: Tensor | None, among: Among, *, exact: bool = False
+) -> tuple[Tensor, float]:
+    """Measure distances, infinite where not eligible, and the one below which points are duplicates.
+
+    In float32 where that is faster and its rounding does not matter, unless ``exact``.
+    """
     checks.finite("x", x)
-    distances = pairwise_distances(x)
-    floor = distance_floor(distances)
+    is_enough = False
+    if not exact and x.dtype != torch.float64 and len(x) * x.numel() > _LARGE:
+        with torch.autocast(x.device.type, enabled=False):
+            distances, length = _measure(x, None, torch.float32)
+        floor = distance_floor(distances)
+        is_enough = float(length.max()) < _LONGEST * floor**2
+    if not is_enough:
+        distances = pairwise_distances(x)
+        floor = distance_floor(distances)
     distances.fill_diagonal_(float("inf"))
     _exclude_classes(distances, labels, among)
     return distances, floor
@@ -336,7 +358,7 @@ def _cycle_within(labels: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _nearest(x: Tensor, n_bridges: int, labels: Tensor | None, among: Among) -> Tensor:
     """The ``n_bridges`` nearest eligible points of each row, repeated when there are fewer."""
-    distances, _ = _eligible_distances(x, labels, among)
+    distances, _ = _eligible_distances(x, labels, among, exact=True)
     order = distances.argsort(dim=1, stable=True)
     count = torch.isfinite(distances).sum(1, keepdim=True)
     rank = torch.arange(n_bridges, device=x.device)[None] % count.clamp_min(1)
