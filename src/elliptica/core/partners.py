@@ -34,7 +34,7 @@ AMONG: tuple[Among, ...] = ("all", "same_class", "other_class")
 DISTANCE_FLOOR = 0.01
 
 #: Rows of a batch whose distances are sorted for that median.
-_MEDIAN_ROWS = 16
+_MEDIAN_ROWS = 8
 
 #: Products from which float32 is worth a try, and the largest squared length, over the squared distance of
 #: duplicates, for which it is enough: a distance as small as that is then off by about a percent, and others
@@ -320,10 +320,9 @@ def draw_from(
 ) -> Int[Tensor, "n draw"]:
     """Inverse-transform draws from each row's cumulative weights."""
     u = draw_uniform((len(cumulative), n_draws), device=cumulative.device, generator=generator)
-    last = cumulative[:, -1:]
     # Strictly below the last value, and searched from the right: an entry of zero probability
     # (such as oneself) is never picked, not even by rounding.
-    u = torch.minimum(u.to(cumulative.dtype) * last, torch.nextafter(last, torch.zeros_like(last)))
+    u = u.to(cumulative.dtype).mul_(cumulative[:, -1:] * (1 - 2**-22))
     return torch.searchsorted(cumulative, u, right=True)
 
 
