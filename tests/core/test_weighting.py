@@ -507,10 +507,13 @@ def test_gradients_reach_what_stands_in_front(weighting, drift, chunk_size, gene
         drift = nn.Bilinear(3, 2, 3).double()
     settings = {**PAIRED, "n_times": 4, "n_bridges": 2, "sigma": 0.8, "weighting": weighting, "drift": drift}
     objective = Elliptic(model, nn.MSELoss(), **settings, same_partner=True, xi=0.7, chunk_size=chunk_size)
+    same = generator.clone_state()
     paths_of = paths_behind(encoder, x, y, weight, objective, generator)
     front = [*encoder.parameters(), y.requires_grad_(), weight.requires_grad_()]
     loss = objective.loss_on(paths_of(y, weight))
     ours = torch.autograd.grad(loss, front)
+    drawn = objective(encoder(x), y, sample_weight=weight, generator=same)  # the same through the front door
+    torch.testing.assert_close(torch.autograd.grad(drawn, front), ours)
     fixed = None
     if not VARIANTS[weighting].second_order:  # the weight of each point, as a ratio of losses
         with torch.no_grad():
