@@ -173,6 +173,15 @@ def test_repeated_points_share_a_ball():
     assert int(domain.where(torch.tensor([[0.01, 0.0]]))) in (0, 1)
 
 
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+def test_rounding_does_not_put_data_outside_their_hull(generator, shift):
+    """In float32 the corners of a hull miss its facets by more than a millionth of their distance."""
+    for _ in range(20):
+        points = torch.randn(200, 3, generator=generator) + shift
+        points[:, 2] = shift + (points[:, 2] > shift)  # many on one facet, as classes are
+        assert isinstance(DataDomain(points, outer="hull").domain, Polytope)
+
+
 def test_data_on_the_hull_count_as_inside():
     corners = torch.tensor([[0.0, 0], [1, 0], [0, 1]]).double()
     domain = DataDomain(corners, epsilon=0.1, outer="hull")

@@ -393,16 +393,29 @@ def test_no_finished_walk_is_an_error(generator):
 
 
 def test_weights_of_data_and_of_starts(generator):
-    weight = torch.rand(20, generator=generator).double()
+    weight = 1 + torch.rand(20, generator=generator).double()
     objective = harmonic(generator, outer="ball", sample_weight=weight)
-    x, y = objective.points[:, :1], objective.points[:, 1:]
-    start = 0.9 * x, 0.9 * y
-    rows = torch.rand(20, generator=generator).double()
-    objective._warned.add("data")
-    ends = objective.sample(*start, sample_weight=rows, generator=generator)
+    start = draw_uniform_points(objective.domain.domain, objective.points, 50, generator)
+    rows = torch.rand(50, generator=generator).double()
+    ends = objective.sample(start[:, :1], start[:, 1:], sample_weight=rows, generator=generator)
+    assert 0 < ends.shares["outer"] < 1
     own = torch.where(ends.datum >= 0, weight[ends.datum.clamp_min(0)], weight.mean())
     torch.testing.assert_close(ends.weight, own * rows)
     torch.testing.assert_close(objective.loss_on(ends), (own * rows * product(ends.x, ends.y)).mean())
+
+
+@pytest.mark.filterwarnings("ignore:100% of the given starts")
+def test_class_weights_are_averaged_as_torch_does(generator):
+    """From the data, where walks end at once, and in eval mode: torch's own number, whatever is drawn."""
+    x, y = moons_like(generator, n=41, n_classes=3)
+    model, loss_fn = nn.Linear(2, 3), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]))
+    objective = HittingTimes(model, loss_fn, x, y, outer="ball")
+    torch.testing.assert_close(objective(x, y), loss_fn(model(x), y))
+    for target in (y, F.one_hot(y, 3).float()):
+        torch.testing.assert_close(objective.eval()(x, target), loss_fn(model(x), target))
+    ends = objective.train().sample(generator=generator)
+    expected = objective.loss(model(ends.x), ends.y).mean() / loss_fn.weight[y].mean()
+    torch.testing.assert_close(objective.loss_on(ends), expected)
 
 
 def test_repeated_data_share_the_mean_weight():

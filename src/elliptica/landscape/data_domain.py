@@ -110,7 +110,9 @@ class DataDomain:
         object.__setattr__(self, "outer", self._outer())
         share = float((self.radii / neighbour).max())
         object.__setattr__(self, "_balls", NearestBalls(self.points, self.radii, share))
-        off = self.domain.distance(self.points) < -1e-6 * float(neighbour.max())
+        # data lie on the facets of their own hull, as far as rounding lets them
+        rounding = 16 * torch.finfo(self.points.dtype).eps * float(self.points.abs().max())
+        off = self.domain.distance(self.points) < -max(1e-6 * float(neighbour.max()), rounding)
         if bool(off.any()):
             rows = off.nonzero().flatten().tolist()
             raise ValueError(

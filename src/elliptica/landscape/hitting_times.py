@@ -137,6 +137,7 @@ class HittingTimes(nn.Module):
     points: Tensor
     weight: Tensor | None
     _basis: Tensor | None
+    _class_weight: Tensor | None
 
     def __init__(
         self,
@@ -186,6 +187,8 @@ class HittingTimes(nn.Module):
         weight, _ = merge_repeated(self.domain, weight)
         self.register_buffer("weight", weight, persistent=False)
         self.register_buffer("points", points, persistent=False)
+        # a class-weighted loss is divided by the mean weight of the training labels: no draw changes that
+        self.register_buffer("_class_weight", self._class_weights(target, y), persistent=False)
         self._shell = default_shell(self.domain, points, domain_size(self.domain, points))
         #: Shares of how the walks of the last call ended, see `WalkEnds`; empty before the first.
         self.shares: dict[str, float] = {}
@@ -222,7 +225,7 @@ class HittingTimes(nn.Module):
             )
         target = self._encode(x, y)
         check_weight(sample_weight, len(x))
-        return self._mean(x, target, sample_weight)
+        return self._mean(x, target, sample_weight, self._class_weights(target, y))
 
     def sample(
         self,
@@ -273,7 +276,7 @@ class HittingTimes(nn.Module):
                     'so there is no loss. Raise max_steps, or use outer="ball", which walks always reach.'
                 )
             x, y, weight = x[done], y[done], None if weight is None else weight[done]
-        return self._mean(x, y, weight)
+        return self._mean(x, y, weight, self._class_weight)
 
     def join(self, x: Float[Tensor, " batch *feature"], y: Tensor) -> Float[Tensor, "batch dim"]:
         """Coordinates of the walks: inputs, then targets times ``target_scale`` (classes: in their plane)."""
@@ -366,10 +369,12 @@ class HittingTimes(nn.Module):
         dtype = self.points.dtype
         return WalkEnds(x.to(dtype), y.to(dtype), walks.label, weight, walks.steps)
 
-    def _mean(self, x: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-        losses = self.loss(self.model(x), target)
-        class_weight = self.loss.class_weight(target) if self.loss.weights_classes else None
-        return weighted_mean(losses, weight, class_weight)
+    def _mean(self, x: Tensor, target: Tensor, weight: Tensor | None, class_weight: Tensor | None) -> Tensor:
+        return weighted_mean(self.loss(self.model(x), target), weight, class_weight)
+
+    def _class_weights(self, target: Tensor, y: Tensor) -> Tensor | None:
+        by_class = self.loss.weights_classes and not y.is_floating_point()  # as torch does
+        return self.loss.class_weight(target) if by_class else None
 
     def _warn_of_data(self, start: Tensor) -> None:
         share = float((self.domain.nearest_ball(start)[0] <= 0).double().mean())
