@@ -93,11 +93,11 @@ class HittingTimes(nn.Module):
     nearest point.
 
     The loss is asked for *on the boundary* only: nowhere between the data, where `elliptica.Elliptic` asks
-    for it. Between reflecting walls every walk ends on a ball, so this is ordinary training with noise as
-    large as the balls, in which isolated data weigh more. In any other region most walks end on the outer
-    boundary once there are more than a few dimensions, and the objective becomes the loss there, with
-    targets that no datum has. ``shares`` says how the last walks ended; a warning says if few of them met
-    data. Use this to study the paper's formulation; `elliptica.Elliptic` is the method.
+    for it. Between reflecting walls every walk ends on a ball, so this is ordinary training with noise on
+    inputs and labels as large as the balls, in which isolated data weigh more. In any other region most
+    walks end on the outer boundary once there are more than a few dimensions, and the objective becomes the
+    loss there, with targets that no datum has. ``shares`` says how the last walks ended; a warning says if
+    few of them met data. Use this to study the paper's formulation; `elliptica.Elliptic` is the method.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
