@@ -149,15 +149,22 @@ def read_arrays(folder: Path, verify: bool) -> tuple[Arrays, Facts]:
     """Map the files of an index into memory."""
     header = _read_header(folder)
     described = header["arrays"]
-    arrays = {field.name: _map(folder, field.name, described[field.name]) for field in fields(Arrays)}
-    found = Arrays(**arrays)
-    _check_sizes(folder, found, header)
+    arrays = {name: _map(folder, name, described[name]) for name in _names(header["version"])}
     if verify:
-        for name, array in found.named().items():
+        for name, array in arrays.items():
             if _crc(array) != described[name]["crc32"]:
                 raise _broken(folder, f"the contents of {name}.npy are not what was written")
+    if header["version"] == 1:  # duplicates were as near as the floor, in every row
+        arrays["distinct"] = np.full(header["n"], header["floor"])
+    found = Arrays(**arrays)
+    _check_sizes(folder, found, header)
     facts = {field.name: header[field.name] for field in fields(Facts)}
     return found, Facts(**{**facts, "power": float(facts["power"])})
+
+
+def _names(version: int) -> list[str]:
+    """Names of the arrays in a version of the format."""
+    return [field.name for field in fields(Arrays) if version > 1 or field.name != "distinct"]
 
 
 def _read_header(folder: Path) -> dict[str, Any]:
@@ -173,13 +180,13 @@ def _read_header(folder: Path) -> dict[str, Any]:
             raise KeyError("format")
     except (ValueError, KeyError, TypeError) as error:
         raise _broken(folder, f"{_HEADER} is not that of a partner index ({error})") from error
-    if header.get("version") != VERSION:
+    if header.get("version") not in (1, VERSION):
         raise ValueError(
-            f"{folder} has version {header.get('version')!r} of the format; this elliptica reads {VERSION}. "
-            "Build it again."
+            f"{folder} has version {header.get('version')!r} of the format; this elliptica reads 1 and "
+            f"{VERSION}. Build it again."
         )
     try:
-        described = {f.name: header["arrays"][f.name] for f in fields(Arrays)}
+        described = {name: header["arrays"][name] for name in _names(header["version"])}
         sound = header["digest"] == _digest(described) and header["among"] in AMONG
         sound &= all(field.name in header for field in fields(Facts))
         float(header["power"])
