@@ -168,7 +168,10 @@ SPOILT = {
     "changed power": (lambda f: edit_header(f, power="much"), "does not agree with itself"),
     "other classes": (lambda f: edit_header(f, among="none"), "does not agree with itself"),
     "cells": (cells_that_do_not_cover, "does not divide the points"),
-    "newer version": (lambda f: edit_header(f, version=3), "version 3 of the format; this elliptica reads 1 and 2"),
+    "newer version": (
+        lambda f: edit_header(f, version=3),
+        "version 3 of the format; this elliptica reads 1 and 2",
+    ),
 }
 
 
