@@ -15,7 +15,7 @@ from elliptica._utils import checks
 #: Label of walks that ran out of steps.
 UNFINISHED = -2
 #: Walks that must carry a value under a drift; with fewer, intervals by their spread miss it too often.
-FEW_CARRIERS = 50
+FEW_CARRIERS = 50.0
 #: Half of the walks from which a coefficient can be fitted.
 _HALF = 8
 
