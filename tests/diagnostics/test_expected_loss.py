@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from elliptica import elliptic_loss
 from elliptica.core.types import EllipticWarning
 from elliptica.diagnostics import (
     hitting_report,
@@ -64,6 +65,26 @@ def test_occupation_of_a_square(dim, diffusion, generator):
     assert report.within_bound
     assert report.largest_loss <= 1 + 1e-9
     json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_the_bridge_objective_is_not_the_mean_over_visits():
+    """400 normal points in three dimensions, loss ``|x|^2``: walks from the data visit the whole ball.
+
+    Bridges stay between the data: two thirds of the mean of ``|x|^2``, plus noise. On the way from ``x``
+    to the sphere of radius ``R`` the mean over a walk's visits is ``n (R^2 + |x|^2) / (2 (n + 2))``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, dtype=torch.float64, generator=generator)
+    x, y = x - x.mean(0), torch.zeros(400, 1, dtype=torch.float64)
+    settings = {"sigma": 0.05, "n_times": 101, "target_space": "real", "generator": generator}
+    objective = [float(elliptic_loss(Square(), plain, x, y, **settings)) for _ in range(50)]
+    along_bridges = 2 / 3 * float(x.square().sum(1).mean()) + 3 * 0.05**2 / 6
+    assert sum(objective) / 50 == pytest.approx(along_bridges, rel=0.02)
+    around = Ball.around(x)
+    visits = 3 * (around.radius**2 + x.square().sum(1)) / 10
+    report = occupation_report(LossField(Square(), plain), around, x[:5], y[:5, 0], 400, generator=generator)
+    assert float(((report.mean_loss - visits[:5]) / report.mean_loss_stderr).abs().max()) < 4.5
+    assert float(visits.mean()) > 2.5 * along_bridges
 
 
 def test_occupation_of_a_constant_has_no_error(generator):

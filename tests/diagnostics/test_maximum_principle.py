@@ -1,13 +1,15 @@
 """Maximum principle and subharmonicity of losses whose answer is known."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 from scipy import stats
 from torch import nn
 
-from elliptica._utils.statistics import holm
+from elliptica._utils.statistics import holm, student_quantile
 from elliptica.diagnostics import (
     bridge_probes,
     maximum_principle_report,
@@ -15,7 +17,7 @@ from elliptica.diagnostics import (
     shifted_probes,
     subharmonicity_report,
 )
-from elliptica.diagnostics.subharmonicity import _p_values
+from elliptica.diagnostics.subharmonicity import _log_capital, _p_values
 from elliptica.landscape.loss import LossField
 
 
@@ -187,8 +189,52 @@ def test_rounding_is_not_taken_for_a_failure(generator):
     radii = (1e-4, 1e-2, 1.0)
     assert subharmonicity_report(field, x, y, radii, alpha=1e-4, generator=generator).passed
     found = mean_value_defect(lambda z, rows: field(z, y[rows]), x, radii, generator=generator)
-    naive = _p_values(type(found)(found.mean, found.stderr, 0 * found.rounding, found.dim), 128)
+    naive = _p_values(replace(found, rounding=0 * found.rounding))
     assert float(holm(naive).min()) < 1e-4
+
+
+def pole(z):
+    """``|z|^(2 - n)``, harmonic but for the origin."""
+    return z.norm(dim=1) ** (2 - z.shape[1])
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("dim", "radius"), [(10, 0.5), (10, 0.9), (30, 0.7)])
+def test_skewed_differences_keep_the_level(dim, radius, generator):
+    """A few directions towards the pole balance all others; hardly a sample has its share of them."""
+    x = nn.functional.normalize(torch.randn(300, dim, generator=generator, dtype=torch.float64), dim=1)
+    report = subharmonicity_report(field_of(pole), x, torch.zeros(300, 1), (radius,), generator=generator)
+    assert report.passed
+    student = student_quantile(0.05 / 300, 127)
+    assert bool((report.defect / report.stderr < student).any())  # what Student's test would name
+
+
+@pytest.mark.statistical
+def test_skewed_failures_are_found(generator):
+    """A bump is named at every probe near its top, though its differences are skewed, too."""
+    x = 0.3 * points(50, 10, generator)[0]
+    field = field_of(lambda z: torch.exp(-square(z) / 10) + 0.1 * (z[:, 0] ** 2 - z[:, 1] ** 2))
+    report = subharmonicity_report(field, x, torch.zeros(50, 1), (1.0,), generator=generator)
+    assert len(report.failed) == 50
+
+
+def test_betting_is_fair_on_a_distribution_that_fools_student():
+    """Loses one, wins 99 once in a hundred: mean zero. All outcomes weighted by their probability."""
+    n, p = 128, 0.01
+    wins = torch.arange(n + 1).double()
+    log_mass = (
+        torch.lgamma(torch.tensor(n + 1.0).double())
+        - torch.lgamma(wins + 1)
+        - torch.lgamma(n - wins + 1)
+        + wins * math.log(p)
+        + (n - wins) * math.log1p(-p)
+    )
+    draws = torch.where(torch.arange(n) < wins[:, None], 99.0, -1.0).double()
+    capital = _log_capital(draws, torch.full((n + 1,), 99.0).double())
+    assert float((log_mass + capital).logsumexp(0)) == pytest.approx(0.0, abs=1e-9)  # a fair game
+    assert float(log_mass[capital > math.log(20)].exp().sum()) < 0.05
+    short = _log_capital(draws, torch.full((n + 1,), 1.0).double())  # a bound that is missed, and broken
+    assert float(short[0]) > math.log(20)
 
 
 def test_the_region_that_fails_is_named(generator):

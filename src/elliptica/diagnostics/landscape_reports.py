@@ -214,7 +214,7 @@ class LandscapeReports:
         )
 
     def occupation(self) -> Any:
-        """Estimate the mean loss on the way of a diffusion: what the bridge objective minimises."""
+        """Estimate the mean loss on the way of a diffusion to the boundary."""
         return occupation_report(
             self.field,
             self.domain,
@@ -292,7 +292,7 @@ QUESTIONS = {
     "shifted": "Does it when all inputs are shifted (--shift deviations)?",
     "subharmonicity": "Is the hypothesis met under which the bound carries over to the network?",
     "landscape": "Which loss does the PDE expect at the queries, given the losses at the data?",
-    "occupation": "What is the mean loss around a point (what the bridge objective minimises)?",
+    "occupation": "What is the mean loss on the way of a diffusion from a point to the boundary?",
     "hitting": "How far are the queries from the data, in the terms of the diffusion?",
     "shift": "Which bound holds for the landscape under a shift of the inputs?",
     "weights": "Could importance weights on bridges (multiplicative, xi = 1) be trusted for this model?",
