@@ -1,13 +1,12 @@
 """Elliptic training for tables with scikit-learn's interface: estimators, frames, files, over-sampling."""
 
+from elliptica._utils.extras import missing_package
+
 try:
     import safetensors as _safetensors  # noqa: F401
     import sklearn as _sklearn  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f'elliptica.estimators needs {error.name}, which is not installed: pip install "elliptica[tables]"',
-        name=error.name,
-    ) from error
+    raise missing_package("elliptica.estimators", "tables", error.name) from error
 
 from elliptica.estimators.classifier import EllipticClassifier as EllipticClassifier
 from elliptica.estimators.files import load as load

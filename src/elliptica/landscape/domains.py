@@ -7,7 +7,6 @@ methods are used when present: ``reflect(z)`` (walls that walks bounce off) and
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -16,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from elliptica._utils import checks
+from elliptica._utils.extras import import_extra
 
 #: Above this dimension a convex hull has too many facets.
 MAX_HULL_DIM = 7
@@ -291,8 +291,4 @@ def _check_margin(margin: float) -> None:
 
 
 def _scipy(module: str) -> Any:
-    try:
-        return importlib.import_module(f"scipy.{module}")
-    except ModuleNotFoundError as error:
-        remedy = 'A polytope needs scipy: pip install "elliptica[lab]", or use a Ball or Box.'
-        raise ModuleNotFoundError(remedy) from error
+    return import_extra("A polytope (there are Ball and Box, too)", "lab", f"scipy.{module}")
