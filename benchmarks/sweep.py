@@ -15,7 +15,6 @@ import torch
 
 from benchmarks.timing import Measurement
 from elliptica.lab.experiments.engines import Engine, Local
-from elliptica.lab.experiments.ray_engine import open_cluster
 from elliptica.lab.experiments.run import Options, RaySettings
 from elliptica.lab.experiments.specification import Run, parse_specification, runs
 
@@ -75,6 +74,10 @@ def measure() -> Iterator[Measurement]:
 def _rounds() -> dict[tuple[str, int], list[float]]:
     source = str(Path(__file__).resolve().parent.parent / "src")  # workers must not find another copy
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    from elliptica.lab.experiments.ray_engine import (
+        open_cluster,
+    )  # needs Ray, which tests of this file do not
+
     with open_cluster(RaySettings(address="local"), 2) as cluster:
         sweep(cluster, table(4, 1))  # workers start and import torch
         wanted = table(N_RUNS, _epochs())

@@ -14,6 +14,7 @@ from elliptica.core import bridge
 from elliptica.core.bridge import draw_bridges, is_single
 from elliptica.core.inputs import read_batch
 from elliptica.core.partners import choose_ends, random_cycles
+from elliptica.diagnostics import step_cost
 
 CPU = torch.device("cpu")
 SPACES = {
@@ -224,3 +225,19 @@ def test_the_paper_has_whole_paths_and_noise_on_labels():
     given = Elliptic.paper(nn.Linear(2, 2), nn.MSELoss(), sampling="marginal", sigma_y=0.0)
     assert (given.sampling, given.sigma_y) == ("marginal", 0.0)
     assert Elliptic.paper(nn.Linear(3, 2), nn.MSELoss(), sigma="green").sigma_y == 0.0
+
+
+# What is kept from call to call
+
+
+@pytest.mark.parametrize("sampling", ["marginal", "path"])
+def test_predicting_a_cost_leaves_no_fake_tensors_behind(sampling, generator):
+    """Sizes that nobody else uses, so that the first call is the one with fake tensors."""
+    classes, n_times = (31, 17) if sampling == "marginal" else (37, 19)
+    objective = Elliptic(
+        nn.Linear(2, classes), nn.CrossEntropyLoss(), num_classes=classes, sampling=sampling, n_times=n_times
+    )
+    x, y = torch.randn(4, 2, generator=generator), torch.arange(4)
+    step_cost(objective, x, y)
+    assert objective(x, y, generator=generator).isfinite()
+    step_cost(objective, x, y)  # nor do the real ones that stay disturb it

@@ -141,15 +141,21 @@ def _kept_grid_tensors(
         return s.view(-1, *[1] * ndim).to(device, dtype), factor.to(device, dtype)
 
 
-@functools.lru_cache(maxsize=32)
-def _time_table(n_times: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+_time_tables: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
+def _make_time_table(n_times: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Times of the grid and the deviation there of a bridge of unit variance, ``(2, time + 1)``.
 
-    The last time stands there twice, for uniforms that are rounded up to one.
+    The last time stands there twice, for uniforms that are rounded up to one. Kept from call to call, unless
+    it is a fake tensor (of `step_cost`).
     """
     with torch.inference_mode(False), torch.no_grad():
         s = torch.tensor([*time_grid(n_times), 1.0], dtype=torch.float64)
-        return torch.stack([s, unit_spread(s)]).to(device, dtype)
+        made = torch.stack([s, unit_spread(s)]).to(device, dtype)
+    if type(made) is Tensor:
+        _time_tables[n_times, dtype, device] = made
+    return made
 
 
 def draw_noise(
@@ -293,7 +299,9 @@ def draw_times(
         s = u.to(dtype)
         return s, unit_spread(s[0])
     index = quantile_index(u[0], settings.n_times, settings.quadrature)
-    s, spread = _time_table(settings.n_times, dtype, like.device).index_select(1, index).unbind()
+    key = (settings.n_times, dtype, like.device)
+    known = _time_tables.get(key)
+    s, spread = (_make_time_table(*key) if known is None else known).index_select(1, index).unbind()
     return s.unsqueeze(0), spread
 
 
@@ -371,7 +379,9 @@ def draw_single_points(
     partner = torch.empty_like(order).scatter_(0, order, order.roll(-1))
     u = draw_uniform((n,), device=x.device, generator=generator).add_(order).div_(n)
     index = u.mul_(settings.n_times).long()
-    s, spread = _time_table(settings.n_times, x.dtype, x.device).index_select(1, index).unbind()
+    key = (settings.n_times, x.dtype, x.device)
+    known = _time_tables.get(key)
+    s, spread = (_make_time_table(*key) if known is None else known).index_select(1, index).unbind()
     # bridges: Gaussian around the chord, with variance sigma**2 * horizon * s (1 - s)
     column = (n, *[1] * (x.ndim - 1))
     column_y = (n, *[1] * (y.ndim - 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Literal
 
@@ -114,7 +113,9 @@ def encode_targets(
                 "that are to be ignored before the call."
             )
     if y.ndim == 1 and num_classes <= _FEW_CLASSES:
-        return _one_hot_rows(num_classes, dtype, y.device).index_select(0, y.int())
+        known = _one_hot_rows.get((num_classes, dtype, y.device))
+        rows = _make_one_hot_rows(num_classes, dtype, y.device) if known is None else known
+        return rows.index_select(0, y.int())
     one_hot = torch.zeros(len(y), num_classes, *y.shape[1:], dtype=dtype, device=y.device)
     return one_hot.scatter_(1, y.long().unsqueeze(1), 1.0)
 
@@ -122,11 +123,19 @@ def encode_targets(
 _FEW_CLASSES = 256
 
 
-@functools.lru_cache(maxsize=32)
-def _one_hot_rows(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The one-hot row of each class, kept from call to call: small batches wait for every operation."""
+_one_hot_rows: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
+def _make_one_hot_rows(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The one-hot row of each class, kept from call to call: small batches wait for every operation.
+
+    Fake tensors (of `step_cost`) must not stay.
+    """
     with torch.inference_mode(False), torch.no_grad():
-        return torch.eye(num_classes, dtype=dtype, device=device)
+        made = torch.eye(num_classes, dtype=dtype, device=device)
+    if type(made) is Tensor:
+        _one_hot_rows[num_classes, dtype, device] = made
+    return made
 
 
 def _check_soft(y: Tensor, space: TargetSpace) -> None:
