@@ -37,15 +37,17 @@ def train(folder: str, epochs: int) -> None:
     found = load_checkpoint(folder, wrapped, optimizer, generators=noise)
     for epoch in range(found.step if found else 0, epochs):
         sampler.set_epoch(epoch)
+        total = torch.zeros(())
         for inputs, labels in loader:
             loss = wrapped(inputs, labels, generator=noise["noise"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            total += loss.detach() / len(loader)
         save_checkpoint(folder, wrapped, optimizer, step=epoch + 1, generators=noise)
-        dist.all_reduce(loss, op=dist.ReduceOp.SUM)
+        dist.all_reduce(total, op=dist.ReduceOp.SUM)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch}: loss of the last batch {loss.item() / dist.get_world_size():.3f}")
+            print(f"epoch {epoch}: mean loss {total.item() / dist.get_world_size():.3f}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,12 @@ ACCUMULATE = 2
 
 def main(folder: str, epochs: int = 5) -> None:
     dist.init_process_group("gloo")  # "nccl" on GPUs
+    train(folder, epochs)
+    dist.barrier()  # nobody leaves while another still talks
+    dist.destroy_process_group()  # once the sharded objective is gone, which holds on to the group
+
+
+def train(folder: str, epochs: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(256, 20)
     data = TensorDataset(x, x[:, :3].argmax(1))
@@ -45,7 +51,6 @@ def main(folder: str, epochs: int = 5) -> None:
         save_checkpoint(folder, sharded, optimizer, step=epoch + 1, generators=noise)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss of the last batch {loss.item():.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
