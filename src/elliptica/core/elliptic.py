@@ -85,7 +85,7 @@ class Elliptic(nn.Module):
             None reads it off the loss and the dtype of the targets.
         num_classes: Needed for integer labels.
         sampling: ``"marginal"``: one point per bridge, at a random one of the ``n_times`` times: an
-            unbiased estimate of the paper's objective at the price of ordinary training. ``"path"``:
+            unbiased estimate of the paper's objective, with as many rows as the batch. ``"path"``:
             all ``n_times`` points of each bridge, as in the paper; needed by the path weightings.
         n_times: Times on a bridge, both ends included (the paper's n_t). Fewer times mean more weight
             on the data themselves; 2 is ordinary training.

@@ -88,8 +88,8 @@ def cluster():
     """A head and room for others, one processor each, of this code."""
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of sockets must be short
-    Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes the address, whatever temp_dir is
+    folder = tempfile.mkdtemp(prefix="r")  # paths of sockets must be short
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # where Ray notes addresses in any case
     source = str(Path(elliptica.__file__).parents[1])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     with environment(PYTHONPATH=path, RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0"):
