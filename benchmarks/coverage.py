@@ -24,6 +24,13 @@ from elliptica.landscape import Ball, Box, DataDomain, Operator, estimate_landsc
 
 #: Share of repetitions that a nominal 95 % interval should cover.
 LOW, HIGH = 0.92, 0.98
+#: Words of the notes, and what they are called in the table.
+REMARKS = (
+    ("against the drift decide", "few walks decide"),
+    ("carry the value", "too strong"),
+    ("conservative", "conservative"),
+    ("may still be too small", "wide"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Coverage:
         coverage: Share of intervals that cover the truth.
         spread: Standard deviation of the values.
         stderr: Median standard error.
-        said: What the result says of its own intervals: "", "conservative" or "too strong".
+        said: What the result says of its own intervals: "" or one of `REMARKS`.
     """
 
     what: str
@@ -97,7 +104,7 @@ def without_drift() -> Iterator[Situation]:
 
 def with_drift() -> Iterator[Situation]:
     """A ball of radius 1.7, diffusion 1.3: ``u = exp(-2 mu x / a)`` is large where the drift comes from."""
-    for dim, strength, extra in (
+    for dim, strength, options in (
         (3, 0.4, {}),
         (3, 3.0, {}),
         (3, 6.0, {}),
@@ -106,16 +113,25 @@ def with_drift() -> Iterator[Situation]:
         (3, 3.0, {"drift": "sample"}),
         (3, 3.0, {"drift": "weight"}),
         (3, 3.0, {"solver": "euler", "n_walks": 200}),
+        (3, 3.0, {"place": 0.8}),
+        (3, 3.0, {"place": 0.9}),
+        (3, 3.0, {"place": 0.9, "n_walks": 300}),
+        (3, 1.5, {"place": 0.8, "n_walks": 100}),
+        (3, 1.5, {"place": 0.9, "n_walks": 200}),
     ):
+        extra: dict[str, Any] = dict(options)
+        place = extra.pop("place", None)
         mu, at = torch.zeros(2, dim, dtype=torch.float64)
-        mu[0], at[1] = strength, 0.6 * 1.7
+        mu[0] = strength
+        at[1 if place is None else 0] = 1.7 * (place or 0.6)
         yield Situation(
             f"drift {strength:g}, {dim} dimensions"
-            + "".join(f", {value}" for value in list(extra.values())[:1]),
+            + (f", {place:g} of the radius downstream" if place else "")
+            + "".join(f", {value}" for value in extra.values() if isinstance(value, str)),
             lambda z, mu=mu: torch.exp(-2 * (z @ mu) / 1.3),
             Ball(torch.zeros(dim, dtype=torch.float64), 1.7),
             at,
-            1.0,
+            math.exp(-2 * float(mu @ at) / 1.3),
             {"n_walks": 1000, "operator": Operator(diffusion=1.3, drift=mu), **extra},
         )
 
@@ -134,6 +150,19 @@ def rare_hits() -> Iterator[Situation]:
             vector(1 / (1 + share * (1 / eps - 1)), 0.0, 0.0),
             share,
             {"n_walks": 100, "solver": "spheres", "data_values": vector(1.0, 1.0)},
+        )
+
+
+def rare_exits() -> Iterator[Situation]:
+    """A cap of value 1 on a sphere of value 0, met from the centre with a known probability."""
+    for share, n_walks in ((0.05, 100), (0.03, 100), (0.005, 100), (0.1, 50), (0.005, 1000)):
+        yield Situation(
+            f"cap met with probability {share:g}",
+            lambda z, share=share: (z[:, 0] > 1 - 2 * share).double(),
+            Ball(vector(0.0, 0.0, 0.0), 1.0),
+            vector(0.0, 0.0, 0.0),
+            share,
+            {"n_walks": n_walks, "solver": "exact"},
         )
 
 
@@ -156,7 +185,7 @@ def measure(situation: Situation, repeats: int, seed: int) -> Coverage:
         float(((low <= situation.truth) & (situation.truth <= high)).double().mean()),
         float(found.value.std()),
         float(found.stderr.median()),
-        "too strong" if "carry the value" in notes else "conservative" if "conservative" in notes else "",
+        next((said for words, said in REMARKS if words in notes), ""),
     )
 
 
@@ -171,7 +200,7 @@ def main() -> None:
     noise = math.sqrt(0.95 * 0.05 / options.repeats)
     print("| situation | walks | coverage | spread of values | median s.e. | the result says |")
     print("|---|--:|--:|--:|--:|---|")
-    for situation in (*without_drift(), *with_drift(), *rare_hits()):
+    for situation in (*without_drift(), *with_drift(), *rare_hits(), *rare_exits()):
         line = measure(situation, options.repeats, options.seed)
         lines.append(line)
         said = line.said or ("" if line.holds else "nothing")

@@ -10,9 +10,11 @@ from scipy import stats
 from elliptica._utils.statistics import (
     clopper_pearson,
     corrected_interval,
+    cross_validation_spread,
     holm,
     incomplete_beta,
     ranks,
+    simultaneous_level,
     spearman,
     student_quantile,
     student_tail,
@@ -131,3 +133,118 @@ def test_correction_keeps_its_level_on_overlapping_splits():
     }
     assert misses[share] < 0.05 + 5 * (0.05 * 0.95 / tables) ** 0.5
     assert misses[0.0] > 0.1
+
+
+def partition(draws, n, n_folds, repeats):
+    return np.stack([draws.permutation(np.arange(n) % n_folds) for _ in range(repeats)])
+
+
+def test_spread_of_independent_rows_is_that_of_their_mean():
+    """Rows alone: the variance of a mean of normal rows, times K / (K - 1) for rows that also train."""
+    draws = np.random.default_rng(0)
+    n = 2000
+    fold = partition(draws, n, 5, 1)
+    found = []
+    for _ in range(200):
+        values = draws.normal(size=(1, 3, n))
+        found.append(
+            cross_validation_spread((values - values.mean(2, keepdims=True)) / n, np.arange(n), fold)
+        )
+    assert np.mean([f.rows for f in found]) == pytest.approx(1.25 / n, rel=0.02)
+    assert np.mean([f.training for f in found]) < 0.3 / n  # truncated at zero, so a little above it
+    assert min(f.degrees.min() for f in found) > 4
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 4])
+def test_training_noise_is_found(repeats):
+    """Noise per fold of known size; its share in the variance of the mean shrinks with repeats."""
+    draws = np.random.default_rng(1)
+    n, tau = 500, 0.3
+    found = []
+    for _ in range(300):
+        fold = partition(draws, n, 5, repeats)
+        rows = draws.normal(size=(1, 4, n))
+        effects = tau * draws.normal(size=(repeats, 4, 5))
+        values = rows + np.stack([effects[r][:, fold[r]] for r in range(repeats)])
+        influence = (values - values.mean((0, 2), keepdims=True)) / n
+        found.append(cross_validation_spread(influence, np.arange(n), fold).training.mean())
+    assert np.mean(found) == pytest.approx(tau**2 / 5 / repeats, rel=0.15)
+
+
+def test_repeats_of_one_test_set():
+    """One fold, several trainings: rows cancel, what is left is the variance of the mean over trainings."""
+    draws = np.random.default_rng(2)
+    found = []
+    for _ in range(400):
+        effects = 0.3 * draws.normal(size=(3, 2, 1))
+        values = draws.normal(size=(1, 2, 100)) + effects
+        influence = (values - values.mean((0, 2), keepdims=True)) / 100
+        found.append(cross_validation_spread(influence, np.arange(100), np.zeros((3, 100), int)).training)
+    assert np.mean(found) == pytest.approx(0.3**2 / 3, rel=0.1)
+    once = cross_validation_spread(influence[:1], np.arange(100), np.zeros((1, 100), int))
+    assert np.isnan(once.training).all()
+    assert np.isfinite(once.variance).all()
+
+
+def test_equal_folds_in_all_repeats_do_not_hide_what_their_training_rows_do():
+    """A fold effect that all repeats share is seen between folds only; differences of repeats lose it."""
+    draws = np.random.default_rng(3)
+    fold = np.repeat(np.arange(500)[None] % 5, 2, axis=0)
+    found = []
+    for _ in range(300):
+        shared = 0.3 * draws.normal(size=(1, 2, 5))
+        values = np.repeat(draws.normal(size=(1, 2, 500)) + shared[..., fold[0]], 2, axis=0)
+        influence = (values - values.mean((0, 2), keepdims=True)) / 500
+        found.append(cross_validation_spread(influence, np.arange(500), fold).training.mean())
+    assert np.mean(found) == pytest.approx(0.3**2 / 5, rel=0.15)
+
+
+def test_degrees_know_few_clusters_and_few_large_values():
+    draws = np.random.default_rng(4)
+    fold = np.zeros((1, 1000), int)
+    values = draws.normal(size=1000)
+    blocks = cross_validation_spread(values[None, None] / 1000, np.arange(1000) // 200, fold)
+    assert blocks.degrees[0] <= 4
+    single = np.where(np.arange(1000) < 3, 1.0, 0.0)  # three rows on which two classifiers disagree
+    few = cross_validation_spread(single[None, None] / 1000, np.arange(1000), fold)
+    assert few.degrees[0] == pytest.approx(6, rel=0.01)
+    many = cross_validation_spread(values[None, None] / 1000, np.arange(1000), fold)
+    assert many.degrees[0] > 800
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("repeats", "tau"), [(1, 0.0), (1, 0.15), (1, 0.6), (2, 0.15), (2, 0.6)])
+def test_intervals_cover_together_and_wrong_estimators_do_not(repeats, tau):
+    """Five methods equal in law, folds with noise of their own; without training noise intervals fail."""
+    draws = np.random.default_rng(5)
+    n, n_methods, n_tables = 300, 5, 400
+    level = simultaneous_level(0.5 + 0.5 * np.eye(n_methods))
+    ours = rows_only = 0
+    for _ in range(n_tables):
+        fold = partition(draws, n, 5, repeats)
+        effects = tau * draws.normal(size=(repeats, n_methods + 1, 5))
+        values = 0.7 * draws.normal(size=(1, n_methods + 1, n)) + np.stack(
+            [effects[r][:, fold[r]] for r in range(repeats)]
+        )
+        gaps = values[:, 1:] - values[:, :1]
+        estimate = gaps.mean((0, 2))
+        spread = cross_validation_spread((gaps - estimate[:, None]) / n, np.arange(n), fold)
+        quantiles = stats.t.ppf((1 + level) / 2, spread.degrees)
+        ours += bool((np.abs(estimate) <= quantiles * spread.variance**0.5).all())
+        normal = stats.norm.ppf((1 + level) / 2)
+        rows_only += bool((np.abs(estimate) <= normal * (spread.rows / 1.25) ** 0.5).all())
+    noise = (0.05 * 0.95 / n_tables) ** 0.5
+    assert ours / n_tables > 0.95 - 2.5 * noise
+    if tau:
+        assert rows_only / n_tables < 0.9
+    if tau > 0.5:
+        assert rows_only / n_tables < 0.5
+
+
+def test_simultaneous_levels():
+    """Between the level of one interval and Bonferroni's; Dunnett's value for a common reference."""
+    assert simultaneous_level(np.eye(1)) == 0.95
+    common = 0.5 + 0.5 * np.eye(8)
+    level = simultaneous_level(common)
+    assert stats.norm.ppf((1 + level) / 2) == pytest.approx(2.65, abs=0.02)
+    assert 0.95 < level <= 1 - 0.05 / 8

@@ -91,7 +91,7 @@ def test_inputs_far_from_the_scale_of_sigma_are_announced_once(make, scale, sett
         (200.0, {"sigma": "auto"}),
         (200.0, {"sigma": "green"}),
         (200.0, {"sigma": torch.full((3,), 0.05)}),
-        (200.0, {"sigma": 5.0, "horizon": 4.0}),
+        (200.0, {"sigma": 5.0, "sigma_y": 0.1, "horizon": 4.0}),
     ],
 )
 def test_other_scales_are_not(make, scale, settings, generator):
@@ -106,8 +106,53 @@ def test_thresholds_of_the_scale(ratio, warns, generator, recwarn):
     x, y = data(generator)
     x = (x - x.mean(0)) / x.std(0)
     x = torch.cat([x, torch.full((40, 4), 7.0), 1e6 * x[:, :1]], dim=1)
-    Elliptic(nn.Linear(8, 1), nn.MSELoss(), sigma=ratio)(x, y)
-    assert len(ours(recwarn)) == warns
+    Elliptic(nn.Linear(8, 1), nn.MSELoss(), sigma=ratio, sigma_y=0.0)(x, y)
+    assert sum("vary by about" in str(warning.message) for warning in ours(recwarn)) == warns
+
+
+@pytest.mark.parametrize("make", [objective_for, mix_for])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sigma": 0.05}, "the same noise for all of them is ruled by the widest. Standardise"),
+        ({"sigma": "green"}, "the same noise"),
+        ({"sigma": "auto", "pairing": "inverse_distance"}, "distances between them are ruled by the widest"),
+        ({"sigma": "auto"}, None),
+        ({"sigma": 0.0}, None),
+    ],
+)
+def test_columns_in_different_units_are_announced(make, settings, words, generator, recwarn):
+    """Quite different scales: 0.01, 1 and 100; within a factor of 50 they pass."""
+    x, y = data(generator)
+    make(**settings, sigma_y=0.0)(x * torch.tensor([0.01, 1.0, 100.0]), y)
+    found = [str(w.message) for w in ours(recwarn) if "have deviations from" in str(w.message)]
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
+    recwarn.clear()
+    make(**settings, sigma_y=0.0)(x * torch.tensor([1.0, 1.0, 30.0]), y)
+    assert not [w for w in ours(recwarn) if "have deviations from" in str(w.message)]
+
+
+@pytest.mark.parametrize("make", [objective_for, mix_for])
+def test_targets_far_from_the_scale_of_their_noise_are_announced(make, generator):
+    x, y = data(generator)
+    with pytest.warns(EllipticWarning, match=r"The targets vary .* sigma_y=0.05 adds noise of 0.05: more"):
+        make(sigma=0.05)(x, 0.005 * y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(sigma=0.05, sigma_y=0.0)(x, 0.005 * y)
+
+
+def test_each_disagreement_of_modes_is_announced(generator):
+    """One about validation with bridges must not hide one about training without them."""
+    objective, (x, y) = objective_for(sigma=0.05), data(generator)
+    objective.model.eval()
+    with pytest.warns(EllipticWarning, match="bridges are on"):
+        objective(x, y)
+    objective.eval()
+    objective.model.train()
+    with pytest.warns(EllipticWarning, match="bridges are off"):
+        objective(x, y)
 
 
 def test_the_scale_is_judged_once_there_are_rows_that_differ(generator):

@@ -657,3 +657,45 @@ def test_validation_can_be_switched_off(x, labels, generator):
     assert loss.isnan()
     with refused(ValueError, "y must have as many rows"):
         classifier(validate=False)(x, labels[:5], generator=generator)
+
+
+class TwoInputs(nn.Module):
+    """Takes two inputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, a, b):
+        return self.layer(a) + b
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "settings", [{}, {"sampling": "path"}, {"bn": "clean"}, {"weighting": "gradient_norm"}]
+)
+def test_inputs_of_another_dtype_than_the_model_are_named(settings, training):
+    x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()
+    message = r"x has dtype torch\.float64, but the model's.*float32.*x\.to\(torch\.float32\).*model\.to\("
+    for model in (nn.Linear(3, 2), nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3), nn.Flatten())):
+        objective = Elliptic(model, nn.MSELoss(), **settings).train(training)
+        with pytest.raises(TypeError, match=message):
+            objective(x, y)
+    objective = Elliptic(TwoInputs(), nn.MSELoss(), bridged=("a",), **settings).train(training)
+    with pytest.raises(TypeError, match=r"x\['a'\] has dtype torch\.float64"):
+        objective({"a": x, "b": torch.randn(6, 2)}, y)
+
+
+@pytest.mark.bad_input
+def test_other_errors_of_the_model_are_shown_as_they_are():
+    x, y = torch.randn(6, 3), torch.randn(6, 2)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Elliptic(nn.Linear(4, 2), nn.MSELoss())(x, y)
+
+    class Broken(nn.Linear):
+        def forward(self, x):
+            raise RuntimeError("a type of its own")
+
+    with pytest.raises(RuntimeError, match="a type of its own"):
+        Elliptic(Broken(3, 2), nn.MSELoss())(x, y)

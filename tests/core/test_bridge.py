@@ -411,13 +411,13 @@ def test_memory_layout_of_inputs_does_not_matter(generator):
     assert torch.equal(sample_bridge(expanded, expanded, sigma=0.0)[:, 0, 2], expanded.contiguous())
 
 
-def test_result_needs_no_gradient_and_survives_inference_mode(generator):
+def test_a_first_call_in_inference_mode_does_no_harm(generator):
     """The cached grid must not be poisoned by a first call in inference mode."""
     start, end = ends(generator)
     with torch.inference_mode():
         sample_bridge(start, end, n_times=11, sigma=0.123, generator=generator)
     start.requires_grad_()
-    assert not sample_bridge(start, end, n_times=11, sigma=0.123, generator=generator).requires_grad
+    sample_bridge(start, end, n_times=11, sigma=0.123, generator=generator).sum().backward()
     bridge_rows(start, end, n_times=11, std=0.123, generator=generator).sum().backward()
     assert torch.isfinite(start.grad).all()
 

@@ -182,3 +182,13 @@ def test_the_objective_does_not_depend_on_workers(data):
         found.append([objective(x, y, generator=noise).item() for x, y in loader])
     assert found[0] == found[1] == found[2]
     assert len(set(found[0])) == len(found[0])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("seed", [[(torch.zeros(2), 0)], "a", True, None])
+def test_a_collate_without_its_seed_says_how_to_write_it(seed):
+    """``collate_fn=mix.collate_fn`` would hand the list of samples over as a seed."""
+    with pytest.raises(TypeError, match=r"collate_fn=mix.collate_fn\(seed=0\)"):
+        BridgeMix(num_classes=2).collate_fn(seed)
+    with pytest.raises(TypeError, match=r"only elliptica\.Elliptic sees"):
+        BridgeMix(num_classes=2, weighting="gradient_softmax")

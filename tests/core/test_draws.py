@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from elliptica import BridgeMix, Elliptic, sample_paths
+from elliptica import BridgeMix, Elliptic, sample_bridge, sample_paths
 from elliptica.core import bridge
 from elliptica.core.bridge import draw_bridges, is_single
+from elliptica.core.epoch import epoch_paths
 from elliptica.core.inputs import read_batch
 from elliptica.core.partners import choose_ends, random_cycles
 from elliptica.diagnostics import step_cost
@@ -37,13 +38,15 @@ def batch_of(space, generator, rows=7, dtype=torch.float32):
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("noise", [(0.3, 0.2), (0.3, 0.0), (0.0, 0.2), (0.0, 0.0)])
-@pytest.mark.parametrize("rows", [1, 2, 7])
-def test_the_short_cut_draws_what_the_general_way_draws(space, noise, rows, generator):
+@pytest.mark.parametrize(("rows", "strength"), [(1, 1.0), (2, 1.0), (7, 1.0), (7, 0.25)])
+def test_the_short_cut_draws_what_the_general_way_draws(space, noise, rows, strength, generator):
     """To the bit, so that which of them runs is not part of anybody's result."""
     x, y = batch_of(space, generator, rows)
-    objective = Elliptic(
-        nn.Identity(), nn.L1Loss(), sigma=noise[0], sigma_y=noise[1], horizon=0.7, n_times=4, **SPACES[space]
-    )
+    how = {"sigma": noise[0], "sigma_y": noise[1], "horizon": 0.7, "n_times": 4, **SPACES[space]}
+    if strength != 1.0:
+        how["schedule"] = lambda _epoch: strength
+    objective = Elliptic(nn.Identity(), nn.L1Loss(), **how)
+    objective.set_epoch(0)
     state = generator.get_state()
     batch = read_batch(x, y, None, objective.settings)
     assert is_single(batch, objective.settings)
@@ -51,11 +54,34 @@ def test_the_short_cut_draws_what_the_general_way_draws(space, noise, rows, gene
     after = generator.get_state()
     generator.set_state(state)
     ends = choose_ends(batch, objective.settings, generator=generator)
-    general = draw_bridges(batch, ends, objective.settings, generator=generator)
+    general = draw_bridges(batch, ends, objective.settings, strength=strength, generator=generator)
     assert torch.equal(after, generator.get_state())
     for name in ("x", "y", "s", "free_y"):
         assert torch.equal(getattr(short, name), getattr(general, name)), name
     assert (short.variance, short.variance_y) == (general.variance, general.variance_y)
+    if space == "simplex":
+        assert torch.equal(short.labels, nn.functional.one_hot(y, 3).float())
+    else:
+        assert short.labels is None
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+def test_class_weights_divide_by_those_of_the_batchs_labels(epochs, generator):
+    """By default, in float32: the short cut, and the points of an epoch, carry the labels along."""
+    x, y = torch.randn(7, 4, generator=generator), torch.tensor([0, 0, 0, 0, 1, 2, 2])
+    weight, model = torch.tensor([0.2, 1.0, 5.0]), nn.Linear(4, 3)
+    objective = Elliptic(model, nn.CrossEntropyLoss(weight=weight), target_space="simplex")
+    if epochs:
+        (paths,) = epoch_paths(objective.settings, x, y, torch.randperm(7), 7, generator=generator)
+    else:
+        paths = objective.sample(x, y, generator=generator)
+    at, target = paths.x[:, 0, 0], paths.y[:, 0, 0]
+    total = -(target * weight * model(at).log_softmax(1)).sum()
+    torch.testing.assert_close(objective.loss_on(paths), total / weight[y].sum())
+    soft = objective.sample(x, nn.functional.one_hot(y, 3).float(), generator=generator)
+    at, target = soft.x[:, 0, 0], soft.y[:, 0, 0]
+    total = -(target * weight * model(at).log_softmax(1)).sum()
+    torch.testing.assert_close(objective.loss_on(soft), total / 7)  # torch's rule for soft targets
 
 
 def test_the_short_cut_is_taken_by_default_and_left_where_it_does_not_hold(monkeypatch, generator):
@@ -132,6 +158,26 @@ def test_one_call_draws_the_normals_of_inputs_and_targets(monkeypatch, generator
 
 
 # Gradients reach what stands in front
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("sigma", [0.0, 0.3, "auto", torch.tensor([0.1, 0.2, 0.3])])
+def test_gradients_pass_through_sample_bridge(sigma, antithetic, generator):
+    """At time s the gradient is 1 - s of the start and s of the end; points do not change."""
+    start, end = (torch.randn(4, 3, generator=generator) for _ in range(2))
+    how = {"sigma": sigma, "n_times": 5, "n_bridges": 2, "antithetic": antithetic}
+    state = generator.get_state()
+    plain = sample_bridge(start, end, **how, generator=generator)
+    generator.set_state(state)
+    ends = start.requires_grad_(), end.requires_grad_()
+    paths = sample_bridge(*ends, **how, generator=generator)
+    assert not plain.requires_grad
+    torch.testing.assert_close(paths.detach(), plain)
+    slopes = torch.autograd.grad(paths[:, :, 1].sum(), ends)
+    torch.testing.assert_close(slopes[0], torch.full((4, 3), 1.5))  # two bridges, a quarter of the way
+    torch.testing.assert_close(slopes[1], torch.full((4, 3), 0.5))
+    with torch.no_grad():
+        assert not sample_bridge(*ends, **how).requires_grad
 
 
 @pytest.mark.parametrize("sampling", ["marginal", "path"])
@@ -225,7 +271,10 @@ def test_the_paper_has_whole_paths_and_noise_on_labels():
     assert Elliptic.paper(nn.Linear(2, 3), nn.CrossEntropyLoss(), num_classes=3).sigma_y == 0.05
     given = Elliptic.paper(nn.Linear(2, 2), nn.MSELoss(), sampling="marginal", sigma_y=0.0)
     assert (given.sampling, given.sigma_y) == ("marginal", 0.0)
-    assert Elliptic.paper(nn.Linear(3, 2), nn.MSELoss(), sigma="green").sigma_y == 0.0
+    assert Elliptic.paper(nn.Linear(3, 2), nn.MSELoss(), sigma="green", sigma_y=0.2).sigma_y == 0.2
+    for sigma in ("green", "auto", torch.ones(3)):  # as strong on targets as what?
+        with pytest.raises(ValueError, match="Pass sigma_y= as well"):
+            Elliptic.paper(nn.Linear(3, 2), nn.MSELoss(), sigma=sigma)
 
 
 # What is kept from call to call

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -271,17 +272,92 @@ def test_a_model_with_a_layer_called_model(generator):
     assert torch.equal(model["model"].weight, again["model.model.weight"])
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_part_of_a_state_of_the_model_is_refused(strict):
-    """With strict=False torch alone would load nothing, silently."""
+def test_part_of_a_state_of_the_model_is_loaded_only_if_asked_for():
     objective = Elliptic(network(), nn.CrossEntropyLoss(), num_classes=4)
     state = changed(objective.model.state_dict())
     before = copy.deepcopy(objective.state_dict())
     del state["0.weight"]
     state["head.weight"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match=r"1 are missing and 1 are not.*objective\.model\.load_state_dict"):
+        objective.load_state_dict(state)
+    assert all(torch.equal(value, before[name]) for name, value in objective.state_dict().items())
+    with pytest.warns(EllipticWarning, match=r"loaded into objective\.model"):
+        found = objective.load_state_dict(state, strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["0.weight"], ["head.weight"])
+    assert torch.equal(objective.model[0].bias, state["0.bias"])
+    assert torch.equal(objective.model[0].weight, before["model.0.weight"])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("sigma", [0.1, "auto"])
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (lambda name: f"module.{name}", "'module.model.0.bias' where the objective has 'model.0.bias'"),
+        (lambda name: f"_orig_mod.{name}", "'_orig_mod.model.0.bias' where"),
+        (lambda name: name.replace("model.", "model._orig_mod."), "'model._orig_mod.0.bias' where"),
+        (lambda name: name.replace("model.", "module."), "'module.0.bias' where the objective has '0.bias'"),
+    ],
+)
+def test_names_that_a_wrapper_changed_are_refused(change, shown, sigma, strict, generator):
+    """With strict=False torch would load nothing, silently."""
+    objective = Elliptic(network(), nn.CrossEntropyLoss(), num_classes=4, sigma=sigma)
+    objective(*data(generator))
+    before = copy.deepcopy(objective.state_dict())
+    state = {change(name): value + 1.0 for name, value in before.items() if name != "auto_sigma"}
+    with pytest.raises(RuntimeError, match=f"{re.escape(shown)}.*Remove it.*name.replace"):
         objective.load_state_dict(state, strict=strict)
     assert all(torch.equal(value, before[name]) for name, value in objective.state_dict().items())
+
+
+@pytest.mark.bad_input
+def test_a_state_from_before_the_model_was_wrapped_is_refused():
+    objective = Elliptic(network(), nn.CrossEntropyLoss(), num_classes=4)
+    state = objective.state_dict()
+    wrapped = nn.Module()
+    wrapped._orig_mod = objective.model  # as torch.compile names it
+    with pytest.raises(RuntimeError, match=r"objective\.model\._orig_mod\.load_state_dict"):
+        Elliptic(wrapped, nn.CrossEntropyLoss(), num_classes=4).load_state_dict(state)
+
+
+DRIFTING = {"sampling": "path", "n_times": 20, "n_bridges": 2, "sigma": 0.5, "target_space": "real"}
+
+
+@pytest.mark.bad_input
+def test_a_drift_network_too_many_or_too_few_in_a_state_is_named():
+    trained, fixed = (
+        Elliptic(nn.Linear(3, 2), nn.MSELoss(), **DRIFTING, weighting=w, drift=nn.Bilinear(3, 2, 3))
+        for w in ("girsanov", "multiplicative")
+    )
+    with pytest.raises(RuntimeError, match=r"2 names.*strict=False.*drift\.load_state_dict"):
+        fixed.load_state_dict(trained.state_dict())
+    assert fixed.load_state_dict(trained.state_dict(), strict=False).unexpected_keys == [
+        "drift.weight",
+        "drift.bias",
+    ]
+    torch.testing.assert_close(fixed.model.weight, trained.model.weight)
+    kept = trained.drift.weight.clone()
+    with pytest.raises(RuntimeError, match=r"the state holds none.*strict=False"):
+        trained.load_state_dict(fixed.state_dict())
+    assert trained.load_state_dict(fixed.state_dict(), strict=False).missing_keys == [
+        "drift.weight",
+        "drift.bias",
+    ]
+    assert torch.equal(trained.drift.weight, kept)
+
+
+def test_names_of_a_state_do_not_depend_on_xi(generator):
+    """And with xi=0, where the drift takes no part, DDP does not wait for its gradient."""
+    drift = nn.Bilinear(3, 2, 3)
+    make = {"weighting": "girsanov", "drift": drift, **DRIFTING}
+    off, on = (Elliptic(nn.Linear(3, 2), nn.MSELoss(), **make, xi=xi) for xi in (0.0, 1.0))
+    assert off.state_dict().keys() == on.state_dict().keys()
+    assert set(off._ddp_params_and_buffers_to_ignore) == {"drift.weight", "drift.bias"}
+    assert not hasattr(on, "_ddp_params_and_buffers_to_ignore")
+    x, y = torch.randn(5, 3, generator=generator), torch.randn(5, 2, generator=generator)
+    off(x, y, generator=generator).backward()
+    assert drift.weight.grad is None
 
 
 def test_states_of_the_objective_are_as_strict_as_torchs():

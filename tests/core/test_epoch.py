@@ -1,4 +1,4 @@
-"""Points of a whole epoch drawn at once have the law of points drawn batch by batch."""
+"""Each point of a whole epoch drawn at once has the law of one drawn batch by batch."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,8 @@ from elliptica import Elliptic
 from elliptica.core import epoch
 from elliptica.core.epoch import can_draw_epochs, epoch_paths
 from elliptica.core.settings import Settings
-from laws import assert_frequencies
+from elliptica.core.targets import project_targets
+from laws import assert_frequencies, assert_mean
 
 
 def settings(**options):
@@ -58,15 +59,36 @@ def test_the_objective_takes_the_points_and_classes_keep_their_labels(generator)
     assert objective.model.weight.grad is not None
 
 
-def by_epoch(how, x, y, generator, epochs):
+@pytest.mark.parametrize(
+    ("space", "simplex"), [("simplex", "abs"), ("simplex", "euclidean"), ("unit", "abs")]
+)
+def test_noisy_targets_return_to_their_space(space, simplex, generator):
+    """As `project_targets` returns them; what they were before is kept as ``free_y``."""
+    y = torch.randint(3, (9,), generator=generator)
+    if space == "unit":
+        y = nn.functional.one_hot(y, 3).float()
+    how = settings(target_space=space, num_classes=3, sigma_y=0.5, simplex=simplex)
+    x = torch.randn(9, 2, generator=generator)
+    (paths,) = epoch_paths(how, x, y, torch.randperm(9, generator=generator), 9, generator=generator)
+    free, found = paths.free_y[:, 0, 0], paths.y[:, 0, 0]
+    assert free.min() < 0
+    assert found.min() >= 0
+    assert found.max() <= 1
+    torch.testing.assert_close(found, project_targets(free, space, simplex, 1))
+    if space == "simplex":
+        torch.testing.assert_close(found.sum(1), torch.ones(9))
+
+
+def by_epoch(how, x, y, generator, epochs, size=6):
     for _ in range(epochs):
-        yield from epoch_paths(how, x, y, torch.randperm(len(x), generator=generator), 6, generator=generator)
+        order = torch.randperm(len(x), generator=generator)
+        yield from epoch_paths(how, x, y, order, size, generator=generator)
 
 
-def by_step(how, x, y, generator, epochs):
+def by_step(how, x, y, generator, epochs, size=6):
     objective = Elliptic(nn.Linear(1, 1), nn.MSELoss(), **how)
     for _ in range(epochs):
-        for part in torch.randperm(len(x), generator=generator).split(6):
+        for part in torch.randperm(len(x), generator=generator).split(size):
             yield objective.sample(x[part], y[part], generator=generator)
 
 
@@ -147,6 +169,29 @@ def test_other_laws_are_refused(options):
     assert not can_draw_epochs(how)
     with pytest.raises(ValueError, match="batch by batch"):
         next(epoch_paths(how, torch.randn(4, 2), torch.randn(4, 1), torch.arange(4), 2))
+
+
+@pytest.mark.statistical
+def test_batch_means_agree_with_single_steps_and_vary_less(generator):
+    """The law of each point is the same, the dependence between points is not (1 000 batches of 24 rows)."""
+    x = torch.randn(24, 1, generator=generator)
+    how = {"target_space": "real", "sigma": 0.0, "sigma_y": 0.0}
+    means = [
+        np.array([float(paths.x.mean()) for paths in draw(kind, x, x, generator, 1000, 24)])
+        for draw, kind in ((by_epoch, Settings(**how)), (by_step, how))
+    ]
+    for found in means:
+        assert_mean(found, float(x.mean()), found.std(ddof=1))
+    assert means[0].var() < 0.7 * means[1].var()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_data_that_require_a_gradient_are_refused(name):
+    given = {"x": torch.randn(4, 2), "y": torch.randn(4, 1)}
+    given[name].requires_grad_()
+    with pytest.raises(ValueError, match=rf"{name} requires a gradient.*{name}\.detach\(\)"):
+        next(epoch_paths(settings(), **given, order=torch.arange(4), batch_size=2))
 
 
 @pytest.mark.bad_input

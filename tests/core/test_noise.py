@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from elliptica import Green, auto_sigma, sample_paths
+from elliptica import Green, auto_sigma, sample_bridge, sample_paths
 from elliptica.core import noise as module
 from elliptica.core.noise import AUTO_FACTOR, check_sigma, noise_std
 from laws import assert_distribution, assert_variance
@@ -392,3 +392,59 @@ def test_the_data_decide_the_dtype(sampling, data, scale, generator):
     )
     assert paths.x.dtype == paths.y.dtype == data
     assert paths.x.abs().max() > 0
+
+
+# Gradients through the distance of a pair
+
+
+def at_length(sigma, ends, *, sampling, state):
+    """A smooth function of the points, by the same numbers of the generator."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    if sampling == "bridge":
+        return sample_bridge(*ends, sigma=sigma, n_bridges=2, generator=generator).square().sin().sum()
+    settings = {"sampling": sampling, "n_bridges": 2, "antithetic": True, "sigma": sigma, "sigma_y": 0.1}
+    y = torch.zeros(len(ends[0]), 1, dtype=ends[0].dtype)
+    paths = sample_paths(ends[0], y, target_space="real", end=(ends[1], y), **settings, generator=generator)
+    return paths.x.square().sin().sum()
+
+
+@pytest.mark.parametrize("sampling", ["bridge", "path", "marginal"])
+@pytest.mark.parametrize("sigma", ["green", ("green", 0.5), 0.3])
+def test_gradients_are_those_of_the_value(sigma, sampling, generator):
+    """Central differences with the same draws; distances are in float32, hence the tolerance."""
+    ends = [torch.randn(4, 5, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(2)]
+    state = generator.get_state()
+    found = torch.autograd.grad(at_length(sigma, ends, sampling=sampling, state=state), ends)
+    step = 1e-3
+    with torch.no_grad():
+        for end, slope in zip(ends, found, strict=True):
+            for place in ((0, 0), (3, 2)):
+                values = []
+                for sign in (1, -1):
+                    end[place] += sign * step
+                    values.append(at_length(sigma, ends, sampling=sampling, state=state))
+                    end[place] -= sign * step
+                assert float(slope[place]) == pytest.approx(
+                    float(values[0] - values[1]) / (2 * step), rel=2e-2, abs=2e-2
+                )
+
+
+def test_the_screened_variance_is_a_constant_in_gradients(generator):
+    start, end = (torch.randn(4, 3, generator=generator).requires_grad_() for _ in range(2))
+    paths = sample_bridge(start, end, sigma=("screened", 1.0), n_times=3, generator=generator)
+    slope = torch.autograd.grad(paths[:, :, 1].sum(), start)[0]
+    torch.testing.assert_close(slope, torch.full((4, 3), 0.5))
+
+
+@pytest.mark.parametrize("sigma", ["green", ("screened", 1.0)])
+def test_equal_ends_have_finite_gradients_of_first_and_second_order(sigma, generator):
+    start = torch.randn(3, 4, generator=generator).requires_grad_()
+    end = start.detach().clone()
+    end[0] += 1.0
+    paths = sample_bridge(start, end, sigma=sigma, generator=generator)
+    assert torch.equal(paths[1:].detach(), end[1:, None, None].expand(-1, 1, 5, -1))
+    (slope,) = torch.autograd.grad(paths.square().sum(), start, create_graph=True)
+    slope.square().sum().backward()
+    assert torch.isfinite(slope).all()
+    assert torch.isfinite(start.grad).all()

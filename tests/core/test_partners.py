@@ -128,6 +128,35 @@ def test_a_duplicate_is_as_near_as_the_nearest_distinct_point(power, apart, gene
     assert np.allclose(p, reference(x, power), rtol=1e-3 * max(power, 1), atol=1e-30)
 
 
+@pytest.mark.parametrize("rows", [100, 500])
+@pytest.mark.parametrize(("share", "noise"), [(0.6, 0.0), (0.8, 0.0), (0.97, 0.0), (0.6, 1e-3), (0.8, 1e-3)])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_copies_that_are_most_of_the_batch_are_duplicates(rows, share, noise, shuffled, generator):
+    """The median distance is then one between copies; a copy was 1e8 times as likely as a distinct point."""
+    x, copies = torch.randn(rows, 5, generator=generator), int(share * rows)
+    x[:copies] = x[0] + noise * torch.randn(copies, 5, generator=generator)
+    order = torch.randperm(rows, generator=generator) if shuffled else torch.arange(rows)
+    x, is_copy = x[order], order < copies
+    p = partner_probabilities(x)
+    for row in is_copy.nonzero().flatten()[:5].tolist():
+        others = torch.arange(rows) != row
+        ratio = p[row][is_copy & others].max() / p[row][~is_copy].max()
+        assert ratio == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [4, 12, 20, 100])
+def test_one_outlier_makes_no_duplicates(rows, generator):
+    """However far away it is, and wherever it stands in the batch."""
+    x = torch.randn(rows, 3, generator=generator)
+    for place in range(min(rows, 20)):
+        far = x.clone()
+        far[place] = 1e4
+        rest = torch.arange(rows) != place
+        d = pairwise_distances(far[rest]).fill_diagonal_(float("inf"))
+        expected = (1 / d) / (1 / d).sum(1, keepdim=True)
+        torch.testing.assert_close(partner_probabilities(far)[rest][:, rest], expected, rtol=1e-3, atol=1e-4)
+
+
 def test_duplicates_of_a_class_are_alike_where_nothing_else_is():
     """Rows that have only copies to go to draw each of them alike."""
     x = torch.tensor([[0.0], [0.0], [0.0], [5.0], [7.0]])

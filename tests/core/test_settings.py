@@ -105,6 +105,9 @@ def test_functions_and_networks_among_the_settings_are_shown_by_name():
     assert objective.extra_repr() == shown
     assert "(drift): Bilinear(" in repr(objective)
 
+    fixed = {**settings, "weighting": "multiplicative", "n_bridges": 2, "drift": drift}
+    assert "drift=Bilinear (fixed)" in repr(Elliptic(nn.Linear(2, 3), nn.MSELoss(), **fixed))
+
     def mine(x, y):
         return x
 

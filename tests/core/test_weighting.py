@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import reference
-from elliptica import BridgeMix, Elliptic, Paths, log_weights, sample_paths
+from elliptica import BridgeMix, Elliptic, Paths, log_weights, path_losses, sample_paths
 from elliptica.core.bridge import flatten_rows, view_rows
 from elliptica.core.hidden import HiddenBridge
 from elliptica.core.weighting import VARIANTS, Grid, self_normalised
@@ -678,3 +678,51 @@ def test_a_drift_network_is_trained_or_fixed(generator):
         assert torch.equal(again.drift.weight, drift.weight)
         assert again.float().drift.weight.dtype == torch.float32
         assert drift.weight.dtype == torch.float64
+
+
+class Shaky(nn.Module):
+    """A drift with layers whose output depends on the mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, x, y):
+        return self.layers(torch.cat([x, y], 1))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 40])
+def test_a_fixed_drift_network_is_evaluated_in_eval_mode(chunk_size, generator):
+    """Dropout is off, running statistics stay, and the network's own mode is as before."""
+    x, y = torch.randn(5, 3, generator=generator), torch.randn(5, 2, generator=generator)
+    drift = Shaky()
+    drift.layers[2].eval()  # modes need not be alike
+    objective = Elliptic(
+        network().float(), nn.MSELoss(), **PAIRED, sigma=0.5, drift=drift, chunk_size=chunk_size
+    )
+    paths = objective.sample(x, y, generator=generator)
+    before = copy.deepcopy(drift.state_dict())
+    modes = [module.training for module in drift.modules()]
+    first, second = (objective(x, y, paths=paths) for _ in range(2))
+    assert torch.equal(first, second)
+    first.backward()
+    assert [module.training for module in drift.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in drift.state_dict().items())
+    logs = log_weights(objective.model, nn.MSELoss(), paths, drift=drift.eval())
+    losses = path_losses(objective.model, nn.MSELoss(), paths).mean(2)
+    torch.testing.assert_close(first, (losses * logs.softmax(1) * logs.shape[1]).mean())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("weighting", ["multiplicative", "girsanov"])
+def test_a_drift_that_does_not_take_two_arguments_is_named(weighting, generator):
+    x, y = torch.randn(5, 3, generator=generator), torch.randn(5, 2, generator=generator)
+    settings = {**PAIRED, "n_times": 20, "sigma": 0.5, "weighting": weighting}
+    with pytest.raises(TypeError, match=r"called as drift\(x, y\).*Linear does not take two.*lambda x, y"):
+        Elliptic(network().float(), nn.MSELoss(), **settings, drift=nn.Linear(3, 3))(x, y)
+
+    def broken(x, y):
+        return x.square(1, 2)
+
+    with pytest.raises(TypeError, match="square"):  # a fault of its own is shown as it is
+        Elliptic(network().float(), nn.MSELoss(), **settings, drift=broken)(x, y)

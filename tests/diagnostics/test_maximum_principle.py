@@ -210,6 +210,50 @@ def test_skewed_differences_keep_the_level(dim, radius, generator):
 
 
 @pytest.mark.statistical
+@pytest.mark.parametrize("slope", [0.0, 100.0])
+@pytest.mark.parametrize("both", [False, True])
+def test_neither_a_slope_nor_a_second_pole_breaks_the_level(slope, both, generator):
+    """The bound on a bet must not follow the slope, which has no Laplacian."""
+    dim, probes = 20, 200
+    place = torch.zeros(dim, dtype=torch.float64)
+    place[0] = 1.5
+
+    def function(z):
+        far = pole(z + place) if both else 0.0
+        return pole(z - place) + far + slope * z[:, 1]
+
+    x = torch.zeros(probes, dim, dtype=torch.float64)
+    found = mean_value_defect(lambda z, rows: function(z), x, [1.0], generator=generator)
+    assert float((_p_values(found) < 0.05).double().mean()) < 0.05
+    truth = float(function(place[None] / 1.5) + function(-place[None] / 1.5)) / 2 - float(function(x[:1]))
+    assert float((found.largest[:, 0] >= 0.9 * truth).double().mean()) > 0.95
+
+
+@pytest.mark.bad_input
+def test_a_few_pairs_are_not_tested(generator):
+    x, y = points(2, 3, generator)
+    with pytest.raises(ValueError, match="n_directions"):
+        subharmonicity_report(field_of(square), x, y, 0.1, 8)
+
+
+def test_the_bound_on_differences_leaves_room_above_those_seen(generator):
+    """A loss without a gradient, so that only the pairs themselves are known."""
+    x, _ = points(20, 4, generator)
+    found = mean_value_defect(lambda z, rows: z.detach()[:, 0].abs(), x, [1.0], 16, generator=generator)
+    seen = found.pairs.amax(2)
+    torch.testing.assert_close(found.largest.maximum(2 * seen - found.mean), found.largest)
+    assert bool((found.largest > seen).any())
+
+
+def test_differences_that_are_all_negative_bound_each_other(generator):
+    """Without a positive difference the capital of a pair at most doubles: no certainty from a few."""
+    x, _ = points(3, 4, generator)
+    found = mean_value_defect(lambda z, rows: -square(z), x, [1.0], 2, generator=generator)
+    assert bool((found.largest > 0).all())
+    assert bool((_p_values(found) > 0.2).all())
+
+
+@pytest.mark.statistical
 def test_skewed_failures_are_found(generator):
     """A bump is named at every probe near its top, though its differences are skewed, too."""
     x = 0.3 * points(50, 10, generator)[0]

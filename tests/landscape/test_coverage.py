@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from elliptica import EllipticWarning, estimate_landscape
-from elliptica.landscape import Ball, DataDomain, Operator
+from elliptica.landscape import Ball, Box, DataDomain, Operator
 from elliptica.landscape.data_domain import OUTER
-from elliptica.landscape.spheres import walk_on_spheres
-from elliptica.landscape.walks import Known, Walks, average
+from elliptica.landscape.spheres import _drifted, walk_on_spheres
+from elliptica.landscape.walks import Known, Walks, _corrected, average, unseen_stderr
 
 F64 = torch.float64
 RADIUS, DIFFUSION = 1.7, 1.3
@@ -159,3 +159,134 @@ def test_intervals_of_two_valued_payoffs_cover_exactly(n_walks):
     assert min(coverage["stderr"]) > 0.92
     assert np.mean(coverage["stderr"]) < 0.975
     assert min(coverage["spread"]) < 0.6
+
+
+def cap(share):
+    """A cap of the unit sphere in three dimensions that exits from the centre meet with this probability."""
+    return lambda z: (z[:, 0] > 1 - 2 * share).double()
+
+
+UNIT_BALL = Ball(torch.zeros(3, dtype=F64), 1.0)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("n_walks", "share"), [(100, 0.05), (100, 0.03), (50, 0.1), (1000, 0.005)])
+def test_exact_exits_cover_with_one_or_two_rare_hits(n_walks, share, generator):
+    at = torch.zeros(1000, 3, dtype=F64)
+    found = estimate_landscape(
+        cap(share), UNIT_BALL, at, n_walks=n_walks, solver="exact", generator=generator
+    )
+    assert covered(found, share) >= 0.92
+
+
+@pytest.mark.parametrize("solver", ["exact", "spheres", "euler"])
+@pytest.mark.parametrize("context", [False, True])
+def test_no_error_bar_is_zero_where_a_function_has_a_rare_value(solver, context, generator):
+    """Hardly a walk meets the cap, but the boundary is seen to have its value."""
+    share = 0.02
+    at = torch.zeros(20, 3, dtype=F64)
+    value = (lambda z, c: cap(share)(z) * c) if context else cap(share)
+    extra = {"context": torch.ones(20, dtype=F64)} if context else {}
+    found = estimate_landscape(
+        value, UNIT_BALL, at, n_walks=20, solver=solver, dt=0.02, generator=generator, **extra
+    )
+    assert bool((found.value == 0).any())
+    assert bool((found.stderr > 0.05).all())
+    assert covered(found, share) == 1
+
+
+@pytest.mark.parametrize("solver", ["exact", "spheres"])
+def test_one_query_leaves_room_for_values_elsewhere(solver, generator):
+    for domain in (UNIT_BALL, Box(-torch.ones(3, dtype=F64), torch.ones(3, dtype=F64))):
+        if solver == "exact" and not isinstance(domain, Ball):
+            continue
+        at = torch.tensor([[0.99, 0.0, 0.0]], dtype=F64)
+        found = estimate_landscape(
+            lambda z: (z[:, 0] < 0).double(), domain, at, n_walks=10, solver=solver, generator=generator
+        )
+        assert float(found.value) == 0
+        assert float(found.stderr) > 0.1
+
+
+@pytest.mark.parametrize("solver", ["exact", "spheres"])
+def test_a_zero_error_bar_of_a_function_is_named(solver, generator):
+    with pytest.warns(EllipticWarning, match="nothing is known of rarer"):
+        found = estimate_landscape(
+            lambda z: torch.ones_like(z[:, 0]),
+            UNIT_BALL,
+            torch.zeros(2, 3, dtype=F64),
+            solver=solver,
+            n_walks=20,
+            generator=generator,
+        )
+    assert float(found.stderr.max()) == 0
+    assert not any("conservative" in note for note in found.notes)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("strength", "n_walks"), [(3.0, 300), (1.5, 200)])
+def test_intervals_cover_downstream_and_say_what_decides(strength, n_walks, generator):
+    """The value is carried by walks that cross the whole ball against the drift."""
+    value, ball, at, operator = upwind(strength)
+    at = torch.tensor([0.9 * RADIUS, 0, 0], dtype=F64)
+    with pytest.warns(EllipticWarning, match="against the drift decide"):
+        found = estimate_landscape(
+            value, ball, at.repeat(100, 1), operator=operator, n_walks=n_walks, generator=generator
+        )
+    truth = float(value(at[None]))
+    assert covered(found, truth) >= 0.92
+    assert not any("conservative" in note for note in found.notes)
+    if strength < 2:
+        assert float(found.stderr.median()) < 0.3 * truth  # wide, but not as wide as the boundary's values
+
+
+@pytest.mark.parametrize("mode", ["sample", "mixture"])
+def test_values_against_the_drift_count_as_known(mode, generator):
+    """All walks bring the same; the boundary is seen to have other values where the drift comes from."""
+    _, ball, at, operator = upwind(1.5)
+    at = torch.tensor([[0.95 * RADIUS, 0, 0]], dtype=F64)
+    found = estimate_landscape(
+        lambda z: (z[:, 0] < 0).double(),
+        ball,
+        at,
+        operator=operator,
+        drift=mode,
+        n_walks=10,
+        generator=generator,
+    )
+    assert float(found.value) == 0
+    assert float(found.stderr) > 0.01
+
+
+def test_an_unseen_ball_counts_with_the_largest_weight_of_the_mixture(generator):
+    domain, _ = lone_ball(0.5)
+    operator = Operator(drift=torch.tensor([20.0, 0, 0], dtype=F64))
+    at = torch.tensor([[0.99, 0, 0]], dtype=F64)
+    with pytest.warns(EllipticWarning):
+        found = estimate_landscape(
+            0.0,
+            domain,
+            at,
+            operator=operator,
+            data_values=torch.ones(2, dtype=F64),
+            n_walks=20,
+            generator=generator,
+        )
+    assert float(found.hit_share) == 0
+    expected = unseen_stderr(torch.tensor([0.0, 2.0], dtype=F64), 20)  # a weight is at most 2
+    assert float(found.stderr) == pytest.approx(float(expected))
+
+
+def test_slopes_of_the_correction_come_from_the_other_half():
+    """The second half explains nothing, the first all: only the second half is corrected."""
+    excess = torch.linspace(-1, 1, 20, dtype=F64).repeat(1, 2)
+    payoff = torch.cat([3 * excess[:, :20], 0 * excess[:, 20:]], 1)
+    left = _corrected(payoff, excess, torch.ones_like(payoff, dtype=torch.bool))
+    torch.testing.assert_close(left[:, :20], payoff[:, :20])
+    torch.testing.assert_close(left[:, 20:], -3 * excess[:, 20:])
+
+
+def test_either_walk_of_a_pair_may_follow_the_drift(generator):
+    drifted = _drifted(torch.zeros(2000, 3), "mixture", generator).reshape(-1, 2)
+    assert bool((drifted.sum(1) == 1).all())
+    assert 0.4 < float(drifted[:, 0].double().mean()) < 0.6

@@ -545,3 +545,58 @@ def test_a_region_beside_the_data_has_no_uniform_starts(generator):
 
     with pytest.raises(ValueError, match=r'only 0 of .* lie in the outer region. Use starts="between"'):
         draw_uniform_points(Nowhere(), torch.rand(5, 2, generator=generator), 3, generator)
+
+
+@pytest.mark.bad_input
+def test_gradients_that_walks_cannot_pass_on_are_refused(generator):
+    x, y = torch.randn(12, 2, generator=generator), torch.randn(12, 1, generator=generator)
+    encoder = nn.Linear(2, 2)
+    weight = torch.ones(12, requires_grad=True)
+    for bad_x, bad_y, extra, name in (
+        (encoder(x), y, {}, "x"),
+        (x, y.clone().requires_grad_(), {}, "y"),
+        (x, y, {"sample_weight": weight}, "sample_weight"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} requires a gradient.*pass {name}.detach"):
+            HittingTimes(nn.Linear(2, 1), nn.MSELoss(), bad_x, bad_y, **extra)
+    objective = HittingTimes(nn.Linear(2, 1), nn.MSELoss(), x, y)
+    with pytest.raises(ValueError, match="x requires a gradient"):
+        objective(encoder(0.9 * x), y)
+    with pytest.raises(ValueError, match="y requires a gradient"):
+        objective(0.9 * x, y.clone().requires_grad_())
+    with torch.no_grad():
+        objective(encoder(0.9 * x), y)  # nobody asks for a gradient
+
+
+@pytest.mark.parametrize("n_walks", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("own", [False, True])
+def test_weights_of_starts_can_be_learned(n_walks, dtype, own, generator):
+    x, y = torch.randn(12, 2, generator=generator), torch.randn(12, 1, generator=generator)
+    known = torch.rand(12, generator=generator) if own else None
+    objective = HittingTimes(nn.Linear(2, 1), nn.MSELoss(), x, y, n_walks=n_walks, sample_weight=known)
+    weight = torch.rand(12, dtype=dtype, generator=generator).requires_grad_()
+    starts = (x + x.flip(0)) / 2, (y + y.flip(0)) / 2
+    loss = objective(*starts, sample_weight=weight, generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad(loss, weight)
+    step = torch.zeros_like(weight)
+    step[3] = 0.1
+    moved = objective(
+        *starts, sample_weight=(weight + step).detach(), generator=torch.Generator().manual_seed(0)
+    )
+    assert float((moved - loss).detach() / 0.1) == pytest.approx(float(slope[3]), rel=1e-2, abs=1e-5)
+    assert float(slope.abs().max()) > 0
+
+
+def test_modes_that_differ_are_named_once_in_each_direction(generator):
+    x, y = torch.randn(12, 2, generator=generator), torch.randn(12, 1, generator=generator)
+    objective = HittingTimes(nn.Linear(2, 1), nn.MSELoss(), x, y)
+    starts = (x + x.flip(0)) / 2, (y + y.flip(0)) / 2
+    for training in (True, False):
+        objective.train(training)
+        objective.model.train(not training)
+        with pytest.warns(EllipticWarning, match=f"objective.training is {training} but"):
+            objective(*starts)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="objective.training")
+            objective(*starts)

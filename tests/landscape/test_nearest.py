@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from elliptica.landscape import nearest
+from elliptica.landscape import Ball, nearest
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.nearest import NearestBalls, distances, nearest_other
 
@@ -92,3 +92,18 @@ def test_the_first_of_equally_near_balls_counts():
     balls = NearestBalls(torch.tensor([[0.0], [0.0], [0.0], [9.0]]), radii)
     assert balls(torch.tensor([[1.0], [8.0]])).tolist() == [1, 3]
     assert balls.others().tolist() == pytest.approx([8.9, 8.9, 8.9, 8.8])
+
+
+def test_one_large_ball_among_many_small_ones_is_found(generator):
+    """Its centre is not among the first neighbours; the largest share of a radius decides, not the mean."""
+    small = 10 * torch.rand(3000, 2, dtype=torch.float64, generator=generator)
+    far = torch.tensor([[30.0, 30.0], [34.0, 30.0], [34.0, 31.0], [34.0, 29.0]], dtype=torch.float64)
+    points = torch.cat([small, far])
+    radii = torch.full((len(points),), 1e-6, dtype=torch.float64)
+    radii[len(small)] = 3.9
+    domain = DataDomain(points, epsilon=radii, outer=Ball(torch.full((2,), 15.0, dtype=torch.float64), 60.0))
+    z = torch.tensor([[33.9, 30.0 + 0.2 * k] for k in range(-3, 4)], dtype=torch.float64)
+    gap, which = domain.nearest_ball(z)
+    truth = ((z[:, None] - points).norm(dim=2) - radii).min(1)
+    torch.testing.assert_close(gap, truth.values)
+    assert torch.equal(which, truth.indices)

@@ -124,7 +124,8 @@ def positive(name: str, value: float) -> None:
 def number(name: str, value: object) -> None:
     """A plain int or float (not a bool, not a string)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, but got {value!r} ({type(value).__name__}).")
+        hint = " For one value per feature write torch.tensor([...])." if isinstance(value, list) else ""
+        raise TypeError(f"{name} must be a number, but got {value!r} ({type(value).__name__}).{hint}")
 
 
 def count(name: str, value: Any, least: int = 1, why: str = "") -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,13 @@ from elliptica.core.bridge import flatten_rows
 from elliptica.core.inputs import ONLY, Batch, named_inputs
 from elliptica.core.types import Paths, warn_user
 
+if TYPE_CHECKING:
+    from elliptica.core.settings import BridgeSettings
+
 # sigma * sqrt(horizon) in units of the inputs' deviation: below, bridges are straight lines; above, noise
 _USUAL_NOISE = (0.002, 2.0)
+# deviation of wide columns of a table over that of narrow ones (ninth and first decile): above, units differ
+_UNEVEN = 50.0
 
 
 def reject_no_op(terms: Sequence[Tensor]) -> None:
@@ -73,28 +79,61 @@ def warn_of_mode(objective_trains: bool, model_trains: bool) -> None:
     )
 
 
-def warn_of_scale(batch: Batch, sigma: object, horizon: float) -> bool:
-    """Warn where a number for ``sigma`` does not suit the scale of the inputs; return False to ask again."""
-    if not isinstance(sigma, float) or sigma == 0.0:
-        return True
+def warn_of_scale(batch: Batch, settings: BridgeSettings) -> bool:
+    """Warn where the noise does not suit the scale of inputs or real targets; return False to ask again."""
     if len(batch.reference) < 2:
         return False
+    judged = True
     for name in batch.bridged:
-        spread = batch.inputs[name].detach().float().std(0)
-        varying = spread[spread > 0]
-        if not varying.numel():
-            return False
-        typical = float(varying.median())
-        noise = sigma * math.sqrt(horizon)
-        if not _USUAL_NOISE[0] <= noise / typical <= _USUAL_NOISE[1]:
-            shown = "inputs" if name == ONLY else f"inputs x[{name!r}]"
-            warn_user(
-                f"The {shown} vary by about {typical:.3g} (median deviation of the features in this batch), "
-                f"but sigma={sigma:g} adds noise of {noise:.3g}: "
-                f"{'hardly any' if noise < typical else 'more than the data hold'}. Standardise the inputs, "
-                f'or pass sigma="auto" or sigma={0.1 * typical / math.sqrt(horizon):.2g}.'
-            )
+        shown = "inputs" if name == ONLY else f"inputs x[{name!r}]"
+        judged &= _judge_noise(shown, batch.inputs[name], "sigma", settings.sigma, settings.horizon)
+        if isinstance(settings.sigma, Tensor) or settings.sigma != 0.0:
+            _judge_units(shown, batch.inputs[name], settings)
+    if settings.target_space == "real":
+        judged &= _judge_noise("targets", batch.targets, "sigma_y", settings.sigma_y, settings.horizon)
+    return judged
+
+
+def _deviations(z: Tensor) -> Tensor:
+    """Standard deviation of each feature that varies."""
+    spread = z.detach().float().std(0)
+    return spread[spread > 0]
+
+
+def _judge_noise(what: str, z: Tensor, name: str, sigma: object, horizon: float) -> bool:
+    """Warn where a number for the noise is far from the deviation of the data; False if nothing varies."""
+    if not isinstance(sigma, float) or sigma == 0.0:
+        return True
+    varying = _deviations(z)
+    if not varying.numel():
+        return False
+    typical = float(varying.median())
+    noise = sigma * math.sqrt(horizon)
+    if not _USUAL_NOISE[0] <= noise / typical <= _USUAL_NOISE[1]:
+        auto = 'sigma="auto" or ' if name == "sigma" else ""
+        warn_user(
+            f"The {what} vary by about {typical:.3g} (median deviation of the features in this batch), "
+            f"but {name}={sigma:g} adds noise of {noise:.3g}: "
+            f"{'hardly any' if noise < typical else 'more than the data hold'}. Standardise the {what}, "
+            f"or pass {auto}{name}={0.1 * typical / math.sqrt(horizon):.2g}."
+        )
     return True
+
+
+def _judge_units(what: str, z: Tensor, settings: BridgeSettings) -> None:
+    """Warn where columns of a table have such different units that one noise, or distance, suits few."""
+    by_distance = settings.pairing in ("inverse_distance", "nearest")
+    own_noise = isinstance(settings.sigma, str | Tensor)  # "auto", or one value per feature
+    varying = _deviations(z) if z.ndim == 2 else z.new_empty(0)
+    if varying.numel() < 2 or (own_noise and not by_distance):
+        return
+    low, high = (float(v) for v in varying.quantile(varying.new_tensor([0.1, 0.9])))
+    if high > _UNEVEN * low:
+        part = "distances between them are" if own_noise else "the same noise for all of them is"
+        warn_user(
+            f"The columns of the {what} have deviations from about {low:.2g} to {high:.2g}, so {part} "
+            "ruled by the widest. Standardise them first."
+        )
 
 
 def warn_of_own_sigma(model: nn.Module) -> None:
@@ -119,3 +158,60 @@ def warn_if_negative(loss: Tensor, weighting: str, xi: float) -> bool:
         f'(now {xi}), or use weighting="gradient_softmax".'
     )
     return True
+
+
+#: What wrappers put in front of the names of a module's state.
+_WRAPPERS = {"module": "DistributedDataParallel", "_orig_mod": "torch.compile"}
+
+
+def _unwrapped(name: str) -> str:
+    """Remove what wrappers add from a name of a state."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def reject_prefixes(names: Iterable[str], *expected: Iterable[str]) -> None:
+    """Raise where a state does not fit because a wrapper has changed its names, or those of the objective.
+
+    Args:
+        names: Names in the state.
+        expected: Names that would fit: of the model in the objective, of the bare model.
+    """
+    given, fitting = set(names), {name for each in expected for name in each}
+    if given & fitting:
+        return
+    plain = {_unwrapped(name): name for name in fitting}
+    for name in sorted(given):
+        own = plain.get(_unwrapped(name))
+        if own is None:
+            continue
+        extra = next((p for p in name.split(".") if p in _WRAPPERS and p not in own.split(".")), None)
+        if extra is not None:
+            raise RuntimeError(
+                f"The state holds '{name}' where the objective has '{own}': '{extra}.' comes from "
+                f"{_WRAPPERS[extra]}. Remove it, load_state_dict({{name.replace('{extra}.', ''): value for "
+                "name, value in state.items()}), or save the state of what is inside the wrapper."
+            )
+        missing = next(p for p in own.split(".") if p in _WRAPPERS and p not in name.split("."))
+        raise RuntimeError(
+            f"The state holds '{name}' where the objective has '{own}': '{missing}.' comes from "
+            f"{_WRAPPERS[missing]} around the model. Load the state before you wrap the model, or into what "
+            f"is inside: objective.model.{missing}.load_state_dict(...)."
+        )
+
+
+def reject_other_drift(names: Iterable[str], own: Iterable[str], weighting: str) -> None:
+    """Raise where a drift network is in the state but not in the objective, or the reverse."""
+    given = sum(name.startswith("drift.") for name in names)
+    expected = sum(name.startswith("drift.") for name in own)
+    if given and not expected:
+        raise RuntimeError(
+            f"The state holds a drift network ({given} names that begin with 'drift.'), but under weighting="
+            f"{weighting!r} the objective has none in its state. Pass strict=False to load the rest; load "
+            "the network itself with drift.load_state_dict(...), with 'drift.' removed from its names."
+        )
+    if expected and not given and any(name.startswith("model.") for name in names):
+        raise RuntimeError(
+            f"Under weighting={weighting!r} the objective trains a drift network, but the state holds none: "
+            "no name begins with 'drift.', as when it was saved under \"multiplicative\". Pass strict=False "
+            "to load the rest and keep the network as it is."
+        )

@@ -28,7 +28,7 @@ from elliptica._utils.random import (
     draw_permutation,
     draw_uniform,
 )
-from elliptica.core.inputs import ONLY, Batch, rebuild_inputs
+from elliptica.core.inputs import ONLY, Batch, carries_gradient, rebuild_inputs
 from elliptica.core.noise import PairLaw, Sigma, auto_sigma, check_sigma, noise_std
 from elliptica.core.partners import Ends
 from elliptica.core.targets import project_targets
@@ -213,7 +213,9 @@ def bridge_rows(
         inner = (n_times - 2, start.numel())
         if noise is None:
             (noise,) = draw_noise([start], n_times - 2, antithetic=antithetic, generator=generator)
-        z = (noise if scalar else noise.mul_(std)).view(inner)
+        if isinstance(std, Tensor):
+            noise = noise * std if std.requires_grad else noise.mul_(std)
+        z = noise.view(inner)
         if paths.requires_grad:
             with torch.autocast(start.device.type, enabled=False):
                 points = torch.addmm(paths[1:-1].reshape(inner), factor, z)
@@ -534,7 +536,7 @@ def sample_bridge(
         generator: Source of randomness; torch's default one if None.
 
     Returns:
-        Paths whose first and last points equal ``start`` and ``end`` exactly.
+        Paths whose first and last points equal ``start`` and ``end`` exactly. Gradients pass through them.
 
     Example:
         >>> a, b = torch.zeros(4, 2), torch.ones(4, 2)
@@ -551,7 +553,7 @@ def sample_bridge(
     known = check_sigma(sigma)
     checks.positive("horizon", horizon)
     check_generator(generator, start.device)
-    with torch.no_grad():
+    with torch.set_grad_enabled(carries_gradient(start, end)):
         scale = auto_sigma(start) if known == "auto" else known
         shape = start.shape
         if n_bridges > 1:  # bridge-major rows, so that antithetic halves are whole bridges

@@ -90,7 +90,7 @@ class BridgeMix(BridgeSettings):
             batch = read_batch(x, y, None, self)
             check_generator(generator, batch.reference.device)
             if not self._judged_scale:  # type: ignore[attr-defined]  # no setting, so not declared as a field
-                object.__setattr__(self, "_judged_scale", warn_of_scale(batch, self.sigma, self.horizon))
+                object.__setattr__(self, "_judged_scale", warn_of_scale(batch, self))
             ends = choose_ends(batch, self, partners, generator=generator)
             paths = draw_bridges(batch, ends, self, generator=generator)
         rows = {k: flatten_rows(v).flatten(0, 1) for k, v in named_inputs(paths.x).items()}
@@ -119,6 +119,11 @@ class SeededCollate:
         seed: int,
         collate: Callable[[list[Any]], tuple[Inputs, Tensor]] = default_collate,
     ) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(
+                f"seed must be an integer, but got {type(seed).__name__}. Write "
+                "DataLoader(..., collate_fn=mix.collate_fn(seed=0)), with the call."
+            )
         self.mix = mix
         self.seed = seed
         self.collate = collate

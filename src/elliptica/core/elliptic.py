@@ -16,6 +16,8 @@ from elliptica._utils.compiler import run_uncompiled
 from elliptica._utils.random import check_generator
 from elliptica.core.alerts import (
     reject_no_op,
+    reject_other_drift,
+    reject_prefixes,
     reject_unpaired,
     warn_if_negative,
     warn_of_mode,
@@ -56,7 +58,7 @@ from elliptica.core.schedule import factor_in
 from elliptica.core.settings import BridgeSettings, Settings, make_settings, takes
 from elliptica.core.targets import TargetSpace, infer_target_space, space_of_loss
 from elliptica.core.types import Across, Inputs, LossFn, Paths, WithOutputs, warn_user
-from elliptica.core.weighting import Grid
+from elliptica.core.weighting import VARIANTS, Grid
 from elliptica.core.wrappers import refuse_wrapped
 
 logger = logging.getLogger(__name__)
@@ -122,8 +124,8 @@ class Elliptic(nn.Module):
             to the input (``"input"``, the same as None) or to input and target (``"both"``, appendix C; needs
             ``sigma_y > 0``), or ``drift(x, y)``, any callable or network, per unit of relative time, which
             returns ``mu_x`` or ``(mu_x, mu_y)``. A network is trained under ``"girsanov"``; under
-            ``"multiplicative"`` it is fixed: no part of the objective's parameters, mode or state, though
-            it moves with ``objective.to(...)``.
+            ``"multiplicative"`` it is fixed: evaluated in eval mode, and no part of the objective's
+            parameters, mode or state, though it moves with ``objective.to(...)``.
         bridged: Names (or positions) of the inputs to bridge when the model takes several; the others
             come from the nearer end.
         at: Name of a layer in whose output to bridge instead of in the inputs. With
@@ -165,15 +167,18 @@ class Elliptic(nn.Module):
         self._variant = settings.variant
         second_order = self._variant is not None and self._variant.second_order
         self.drift: Any
-        if second_order:
-            self.drift = settings.drift  # registered if it is a network
+        if settings.weighting in VARIANTS and VARIANTS[settings.weighting].second_order:
+            self.drift = settings.drift  # registered if it is a network, whatever xi is
+            if self._variant is None and isinstance(self.drift, nn.Module):  # xi=0: DDP must not wait for it
+                names = self.drift.state_dict(prefix="drift.", keep_vars=True)
+                self._ddp_params_and_buffers_to_ignore = list(names)
         else:  # behind weights without gradient: fixed, and nothing for an optimiser or DDP to wait for
             object.__setattr__(self, "drift", settings.drift)
         refuse_wrapped(model, second_order, settings.chunk_size is not None)
         self.epoch: int | None = None
         self.across: Across | None = None  # set by elliptica.distributed.over_global_batch
         self._warned_of_negative = False
-        self._warned_of_mode = False
+        self._warned_of_mode: set[bool] = set()
         self._judged_scale = False
         self.auto_sigma: Tensor | None
         self.register_buffer("auto_sigma", None)
@@ -184,7 +189,12 @@ class Elliptic(nn.Module):
 
         Whole paths of ``n_times`` points each, and noise on the targets as strong as on the inputs, also on
         classes. Give ``sigma``, ``n_bridges``, ``horizon``, ... as the paper does for each data set (docs:
-        settings); what is given here wins.
+        settings, "The paper's settings"); what is given here wins. A ``sigma`` that is not a number needs a
+        ``sigma_y`` beside it.
+
+        Two choices stay ours (docs: deviations). Partners come from a random permutation, where Algorithm 1
+        has inverse distances as an option: ``pairing="inverse_distance"``. The integral over time is the
+        mean of all points, where it has Euler's sum: ``quadrature="left"``.
 
         Example:
             >>> objective = Elliptic.paper(nn.Linear(4, 3), nn.CrossEntropyLoss(), num_classes=3, sigma=0.1)
@@ -192,6 +202,11 @@ class Elliptic(nn.Module):
             ('path', 5, 0.1)
         """
         sigma = settings.get("sigma", BridgeSettings.sigma)
+        if not isinstance(sigma, float | int) and "sigma_y" not in settings:
+            raise ValueError(
+                "The paper's noise on targets is as strong as on inputs, which has no meaning for "
+                f"sigma={sigma!r}. Pass sigma_y= as well, or a number for sigma."
+            )
         as_strong = {"sigma_y": sigma} if isinstance(sigma, float | int) else {}
         return cls(model, loss_fn, **{"sampling": "path", **as_strong, **settings})
 
@@ -221,7 +236,8 @@ class Elliptic(nn.Module):
                 the noise of the hidden layer is drawn at every evaluation.)
             generator: Source of randomness; torch's default one if None.
             with_outputs: Return `WithOutputs`: the loss with the model's outputs and the targets at the
-                points, e.g. for the training accuracy without a second pass.
+                points, e.g. for the training accuracy without a second pass. Count points at data for it,
+                as in the example: half-way between two classes no label is right.
 
         Returns:
             The objective, on the scale of the ordinary mean loss.
@@ -230,7 +246,8 @@ class Elliptic(nn.Module):
             >>> objective = Elliptic(nn.Linear(4, 3), nn.CrossEntropyLoss(), num_classes=3)
             >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
             >>> loss, output, target = objective(x, y, with_outputs=True)
-            >>> accuracy = (output.argmax(1) == target.argmax(1)).float().mean()
+            >>> at_data = target.amax(1) == 1
+            >>> accuracy = (output.argmax(1) == target.argmax(1))[at_data].float().mean()
             >>> output.shape, target.shape
             (torch.Size([8, 3]), torch.Size([8, 3]))
         """
@@ -272,7 +289,7 @@ class Elliptic(nn.Module):
             if generator is not None:
                 check_generator(generator, batch.reference.device)
             if not self._judged_scale and settings.at is None:
-                self._judged_scale = warn_of_scale(batch, settings.sigma, settings.horizon)
+                self._judged_scale = warn_of_scale(batch, settings)
             if settings.at is not None:  # the points exist only once that layer has run
                 check_hidden_ends(settings, end)
                 features = self._hidden_features(x, partners, end)
@@ -374,7 +391,10 @@ class Elliptic(nn.Module):
         """Show the noise, the settings that differ from their defaults, and what ``sigma="auto"`` chose."""
         shown = self.settings.shown()
         if isinstance(self.drift, nn.Module):
-            shown.pop("drift", None)  # shown as a module
+            if "drift" in self._modules:
+                shown.pop("drift", None)  # shown as a module
+            else:
+                shown["drift"] += " (fixed)"
         if self.settings.sigma == "auto" and self.auto_sigma is not None:
             low, high = (float(v) for v in self.auto_sigma.aminmax())
             shown["sigma"] += f" ({low:.3g} to {high:.3g} per feature)"
@@ -383,11 +403,18 @@ class Elliptic(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state of the objective; a state of the bare model goes into the model, with a warning."""
+        """Load a state of the objective; a state of the bare model goes into the model, with a warning.
+
+        Names that a wrapper (``DistributedDataParallel``, ``torch.compile``) has changed raise an error, even
+        with ``strict=False``, which would load nothing.
+        """
         own = self.state_dict(keep_vars=True).keys()
         models = self.model.state_dict(keep_vars=True).keys()
+        reject_prefixes(state_dict.keys(), {f"model.{name}" for name in models}, models)
+        if strict:
+            reject_other_drift(state_dict.keys(), own, self.settings.weighting)
         if not state_dict.keys() & own and state_dict.keys() & models:
-            if state_dict.keys() != models:
+            if strict and state_dict.keys() != models:
                 missing, unknown = models - state_dict.keys(), state_dict.keys() - models
                 raise RuntimeError(
                     "load_state_dict of an objective expects its own state, with names like "
@@ -397,15 +424,16 @@ class Elliptic(nn.Module):
                 )
             warn_user(
                 "This is a state of the model, not of the objective: it was loaded into objective.model, and "
-                "what else the objective keeps is unchanged. Call objective.model.load_state_dict(state)."
+                "what else the objective keeps is unchanged. objective.model.load_state_dict(state) does it "
+                "without this warning."
             )
             return self.model.load_state_dict(state_dict, strict, assign)
         return super().load_state_dict(state_dict, strict, assign)
 
     def _noise_factor(self) -> float | None:
         """Return the factor on the noise in this epoch; None when bridges are off."""
-        if self.training != self.model.training and not self._warned_of_mode:
-            self._warned_of_mode = True
+        if self.training != self.model.training and self.training not in self._warned_of_mode:
+            self._warned_of_mode.add(self.training)
             warn_of_mode(self.training, self.model.training)
         if not self.training:
             return None

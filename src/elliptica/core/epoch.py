@@ -2,7 +2,10 @@
 
 Within each batch of a random order the partner of a row is the next row of the batch (the first follows the
 last), and its stratum of time is its place in the batch. Rows in random order make that a uniformly random
-cycle, as `elliptica.Elliptic` draws it for a batch.
+cycle, as `elliptica.Elliptic` draws it for a batch. Each point has the law that it has there, so means agree.
+The dependence between the points of a batch is another one: in `Elliptic` the stratum of a row is unrelated
+to its place in the cycle. Here neighbours in the cycle have neighbouring times, and the mean of a batch
+varies less (of a function that is linear in the point).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ CHUNK_BYTES = 2**20
 
 
 def can_draw_epochs(settings: Settings) -> bool:
-    """Whether `epoch_paths` has the law of these settings: single points of random pairs, plain noise."""
+    """Whether `epoch_paths` knows these settings: single points of random pairs, plain noise."""
     return (
         settings.sampling == "marginal"
         and settings.n_bridges == 1
@@ -59,7 +62,8 @@ def epoch_paths(
 ) -> Iterator[Paths]:
     """Draw the points of one epoch, many batches at a time (paper: Algorithms 1 and 2).
 
-    Hand each of the results to ``objective.loss_on``.
+    Hand each of the results to ``objective.loss_on``. No gradient passes through the points, so data that
+    require one are refused.
 
     Args:
         settings: As of `elliptica.Elliptic`; `can_draw_epochs` says whether they are supported.
@@ -83,6 +87,13 @@ def epoch_paths(
             "These settings draw something else than single points between random pairs of a batch. Draw "
             "batch by batch, with Elliptic.sample."
         )
+    for name, given in (("x", x), ("y", y)):
+        if given.requires_grad:
+            raise ValueError(
+                f"{name} requires a gradient, but points of a whole epoch are drawn without one. Pass "
+                f"{name}.detach(), or draw batch by batch, objective(encoder(x[rows]), y[rows]), where "
+                "gradients reach the encoder."
+            )
     check_batch({ONLY: x}, [ONLY], y, len(x), settings.validate)
     sizes = [len(part) for part in order.tensor_split(math.ceil(len(order) / batch_size))]
     at_once = max(1, CHUNK_BYTES // (sizes[0] * x[:1].nbytes))

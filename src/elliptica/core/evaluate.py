@@ -107,9 +107,9 @@ class Evaluator:
         if self.drift is not None and not isinstance(self.drift, str):
             losses = self._losses(paths, x, y)
             (z,) = x.values()
-            terms = drift_terms(drift_points(self.drift, z, _free_targets(own), own))
-            # behind weights that are constants a network gets no gradient
-            return losses, terms if variant.second_order else tuple(term.detach() for term in terms)
+            fixed = not variant.second_order  # behind weights that are constants a network gets no gradient
+            terms = drift_terms(drift_points(self.drift, z, _free_targets(own), own, fixed=fixed))
+            return losses, tuple(term.detach() for term in terms) if fixed else terms
         # Fused attention has no second derivative; the plain form has.
         plain_attention = sdpa_kernel(SDPBackend.MATH) if variant.second_order else contextlib.nullcontext()
         with plain_attention:

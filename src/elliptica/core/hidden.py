@@ -68,6 +68,11 @@ def find_layer(model: nn.Module, at: str) -> nn.Module:
     layers = {name: layer for name, layer in model.named_modules() if name}
     if at in layers:
         return layers[at]
+    if not layers:
+        raise ValueError(
+            f"at={at!r} is not a layer of the model, which is a single {type(model).__name__} without named "
+            "layers. Leave at= out, or wrap it: nn.Sequential(...), at='0'."
+        )
     hint = did_you_mean(str(at), layers, n=3) or f"It has {', '.join(map(repr, list(layers)[:8]))}."
     raise ValueError(
         f"at={at!r} is not a layer of the model. {hint} "

@@ -125,10 +125,32 @@ def rebuild_inputs(template: Inputs, items: Mapping[Any, Tensor]) -> Inputs:
 
 
 def call_model(model: nn.Module, x: Inputs) -> Any:
-    """Call ``model(x)``, ``model(*x)`` or ``model(**x)``."""
+    """Call ``model(x)``, ``model(*x)`` or ``model(**x)``; name the dtypes where they do not go together."""
+    if not torch.compiler.is_compiling():
+        try:
+            if isinstance(x, Tensor):
+                return model(x)
+            return model(**x) if isinstance(x, Mapping) else model(*x)
+        except RuntimeError as error:
+            explain_dtypes(error, model, x)
+            raise
     if isinstance(x, Tensor):
         return model(x)
     return model(**x) if isinstance(x, Mapping) else model(*x)
+
+
+def explain_dtypes(error: RuntimeError, model: nn.Module, x: Inputs) -> None:
+    """Raise an error that says what to do if ``error`` is about dtypes of the inputs."""
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    if own is None or "type" not in str(error):
+        return
+    for name, value in named_inputs(x).items():
+        if value.is_floating_point() and value.dtype != own:
+            shown = "x" if name == ONLY else f"x[{name!r}]"
+            raise TypeError(
+                f"{shown} has dtype {value.dtype}, but the model's parameters have {own}. Convert the "
+                f"inputs, {shown}.to({own}), or the model, model.to({value.dtype})."
+            ) from error
 
 
 def count_rows(items: Mapping[Hashable, Tensor]) -> int:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from elliptica.core.bridge import flatten_rows
-from elliptica.core.inputs import call_model
+from elliptica.core.inputs import call_model, explain_dtypes
 from elliptica.core.types import Across, Inputs, LossFn, Paths
 
 _REMEDY = (
@@ -162,7 +162,14 @@ def _refuse_broadcast(output: object, target: Tensor, losses: Tensor) -> None:
 
 def outputs_at(model: nn.Module, x: Inputs, rows: int) -> Any:
     """Call the model on ``rows`` rows; refuse one that reduces over them."""
-    output = model(x) if isinstance(x, Tensor) else call_model(model, x)
+    if torch.compiler.is_compiling() or not isinstance(x, Tensor):
+        output = call_model(model, x)
+    else:  # the same, at the price of one call less
+        try:
+            output = model(x)
+        except RuntimeError as error:
+            explain_dtypes(error, model, x)
+            raise
     if isinstance(output, Tensor) and (output.ndim == 0 or output.shape[0] != rows):
         raise ValueError(
             f"The model must return one row per input row ({rows}), but returned shape "

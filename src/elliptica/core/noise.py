@@ -29,8 +29,9 @@ class Green:
     Brownian motion conditioned to hit a vanishing ball at distance ``r`` in ``n`` dimensions is a
     Brownian bridge whose variance ``sigma**2 * horizon`` is random:
     ``V = r**2 / (2 * Gamma(n/2 - 1))``, about ``r**2 / n`` for large ``n``. Each path gets its
-    own ``V``; there is no free parameter. Use it where the data shift; in distribution it can
-    hurt. In 3 or 4 dimensions its mean is infinite: expect far excursions there.
+    own ``V``; there is no free parameter. It is what the PDE prescribes, not a recommendation: in
+    distribution it can hurt (docs: settings). In 3 or 4 dimensions its mean is infinite: expect far
+    excursions there. Gradients to layers in front pass through ``r`` as well.
 
     Attributes:
         scale: Factor on the standard deviation; 1 is the law itself, 0 the straight chord.
@@ -59,7 +60,8 @@ class Screened:
     proportional to ``V**(-n/2) * exp(-r**2 / (2 V) - rate * V)`` (generalised inverse Gaussian). The rate
     dials from `Green` (0) to almost straight lines, damps long pairs more than short ones, and makes the
     law exist in one and two dimensions too. At ``rate = n**2 / (2 r**2)`` the typical variance of a pair
-    at distance ``r`` is 0.62 of Green's, at ten times that 0.27.
+    at distance ``r`` is 0.62 of Green's, at ten times that 0.27. The variance counts as a constant in
+    gradients to layers in front, because its draw has no derivative with respect to ``r``.
 
     Attributes:
         rate: Rate of killing, above zero, in units of one over the inputs' square.
@@ -158,7 +160,7 @@ def noise_std(
         return sigma * math.sqrt(horizon)
     rows, n = len(start), max(start[0].numel(), 1)
     dim = float(n) if sigma.dim is None else sigma.dim
-    r = (end.detach().float() - start.detach().float()).reshape(rows, -1).norm(dim=1)
+    r = _distances(start, end)
     shared = r[: rows // copies]
     std = (
         _green_std(shared, dim, n, generator)
@@ -167,6 +169,16 @@ def noise_std(
     )
     std = sigma.scale * (std if copies == 1 else std.repeat(copies))
     return std.to(compute_dtype(start.dtype)).reshape(-1, *[1] * (start.ndim - 1))
+
+
+def _distances(start: Tensor, end: Tensor) -> Tensor:
+    """Distance of each pair ``(rows,)`` in float32; their gradient between equal points is zero."""
+    apart = (end.float() - start.float()).reshape(len(start), -1)
+    if not apart.requires_grad:
+        return apart.norm(dim=1)
+    squares = apart.square().sum(1)
+    equal = squares == 0  # kept away from the root, whose derivatives of any order are infinite there
+    return squares.masked_fill(equal, 1.0).sqrt().masked_fill(equal, 0.0)
 
 
 def _green_std(r: Tensor, dim: float, n: int, generator: torch.Generator | None) -> Tensor:
@@ -180,6 +192,7 @@ def _green_std(r: Tensor, dim: float, n: int, generator: torch.Generator | None)
 
 
 def _screened_std(r: Tensor, dim: float, rate: float, generator: torch.Generator | None) -> Tensor:
+    r = r.detach()  # the draw depends on r by rejection, which has no derivative
     k = math.sqrt(2 * rate)
     # pairs at distance zero have a bridge of length zero; any positive stand-in will do for the draw
     safe = r.double().clamp_min(1e-12 / k)

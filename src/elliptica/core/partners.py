@@ -33,6 +33,9 @@ AMONG: tuple[Among, ...] = ("all", "same_class", "other_class")
 #: Points nearer than this fraction of the median distance count as duplicates.
 DISTANCE_FLOOR = 0.01
 
+#: The distance of exact copies, over the largest one, is below this for any rounding of `pairwise_distances`.
+_ROUNDING = 2**-22
+
 #: Rows of a batch whose distances are sorted for that median.
 _MEDIAN_ROWS = 8
 
@@ -71,16 +74,25 @@ def _measure(x: Tensor, to: Tensor | None, precision: torch.dtype) -> tuple[Tens
 def distance_floor(distances: Float[Tensor, "n n"]) -> float:
     """Distance below which two points are duplicates: a fraction of the median between two points.
 
-    The median over all pairs of some rows, spread over the batch.
+    The median over all pairs of some rows, spread over the batch. Where most pairs are copies themselves
+    (nearer than that fraction of the distance to the farthest tenth of the rows), the median over the others;
+    exact copies do not count in any number.
     """
     n = len(distances)
+    tiny = torch.finfo(distances.dtype).tiny
+    if n == 1:
+        return tiny
     some = distances[:: max(1, n // _MEDIAN_ROWS)]
     rows = len(some)
-    if n == 1:
-        return torch.finfo(distances.dtype).tiny
     # the smallest of each row is the distance to itself
-    median = float(some.flatten().kthvalue(rows + (rows * (n - 1) + 1) // 2).values)
-    return max(DISTANCE_FLOOR * median, torch.finfo(distances.dtype).tiny)
+    half = some.flatten().kthvalue(rows + (rows * (n - 1) + 1) // 2).values
+    wide = some.kthvalue(1 + max(1, int(0.9 * (n - 1))), dim=1).values.median()  # one outlier does not matter
+    median, far, largest = torch.stack([half, wide, some.amax()]).tolist()
+    copies = max(DISTANCE_FLOOR * far, _ROUNDING * largest)
+    if median <= copies:
+        apart = some[some > copies]
+        median = float(apart.median()) if len(apart) else 0.0
+    return max(DISTANCE_FLOOR * median, tiny)
 
 
 def partner_weights(
@@ -223,7 +235,8 @@ def partner_probabilities(
     dimensions. In high dimension all distances are alike and power 1 is close to uniform.
 
     Points nearer than a hundredth of the median distance are duplicates. A duplicate is as likely as the
-    row's nearest distinct point. A row without any eligible partner puts all its mass on itself.
+    row's nearest distinct point. Copies may be most of the batch: exact ones in any number, near ones up to
+    nine tenths. A row without any eligible partner puts all its mass on itself.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [3.0]])

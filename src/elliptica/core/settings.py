@@ -239,6 +239,8 @@ def _check_names(kind: Callable[..., object], args: Sequence[object], given: Ite
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or f"There are {', '.join(known)}."
+            if name in Settings.__dataclass_fields__:
+                hint = "It concerns the losses, which only elliptica.Elliptic sees."
             raise TypeError(f"There is no setting {name!r}. {hint}")
 
 

@@ -14,13 +14,16 @@ the far end with another density), so weights are compared between bridges of on
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from elliptica._utils.compiler import run_uncompiled
+from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.types import Across, Drift, Paths
 
 Weighting = Literal["none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released"]
@@ -199,9 +202,43 @@ def check_diffuses(name: str, variance: float | Tensor) -> None:
         )
 
 
-def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths) -> list[Points]:
+def _call_drift(drift: Drift, x: Tensor, y: Tensor) -> Any:
+    """Call ``drift(x, y)``; say how it is called where it takes something else."""
+    if torch.compiler.is_compiling():
+        return drift(x, y)
+    try:
+        return drift(x, y)
+    except TypeError as error:
+        try:
+            inspect.signature(drift.forward if isinstance(drift, nn.Module) else drift).bind(x, y)
+        except TypeError:
+            raise TypeError(
+                "drift is called as drift(x, y), with inputs and targets, but "
+                f"{getattr(drift, '__name__', type(drift).__name__)} does not take two arguments. Wrap what "
+                "needs the inputs alone: lambda x, y: drift(x); a network that is to be trained goes into a "
+                "module with forward(self, x, y)."
+            ) from error
+        except ValueError:  # no signature to be had
+            pass
+        raise
+
+
+def _call_fixed(drift: Drift, x: Tensor, y: Tensor) -> Any:
+    """Call a drift that is not trained: in evaluation mode if it is a network.
+
+    Gradients stay enabled, because a drift may be the gradient of an energy; its result is detached later.
+    """
+    if not isinstance(drift, nn.Module) or not any(module.training for module in drift.modules()):
+        return _call_drift(drift, x, y)
+    if torch.compiler.is_compiling():  # a mode cannot change inside a graph
+        return run_uncompiled(_call_fixed, drift, x, y)
+    with evaluation_mode(drift):
+        return _call_drift(drift, x, y)
+
+
+def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths, *, fixed: bool) -> list[Points]:
     """Evaluate a drift at whole paths, ``(time, rows, *feature)`` of the only bridged input."""
-    slope = drift(x.flatten(0, 1), y.flatten(0, 1))
+    slope = (_call_fixed if fixed else _call_drift)(drift, x.flatten(0, 1), y.flatten(0, 1))
     slopes = slope if isinstance(slope, tuple) else (slope,)
     (variance,) = paths.variance.values()
     points = []

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica.core.types import EllipticWarning
-from elliptica.landscape.walks import few_carriers
+from elliptica.landscape.walks import few_carriers, few_deciding
 
 #: Below this share of walks that end on the data, the answer is the outer boundary's.
 FEW_HITS = 0.05
@@ -91,6 +91,8 @@ def judge(
     in_ball: Tensor | None = None,
     widened: Tensor | None = None,
     carriers: Tensor | None = None,
+    deciding: Tensor | None = None,
+    unknown: Tensor | None = None,
 ) -> tuple[str, ...]:
     """Sentences on what an estimate cannot be trusted for; the grave ones are also warnings."""
     notes, remarks = [], []
@@ -127,18 +129,52 @@ def judge(
         )
     least = few_carriers(n_walks)
     carried = 0 if carriers is None else int((carriers < least).sum())
-    if carried:
-        notes.append(
-            f"At {carried} of {len(effective)} queries fewer than {least:.0f} walks carry the value: against "
-            "this drift hardly any walk reaches the boundary values that decide. Standard errors there allow "
-            "for all values that were met and are wide. Raise n_walks, or use a smaller domain."
-        )
+    notes += _judge_walks(carriers, deciding, unknown, least, few_deciding(n_walks))
     wide = 0 if widened is None else int(widened.sum())
     if wide > carried:
+        rest = (
+            ", and the intervals are conservative; a value seen nowhere is not allowed for."
+            if carriers is None
+            else ". Against the drift they may still be too small: compare with more walks."
+        )
         remarks.append(
             f"At {wide} of {len(effective)} queries few walks or none met some of the boundary's values. "
-            "Standard errors there allow for them, and the intervals are conservative."
+            f"Standard errors there allow for those seen elsewhere{rest}"
         )
     for note in notes:
         warnings.warn(note, EllipticWarning, stacklevel=4)
     return (*remarks, *notes)
+
+
+def _judge_walks(
+    carriers: Tensor | None,
+    deciding: Tensor | None,
+    unknown: Tensor | None,
+    least: float,
+    least_deciding: float,
+) -> list[str]:
+    """Grave sentences on values, spreads and zeros that rest on too few walks."""
+    notes = []
+    if carriers is not None and bool((carriers < least).any()):
+        notes.append(
+            f"At {int((carriers < least).sum())} of {len(carriers)} queries fewer than {least:.0f} walks "
+            "carry the value: against this drift hardly any walk reaches the boundary values that decide. "
+            "Standard errors there allow for all values that were met and are wide. Raise n_walks, or "
+            "use a smaller domain."
+        )
+    if carriers is not None and deciding is not None:
+        scarce = (deciding < least_deciding) & (carriers >= least) & (deciding > 0)
+        if bool(scarce.any()):
+            notes.append(
+                f"At {int(scarce.sum())} of {len(carriers)} queries a few walks against the drift decide the "
+                "value and its standard error. Standard errors there allow for more such walks, by an "
+                "estimate of what they bring, but the intervals are not safe. Raise n_walks until the values "
+                "agree."
+            )
+    if unknown is not None and bool(unknown.any()):
+        notes.append(
+            f"At {int(unknown.sum())} of {len(unknown)} queries all walks brought the same value, and no "
+            "other was seen anywhere on the boundary: the standard error of zero there means that nothing is "
+            "known of rarer values. Raise n_walks; if the value is the same everywhere, pass it as a number."
+        )
+    return notes

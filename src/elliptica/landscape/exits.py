@@ -10,6 +10,7 @@ radius and ``tanh(w) = cos(theta)``, the density of ``y = w - artanh(rho)`` is p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -113,19 +114,45 @@ def control_variates(
     Returns:
         Mean and its standard error, one per query.
     """
+    rest, _ = control_residuals(values, exits, start, direction, centre, radius)
+    halves = rest.shape[1] // 2, rest.shape[1] - rest.shape[1] // 2
+    parts = rest.split(halves, 1)
+    variance = sum(n * part.var(1) for n, part in zip(halves, parts, strict=True)) / rest.shape[1] ** 2
+    return rest.mean(1).to(values.dtype), torch.as_tensor(variance).sqrt().to(values.dtype)
+
+
+def control_residuals(
+    values: Float[Tensor, "q n_walks"],
+    exits: Float[Tensor, "q n_walks dim"],
+    start: Float[Tensor, "q dim"],
+    direction: Float[Tensor, "q dim"],
+    centre: Float[Tensor, " dim"],
+    radius: float,
+) -> tuple[Float[Tensor, "q n_walks"], Callable[[Tensor, Tensor], Tensor]]:
+    """What `control_variates` averages, and a function that does the same to values at other points.
+
+    That function takes points ``(s, dim)`` and values ``(q, s)`` and returns ``(q, 2 s)``: each value less
+    the multiples of either half of the walks.
+    """
     n_walks = values.shape[1]
     checks.count("n_walks", n_walks, 16, " for control variates (each half fits three coefficients)")
     unit = torch.nn.functional.normalize(direction.double(), dim=1)
-    s = torch.einsum("qwd,qd->qw", exits.double() - start.double()[:, None], unit)
     known = unit.square().sum(1) * ball_exit_time(start.double(), centre, radius)
-    terms = torch.stack([s, s.square() - known[:, None]], dim=2)
+
+    def terms(along: Tensor) -> Tensor:
+        return torch.stack([along, along.square() - known[:, None]], dim=2)
+
+    own = terms(torch.einsum("qwd,qd->qw", exits.double() - start.double()[:, None], unit))
     halves = n_walks // 2, n_walks - n_walks // 2
-    (y0, y1), (t0, t1) = values.double().split(halves, 1), terms.split(halves, 1)
-    rest0 = y0 - (t0 @ _slopes(t1, y1)).squeeze(2)
-    rest1 = y1 - (t1 @ _slopes(t0, y0)).squeeze(2)
-    mean = (rest0.sum(1) + rest1.sum(1)) / n_walks
-    variance = (rest0.var(1) * halves[0] + rest1.var(1) * halves[1]) / n_walks**2
-    return mean.to(values.dtype), variance.sqrt().to(values.dtype)
+    (y0, y1), (t0, t1) = values.double().split(halves, 1), own.split(halves, 1)
+    slopes = _slopes(t1, y1), _slopes(t0, y0)
+    rest = torch.cat([y0 - (t0 @ slopes[0]).squeeze(2), y1 - (t1 @ slopes[1]).squeeze(2)], 1)
+
+    def elsewhere(points: Tensor, at_points: Tensor) -> Tensor:
+        other = terms(unit @ points.double().T - (unit * start.double()).sum(1, keepdim=True))
+        return torch.cat([at_points.double() - (other @ slope).squeeze(2) for slope in slopes], 1)
+
+    return rest, elsewhere
 
 
 def sample_drifted_direction(

@@ -7,7 +7,7 @@ drawn at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 import torch
@@ -87,8 +87,9 @@ class HittingTimes(nn.Module):
     """Mean loss where Brownian walks first meet the training data (paper: Eq. (3) and its empirical sum).
 
     Walks start in the space of inputs and targets, ``z = (x, y)``, and end on a ball around a datum or on
-    the outer boundary; the loss is that of the current network at the end ``(x, y)`` of each walk. Its mean
-    over starts and walks is the mean of the landscape ``u`` that `elliptica.estimate_landscape` computes.
+    the outer boundary; the loss is that of the current network at the end ``(x, y)`` of each walk. From
+    starts outside the balls its mean is that of the landscape ``u`` that `elliptica.estimate_landscape`
+    computes. A walk from inside a ball ends where it starts; there ``u`` is the loss on the ball's surface.
     Targets end as points of their space: class labels walk in the plane of the simplex and return to its
     nearest point.
 
@@ -168,6 +169,16 @@ class HittingTimes(nn.Module):
         if target_space is not None:
             checks.choice("target_space", target_space, TARGET_SPACES)
         _check_data(x, y, sample_weight)
+        for name, given, remedy in (
+            ("x", x, "Put what computes it into the model"),
+            ("y", y, "Train what computes it with another loss"),
+            (
+                "sample_weight",
+                sample_weight,
+                "Pass learnable weights with starts, objective(x, y, sample_weight=w)",
+            ),
+        ):
+            _refuse_gradient(name, given, remedy)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
         self.target_space = infer_target_space(loss_fn, y) if target_space is None else target_space
@@ -178,7 +189,7 @@ class HittingTimes(nn.Module):
         self.feature_shape, self.target_shape = tuple(x.shape[1:]), tuple(target.shape[1:])
         is_simplex = self.target_space == "simplex"
         self.register_buffer("_basis", _simplex_basis(target) if is_simplex else None, persistent=False)
-        points = self.join(x.detach(), y.detach())
+        points = self.join(x, y).detach()
         if outer == "auto":
             outer = "reflecting_box" if points.shape[1] <= REFLECTING else "ball"
         #: The region of the walks, in the coordinates of `join`.
@@ -214,6 +225,13 @@ class HittingTimes(nn.Module):
             ends: Ends drawn before, see `sample`.
             generator: Source of randomness; torch's default one if None.
         """
+        if self.training != self.model.training:
+            self._warn_once(
+                f"mode {self.training}",
+                f"objective.training is {self.training} but model.training is {self.model.training}, so "
+                f"walks are {'on' if self.training else 'off'}. Call objective.train() and objective.eval() "
+                "instead of the model's.",
+            )
         if self.training:
             if ends is None:
                 ends = self.sample(x, y, sample_weight=sample_weight, generator=generator)
@@ -236,8 +254,9 @@ class HittingTimes(nn.Module):
         sample_weight: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> WalkEnds:
-        """Walk from ``n_starts`` drawn starts, or from given ones, to the boundary; without gradients.
+        """Walk from ``n_starts`` drawn starts, or from given ones, to the boundary.
 
+        Ends carry no gradient, weights do: starts that require a gradient raise an error.
         Large numbers cost far less per walk: draw the walks of many steps at once and `WalkEnds.split` them.
 
         Args:
@@ -251,16 +270,18 @@ class HittingTimes(nn.Module):
             given = {"n_starts": n_starts, "sample_weight": sample_weight, "generator": generator}
             return run_uncompiled(self.sample, x, y, **given)  # type: ignore[arg-type]  # as named above
         random.check_generator(generator, self.points.device)
+        for name, value in (("x", x), ("y", y)):
+            _refuse_gradient(name, value, "Put what computes starts into the model")
         with torch.no_grad():
             start = self._starts(x, y, n_starts, sample_weight, generator)
             start = start.to(random.compute_dtype(start.dtype))
             if x is not None:
                 self._warn_of_data(start)
-            weight = None if sample_weight is None else sample_weight.to(start)
-            if self.n_walks > 1:
-                start = start.repeat_interleave(self.n_walks, 0)
-                weight = None if weight is None else weight.repeat_interleave(self.n_walks)
-            ends = self._walk(start, weight, generator)
+            start = start.repeat_interleave(self.n_walks, 0)
+            ends = self._walk(start, generator)
+        if sample_weight is not None:  # weights may be learned
+            weight = sample_weight.to(start).repeat_interleave(self.n_walks)
+            ends = replace(ends, weight=weight if ends.weight is None else ends.weight * weight)
         self.shares = ends.shares
         self._judge(ends)
         return ends
@@ -356,16 +377,16 @@ class HittingTimes(nn.Module):
         check_weight(sample_weight, len(x))
         return self.join(x, y)
 
-    def _walk(self, start: Tensor, weight: Tensor | None, generator: torch.Generator | None) -> WalkEnds:
+    def _walk(self, start: Tensor, generator: torch.Generator | None) -> WalkEnds:
         walks = walk_on_spheres(
             self.domain, start, Operator(), shell=self._shell, max_steps=self.max_steps, generator=generator
         )
         inside = self.domain.nearest_ball(start)[0] <= 0  # tau is zero: the walk ends where it starts
         x, y = self._split_point(torch.where(inside[:, None], start, walks.end))
+        weight = None
         if self.weight is not None:
             known = self.weight.to(start)
-            own = torch.where(walks.label >= 0, known[walks.label.clamp_min(0)], known.mean())
-            weight = own if weight is None else own * weight
+            weight = torch.where(walks.label >= 0, known[walks.label.clamp_min(0)], known.mean())
         dtype = self.points.dtype
         return WalkEnds(x.to(dtype), y.to(dtype), walks.label, weight, walks.steps)
 
@@ -394,12 +415,14 @@ class HittingTimes(nn.Module):
         if self._walked < _ENOUGH:
             return
         if self._met < FEW_HITS * self._walked:
+            remedy = "Train on bridges with elliptica.Elliptic, or use larger balls."
+            if self.points.shape[1] <= REFLECTING:
+                remedy = f'Use outer="reflecting_box". {remedy}'
             self._warn_once(
                 "few",
                 f"Only {self._met} of {self._walked} walks met a ball around a training datum, in "
                 f"{self.points.shape[1]} dimensions: the objective is the loss on the outer boundary, with "
-                'targets that no datum has. Use outer="reflecting_box" (up to about 8 dimensions) or larger '
-                "balls, or train on bridges with elliptica.Elliptic.",
+                f"targets that no datum has. {remedy}",
             )
         if self._lost > 0.01 * self._walked:
             self._warn_once(
@@ -427,6 +450,15 @@ def _check_data(x: Tensor, y: Tensor, sample_weight: Tensor | None) -> None:
         raise ValueError(
             "x and y must be all training data, at least two rows, but there is one: the region of the walks "
             "is made of them. Pass the whole training set, not a row of it."
+        )
+
+
+def _refuse_gradient(name: str, given: Tensor | None, remedy: str) -> None:
+    """Raise where a gradient is wanted that walks cannot pass on."""
+    if given is not None and given.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} requires a gradient, but walks are drawn without: nothing in front of HittingTimes "
+            f"would learn. {remedy}, or pass {name}.detach()."
         )
 
 

@@ -21,7 +21,7 @@ TREE_BALLS = 250
 #: Up to this many balls all are compared.
 _FEW = 128
 #: Neighbours asked of the tree, in turn, until none further away can be nearer.
-_NEIGHBOURS = (8, 64)
+_NEIGHBOURS = (2, 8, 64)
 #: Rows times balls held at once: what a processor's cache takes, and what memory takes.
 _CACHED, _HELD = 2**17, 2**22
 #: Balls whose distances differ by less than this share are equally near: the first of them counts.

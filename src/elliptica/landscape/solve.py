@@ -104,6 +104,12 @@ def estimate_landscape(
     size = domain_size(region, at)
     step = default_step(region, at, operator, size) if dt is None else dt
     data_values, merged = merge_repeated(region, data_values)
+    is_constant = not callable(value) and data_values is None and not operator.has_source
+    if is_constant and isinstance(region, DataDomain) and operator.absorption == 0:
+        merged += (
+            f"All of the boundary has the value {value:g}, and so has u. Pass data_values= (the losses at "
+            "the data), or a function as value.",
+        )
     problem = solvers.DirichletProblem(
         Boundary.of(value, data_values, context, place),
         region,
@@ -152,6 +158,10 @@ def _assemble(
     )
     bias = torch.cat([b.bias for b in batches])
     n_walks = int(whole.effective.max()) if name == solvers.MONOPOLES else problem.n_walks
+    in_ball = None if problem.balls is None else problem.balls.nearest_ball(problem.at)[0] <= 0
+    unknown = (whole.stderr == 0) & (whole.carriers > 0 if name == solvers.MONOPOLES else whole.steps > 0)
+    if in_ball is not None:
+        unknown = unknown & ~in_ball
     notes = judge(
         has_balls=problem.balls is not None,
         hit_share=whole.hit_share,
@@ -159,9 +169,11 @@ def _assemble(
         effective=whole.effective,
         n_walks=n_walks if problem.operator.drift is not None else 0,  # survival is no change of measure
         max_steps=problem.max_steps,
-        in_ball=None if problem.balls is None else problem.balls.nearest_ball(problem.at)[0] <= 0,
+        in_ball=in_ball,
         widened=whole.stderr > WIDENED * whole.spread,
         carriers=whole.carriers if problem.operator.drift is not None else None,
+        deciding=whole.deciding,
+        unknown=None if problem.boundary.constant is not None or problem.dim == 1 else unknown,
     )
     notes = (*notes, *merged)
     if name == solvers.MONOPOLES and problem.boundary.data_values is None:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica.landscape.data_domain import OUTER, DataDomain
-from elliptica.landscape.domains import Ball, Domain
+from elliptica.landscape.domains import Ball, Box, Domain
 from elliptica.landscape.euler import euler_maruyama
-from elliptica.landscape.exits import ball_exit_time, control_variates, sample_ball_exit
+from elliptica.landscape.exits import ball_exit_time, control_residuals, control_variates, sample_ball_exit
 from elliptica.landscape.monopole import Monopoles, check_domain, relative_bound
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.spheres import DriftMode, walk_on_spheres
@@ -26,14 +26,15 @@ from elliptica.landscape.walks import (
     Known,
     Walks,
     average,
-    unseen_stderr,
+    plus_four,
     value_range,
 )
 
 #: Share of unfinished walks up to which their effect is estimated.
 FEW_UNFINISHED = 0.01
-#: Walks without a drift that look for boundary values which drifted walks may miss.
-SCOUTS = 64
+#: Points of the outer boundary that are looked at whether or not a walk ends there; and how many, for each
+#: query, if the value depends on the query.
+LOOKOUTS, OWN_LOOKOUTS = 1024, 64
 #: Memory that one batch of walks may take, in bytes.
 _BATCH = 1.5e8
 
@@ -105,6 +106,41 @@ class DirichletProblem:
         """The domain without balls."""
         return self.balls.domain if self.balls is not None else self.domain
 
+    @cached_property
+    def lookouts(self) -> Float[Tensor, "points dim"]:
+        """Points all over the outer boundary; none if the value there is a number, or walls reflect.
+
+        They are the same for every seed, so that they change no estimate. If the value depends on the query
+        each one asks for them again, so they are fewer.
+        """
+        at, outer = self.at, self.outer
+        if self.boundary.constant is not None or not bool(outer.distance(at).isfinite().all()):
+            return at[:0]
+        n = LOOKOUTS if self.boundary.context is None else OWN_LOOKOUTS
+        rng = torch.Generator().manual_seed(0)
+        normal = torch.randn(n, self.dim, generator=rng, dtype=torch.float64).to(at)
+        if isinstance(outer, Ball):
+            return outer.centre.to(at) + outer.radius * torch.nn.functional.normalize(normal, dim=1)
+        if isinstance(outer, Box):
+            share = torch.rand(n, self.dim, generator=rng, dtype=torch.float64).to(at)
+            return outer.project(torch.lerp(outer.low.to(at), outer.high.to(at), share))
+        start = at[torch.arange(n, device=at.device) * len(at) // n]
+        rng = torch.Generator(at.device).manual_seed(0)
+        ends = walk_on_spheres(outer, start, Operator(), shell=self.shell, generator=rng)
+        return ends.end[ends.label != UNFINISHED]
+
+    @cached_property
+    def _lookout_values(self) -> Float[Tensor, "1 points"]:
+        return self.boundary.at(self.lookouts, torch.zeros_like(self.lookouts[:, 0], dtype=torch.long))[None]
+
+    def lookout_values(self, rows: Int[Tensor, " queries"]) -> Float[Tensor, "queries points"]:
+        """Values at the lookouts, for each of these queries."""
+        if self.boundary.context is None:
+            return self._lookout_values.expand(len(rows), -1)
+        n = len(self.lookouts)
+        values = self.boundary.at(self.lookouts.repeat(len(rows), 1), rows.repeat_interleave(n))
+        return values.reshape(len(rows), n)
+
     @property
     def batch(self) -> int:
         """Queries whose walks fit in memory together (ten copies in float64)."""
@@ -139,8 +175,7 @@ def solve_exact(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Bat
     ball, at = problem.outer, problem.at[rows]
     assert isinstance(ball, Ball)
     assert problem.diffusion is not None
-    mean, stderr, values = _exits(problem, at, rows)
-    spread, stderr = stderr, _with_unseen(problem, rows, stderr, values)
+    mean, spread, stderr, values = _exits(problem, at, rows)
     time = ball_exit_time(at, ball.centre.to(at), ball.radius, problem.diffusion)
     source = problem.operator.source_at(at)  # a constant
     bias, proved = torch.zeros_like(mean), True
@@ -163,14 +198,18 @@ def solve_exact(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Bat
             one,
             spread,
             one * problem.n_walks,
+            one * problem.n_walks,
         ),
         bias,
         proved,
     )
 
 
-def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, standard error and values ``(queries, walks)`` of the outer data, by exact exits."""
+def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean of the outer data by exact exits, its error, and the values ``(queries, walks)``.
+
+    The error comes twice: by the spread of the exits, and with room for values that they did not meet.
+    """
     ball = problem.outer
     assert isinstance(ball, Ball)
     centre = ball.centre.to(at)
@@ -179,21 +218,32 @@ def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor,
     values = problem.boundary.at(end.flatten(0, 1), query).reshape(end.shape[:2])
     slope = problem.boundary.gradient(at, rows) if problem.control else None
     if slope is not None:
-        mean, stderr = control_variates(values, end, at, slope, centre, ball.radius)
-        return mean, stderr, values
-    return values.mean(1), values.std(1) / math.sqrt(problem.n_walks), values
+        mean, spread = control_variates(values, end, at, slope, centre, ball.radius)
+        payoff, elsewhere = control_residuals(values, end, at, slope, centre, ball.radius)
+    else:
+        mean, spread = values.mean(1), values.std(1) / math.sqrt(problem.n_walks)
+        payoff, elsewhere = values.double(), lambda points, known: known
+    if problem.boundary.constant is not None:
+        return mean, spread, spread, values
+    other = elsewhere(problem.lookouts, problem.lookout_values(rows)).double()
+    centred = payoff.mean(1)
+    flat = values.amax(1) == values.amin(1)
+    known = Known(other.amin(1).where(flat, centred), other.amax(1).where(flat, centred))
+    done = torch.ones_like(values, dtype=torch.bool)
+    stderr = plus_four(payoff, centred, 0.0, done, known)
+    # the variance beyond the payoffs that were met, by the density of exits at the lookouts
+    density = _exit_density(problem.lookouts, at, ball).repeat(1, other.shape[1] // len(problem.lookouts))
+    beyond = (other < payoff.amin(1, keepdim=True)) | (other > payoff.amax(1, keepdim=True))
+    unmet = (density * beyond * (other - centred[:, None]).square()).mean(1) / problem.n_walks
+    stderr = (stderr.square() + unmet).sqrt().to(spread)
+    return mean, spread, torch.maximum(spread, stderr), values
 
 
-def _with_unseen(problem: DirichletProblem, rows: Tensor, stderr: Tensor, values: Tensor) -> Tensor:
-    """Where all exits have one value, allow for those that the rest of the sphere has."""
-    flat = (values.amax(1) == values.amin(1)).nonzero().flatten()
-    if problem.boundary.constant is not None or len(flat) == 0:
-        return stderr
-    assert isinstance(problem.outer, Ball)
-    centre = problem.outer.centre.to(problem.at).expand(len(flat), -1)
-    seen = _exits(problem, centre, rows[flat])[2]
-    away = torch.stack([seen.amin(1), seen.amax(1)], 1) - values[flat, :1]
-    return stderr.index_put((flat,), unseen_stderr(away, problem.n_walks))
+def _exit_density(points: Tensor, at: Tensor, ball: Ball) -> Float[Tensor, "queries points"]:
+    """Density of exits at points of the sphere, over the uniform one (Poisson's kernel)."""
+    distance = torch.cdist(at.double(), points.double()) / ball.radius
+    inner = (at - ball.centre.to(at)).double().norm(dim=1, keepdim=True) / ball.radius
+    return (1 - inner.square()) * distance ** -at.shape[1]
 
 
 def _ball_range(problem: DirichletProblem, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -273,15 +323,21 @@ def _reduce(problem: DirichletProblem, walks: Walks, rows: Tensor) -> tuple[Aver
     label = walks.label.reshape(-1, problem.n_walks)
     done = label != UNFINISHED
     low, high = value_range(walks.log_weight.exp() * values + walks.integral, done)
-    result = average(walks, problem.n_walks, values, _known(problem, rows, label))
+    result = average(walks, problem.n_walks, values, _known(problem, rows, label, values))
     return result, (high - low).clamp_min(0)
 
 
-def _known(problem: DirichletProblem, rows: Tensor, label: Int[Tensor, "queries walks"]) -> Known:
+def _known(
+    problem: DirichletProblem,
+    rows: Tensor,
+    label: Int[Tensor, "queries walks"],
+    values: Float[Tensor, " ends"],
+) -> Known:
     """Boundary values that are known whether or not a walk has met them.
 
-    Those of the balls; that next to the query where no walk has left the domain; and, if walks follow a
-    drift, those where a few without it end: a drift may carry all walks away from the values that decide.
+    Those of the balls, those at the lookouts, and those that walks of other queries met (not if the value
+    depends on the query). Under a drift, which may carry all walks away from the values that decide, those
+    at the lookouts come with the weight that they are likely to have.
     """
     at, drift = problem.at[rows], problem.drift if problem.operator.drift is not None else None
     low, high = torch.full_like(at[:, 0], torch.inf), torch.full_like(at[:, 0], -torch.inf)
@@ -294,17 +350,35 @@ def _known(problem: DirichletProblem, rows: Tensor, label: Int[Tensor, "queries 
             high = high.index_put((inner,), torch.maximum(high[inner], outer))
     if drift in ("mixture", "weight"):
         pure = drift == "mixture" and problem.operator.absorption == 0.0
-        return Known(low, high, weight=2.0, unit_mean=pure, drift=True)
-    if drift == "sample":
-        start = at.repeat_interleave(SCOUTS, 0)
-        still = Operator(problem.operator.diffusion)
-        scouts = walk_on_spheres(
-            problem.domain, start, still, shell=problem.shell, generator=problem.generator
-        )
-        values = problem.boundary(scouts.end, scouts.label, rows.repeat_interleave(SCOUTS))
-        met = value_range(values, (scouts.label != UNFINISHED).reshape(-1, SCOUTS))
+        others, weights = problem.lookout_values(rows), _likely_weights(problem, at)
+        return Known(low, high, 2.0, pure, True, others, weights)
+    if len(problem.lookouts):
+        seen = problem.lookout_values(rows)
+        low, high = torch.minimum(low, seen.amin(1)), torch.maximum(high, seen.amax(1))
+    if problem.boundary.constant is None and problem.boundary.context is None:
+        met = value_range(values, (label != UNFINISHED).reshape(1, -1))
         low, high = torch.minimum(low, met[0]), torch.maximum(high, met[1])
     return Known(low, high)
+
+
+def _likely_weights(problem: DirichletProblem, at: Tensor) -> Float[Tensor, "queries points"]:
+    """Weights with which walks that decide the variance under a drift reach each lookout.
+
+    A walk over ``d`` in a time ``t`` has ``log L = mu . d / a - |mu|^2 t / (2 a)`` and, without the drift, a
+    density of the order of ``exp(-|d|^2 / (2 a t))``. That density times ``L^2`` is largest at
+    ``t = |d| / (sqrt(2) |mu|)``.
+    """
+    operator = problem.operator
+    scale, mu = operator.scale(at), operator.drift_at(at)
+    assert mu is not None
+    push, far = mu / scale, problem.lookouts / scale
+    distance = torch.cdist(at / scale, far)
+    length = push.norm(dim=-1).expand(len(at))[:, None]
+    along = push.expand_as(at) @ far.T - (push * at / scale).sum(1, keepdim=True)
+    log_ratio = along - length * distance / math.sqrt(8)
+    if problem.drift == "weight":
+        return log_ratio.double().exp()
+    return 2 * torch.sigmoid(log_ratio.double())
 
 
 @dataclass(frozen=True)
@@ -326,7 +400,7 @@ def outer_sample(problem: DirichletProblem) -> Float[Tensor, " walks"]:
     """Values at uniformly random points of the outer sphere."""
     assert isinstance(problem.outer, Ball)
     centre = problem.outer.centre.to(problem.at)[None]
-    return _exits(problem, centre, torch.zeros_like(centre[:, 0], dtype=torch.long))[2][0]
+    return _exits(problem, centre, torch.zeros_like(centre[:, 0], dtype=torch.long))[3][0]
 
 
 def fit_monopoles(problem: DirichletProblem) -> MonopoleFit:
@@ -342,7 +416,7 @@ def fit_monopoles(problem: DirichletProblem) -> MonopoleFit:
     seen = outer_sample(problem)
     means, errors, low, high = [], [], float(seen.min()), float(seen.max())
     for part in centres.split(problem.batch):
-        mean, stderr, seen = _exits(problem, part, none[: len(part)])
+        mean, _, stderr, seen = _exits(problem, part, none[: len(part)])
         means.append(mean)
         errors.append(stderr)
         low, high = min(low, float(seen.min())), max(high, float(seen.max()))
@@ -357,14 +431,14 @@ def solve_monopoles(problem: DirichletProblem, rows: Int[Tensor, " queries"], fi
     if fit.constant is not None:
         outer = torch.full_like(stderr, fit.constant)
     else:
-        outer, noise, _ = _exits(problem, at, rows)
+        outer, _, noise, _ = _exits(problem, at, rows)
         n_walks = problem.n_walks
         stderr = (noise.square() + monopoles.hitting(at).square() @ fit.stderr.square()).sqrt()
         stderr = torch.where(monopoles.domain.nearest_ball(at)[0] <= 0, 0.0, stderr)
     hit = monopoles.p_hit(at)
     zero, count = torch.zeros_like(hit), torch.full_like(hit, n_walks)
     result = Averages(
-        monopoles.value(at, outer), stderr, hit, 1 - hit, zero, count, zero, zero, zero, stderr, count
+        monopoles.value(at, outer), stderr, hit, 1 - hit, zero, count, zero, zero, zero, stderr, count, count
     )
     proved = fit.constant is not None and problem.boundary.data_values is not None
     return Batch(result, monopoles.bound(at), proved)

@@ -190,6 +190,8 @@ class _Step:
 
     def _weigh(self, live: _Live, radius: Tensor, push: Tensor | None, direction: Tensor) -> None:
         """Multiply by the survival within the sphere, and by the ratio of the densities of the step."""
+        if push is None and not self._absorption:
+            return
         dim, lost = direction.shape[1], torch.zeros_like(radius)
         if push is not None and (self._absorption or self.drift != "sample"):
             lost = log_phi(push.norm(dim=1) * radius, dim)

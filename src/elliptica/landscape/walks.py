@@ -16,6 +16,8 @@ from elliptica._utils import checks
 UNFINISHED = -2
 #: Walks that must carry a value under a drift; with fewer, intervals by their spread miss it too often.
 FEW_CARRIERS = 50.0
+#: Walks that must carry the spread of the payoffs under a drift; with fewer it is itself too uncertain.
+FEW_DECIDING = 10.0
 #: Half of the walks from which a coefficient can be fitted.
 _HALF = 8
 
@@ -59,6 +61,7 @@ class Averages:
         steps: Mean number of steps, unfinished walks included.
         spread: Standard error by the spread of the walks alone; see `average`.
         carriers: ``(sum |x|)^2 / sum x^2`` of the payoffs ``x``: by how many walks the value is carried.
+        deciding: ``(sum d^2)^2 / sum d^4`` of their deviations ``d``: by how many walks the spread is.
     """
 
     mean: Float[Tensor, " queries"]
@@ -72,6 +75,7 @@ class Averages:
     steps: Float[Tensor, " queries"]
     spread: Float[Tensor, " queries"]
     carriers: Float[Tensor, " queries"]
+    deciding: Float[Tensor, " queries"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class Known:
         unit_mean: Whether weights are a change of measure alone, so that their mean is one.
         drift: Whether weights change the measure at all. Then a few walks may carry the whole value, and
             where fewer than `FEW_CARRIERS` do, every value that was met counts as known.
+        others: Values at places of the boundary, each with a weight of its own.
+        weights: Those weights.
     """
 
     low: Float[Tensor, " queries"]
@@ -92,6 +98,8 @@ class Known:
     weight: float = 1.0
     unit_mean: bool = False
     drift: bool = False
+    others: Float[Tensor, "queries places"] | None = None
+    weights: Float[Tensor, "queries places"] | None = None
 
 
 def average(
@@ -121,11 +129,13 @@ def average(
     usual = _mean(walks.integral.double().reshape_as(label), done)[0]
     size = torch.where(done, payoff.abs(), 0.0)
     carriers = size.sum(1).square() / size.square().sum(1).clamp_min(1e-300)
+    away = torch.where(done, payoff - mean[:, None], 0.0).square()
+    deciding = away.sum(1).square() / away.square().sum(1).clamp_min(1e-300)
     if known is not None and known.drift:
         few = carriers < few_carriers(n_walks)
         low, high = value_range(values.to(known.low), done & few[:, None])
         known = replace(known, low=low.minimum(known.low), high=high.maximum(known.high))
-    stderr = torch.maximum(spread, _plus_four(payoff, mean, usual, done, known))
+    stderr = torch.maximum(spread, plus_four(payoff, mean, usual, done, known))
     stderr = torch.where((walks.steps.reshape_as(label) > 0).any(1), stderr, spread)  # nothing was drawn
     exit_time, exit_time_stderr = _mean(walks.time.double().reshape_as(label), done)
     log_w = torch.where(done, log_w, -torch.inf)
@@ -144,12 +154,18 @@ def average(
         walks.steps.to(dtype).reshape_as(label).mean(1),
         spread.to(dtype),
         carriers.to(dtype),
+        deciding.to(dtype),
     )
 
 
 def few_carriers(n_walks: int) -> float:
     """Number of walks that carry a value, below which their spread is not trusted."""
     return min(FEW_CARRIERS, n_walks / 4)
+
+
+def few_deciding(n_walks: int) -> float:
+    """Number of walks that carry the spread, below which it is not trusted."""
+    return min(FEW_DECIDING, n_walks / 10)
 
 
 def unseen_stderr(away: Tensor, n_walks: int | Tensor) -> Tensor:
@@ -166,13 +182,18 @@ def value_range(
     return low.amin(1), high.amax(1)
 
 
-def _plus_four(payoff: Tensor, mean: Tensor, usual: Tensor, done: Tensor, known: Known | None) -> Tensor:
+def plus_four(
+    payoff: Tensor, mean: Tensor, usual: Tensor | float, done: Tensor, known: Known | None
+) -> Tensor:
     """Standard error with four more walks, two at each end of the range of the payoffs."""
     n = done.sum(1)
     low, high = (end - mean for end in value_range(payoff.flatten(), done))
     if known is not None:
         low = torch.minimum(low, known.weight * (known.low.double() + usual - mean))
         high = torch.maximum(high, known.weight * (known.high.double() + usual - mean))
+        if known.others is not None and known.weights is not None and known.others.shape[1]:
+            away = known.weights * (known.others.double() + (usual - mean)[:, None])
+            low, high = torch.minimum(low, away.amin(1)), torch.maximum(high, away.amax(1))
     spread = torch.where(done, payoff - mean[:, None], 0.0).square().sum(1) / ((n + 4) * (n + 3))
     total = spread + unseen_stderr(torch.stack([low, high], -1), n).square()
     return torch.where(n > 1, total.sqrt(), torch.inf)

@@ -139,6 +139,10 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     if isinstance(settings.get("sigma"), list):  # TOML has no tuples
         settings["sigma"] = tuple(settings["sigma"])
     given = {"sampling": "marginal", "num_classes": context.num_classes, "validate": False, **settings}
+    if not isinstance(
+        given.get("sigma", 0.0), float | int
+    ):  # measured, or the PDE's: says nothing of targets
+        given.setdefault("sigma_y", 0.0)
     module = Elliptic.paper(context.model, context.loss_fn, **given)
     if power is None:
         return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
