@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import sys
 import zipfile
 
 import joblib
@@ -12,6 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestRegressor,
+)
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -236,9 +245,9 @@ def test_other_files(tmp_path, file):
     ("change", "message"),
     [
         (lambda s: s.update(format="other"), "does not say 'elliptica estimator'"),
-        (lambda s: s.update(version=2), "has version 2 of the format"),
+        (lambda s: s.update(version=3), "has version 3 of the format"),
         (lambda s: s["estimator"].update({"class": "os.system"}), "does not hold what a saved estimator"),
-        (lambda s: s["estimator"].pop("course"), "does not hold what a saved estimator"),
+        (lambda s: s["estimator"].pop("progress"), "does not hold what a saved estimator"),
         (
             lambda s: s["estimator"].update(n_features=4),
             r"x_mean_ should have 4 values, but has shape \(3,\)",
@@ -374,3 +383,291 @@ def test_every_flipped_byte_is_noticed(file):
     assert refused > 50
     with zipfile.ZipFile(io.BytesIO(original)) as archive:
         assert archive.testzip() is None
+
+
+def boosted(x, **options):
+    return HistGradientBoostingRegressor(max_iter=5, min_samples_leaf=3, random_state=0, **options).fit(
+        x, x[:, 0] ** 2 + 1
+    )
+
+
+def three_classes(x):
+    return np.array(["low", "middle", "high"])[np.digitize(x[:, 0], [-0.4, 0.4])]
+
+
+SCIKIT_LEARN = {
+    "trees": boosted,
+    "trees, classes": lambda x: HistGradientBoostingClassifier(max_iter=5, min_samples_leaf=3).fit(
+        x, three_classes(x)
+    ),
+    "trees, two classes": lambda x: HistGradientBoostingClassifier(
+        max_iter=5, min_samples_leaf=3, random_state=np.random.RandomState(0)
+    ).fit(x, x[:, 0] > 0),
+    "linear": lambda x: Ridge(alpha=0.5).fit(x, x[:, 0]),
+    "linear, classes": lambda x: LogisticRegression().fit(x / [1, 1e3, 1e-3], three_classes(x)),
+    "log of the target": lambda x: TransformedTargetRegressor(
+        HistGradientBoostingRegressor(max_iter=5, min_samples_leaf=3), func=np.log, inverse_func=np.exp
+    ).fit(x, x[:, 0] ** 2 + 1),
+}
+
+
+@pytest.mark.parametrize("kind", SCIKIT_LEARN)
+def test_models_of_scikit_learn_round_trip(tmp_path, x, kind):
+    model = SCIKIT_LEARN[kind](x)
+    again = load(save(model, tmp_path / "m.elliptica", notes={"a": 1}))
+    assert type(again) is type(model)
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    if hasattr(model, "predict_proba"):
+        np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+        assert again.classes_.dtype == model.classes_.dtype
+    assert type(clone(again).fit(x, model.predict(x))) is type(model)  # parameters are there, too
+    assert read_notes(tmp_path / "m.elliptica") == {"a": 1}
+    assert save(again, tmp_path / "n.elliptica").stat().st_size > 0
+    with pytest.raises(ValueError, match="Leave module= out"):
+        load(tmp_path / "m.elliptica", module=nn.Linear(3, 1))
+
+
+def test_pipelines_of_scikit_learn_round_trip(tmp_path, x):
+    frame = pd.DataFrame({"a": x[:, 0], "b": ["u", "v", None] * 10, "c": [None, 1.0, 2.0] * 10})
+    for model in (HistGradientBoostingRegressor(max_iter=3, min_samples_leaf=3), Ridge()):
+        pipeline = make_pipeline(TablePreprocessor(min_frequency=3), model).fit(frame, x[:, 0])
+        again = load(save(pipeline, tmp_path / "p.elliptica"))
+        assert list(again.named_steps) == list(pipeline.named_steps)
+        np.testing.assert_array_equal(again.predict(frame), pipeline.predict(frame))
+
+
+def test_columns_of_all_kinds_round_trip(tmp_path, x):
+    """Whatever the preprocessor makes of dates and texts."""
+    frame = pd.DataFrame(
+        {
+            "day": pd.date_range("2020-01-01", periods=30, freq="17D"),
+            "said": [f"the {i % 7} quick brown foxes jumped over lazy dog number {i % 5}" for i in range(30)],
+            "size": np.exp(3 * x[:, 0]),
+        }
+    )
+    for model in (Ridge(), EllipticRegressor(**QUICK, n_networks=2)):
+        pipeline = make_pipeline(TablePreprocessor(min_frequency=2), model).fit(frame, x[:, 0])
+        again = load(save(pipeline, tmp_path / "p.elliptica"))
+        np.testing.assert_allclose(again.predict(frame), pipeline.predict(frame), rtol=1e-9)
+
+
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+def test_models_of_scikit_learn_that_are_not_saved(tmp_path, x):
+    path = tmp_path / "m.elliptica"
+    odd = {
+        "absolute error": HistGradientBoostingRegressor(loss="absolute_error", max_iter=2).fit(x, x[:, 0]),
+        "categories": HistGradientBoostingRegressor(categorical_features=[0], max_iter=2).fit(
+            np.arange(30)[:, None] % 3, x[:, 0]
+        ),
+    }
+    for kind in ("absolute error", "categories"):
+        with pytest.raises(TypeError, match=r"cannot be written to a safe file: it holds .* not on the list"):
+            save(odd[kind], path)
+    own = TransformedTargetRegressor(Ridge(), func=np.cbrt, inverse_func=np.square, check_inverse=False).fit(
+        x, x[:, 0]
+    )
+    with pytest.raises(TypeError, match=r"numpy\.cbrt|numpy\.square"):
+        save(own, path)
+    with pytest.raises(TypeError, match="but got RandomForestRegressor"):
+        save(RandomForestRegressor(n_estimators=1).fit(x, x[:, 0]), path)
+    with pytest.raises(TypeError, match="but got TransformedTargetRegressor"):
+        save(TransformedTargetRegressor(RandomForestRegressor(n_estimators=1)).fit(x, x[:, 0]), path)
+    with pytest.raises(ValueError, match="not fitted"):
+        save(Ridge(), path)
+    assert not path.exists()
+
+
+def with_dump(path, change):
+    """Change the members of the part of scikit-learn; ``change`` gets names and bytes."""
+    content = members(path)
+    inner = path.with_suffix(".skops")
+    inner.write_bytes(content["model.skops"])
+    parts = members(inner)
+    change(parts)
+    return rewrite(path, {**content, "model.skops": rewrite(inner, parts).read_bytes()})
+
+
+def with_schema(path, change):
+    def apply(parts):
+        schema = json.loads(parts["schema.json"])
+        change(schema)
+        parts["schema.json"] = json.dumps(schema)
+
+    return with_dump(path, apply)
+
+
+def attributes(schema):
+    return schema["content"]["content"]
+
+
+def deep(schema):
+    node = attributes(schema)
+    for _ in range(200):
+        node["deeper"] = {}
+        node = node["deeper"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(__module__="os", __class__="system"), r"os\.system \(ObjectNode\)"),
+        (
+            lambda s: attributes(s).update(
+                alpha={"__loader__": "FunctionNode", "__module__": "os", "__class__": "system"}
+            ),
+            r"it holds os\.system \(FunctionNode\), which is not on the list",
+        ),
+        (
+            lambda s: attributes(s).update(
+                alpha={"__loader__": "MethodNode", "__module__": "numpy", "__class__": "exp"}
+            ),
+            r"numpy\.exp \(MethodNode\)",
+        ),
+        (
+            lambda s: attributes(s).update(
+                alpha={"__loader__": "TypeNode", "__module__": "builtins", "__class__": "eval"}
+            ),
+            r"builtins\.eval \(TypeNode\)",
+        ),
+        (deep, "nested deeper than 100 levels"),
+        (lambda s: s.update(protocol=0), "older protocol"),
+        (lambda s: attributes(s).pop("coef_"), "does not hold what a saved estimator"),
+        (lambda s: attributes(s)["n_features_in_"].update(content="4"), "shape"),
+        (lambda s: attributes(s)["n_features_in_"].update(content="9" * 12), "shape"),
+    ],
+)
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+def test_hostile_parts_of_scikit_learn_are_refused(tmp_path, x, change, message):
+    path = save(Ridge().fit(x, x[:, 0]), tmp_path / "m.elliptica")
+    with pytest.raises(ValueError, match=message) as caught:
+        load(with_schema(path, change))
+    assert len(str(caught.value)) < 1000
+
+
+def header(shape, descr="<f8"):
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"shape": shape, "fortran_order": False, "descr": np.dtype(descr).str}
+    )
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        header((10**12,)) + b"\0" * 24,
+        header((3,)),
+        header((2**62, 4)),
+        b"no array",
+        header((3,), "O") + b"\0" * 24,
+    ],
+)
+@pytest.mark.bad_input
+def test_arrays_that_lie_about_their_size_are_refused(tmp_path, x, array):
+    """Before anything of that size is allocated."""
+    path = save(Ridge().fit(x, x[:, 0]), tmp_path / "m.elliptica")
+
+    def change(parts):
+        name = next(name for name in parts if name.endswith(".npy"))
+        parts[name] = array
+
+    with pytest.raises(ValueError, match="does not hold what a saved estimator"):
+        load(with_dump(path, change))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("left", 10**6),
+        ("right", 10**6),
+        ("left", 0),
+        ("feature_idx", 3),
+        ("feature_idx", -1),
+        ("is_categorical", 1),
+    ],
+)
+@pytest.mark.bad_input
+def test_trees_that_lead_elsewhere_are_refused(tmp_path, x, field, value):
+    """scikit-learn would read beyond the array, or never come to an end."""
+    model = boosted(x)
+    tree = model._predictors[2][0]
+    assert not tree.nodes["is_leaf"][0]
+    tree.nodes[field][0] = value
+    path = save(model, tmp_path / "m.elliptica")
+    with pytest.raises(ValueError, match="leads out of its nodes or columns"):
+        load(path)
+
+
+def test_no_rows_are_in_the_file_of_trees(tmp_path, x):
+    """Trees keep quantiles of all columns, which are rows for small tables; predictions do not need them."""
+    model = boosted(x)
+    assert len(model._bin_mapper.bin_thresholds_[0]) > 20
+    again = load(save(model, tmp_path / "m.elliptica"))
+    assert again._bin_mapper.bin_thresholds_ == []
+    assert len(model._bin_mapper.bin_thresholds_[0]) > 20  # the model itself keeps them
+
+
+def test_large_or_strange_members_are_refused(tmp_path, x, monkeypatch):
+    path = save(Ridge().fit(x, x[:, 0]), tmp_path / "m.elliptica")
+    content = members(path)
+    with pytest.raises(ValueError, match="does not hold what a saved estimator"):
+        load(rewrite(tmp_path / "w.elliptica", {**content, "model.skops": b"no zip"}))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("schema.json", b" " * 10**6)
+    with pytest.raises(ValueError, match="compressed members"):
+        load(rewrite(tmp_path / "w.elliptica", {**content, "model.skops": packed.getvalue()}))
+    monkeypatch.setattr("elliptica.estimators.files._MOST_JSON", 100)
+    with pytest.raises(ValueError, match=r"has settings of .* bytes, but at most 100 are read"):
+        load(path)
+
+
+def test_missing_skops_names_the_extra(tmp_path, x, monkeypatch):
+    monkeypatch.setitem(sys.modules, "skops.io", None)
+    with pytest.raises(ModuleNotFoundError, match=r"elliptica\[tables\]"):
+        save(Ridge().fit(x, x[:, 0]), tmp_path / "m.elliptica")
+
+
+@pytest.mark.parametrize("options", [{"bounded": False}, {"target_transform": "log"}, {"n_networks": 3}])
+def test_options_of_the_regressor_round_trip(tmp_path, x, options):
+    y = np.exp(x[:, 0])
+    model = EllipticRegressor(**QUICK, **options, early_stopping=True).fit(x, y)
+    again = load(save(model, tmp_path / "m.elliptica"))
+    far = x * 100
+    np.testing.assert_array_equal(again.predict(far), model.predict(far))
+    assert again.get_params() == model.get_params()
+    assert again.y_max_.tolist() == [y.max()]
+    assert again.loss_curve_ == model.loss_curve_
+    assert [p.n_iter for p in again._progress] == [p.n_iter for p in model._progress]
+    assert again.set_params(warm_start=True, early_stopping=False).fit(x, y).n_iter_ == model.n_iter_ + 2
+
+
+def test_options_of_the_classifier_round_trip(tmp_path, x):
+    labels = np.where(np.arange(30) % 4 == 0, "a", np.where(x[:, 0] > 0, "b", "c"))
+    options = {"calibrate": "temperature", "n_networks": 2, "validation_fraction": 0.4, "method": "smoothing"}
+    model = EllipticClassifier(**QUICK, **options).fit(x, labels)
+    assert model.temperature_ != 1
+    path = save(model, tmp_path / "m.elliptica")
+    again = load(path)
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+    assert again.temperature_ == model.temperature_
+    for wrong in (0, -1, "hot", float("inf")):
+        with pytest.raises(ValueError, match="temperature"):
+            load(with_settings(path, lambda s, v=wrong: s["estimator"].update(temperature=v)))
+    with pytest.raises(ValueError, match="does not hold what"):
+        load(
+            with_settings(
+                save(model, path), lambda s: s["estimator"]["progress"].append(s["estimator"]["progress"][0])
+            )
+        )
+
+
+def test_ensembles_of_own_modules(tmp_path, x):
+    def make(a, b):
+        return nn.Sequential(nn.Linear(a, 5), nn.BatchNorm1d(5), nn.Linear(5, b))
+
+    model = EllipticRegressor(module=make, n_networks=2, **QUICK).fit(x, x[:, 0])
+    path = save(model, tmp_path / "m.elliptica")
+    np.testing.assert_array_equal(load(path, module=make).predict(x), model.predict(x))

@@ -262,3 +262,15 @@ def test_targets_in_a_frame_of_one_column(frame, kind):
     np.testing.assert_array_equal(more_x, expected_x)
     if frame is pl.DataFrame:
         assert more_y.schema == table.schema
+
+
+def test_whole_numbers_with_many_values_are_not_taken_for_classes():
+    """A target such as that of diabetes: whole numbers as floats. As classes it would triple the table."""
+    draws = np.random.default_rng(0)
+    x, y = draws.normal(size=(400, 3)), draws.integers(0, 200, 400)
+    found = BridgeOverSampler(random_state=0).fit(x, y.astype(float))
+    assert hasattr(found, "bins_")
+    with pytest.raises(ValueError, match=r'distinct values: classes, or a real target.*task="regression"'):
+        BridgeOverSampler().fit(x, y)
+    assert not hasattr(BridgeOverSampler(task="classification").fit(x, y), "bins_")
+    assert not hasattr(BridgeOverSampler().fit(x, (y % 20).astype(float)), "bins_")

@@ -9,8 +9,10 @@ import polars as pl
 import pytest
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor
+from elliptica.estimators.preprocess import has_heavy_tail
 
 FRAMES = pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
 DAY = datetime.datetime(2020, 1, 1, 12)
@@ -31,13 +33,20 @@ def mixed():
 def test_each_kind_of_column(frame):
     table = TablePreprocessor(min_frequency=1)
     out = table.fit_transform(frame(mixed()))
-    days = (DAY - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1)
     by_name = dict(zip(table.get_feature_names_out(), out.T.tolist(), strict=True))
-    assert table.kinds_ == ["number", "category", "number", "number", "number"]
+    assert table.kinds_ == ["number", "category", "number", "date", "number"]
+    seasons = {name: by_name.pop(name) for name in list(by_name) if "circular" in name}
+    # Wednesday, 1 January 2020, and two days later, always at noon
+    assert seasons["since_month_circular_0"] == pytest.approx([0.5] * 4)
+    for j, function in enumerate((np.sin, np.cos)):
+        week = [function(2 * np.pi * day / 7) for day in (3, 3, 5, 3)]
+        assert seasons[f"since_weekday_circular_{j}"] == pytest.approx(week)
+    assert len(seasons) == 6
     assert by_name == {
         "age": [20, 40, 40, 70],
         "owner": [1, 0, 1, 1],
-        "since": [days, days, days + 2, days],
+        "since_days": [0.5, 0.5, 2.5, 0.5],
+        "since_year": [2020] * 4,
         "income": [1.5, 2.5, 1.5, 1.0],
         "missingindicator_age": [0, 1, 0, 0],
         "missingindicator_owner": [0, 0, 1, 0],
@@ -65,12 +74,13 @@ def test_dtypes_of_pandas_only():
         }
     )
     table = TablePreprocessor(min_frequency=1).fit(frame)
-    assert table.kinds_ == ["category", "number", "number", "category", "number"]
+    assert table.kinds_ == ["category", "number", "number", "category", "date"]
     out = dict(zip(table.get_feature_names_out(), table.transform(frame).T.tolist(), strict=True))
     assert out["code_1"] == [1, 0, 1, 0]
     assert out["count"] == [1, 2, 2, 3]
     assert out["flag"] == [1, 1, 0, 1]
-    assert out["zone"] == [18262 - 1 / 24] * 4  # as UTC
+    assert out["zone_days"] == pytest.approx([23 / 24] * 4)  # as UTC, on the day before
+    assert out["zone_year"] == [2019] * 4
 
 
 def test_dtypes_of_polars_only():
@@ -85,8 +95,34 @@ def test_dtypes_of_polars_only():
         }
     )
     table = TablePreprocessor(min_frequency=1).fit(frame)
-    assert table.kinds_ == ["category", "category", "number", "number", "number", "number"]
-    assert table.transform(frame)[0, :4].tolist() == [1.0, 0.5, 1.5, 0.0]
+    assert table.kinds_ == ["category", "category", "date", "number", "number", "number"]
+    out = dict(zip(table.get_feature_names_out(), table.transform(frame).T.tolist(), strict=True))
+    assert table.transform(frame)[0, :3].tolist() == [0.5, 1.5, 0.0]
+    assert out["date_days"] == [0, 0, 2]
+    assert out["missingindicator_date"] == [0, 1, 0]
+    assert not any("hour" in name for name in out)
+
+
+@pytest.mark.parametrize(
+    ("step", "seasons"),
+    [
+        (datetime.timedelta(hours=5), ["month", "day", "hour", "weekday"]),
+        (datetime.timedelta(days=5), ["month", "day", "weekday"]),
+        ("month", ["month"]),
+        ("year", []),
+    ],
+)
+def test_only_seasons_that_differ(step, seasons):
+    """Else the weekday of the first of each month would be two columns of noise."""
+    if step == "month":
+        days = [datetime.datetime(2000 + i // 12, 1 + i % 12, 1) for i in range(30)]
+    elif step == "year":
+        days = [datetime.datetime(1970 + i, 1, 1) for i in range(30)]
+    else:
+        days = [DAY + i * step for i in range(30)]
+    names = TablePreprocessor().fit(pl.DataFrame({"d": days})).get_feature_names_out().tolist()
+    circles = [f"d_{season}_circular_{j}" for season in seasons for j in (0, 1)]
+    assert names == ["d_days", "d_year", *circles]
 
 
 @FRAMES
@@ -143,6 +179,168 @@ def test_state_is_json_and_complete():
         assert json.dumps(again.to_dict()) == text
         with pytest.raises(ValueError, match="feature names should match"):
             again.transform(frame[["age"]])
+
+
+REMARKS = [
+    f"{size} {what} with {extra}"
+    for size in ("a large", "a tiny", "one old")
+    for what in ("house near the lake", "flat in the city", "garden by the road", "barn on the hill")
+    for extra in ("five rooms", "no roof", "a great view", "much noise", "its own well")
+]
+
+
+@FRAMES
+def test_free_text(frame):
+    """Told from categories by its words; like texts are near each other, and gaps are nowhere."""
+    table = TablePreprocessor(n_components=6, max_categories=20).fit(
+        frame({"t": REMARKS, "c": ["u", "v"] * 30})
+    )
+    assert table.kinds_ == ["text", "category"]
+    assert table.get_feature_names_out().tolist() == ["c_u", "c_v", *(f"t_{j}" for j in range(6))]
+    new = [
+        "a large house near the lake with no roof",
+        "a large house near a lake",
+        "the barn on a hill",
+        None,
+    ]
+    house, like, barn, gap = table.transform(frame({"t": new, "c": ["u"] * 4}))[:, 2:]
+    assert np.linalg.norm(house - like) < 0.5 * np.linalg.norm(house - barn)
+    assert gap.tolist() == [0] * 6
+    few = TablePreprocessor(max_categories=100).fit(frame({"t": REMARKS}))
+    assert few.kinds_ == ["category"]
+
+
+def test_free_text_is_what_skrub_makes_of_it():
+    from skrub import StringEncoder
+
+    table = TablePreprocessor(kinds={"t": "text"}, min_frequency=1, n_components=5)
+    ours = table.fit_transform(pl.DataFrame({"t": REMARKS}))
+    encoder = StringEncoder(n_components=5, vocabulary=table.to_dict()["columns"][0]["parts"], random_state=0)
+    theirs = encoder.fit_transform(pl.Series("t", REMARKS)).to_numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_state_of_dates_and_text():
+    frame = pl.DataFrame(
+        {
+            "t": REMARKS,
+            "d": [DAY + datetime.timedelta(hours=31 * i) for i in range(59)] + [None],
+            "heavy": np.exp(np.linspace(0, 9, 60)),
+        }
+    )
+    table = TablePreprocessor(kinds={"t": "text"}, scale="robust").fit(frame)
+    state = json.loads(json.dumps(table.to_dict()))
+    again = TablePreprocessor.from_dict(state, table.tensors())
+    new = frame.with_columns(pl.col("d").reverse(), heavy=pl.lit(1e9))
+    for data in (frame, new):
+        np.testing.assert_array_equal(again.transform(data), table.transform(data))
+    assert again.get_feature_names_out().tolist() == table.get_feature_names_out().tolist()
+    assert again.to_dict() == state
+    with pytest.raises(ValueError, match="weights are missing"):
+        TablePreprocessor.from_dict(state)
+    broken = {name: array[:-1] for name, array in table.tensors().items()}
+    with pytest.raises(ValueError, match="do not fit"):
+        TablePreprocessor.from_dict(state, broken)
+    with pytest.raises(ValueError, match="this version does not know"):
+        TablePreprocessor.from_dict({**state, "columns": [{"name": "a", "kind": "image"}]})
+
+
+def test_parts_of_words_that_few_rows_have_are_not_kept():
+    """A file may be passed on: no name of a person is in it."""
+    texts = [*REMARKS, "owned by Xaverq Zwkbjx since then"]
+    table = TablePreprocessor(kinds={"t": "text"}, min_frequency=3).fit(pl.DataFrame({"t": texts}))
+    assert "zwk" not in json.dumps(table.to_dict()).lower()
+    assert "house"[:3] in table.to_dict()["columns"][0]["parts"]
+
+
+def test_dates_have_hours_if_training_had():
+    days = [DAY.replace(hour=0) + datetime.timedelta(days=i) for i in range(9)]
+    table = TablePreprocessor().fit(pl.DataFrame({"d": days}))
+    width = len(table.get_feature_names_out())
+    assert table.transform(pl.DataFrame({"d": [DAY]})).shape == (1, width)
+    with_hours = TablePreprocessor().fit(pl.DataFrame({"d": [DAY, *days]}))
+    assert with_hours.transform(pl.DataFrame({"d": days})).shape == (9, width + 2)
+
+
+def test_robust_scale_bounds_what_networks_see():
+    """One outlier decides on the standard deviation, but not on the place of the others."""
+    values = np.r_[np.linspace(-1, 1, 99), 1e6]
+    zeros = np.r_[np.zeros(80), np.linspace(1, 2, 19), 1e6]
+    frame = pd.DataFrame({"heavy": values, "zeros": zeros, "plain": np.linspace(0, 10, 100)})
+    table = TablePreprocessor(scale="robust").fit(frame)
+    out = table.transform(frame)
+    assert np.ptp(out[:99, 0]) > 1.5
+    assert out[-1, 0] == pytest.approx(3, abs=1e-6)
+    assert np.ptp(out[80:99, 1]) > 0.3
+    np.testing.assert_array_equal(out[:, 2], frame["plain"])
+    wild = pd.DataFrame({"heavy": [1e308, -1e308], "zeros": [1e200, np.nan], "plain": [1e308, 25.0]})
+    far = table.transform(wild)
+    assert far[:, 0].tolist() == pytest.approx([3, -3])
+    assert far[:, 1].tolist() == pytest.approx([3, 0])
+    assert far[:, 2].tolist() == [30, 25]  # twice the range beyond it; nearer values are kept
+    plain = TablePreprocessor().fit(frame)
+    np.testing.assert_array_equal(plain.transform(wild[["heavy", "zeros", "plain"]])[:, 2], wild["plain"])
+
+
+@pytest.mark.parametrize(
+    ("values", "heavy"),
+    [
+        (np.random.default_rng(0).normal(size=5000), False),
+        (np.random.default_rng(0).uniform(size=5000), False),
+        (np.random.default_rng(0).exponential(size=5000), False),
+        (np.random.default_rng(0).lognormal(size=5000), True),
+        (np.random.default_rng(0).standard_cauchy(size=500), True),
+        (np.r_[np.zeros(95), np.ones(5)], False),  # a flag
+        (np.full(9, 7.0), False),
+    ],
+    ids=["normal", "uniform", "exponential", "lognormal", "cauchy", "flag", "constant"],
+)
+def test_heavy_tails(values, heavy):
+    assert has_heavy_tail(values) == heavy
+    assert has_heavy_tail(1e-3 * values + 7) == heavy
+
+
+@FRAMES
+def test_kinds_may_be_given(frame):
+    data = frame({"code": [1, 2, 1, None], "d": [DAY] * 4, "t": ["a b c", None, "b c d", "a"]})
+    table = TablePreprocessor(kinds={"code": "category", "d": "number"}, min_frequency=1).fit(data)
+    assert table.kinds_ == ["category", "number", "category"]
+    assert {"code_1", "code_2", "code_(missing)", "d"} <= set(table.get_feature_names_out())
+    for kinds, message in (
+        ({"cod": "number"}, "names the column 'cod', which X does not have"),
+        ({"code": "id"}, "'code' has 'id'"),
+        ({"t": "number"}, "Column 't' held numbers .* now holds 'a b c'"),
+        ({"code": "date"}, "Column 'code' held dates .* now holds"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TablePreprocessor(kinds=kinds).fit(data)
+    with pytest.raises(ValueError, match="scale must be one of standard, robust, but got 'log'"):
+        TablePreprocessor(scale="log").fit(data)
+
+
+def test_states_of_version_1():
+    """As files of the first version hold them."""
+    column = {"name": "a", "kind": "number", "median": 2.0, "had_gaps": True}
+    town = {"name": "c", "kind": "category", "frequent": ["u", "v"], "n_rare": 3}
+    state = {"min_frequency": 5, "max_categories": 50, "named": True, "columns": [column, town]}
+    table = TablePreprocessor.from_dict(state)
+    out = table.transform(pl.DataFrame({"a": [1e308, None], "c": ["v", "w"]}))
+    assert out.tolist() == [[1e308, 0, 0, 1, 0], [2, 1, 0, 0, 1]]
+    # dates were numbers then: days since 1970
+    days = table.transform(pl.DataFrame({"a": [datetime.date(1970, 1, 4)], "c": ["u"]}))
+    assert days[0, 0] == 3
+
+
+def test_dates_of_python_in_pandas():
+    frame = pd.DataFrame({"d": [datetime.date(2020, 1, 1), None, datetime.date(2020, 1, 3)]}, dtype=object)
+    table = TablePreprocessor().fit(frame)
+    assert table.kinds_ == ["date"]
+    assert table.transform(frame)[:, 0].tolist() == [0, 0, 2]
+
+
+@parametrize_with_checks([TablePreprocessor(scale="robust", min_frequency=1, n_components=2)])
+def test_scikit_learn_checks_of_the_options(estimator, check):
+    check(estimator)
 
 
 def people(frame, n=120):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor, nn
 
@@ -18,7 +21,7 @@ from elliptica._utils import checks
 from elliptica._utils.optimizer import make_adam
 from elliptica._utils.perceptron import mlp
 from elliptica._utils.random import stream_seed
-from elliptica.baselines import ERM, CMixup, Mixup
+from elliptica.baselines import ERM, CMixup, InputNoise, LabelSmoothing, Mixup
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.noise import Sigma, auto_sigma
 from elliptica.core.partners import Pairing
@@ -27,15 +30,22 @@ from elliptica.core.targets import infer_target_space
 from elliptica.core.weighting import Weighting
 from elliptica.estimators.columns import check_table
 from elliptica.estimators.fit import (
+    SMALL_STEP,
+    Held,
     NetworkRows,
+    Progress,
     Rows,
     content_order,
+    diverged,
+    epoch_length,
     hold_out,
     location_and_scale,
+    one_thread,
     private_stream,
     take,
     train_epoch,
 )
+from elliptica.estimators.stacked import GROUP_METHODS, StackedJob, train_stacked
 
 #: A network, or what makes one from the numbers of features and outputs.
 ModuleLike = nn.Module | Callable[[int, int], nn.Module]
@@ -69,18 +79,21 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
     tol: float = 1e-4
+    n_networks: int = 1
+    eta: float = 0.01
     warm_start: bool = False
     random_state: int | np.random.RandomState | None = None
     device: str | torch.device = "cpu"
     verbose: bool = False
 
     #: Values of ``method``.
-    _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup")
+    _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup", "noise")
 
     def network_rows(self, X: Any, y: Any) -> NetworkRows:
         """Network, loss, inputs and targets as training saw them: what `elliptica.diagnose` takes.
 
-        Real targets are standardised, so that a squared error of 1 is their variance in training.
+        Real targets are standardised, so that a squared error of 1 is their variance in training. The network
+        itself is not bounded, and its logits are not calibrated.
 
         Args:
             X: Table of numbers with the columns of training. Before a preprocessor, transform it first:
@@ -102,137 +115,270 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         )
 
     def _train(
-        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, *, epochs: int, goes_on: bool
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        weight: np.ndarray | None,
+        *,
+        goes_on: bool,
+        groups: np.ndarray | None = None,
+        epochs: int | None = None,
     ) -> None:
-        """Train on checked rows, from the beginning or from where the last training ended."""
+        """Train on checked rows, from the beginning or from where the last training ended.
+
+        Args:
+            x: Inputs.
+            y: Targets as numbers.
+            weight: Weights of rows, or None.
+            goes_on: Whether the last training goes on.
+            groups: Numbers of groups, or None.
+            epochs: Of a `partial_fit`; None means ``max_iter``.
+        """
         self._check_parameters()
-        device = torch.device(self.device)
+        self._check_stack(groups, goes_on or epochs is not None)
         if weight is not None:
-            kept = weight > 0
-            x, y, weight = x[kept], y[kept], weight[kept]
+            x, y, weight, groups = take(weight > 0, x, y, weight, groups)
+        self._observe_targets(y, goes_on)
         if not goes_on:
             self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         # the order in which rows came decides neither which are held out, nor the rounding of the means
-        order = content_order(*(part.astype(np.float64) for part in (x, y, weight) if part is not None))
-        rest: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None
-        if self.early_stopping:
+        order = content_order(*(p.astype(np.float64) for p in (x, y, weight, groups) if p is not None))
+        held_out: Held | None = None
+        if self._needs_held_out_rows():
             chosen, held = hold_out(
+                x[order],
                 y[order],
                 self.validation_fraction,
                 self._loss_kind(),
                 stream_seed(self._seed, "split") % 2**32,
             )
-            rest = take(order[held], x, y, weight)
+            held_out = Held(*take(order[held], x, y, weight))
             order = order[np.sort(chosen)]
-        x, y, weight = take(order, x, y, weight)
-        if not goes_on:
-            self._begin(x, y, weight)
-        rows = Rows.in_order(self._scale(x), self._scale_target(y), weight)
-        held_out = None if rest is None else (self._scale(rest[0]), *rest[1:])
-        self._run(rows, held_out, epochs, device)
+        x, y, weight, groups = take(order, x, y, weight, groups)
+        with self._threads(x.shape[1], self.batch_size):
+            if not goes_on:
+                self._begin(x, y, weight)
+            rows = Rows.in_order(self._scale(x), self._scale_target(y), weight, groups)
+            if held_out is not None:
+                held_out = held_out._replace(x=self._scale(held_out.x))
+            try:
+                if not goes_on and epochs is None and self._is_stacked(x.shape[1]):
+                    self._run_stack(rows)
+                else:
+                    self._run_loops(rows, held_out if self.early_stopping else None, epochs or self.max_iter)
+            finally:
+                self._summarise()
+            if held_out is not None:
+                self._calibrate(held_out)
 
     def _begin(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
-        """Statistics of the training rows, and a network with initial weights."""
+        """Statistics of the training rows, and networks with initial weights."""
         self.x_mean_, self.x_scale_ = location_and_scale(x, weight, self.standardize)
         self._measure_target(y, weight)
-        device = torch.device(self.device)
         sample = torch.from_numpy(self._scale(x[:2]))
-        with private_stream(stream_seed(self._seed, "init"), torch.device("cpu")):
-            network = make_network(self.module, self.hidden, x.shape[1], self.n_outputs_)
-            if self.module is not None:
-                check_output(network, sample, self.n_outputs_, self._meaning())
-        self.module_ = network.to(device)
-        self._optimizer: torch.optim.Optimizer | None = None
-        self.loss_curve_: list[float] = []
-        self.validation_scores_: list[float] | None = [] if self.early_stopping else None
-        self.best_validation_score_: float | None = None
-        self.n_iter_ = self.best_iteration_ = 0
+        seeds = network_seeds(self._seed, self.n_networks)
+        networks = []
+        for seed in seeds:
+            with private_stream(stream_seed(seed, "init"), torch.device("cpu")):
+                networks.append(make_network(self.module, self.hidden, x.shape[1], self.n_outputs_))
+                if self.module is not None:
+                    check_output(networks[-1], sample, self.n_outputs_, self._meaning())
+        self._set_networks(networks)
+        self._progress = [Progress(seed) for seed in seeds]
+
+    def _run_loops(self, rows: Rows, held_out: Held | None, epochs: int) -> None:
+        """Train one network after the other."""
+        self.module_.to(torch.device(self.device))
+        for network, progress in zip(self._networks(), self._progress, strict=True):
+            self._run(network, progress, rows, held_out, epochs)
+        self.module_.eval()
+
+    def _run_stack(self, rows: Rows) -> None:
+        """Train all networks side by side."""
+        parameters = self.get_params(deep=False)
+        method, settings = stacked_method(parameters, self._loss_kind()) or (self.method, {})
+        # with weights of one, rows are drawn as copies of them would be
+        weight = np.ones(len(rows.x)) if rows.weight is None else rows.weight
+        n_drawn = epoch_length(weight)
+        trained = train_stacked(
+            [rows.x],
+            [rows.y],
+            [
+                StackedJob(np.arange(len(rows.x)), 0, progress.seed, method, settings, weight=weight)
+                for progress in self._progress
+            ],
+            loss="classes" if self._loss_kind() == "classes" else "real",
+            n_outputs=self.n_outputs_,
+            hidden=self.hidden,
+            batch_size=math.ceil(n_drawn / math.ceil(n_drawn / self.batch_size)),
+            groups=None if rows.groups is None else [rows.groups],
+        )
+        for number, (network, progress) in enumerate(zip(self._networks(), self._progress, strict=True)):
+            progress.loss_curve = trained.loss_curves[number]
+            progress.n_iter = progress.best_iteration = trained.epochs[number]
+            if trained.failed[number]:
+                raise diverged(progress.loss_curve[-1], progress.n_iter)
+            network.load_state_dict(trained.state_dict(number))
+            self._tell(progress, None)
+        self.module_.eval()
+
+    def _is_stacked(self, n_features: int) -> bool:
+        """Whether networks are trained side by side: several small ones of our own, or by group methods."""
+        if self.method in GROUP_METHODS:
+            return True
+        return (
+            self.n_networks > 1
+            and not self.early_stopping
+            and not self.warm_start  # which needs the optimisers
+            and self.module is None
+            and torch.device(self.device).type == "cpu"
+            and self._is_small(n_features, self.batch_size)
+            and stacked_method(self.get_params(deep=False), self._loss_kind()) is not None
+        )
+
+    def _check_stack(self, groups: np.ndarray | None, goes_on: bool) -> None:
+        """Raise where a method that knows groups is asked for what it cannot do."""
+        if self.method not in GROUP_METHODS:
+            return
+        if groups is None:
+            raise ValueError(
+                f'method="{self.method}" needs the group of each row: fit(X, y, groups=...). Without groups '
+                'use method="erm".'
+            )
+        odd = {
+            "module": self.module is not None,
+            "device": torch.device(self.device).type != "cpu",
+            "early_stopping": self.early_stopping,
+            "warm_start and partial_fit": goes_on,
+        }
+        if wrong := [name for name, is_so in odd.items() if is_so]:
+            raise ValueError(
+                f'method="{self.method}" trains the default network on the processor in one go, so it does '
+                f"not go with {', '.join(wrong)}. Leave that out, or use another method."
+            )
 
     def _run(
         self,
+        network: nn.Module,
+        progress: Progress,
         rows: Rows,
-        held_out: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None,
+        held_out: Held | None,
         epochs: int,
-        device: torch.device,
     ) -> None:
         """Epochs, and the choice among them if there is a validation part."""
-        self.module_.to(device)
         num_classes = self.n_outputs_ if self._loss_kind() == "classes" else None
-        objective = make_objective(self.get_params(deep=False), self.module_, self._loss(), num_classes, rows)
-        optimizer = self._resume_optimizer()
+        objective = make_objective(self.get_params(deep=False), network, self._loss(), num_classes, rows)
+        optimizer = self._resume_optimizer(network, progress)
         best: dict[str, Tensor] | None = None
         waited = 0
-        if held_out is not None and self.n_iter_ > 0:  # the network as it is may remain the best
-            self.best_validation_score_ = self._validation_score(self._forward(held_out[0]), *held_out[1:])
-            best = copy.deepcopy(self.module_.state_dict())
-            self.validation_scores_ = self.validation_scores_ or []  # early stopping may have been off
+        if held_out is not None:
+            progress.validation_scores = progress.validation_scores or []  # early stopping may have been off
+            if progress.n_iter > 0:  # the network as it is may remain the best
+                progress.best_score = self._score_network(network, *held_out)
+                best = copy.deepcopy(network.state_dict())
         for _ in range(epochs):
             mean = train_epoch(
                 objective,
                 optimizer,
                 rows,
                 batch_size=self.batch_size,
-                seed=self._seed,
-                epoch=self.n_iter_,
-                device=device,
+                seed=progress.seed,
+                epoch=progress.n_iter,
+                device=torch.device(self.device),
             )
-            self.loss_curve_.append(mean)
-            self.n_iter_ += 1
+            progress.loss_curve.append(mean)
+            progress.n_iter += 1
             if held_out is None:
-                self.best_iteration_ = self.n_iter_
-                self._tell(mean, None)
+                progress.best_iteration = progress.n_iter
+                self._tell(progress, None)
                 continue
-            score = self._validation_score(self._forward(held_out[0]), *held_out[1:])
-            assert self.validation_scores_ is not None
-            self.validation_scores_.append(score)
-            self._tell(mean, score)
-            before = self.best_validation_score_
+            score = self._score_network(network, *held_out)
+            assert progress.validation_scores is not None
+            progress.validation_scores.append(score)
+            self._tell(progress, score)
+            before = progress.best_score
             waited = 0 if before is None or score > before + self.tol else waited + 1
             if before is None or score > before:
-                self.best_validation_score_, self.best_iteration_ = score, self.n_iter_
-                best = copy.deepcopy(self.module_.state_dict())
+                progress.best_score, progress.best_iteration = score, progress.n_iter
+                best = copy.deepcopy(network.state_dict())
             if waited >= self.n_iter_no_change:
                 break
         if best is not None:
-            self.module_.load_state_dict(best)
-        self.module_.eval()
+            network.load_state_dict(best)
+        network.eval()
 
-    def _resume_optimizer(self) -> torch.optim.Optimizer:
+    def _resume_optimizer(self, network: nn.Module, progress: Progress) -> torch.optim.Optimizer:
         """The optimiser of the last training, with the present settings, or a new one."""
         settings = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
-        if self._optimizer is None:
-            self._optimizer = make_adam(self.module_.parameters(), decoupled=True)
-        for group in self._optimizer.param_groups:
+        if progress.optimizer is None:
+            progress.optimizer = make_adam(network.parameters(), decoupled=True)
+        for group in progress.optimizer.param_groups:
             group.update(settings)
-        return self._optimizer
+        return progress.optimizer
 
-    def _tell(self, loss: float, score: float | None) -> None:
+    def _tell(self, progress: Progress, score: float | None) -> None:
         if self.verbose:
+            number, n = self._progress.index(progress) + 1, len(self._progress)
+            which = f"Network {number} of {n}, epoch" if n > 1 else "Epoch"
             shown = "" if score is None else f", validation score {score:.4f}"
-            print(f"Epoch {self.n_iter_}: loss {loss:.4f}{shown}")  # noqa: T201 - asked for by verbose
+            print(f"{which} {progress.n_iter}: loss {progress.loss_curve[-1]:.4f}{shown}")  # noqa: T201
 
-    def _forward(self, scaled: np.ndarray) -> np.ndarray:
-        """Outputs of the network for scaled rows, in float64.
+    def _summarise(self) -> None:
+        """Describe the training in attributes: of several networks, means and the longest."""
+        found = self._progress
+        self.n_iter_ = max(one.n_iter for one in found)
+        self.best_iteration_ = max(one.best_iteration for one in found)
+        self.loss_curve_ = mean_curve(one.loss_curve for one in found)
+        scores = [one.validation_scores for one in found if one.validation_scores is not None]
+        self.validation_scores_ = mean_curve(scores) if scores else None
+        best = [one.best_score for one in found if one.best_score is not None]
+        self.best_validation_score_ = sum(best) / len(best) if best else None
 
-        Our own network is evaluated in float64, so that a row's output does not depend on the rows that it
+    def _set_networks(self, networks: Sequence[nn.Module]) -> None:
+        """Make one module of the networks."""
+        self.module_ = networks[0] if len(networks) == 1 else Ensemble(networks, self._loss_kind())
+
+    def _networks(self) -> list[nn.Module]:
+        """The networks, one or several."""
+        return list(self.module_.networks) if isinstance(self.module_, Ensemble) else [self.module_]
+
+    def _threads(self, n_features: int, n_rows: int) -> contextlib.AbstractContextManager[None]:
+        """One thread for small networks of our own on the processor, otherwise as the user has set it."""
+        is_ours = self.module is None and torch.device(self.device).type == "cpu"
+        return one_thread() if is_ours and self._is_small(n_features, n_rows) else contextlib.nullcontext()
+
+    def _is_small(self, n_features: int, n_rows: int) -> bool:
+        """Whether a step of the default network on so many rows is little work."""
+        sizes = [n_features, *self.hidden, self.n_outputs_]
+        return n_rows * sum(a * b for a, b in itertools.pairwise(sizes)) <= SMALL_STEP
+
+    def _score_network(
+        self, network: nn.Module, scaled: np.ndarray, y: np.ndarray, weight: np.ndarray | None
+    ) -> float:
+        """Validation score of one network."""
+        return self._validation_score(self._forward(scaled, [network])[0], y, weight)
+
+    def _forward(self, scaled: np.ndarray, networks: Sequence[nn.Module]) -> np.ndarray:
+        """Outputs ``(networks, rows, outputs)`` for scaled rows, in float64.
+
+        Our own networks are evaluated in float64, so that a row's output does not depend on the rows that it
         is asked with. A network of the user's stays as it is.
         """
-        network, device = self.module_, self._place()
-        dtype = torch.float32
+        device, dtype = self._place(), torch.float32
         if self.module is None and device.type != "mps":
-            network, dtype = copy.deepcopy(network).double(), torch.float64
-        network.eval()
-        with torch.no_grad():
-            parts = [
-                network(part.to(device, dtype)).double().cpu()
-                for part in torch.from_numpy(scaled).split(_CHUNK)
-            ]
-        return torch.cat(parts).numpy()
+            networks, dtype = [copy.deepcopy(network).double() for network in networks], torch.float64
+        parts = torch.from_numpy(scaled).split(_CHUNK)
+        found = []
+        with torch.no_grad(), self._threads(scaled.shape[1], min(len(scaled), _CHUNK)):
+            for network in networks:
+                network.eval()
+                found.append(torch.cat([network(part.to(device, dtype)).double().cpu() for part in parts]))
+        return torch.stack(found).numpy()
 
     def _outputs(self, X: Any) -> np.ndarray:
-        """Outputs of the network for the user's rows."""
+        """Outputs ``(networks, rows, outputs)`` for the user's rows."""
         check_is_fitted(self, "module_")
-        return self._forward(self._scale(check_table(self, X, reset=False)))
+        return self._forward(self._scale(check_table(self, X, reset=False)), self._networks())
 
     def _place(self) -> torch.device:
         """Where the network is."""
@@ -244,8 +390,25 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _scale_target(self, y: np.ndarray) -> np.ndarray:
         return y
 
+    def _observe_targets(self, y: np.ndarray, goes_on: bool) -> None:
+        """Look at the targets of all rows that count, held-out ones included, before any training."""
+
+    def _needs_held_out_rows(self) -> bool:
+        return self.early_stopping
+
+    def _calibrate(self, held_out: Held) -> None:
+        """Adjust trained networks to held-out rows, where that is asked for."""
+
     def _measure_target(self, y: np.ndarray, weight: np.ndarray | None) -> None:
         """Statistics of the targets, where they are scaled."""
+
+    def _check_groups(self, groups: Any, x: np.ndarray) -> np.ndarray | None:
+        """Numbers of the groups."""
+        if groups is None:
+            return None
+        labels = column_or_1d(groups)
+        check_consistent_length(x, labels)
+        return np.unique(labels, return_inverse=True)[1]
 
     def _check_weight(self, sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
         if sample_weight is None:
@@ -263,6 +426,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         checks.count("max_iter", self.max_iter)
         checks.count("batch_size", self.batch_size)
         checks.count("n_iter_no_change", self.n_iter_no_change)
+        checks.count("n_networks", self.n_networks)
         checks.positive("learning_rate", self.learning_rate)
         checks.nonnegative("weight_decay", self.weight_decay)
         checks.nonnegative("tol", self.tol)
@@ -297,6 +461,94 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Larger is better."""
         raise NotImplementedError
+
+
+class Ensemble(nn.Module):
+    """Several networks as one, whose probabilities, or values, are the means of theirs.
+
+    Args:
+        networks: Networks of the same inputs and outputs.
+        kind: What the outputs are: ``"classes"``, ``"labels"`` or ``"real"``.
+    """
+
+    def __init__(self, networks: Iterable[nn.Module], kind: str) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the mean probabilities, or the mean output."""
+        return pool(torch.stack([network(x) for network in self.networks]), self.kind)
+
+
+def pool(outputs: Tensor, kind: str) -> Tensor:
+    """Average outputs ``(networks, rows, outputs)`` over networks: logits by their probabilities."""
+    if len(outputs) == 1:
+        return outputs[0]
+    if kind == "classes":
+        return outputs.log_softmax(-1).logsumexp(0) - math.log(len(outputs))
+    if kind == "labels":
+        log = nn.functional.logsigmoid
+        return log(outputs).logsumexp(0) - log(-outputs).logsumexp(0)
+    return outputs.mean(0)
+
+
+def network_seeds(seed: int, n_networks: int) -> list[int]:
+    """Seeds of the networks of an ensemble; the first is that of a single network."""
+    return [seed, *(stream_seed(seed, "ensemble", i) for i in range(1, n_networks))]
+
+
+def mean_curve(curves: Iterable[Sequence[float]]) -> list[float]:
+    """The mean of each epoch over the curves that reach it."""
+    columns = itertools.zip_longest(*curves)
+    found = ([value for value in column if value is not None] for column in columns)
+    return [values[0] if len(values) == 1 else sum(values) / len(values) for values in found]
+
+
+def stacked_method(parameters: dict[str, Any], kind: str) -> tuple[str, dict[str, float]] | None:
+    """Name and settings of a method for `train_stacked`, or None if that has no such method.
+
+    Args:
+        parameters: Parameters of the estimator, by name.
+        kind: Of the outputs: ``"classes"``, ``"labels"`` or ``"real"``.
+    """
+    method, sigma, alpha = parameters["method"], parameters["sigma"], parameters["alpha"]
+    settings: dict[str, Any] = {
+        name: parameters[name] for name in ("max_iter", "learning_rate", "weight_decay")
+    }
+    if method in ("noise", "elliptic") and not isinstance(sigma, int | float):
+        return None
+    if method == "elliptic":
+        plain = {"sampling": "marginal", "n_bridges": 1, "pairing": "permutation"}
+        weighted = {"none": False, "gradient_softmax": True}.get(parameters["weighting"])
+        sigma_y = parameters["sigma_y"]
+        if weighted is None or any(parameters[name] != value for name, value in plain.items()):
+            return None
+        if kind == "classes" and sigma_y != 0 and (sigma_y is not None or sigma != 0):
+            return None
+        spread = math.sqrt(parameters["horizon"])
+        settings |= {"sigma": sigma * spread, "n_times": parameters["n_times"]}
+        if kind == "real":
+            settings["sigma_y"] = (sigma if sigma_y is None else sigma_y) * spread
+        if weighted:
+            method, settings["xi"] = "elliptic-weighted", parameters["xi"]
+    else:
+        own = {"noise": "sigma", "smoothing": "smoothing", "c-mixup": "bandwidth", "groupdro": "eta"}
+        if name := own.get(method):
+            settings[name] = parameters[name]
+        if method in ("mixup", "c-mixup", "lisa") and alpha is not None:
+            settings["alpha"] = alpha
+    return (method, settings) if kind != "labels" else None
+
+
+def takes_batches(estimator: EllipticEstimator) -> bool:
+    """Whether `partial_fit` is available, as in scikit-learn: it cannot hold rows out."""
+    if estimator._needs_held_out_rows():
+        raise AttributeError(
+            "partial_fit knows one batch at a time and can hold no rows out, so early_stopping and calibrate "
+            "do not go with it. Use fit."
+        )
+    return True
 
 
 def make_network(
@@ -348,9 +600,18 @@ def make_objective(
         return Mixup(network, loss, alpha=1.0 if alpha is None else alpha, num_classes=num_classes)
     if method == "c-mixup":
         return CMixup(network, loss, alpha=2.0 if alpha is None else alpha, bandwidth=parameters["bandwidth"])
+    if method == "smoothing":
+        return LabelSmoothing(network, loss, smoothing=parameters["smoothing"], num_classes=num_classes)
     sigma = parameters["sigma"]
     if isinstance(sigma, str) and sigma == "auto":
         sigma = auto_sigma(rows.x) if len(rows.x) > 1 else 0.0
+    if method == "noise":
+        if not isinstance(sigma, int | float | Tensor):
+            raise ValueError(
+                f'method="noise" takes a number for sigma, its standard deviation, but got {sigma!r}. Laws '
+                'of bridges go with method="elliptic".'
+            )
+        return InputNoise(network, loss, sigma=sigma, num_classes=num_classes)
     passed = {field.name: parameters[field.name] for field in fields(Settings) if field.name in parameters}
     if parameters["pairing"] != "label_kernel":
         passed.pop("bandwidth", None)  # of C-Mixup

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,10 +13,17 @@ from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
-from elliptica.estimators.base import EllipticEstimator
+from elliptica._utils import checks
+from elliptica.estimators.base import EllipticEstimator, pool, takes_batches
 from elliptica.estimators.columns import check_table
+from elliptica.estimators.fit import Held
+from elliptica.estimators.stacked import GROUP_METHODS
+
+#: Methods for one label per row.
+_ONE_LABEL = ("smoothing", *GROUP_METHODS)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -29,15 +37,20 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
 
     Rows of zero weight are left out altogether: they are not learnt, not bridged to, and not in the
     statistics. Weights are frequencies: a row of weight 2 is trained on exactly as two copies of it
-    are, partners included (an epoch is at most ten times as long as without weights), unless rows are held
-    out for ``early_stopping``: of two copies one may be held out, a row of weight 2 is on one side. The order
-    of the rows does not matter, and torch's own random stream is not touched.
+    are, partners included (an epoch is at most ten times as long as without weights). Copies of a row are
+    held out together. The order of the rows does not matter, and torch's own random stream is not touched.
+
+    Small networks are trained with one thread of torch, because sharing their products among threads costs
+    more than it saves; the number of threads is restored afterwards. Networks of your own keep it.
 
     Args:
         hidden: Units of the hidden layers of the default network (leaky ReLU); ``()`` is linear.
         module: Another network, ``(rows, features)`` to ``(rows, classes)`` logits: a module, of which
             a copy is trained from the weights it has, or a function of ``(n_features, n_outputs)``.
-        method: ``"elliptic"``, ``"erm"`` (ordinary training) or ``"mixup"``.
+        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"noise"`` (Gaussian noise of
+            deviation ``sigma`` on the scaled inputs, no bridge) or ``"smoothing"`` (of labels). With
+            ``groups`` in `fit` also ``"groupdro"``, ``"lisa"`` and ``"balanced"`` (every group equally
+            often), which train the default network.
         sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 is straight
             lines.
         sigma_y: The same for the labels; 0 (the default here) makes labels change linearly along a bridge,
@@ -49,7 +62,9 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         pairing: Where bridges end, see `elliptica.sample_partners`; partners come from the batch.
         weighting: Importance weighting, see `elliptica.Elliptic`.
         xi: Its strength.
-        alpha: Of mixup; None is 1.
+        alpha: Of mixup and LISA; None is 1 and 2.
+        smoothing: Share of a label that ``method="smoothing"`` spreads over all classes.
+        eta: Step size of Group DRO's weights.
         standardize: Scale columns to mean 0 and deviation 1, with statistics of the training rows that the
             estimator keeps, because ``sigma`` is in units of the inputs. A constant column becomes 0.
         max_iter: Epochs.
@@ -61,6 +76,13 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         validation_fraction: Share of that part (stratified where possible).
         n_iter_no_change: Epochs without a better score before it stops.
         tol: How much better counts.
+        calibrate: ``"temperature"`` divides logits by one number, `temperature_`, fitted to held-out rows
+            (``validation_fraction`` of all, which are then not trained on; with ``early_stopping`` the same
+            rows choose the epoch). Labels do not change. A temperature from rows of the training
+            distribution need not hold for data that have shifted.
+        n_networks: Networks with seeds of their own; probabilities are the mean of theirs. They are trained
+            side by side where the method allows it (all but path sampling, several bridges, other pairings
+            and laws of noise), unless ``early_stopping`` or ``warm_start`` is on.
         class_weight: ``"balanced"`` or a dict from class to weight; multiplies ``sample_weight``. Not for
             multilabel targets.
         warm_start: Let `fit` go on from the last one, on data of the same columns and classes.
@@ -72,14 +94,17 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         classes_: Labels, sorted; column numbers for multilabel targets.
         n_features_in_: Number of columns.
         feature_names_in_: Their names, if ``X`` was a frame.
-        module_: The trained network; takes scaled rows.
+        module_: The trained network; takes scaled rows. Several networks are one module that gives the logits
+            of their mean probabilities.
+        temperature_: What logits are divided by; 1 without ``calibrate``.
         x_mean_: What is taken from each column,
         x_scale_: and by what it is divided.
         n_iter_: Epochs that the network was trained for, over all calls.
         loss_curve_: Mean training loss of each epoch.
         validation_scores_: Accuracy on the held-out rows after each epoch, or None.
         best_validation_score_: The largest of them, or None.
-        best_iteration_: Epochs after which the network was as it is kept.
+        best_iteration_: Epochs after which the network was as it is kept. Of several networks, this and
+            ``n_iter_`` are the largest, and curves and scores are means.
         n_outputs_: Outputs of the network.
 
     Example:
@@ -94,14 +119,22 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
 
     sigma_y: float | None = 0.0
     class_weight: str | Mapping[Any, float] | None = None
+    smoothing: float = 0.1
+    calibrate: str | None = None
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EllipticClassifier:
+    _methods: ClassVar[tuple[str, ...]] = (
+        *("elliptic", "erm", "mixup", "noise", "smoothing"),
+        *GROUP_METHODS,
+    )
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> EllipticClassifier:
         """Train the network.
 
         Args:
             X: Table of numbers ``(rows, features)``: array or frame, dense and finite.
             y: Labels, or a 2-D indicator of several labels at once.
             sample_weight: Weight of each row, at least 0.
+            groups: Group of each row, for methods that know it; others ignore it.
         """
         goes_on = self.warm_start and hasattr(self, "module_")
         x, labels = self._check_rows(X, y, reset=not goes_on)
@@ -111,11 +144,12 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             x,
             codes := self._encode(labels),
             self._combined_weight(self._check_weight(sample_weight, x), codes),
-            epochs=self.max_iter,
             goes_on=goes_on,
+            groups=self._check_groups(groups, x),
         )
         return self
 
+    @available_if(takes_batches)
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> EllipticClassifier:
@@ -130,10 +164,10 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             classes: All labels that will come; needed in the first call unless ``y`` has them all.
             sample_weight: Weight of each row, at least 0.
         """
-        if self.early_stopping or isinstance(self.class_weight, str):
+        if isinstance(self.class_weight, str):
             raise ValueError(
-                'partial_fit knows one batch at a time, so early_stopping=True and class_weight="balanced" '
-                "do not go with it. Use fit, or a dict for class_weight."
+                'partial_fit knows one batch at a time, so class_weight="balanced" does not go with it. Use '
+                "fit, or a dict for class_weight."
             )
         goes_on = hasattr(self, "module_")
         x, labels = self._check_rows(X, y, reset=not goes_on)
@@ -151,24 +185,54 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of each row; for multilabel targets, those above a half."""
-        return self._decide(self._outputs(X))
+        return self._decide(self._pooled(X))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes, in the order of ``classes_``.
 
-        These are the network's softmax (for multilabel targets the sigmoid of each output). They are not
-        calibrated, and training between rows makes them less confident: for calibrated ones wrap the
-        estimator in `sklearn.calibration.CalibratedClassifierCV`.
+        These are the network's softmax (for multilabel targets the sigmoid of each output), of several
+        networks the mean. Training between rows makes them less confident than ordinary training does;
+        ``calibrate="temperature"`` adjusts them to held-out rows.
         """
-        outputs = torch.from_numpy(self._outputs(X))
+        outputs = torch.from_numpy(self._pooled(X) / self.temperature_)
         return (outputs.sigmoid() if self._is_multilabel else outputs.softmax(1)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Outputs of the network: logits, and for two classes that of the second minus that of the first."""
-        outputs = self._outputs(X)
+        """Logits, before calibration; for two classes that of the second minus that of the first."""
+        outputs = self._pooled(X)
         if self._is_multilabel or outputs.shape[1] > 2:
             return outputs
         return np.asarray(outputs[:, -1] - outputs[:, 0])
+
+    def _pooled(self, X: Any) -> np.ndarray:
+        """Logits of the mean probabilities of the networks."""
+        return pool(torch.from_numpy(self._outputs(X)), self._loss_kind()).numpy()
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.calibrate is not None:
+            checks.choice("calibrate", self.calibrate, ["temperature"])
+        for name, is_set in (
+            ('calibrate="temperature"', self.calibrate is not None),
+            (f'method="{self.method}"', self.method in _ONE_LABEL),
+        ):
+            if is_set and self._is_multilabel:
+                raise ValueError(
+                    f"{name} is for one label per row, but y holds several labels at once. Leave it out, or "
+                    "train one classifier per label with sklearn.multioutput.MultiOutputClassifier."
+                )
+
+    def _needs_held_out_rows(self) -> bool:
+        return self.early_stopping or self.calibrate is not None
+
+    def _observe_targets(self, y: np.ndarray, goes_on: bool) -> None:
+        self.temperature_ = 1.0
+
+    def _calibrate(self, held_out: Held) -> None:
+        if self.calibrate is not None:
+            outputs = torch.from_numpy(self._forward(held_out.x, self._networks()))
+            logits = pool(outputs, self._loss_kind()).numpy()
+            self.temperature_ = fit_temperature(logits, held_out.y, held_out.weight)
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
         x, labels = check_table(self, X, y, reset=reset)
@@ -247,5 +311,52 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
+        tags.classifier_tags.multi_label = self.calibrate is None and self.method not in _ONE_LABEL
         return tags
+
+
+def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """Find the temperature ``T`` at which ``softmax(logits / T)`` has the least negative log-likelihood.
+
+    The same as ``CalibratedClassifierCV(method="temperature")`` of scikit-learn fits, for logits that are at
+    hand. If every row is classified correctly, the likelihood grows without end as ``T`` goes to 0: such rows
+    set no temperature, and the result is 1, with a warning.
+
+    Args:
+        logits: ``(rows, classes)``, of rows that were not trained on.
+        codes: Number of the true class of each row.
+        weight: Weight of each row.
+
+    Returns:
+        The temperature, between ``exp(-10)`` and ``exp(10)``.
+
+    Example:
+        >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
+        >>> temperature = fit_temperature(logits, np.array([0, 0, 1]))
+        >>> bool(np.isclose(2.0 / temperature, np.log(2)))  # two of three rows are of the first class
+        True
+    """
+    rows = np.arange(len(codes))
+    margin = logits - logits[rows, codes][:, None]
+    if logits.shape[1] == 1:
+        return 1.0
+    others = margin.copy()
+    others[rows, codes] = -np.inf
+    if (others < 0).all():
+        warnings.warn(
+            f"All {len(codes)} held-out rows are classified correctly, so they set no temperature: "
+            "probabilities stay as they are. Hold more rows out with validation_fraction.",
+            stacklevel=2,
+        )
+        return 1.0
+
+    def slope(log_beta: float) -> float:
+        """Derivative of the loss by the inverse temperature, which grows with it."""
+        share = torch.from_numpy(margin * np.exp(log_beta)).softmax(1).numpy()
+        return float(np.average((share * margin).sum(axis=1), weights=weight))
+
+    low, high = -10.0, 10.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return float(np.exp(-(low + high) / 2))

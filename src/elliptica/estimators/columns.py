@@ -1,15 +1,16 @@
-"""Read the columns of any table as numbers or categories; check the tables that estimators take."""
+"""Read the columns of any table by their kind; check the tables that estimators take."""
 
 from __future__ import annotations
 
+import datetime
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from sklearn.utils.validation import validate_data
 
-Kind = Literal["number", "category"]
+Kind = Literal["number", "category", "date", "text"]
 
 #: Stands for a missing category.
 MISSING = "(missing)"
@@ -17,6 +18,18 @@ MISSING = "(missing)"
 _DAY = np.timedelta64(1, "D")
 _NO_TARGETS = "no_validation"  # scikit-learn's word; None would mean that targets were forgotten
 _NAMED = 5  # columns that a message names
+
+
+def is_free_text(values: Sequence[str], n_words: float = 3.0) -> bool:
+    """Whether texts have at least three words on average, as remarks and titles have and codes do not.
+
+    Example:
+        >>> is_free_text(["a small flat near the lake", "house"]), is_free_text(["New York", "Ulm"])
+        (True, False)
+    """
+    step = max(1, len(values) // 1000)  # a thousand of them tell as much as all
+    some = values[::step]
+    return sum(len(text.split()) for text in some) >= n_words * max(1, len(some))
 
 
 def is_frame(X: object) -> bool:
@@ -35,43 +48,55 @@ def named_columns(X: Any) -> Iterator[tuple[str, Any]]:
 
 
 def read_column(name: str, values: Any, kind: Kind | None = None) -> tuple[Kind, np.ndarray]:
-    """A column as float64 with NaN where it is missing, or as strings.
+    """Read a column as float64 with NaN where it is missing, or as strings.
 
-    Numbers, booleans (0 and 1) and times (days since 1970, or days of a duration) are numbers; strings,
+    Numbers, booleans (0 and 1) and durations (days) are numbers; dates become days since 1970; strings,
     pandas' and polars' categories and mixtures of strings and numbers are categories, with `MISSING` where
-    they are missing.
+    they are missing. Free text, which has to be asked for, is empty where it is missing.
 
     Args:
         name: For messages.
         values: A column of a frame, or of an array.
         kind: What it has to become; None decides by its dtype.
     """
+    found, array = _read(name, values, kind)
+    if kind in (None, found):
+        return found, array
+    if kind == "text":
+        return kind, np.where(array == MISSING, "", array)
+    if kind == "number" and found == "date":
+        return kind, array
+    # a column that happens to be empty says nothing of its kind
+    known = array[array != MISSING] if found == "category" else array[~np.isnan(array)]
+    if len(known):
+        raise ValueError(
+            f"Column {name!r} held {kind}s when the preprocessor was fitted, but now holds {known[0]!r}. "
+            f"Convert the column to {kind}s first."
+        )
+    return kind, np.full(len(array), np.nan)
+
+
+def _read(name: str, values: Any, kind: Kind | None) -> tuple[Kind, np.ndarray]:
+    """A column by its dtype: numbers, dates as days, or categories where they are, or are asked for."""
     dtype = str(values.dtype).lower()
-    is_category = dtype.startswith(("categor", "enum"))
+    as_strings = kind in ("category", "text")
+    if dtype in ("string", "str") and (text := _strings(values)) is not None:
+        return "category", text
     if dtype.startswith("datetime64[") and "," in dtype:  # pandas with a time zone: as UTC
         array = values.to_numpy(dtype="datetime64[ns]")
     else:
         array = np.asarray(values)
-    found: Kind
+    found: Kind = "number"
+    if array.dtype.kind == "O" and (days := _dates(array)) is not None:
+        array = days
     if array.dtype.kind in "Mm":
-        found, array = "number", _days(array)
-    elif array.dtype.kind in "biuf":
-        found = "number"
-    else:
-        found, array = _read_objects(name, array.astype(object))
-    if is_category and found == "number" and kind != "number":
-        found, array = _read_objects(name, array.astype(object), kind="category")
-    if kind == "number" and found == "category":
-        known = array[array != MISSING]
-        if len(known):
-            raise ValueError(
-                f"Column {name!r} held numbers when the preprocessor was fitted, but now holds "
-                f"{known[0]!r}. Convert the column to numbers first."
-            )
-        return kind, np.full(len(array), np.nan)
-    if kind == "category" and found == "number":
-        return _read_objects(name, array.astype(object), kind="category")
-    if found == "number":
+        found, array = "date" if array.dtype.kind == "M" else "number", _days(array)
+    elif array.dtype.kind not in "biuf":
+        found, array = _read_objects(name, array.astype(object), as_strings)
+    is_category = dtype.startswith(("categor", "enum"))
+    if found == "number" and (as_strings or (is_category and kind != "number")):
+        found, array = _read_objects(name, array.astype(object), True)
+    if found != "category":
         array = array.astype(np.float64)
         if np.isinf(array).any():
             raise ValueError(
@@ -80,8 +105,28 @@ def read_column(name: str, values: Any, kind: Kind | None = None) -> tuple[Kind,
     return found, array
 
 
-def _read_objects(name: str, array: np.ndarray, kind: Kind | None = None) -> tuple[Kind, np.ndarray]:
-    """A column of Python objects: numbers if all are, otherwise categories."""
+def _strings(values: Any) -> np.ndarray | None:
+    """Strings of polars or pandas, without a look at each of them in Python; None if that is not possible."""
+    if hasattr(values, "fill_null"):
+        return np.asarray(values.fill_null(MISSING).to_numpy(), dtype=object)
+    if hasattr(values, "fillna"):
+        return np.asarray(values.fillna(MISSING).to_numpy(dtype=object), dtype=object)
+    return None
+
+
+def _dates(array: np.ndarray) -> np.ndarray | None:
+    """Python's dates and times; None if there are others."""
+    present = [value for value in array[:1000] if not _is_missing(value)]
+    if not present or not all(isinstance(value, datetime.date) for value in present):
+        return None
+    try:
+        return np.array([None if _is_missing(v) else v for v in array], dtype="datetime64[us]")
+    except (TypeError, ValueError):
+        return None
+
+
+def _read_objects(name: str, array: np.ndarray, as_strings: bool) -> tuple[Kind, np.ndarray]:
+    """A column of Python objects: numbers if all are and strings are not asked for, otherwise categories."""
     missing = np.array([_is_missing(value) for value in array], dtype=bool)
     present = array[~missing]
     odd = next((v for v in present if not isinstance(v, (str, numbers.Number))), None)
@@ -91,7 +136,7 @@ def _read_objects(name: str, array: np.ndarray, kind: Kind | None = None) -> tup
             "string or a number. Convert the column, or drop it."
         )
     # an empty column says nothing of itself: a number, unless it is known better
-    if kind != "category" and all(isinstance(v, numbers.Number) for v in present):
+    if not as_strings and all(isinstance(v, numbers.Number) for v in present):
         out = np.full(len(array), np.nan)
         out[~missing] = present.astype(np.float64)
         return "number", out
@@ -157,11 +202,11 @@ def _odd_columns(X: Any) -> str:
         if not is_frame(X) and table.ndim != 2:
             return ""
         for name, values in named_columns(table):
-            is_time = "date" in (dtype := str(values.dtype).lower()) or dtype.startswith(("time", "duration"))
+            is_duration = str(values.dtype).lower().startswith(("time", "duration"))
             kind, column = read_column(name, values)
             if kind == "category":
                 found["text"].append(name)
-            elif is_time:
+            elif kind == "date" or is_duration:
                 found["times"].append(name)
             if (column == MISSING).any() if kind == "category" else np.isnan(column).any():
                 found["gaps"].append(name)

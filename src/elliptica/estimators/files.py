@@ -1,9 +1,12 @@
-"""Trained estimators in one safe file: JSON and safetensors in a zip, no pickle."""
+"""Trained estimators in one safe file: JSON, safetensors and skops in a zip, no pickle."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import json
+import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,47 +16,110 @@ import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from elliptica import __version__
+from elliptica._utils.extras import missing_package
 from elliptica._utils.files import replacing
 from elliptica.core.noise import Green, Screened
-from elliptica.estimators.base import EllipticEstimator, ModuleLike, check_output, make_network
+from elliptica.estimators.base import (
+    EllipticEstimator,
+    Ensemble,
+    ModuleLike,
+    check_output,
+    make_network,
+    network_seeds,
+)
 from elliptica.estimators.classifier import EllipticClassifier
-from elliptica.estimators.fit import private_stream
+from elliptica.estimators.fit import Progress, private_stream
 from elliptica.estimators.preprocess import TablePreprocessor
 from elliptica.estimators.regressor import EllipticRegressor
 
 FORMAT = "elliptica estimator"
-VERSION = 1
-SETTINGS, WEIGHTS = "model.json", "weights.safetensors"
+#: Version 2 (bounds, ensembles, temperatures, models of scikit-learn) reads version 1, too.
+VERSION, VERSIONS = 2, (1, 2)
+SETTINGS, WEIGHTS, SKOPS = "model.json", "weights.safetensors", "model.skops"
 
 _ESTIMATORS: dict[str, type[EllipticEstimator]] = {
     "EllipticClassifier": EllipticClassifier,
     "EllipticRegressor": EllipticRegressor,
 }
-_STATISTICS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_")
+_TREES = (HistGradientBoostingClassifier, HistGradientBoostingRegressor)
+_LINEAR = (LogisticRegression, Ridge)
+_X_STATISTICS, _Y_STATISTICS, _BOUNDS = ("x_mean_", "x_scale_"), ("y_mean_", "y_scale_"), ("y_min_", "y_max_")
 _LONGEST_REASON = 300  # characters of an internal error that a message quotes
 #: Strings of class labels that are read may take so much room, far above what labels need.
 _MOST_CHARACTERS = 2**26
+_MOST_JSON = 2**26  # bytes of settings, which become several times that in memory
+_DEEPEST_JSON = 100
+_PROTOCOL = 2  # of skops 0.16, with which the first such files were written
+_MOST_NETWORKS = 10_000
 _LAWS = {"green": Green, "screened": Screened}
-_COURSE = ("n_iter_", "best_iteration_", "loss_curve_", "validation_scores_", "best_validation_score_")
+#: Names of `Progress` in a file; those of the first version are attributes of the estimator.
+_COURSE = {
+    "n_iter": "n_iter_",
+    "best_iteration": "best_iteration_",
+    "loss_curve": "loss_curve_",
+    "validation_scores": "validation_scores_",
+    "best_score": "best_validation_score_",
+}
+_HGB = "sklearn.ensemble._hist_gradient_boosting"
+#: All that the part of scikit-learn may hold, by the way in which skops rebuilds it.
+_TRUSTED: dict[str, set[str]] = {
+    "ObjectNode": {
+        f"{_HGB}.gradient_boosting.HistGradientBoostingClassifier",
+        f"{_HGB}.gradient_boosting.HistGradientBoostingRegressor",
+        f"{_HGB}.binning._BinMapper",
+        f"{_HGB}.predictor.TreePredictor",
+        "sklearn._loss.loss.HalfSquaredError",
+        "sklearn._loss.loss.HalfBinomialLoss",
+        "sklearn._loss.loss.HalfMultinomialLoss",
+        "sklearn._loss.link.IdentityLink",
+        "sklearn._loss.link.LogitLink",
+        "sklearn._loss.link.MultinomialLogit",
+        "sklearn._loss.link.Interval",
+        "sklearn.preprocessing._label.LabelEncoder",
+        "sklearn.preprocessing._function_transformer.FunctionTransformer",
+        "sklearn.compose._target.TransformedTargetRegressor",
+        "sklearn.linear_model._logistic.LogisticRegression",
+        "sklearn.linear_model._ridge.Ridge",
+    },
+    "LossNode": {
+        "sklearn._loss._loss.CyHalfSquaredError",
+        "sklearn._loss._loss.CyHalfBinomialLoss",
+        "sklearn._loss._loss.CyHalfMultinomialLoss",
+    },
+    "FunctionNode": {"numpy.log", "numpy.exp"},
+    "NdArrayNode": {f"numpy.{name}" for name in ("ndarray", "bool", "int64", "uint64", "float32", "float64")},
+    "TypeNode": {f"builtins.{name}" for name in ("str", "int", "float", "bool")},
+    "JsonNode": {"builtins.str"},
+    "DictNode": {"builtins.dict"},
+    "ListNode": {"builtins.list"},
+    "TupleNode": {"builtins.tuple"},
+}
 
 
 def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:
     """Write a trained estimator to one file that is safe to read.
 
-    The file is a zip of ``model.json`` (parameters, labels, columns, course of the training) and
-    ``weights.safetensors`` (network and statistics). It predicts bit for bit as the estimator does, on the
-    same machine. Not in it: the state of the optimiser (training goes on with a new one), the code of a
-    ``module`` of your own (pass it to `load` again), a ``random_state`` that is not a number, and rare
-    categories, of which only the number is kept. Frequent categories and class labels are in it as text.
+    The file is a zip of ``model.json`` (parameters, labels, columns, training curves),
+    ``weights.safetensors`` (networks and statistics) and, for models of scikit-learn, ``model.skops``. It
+    predicts bit for bit as the estimator does, on the same machine. Not in it: the state of the optimiser
+    (training goes on with a new one), the code of a ``module`` of your own (pass it to `load` again), a
+    ``random_state`` that is not a number, quantiles that trees were grown with, and rare categories, of
+    which only the number is kept. Frequent categories and class labels are in it as text.
 
     Args:
-        estimator: `EllipticClassifier`, `EllipticRegressor`, or a pipeline of `TablePreprocessor` and one of
-            them; of a grid search its ``best_estimator_``.
+        estimator: `EllipticClassifier`, `EllipticRegressor`, scikit-learn's
+            ``HistGradientBoostingClassifier`` or ``Regressor``, ``LogisticRegression`` or ``Ridge`` (the
+            regressors also in a ``TransformedTargetRegressor`` with ``func=np.log, inverse_func=np.exp``), or
+            a pipeline of `TablePreprocessor` and one of these; of a grid search its ``best_estimator_``.
         path: Where to write, by custom ``something.elliptica``; an existing file is replaced.
         notes: Anything of yours that JSON can hold, for `read_notes`; `load` does not look at it.
 
@@ -71,25 +137,32 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
         True
     """
     preprocessor, model, names = savable_parts(estimator)
-    check_is_fitted(model, "module_")
-    tensors = {f"module/{name}": value for name, value in model.module_.state_dict().items()}
-    for name in _STATISTICS:
-        if hasattr(model, name):
-            tensors[name] = torch.from_numpy(np.asarray(getattr(model, name), dtype=np.float64))
+    members: dict[str, bytes] = {}
+    if isinstance(model, EllipticEstimator):
+        check_is_fitted(model, "module_")
+        tensors, described = _network_tensors(model), _describe(model)
+    else:
+        check_is_fitted(model)
+        tensors, described = {}, {"class": type(model).__name__, "n_features": int(model.n_features_in_)}
+        members[SKOPS] = _dump(model)
+    state = None if preprocessor is None else preprocessor.to_dict()
+    learnt: dict[str, np.ndarray] = getattr(preprocessor, "tensors", dict)()
+    tensors |= {f"preprocessor/{k}": torch.from_numpy(np.ascontiguousarray(v)) for k, v in learnt.items()}
     settings = {
         "format": FORMAT,
         "version": VERSION,
         "elliptica": __version__,
         "steps": names,
-        "preprocessor": None if preprocessor is None else preprocessor.to_dict(),
-        "estimator": _describe(model),
+        "preprocessor": state,
+        "estimator": described,
         "notes": notes or {},
     }
-    text = json.dumps(settings, indent=1, ensure_ascii=False)
+    text = json.dumps(settings, indent=1, ensure_ascii=False).encode()
+    weights = safetensors.torch.save({k: v.cpu().contiguous() for k, v in tensors.items()})
     path = Path(path)
     with replacing(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
-        file.writestr(SETTINGS, text)
-        file.writestr(WEIGHTS, safetensors.torch.save({k: v.cpu().contiguous() for k, v in tensors.items()}))
+        for name, content in {SETTINGS: text, WEIGHTS: weights, **members}.items():
+            file.writestr(name, content)
     return path
 
 
@@ -109,27 +182,32 @@ def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "c
         ValueError: If the file is not of this format, of a later version, or damaged.
     """
     path = Path(path)
-    settings, tensors = _read(path)
+    settings, tensors, dumped = _read(path)
     with _damage_explained(path):
-        has_module = bool(settings["estimator"]["has_module"])
+        described = settings["estimator"]
+        has_module = dumped is None and bool(described["has_module"])
     if has_module and module is None:
         raise ValueError(
             "The estimator was trained with a module of its own, whose code is not in the file. Pass it: "
             "load(path, module=...)."
         )
     if module is not None and not has_module:
-        raise ValueError("The estimator was trained with the default network. Leave module= out.")
+        raise ValueError("The estimator was not trained with a module of your own. Leave module= out.")
     weights = {k.removeprefix("module/"): v for k, v in tensors.items() if k.startswith("module/")}
     with _damage_explained(path):
-        model = _rebuild(settings["estimator"], tensors, module, device)
-        if module is None:
-            model.module_ = _default_network(model, weights).to(device)
-        whole: Any = model
+        model: Any
+        if dumped is not None:
+            model = _undump(dumped, described)
+        else:
+            model = _rebuild(described, tensors, module, device, settings["version"])
+            if module is None:
+                model.module_ = _default_networks(model, weights).to(device)
+        whole = model
         if (state := settings["preprocessor"]) is not None:
-            steps = zip(settings["steps"], (TablePreprocessor.from_dict(state), model), strict=True)
+            steps = zip(settings["steps"], (_preprocessor(state, tensors), model), strict=True)
             whole = Pipeline(list(steps))
     if module is not None:  # errors of the caller's module are not damage of the file
-        model.module_ = _own_network(model, weights, module).to(device)
+        model.module_ = _own_networks(model, weights, module).to(device)
     return whole
 
 
@@ -162,7 +240,17 @@ def _damage_explained(path: Path) -> Iterator[None]:
     """Whatever goes wrong while the content of a file is put together becomes one clear error."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        zipfile.BadZipFile,
+    ) as error:
         raise ValueError(
             f"{path} does not hold what a saved estimator holds ({_reason(error)}). It was damaged or "
             "changed; save the estimator again."
@@ -173,6 +261,15 @@ def _reason(error: Exception) -> str:
     """Kind and text of an error, cut short: a hostile file could make it of any length."""
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
+
+
+def _network_tensors(model: EllipticEstimator) -> dict[str, Tensor]:
+    """Weights of the networks, and statistics."""
+    tensors = {f"module/{name}": value for name, value in model.module_.state_dict().items()}
+    for name in (*_X_STATISTICS, *_Y_STATISTICS, *_BOUNDS):
+        if hasattr(model, name):
+            tensors[name] = torch.from_numpy(np.asarray(getattr(model, name), dtype=np.float64))
+    return tensors
 
 
 def _describe(model: EllipticEstimator) -> dict[str, Any]:
@@ -189,18 +286,21 @@ def _describe(model: EllipticEstimator) -> dict[str, Any]:
         "n_outputs": int(model.n_outputs_),
         "feature_names": [str(n) for n in getattr(model, "feature_names_in_", [])] or None,
         "seed": model._seed,
-        "course": {name: encode(name, getattr(model, name)) for name in _COURSE},
+        "progress": [
+            {name: encode(name, getattr(progress, name)) for name in _COURSE} for progress in model._progress
+        ],
     }
     if isinstance(model, EllipticClassifier):
         described["classes"] = encode_labels(model.classes_)
         described["is_multilabel"] = model._is_multilabel
+        described["temperature"] = float(model.temperature_)
     elif isinstance(model, EllipticRegressor):
         described["is_flat"] = model._is_flat
     return described
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Both members of a file, checked."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bytes | None]:
+    """Read the members of a file: settings, tensors, and the part of scikit-learn if there is one."""
     if not path.exists():
         raise FileNotFoundError(
             f"The model {path} does not exist. Expected a file such as model.elliptica, which "
@@ -208,18 +308,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     try:
         with zipfile.ZipFile(path) as file:
-            members = {info.filename: info for info in file.infolist()}
-            if set(members) != {SETTINGS, WEIGHTS} or len(file.infolist()) != 2:
-                raise ValueError(
-                    f"{path} is a zip, but not one of a saved estimator: it should hold {SETTINGS} and "
-                    f"{WEIGHTS}, but holds {', '.join(sorted(members)) or 'nothing':.{_LONGEST_REASON}}."
-                )
-            # we write without compression; a compressed member could unpack to any size
-            if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
-                raise ValueError(
-                    f"{path} is compressed inside, as elliptica does not write it. Save it again."
-                )
-            texts = {name: file.read(name) for name in members}
+            texts = _read_members(path, file)
         settings = json.loads(texts[SETTINGS])
     except (
         zipfile.BadZipFile,
@@ -234,69 +323,284 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     if not isinstance(settings, dict) or settings.get("format") != FORMAT:
         raise ValueError(f"{path} is not a saved estimator of elliptica: {SETTINGS} does not say {FORMAT!r}.")
-    if settings.get("version") != VERSION:
+    version = settings.get("version")
+    if version not in VERSIONS or isinstance(version, bool):
         raise ValueError(
-            f"{path} has version {settings.get('version')!r:.20} of the format, but elliptica {__version__} "
-            f"reads version {VERSION}. It was written by elliptica {settings.get('elliptica')!s:.20}: "
-            "install that."
+            f"{path} has version {version!r:.20} of the format, but elliptica {__version__} reads versions "
+            f"{' and '.join(map(str, VERSIONS))}. It was written by elliptica "
+            f"{settings.get('elliptica')!s:.20}: install that."
         )
     try:
-        return settings, safetensors.torch.load(texts[WEIGHTS])
+        return settings, safetensors.torch.load(texts[WEIGHTS]), texts.get(SKOPS)
     except SafetensorError as error:
         raise ValueError(f"{path}: {WEIGHTS} is damaged ({error}). Save the estimator again.") from error
 
 
+def _read_members(path: Path, file: zipfile.ZipFile) -> dict[str, bytes]:
+    """Read the members of a zip, after a look at their names and sizes."""
+    members = {info.filename: info for info in file.infolist()}
+    if set(members) - {SKOPS} != {SETTINGS, WEIGHTS} or len(file.infolist()) != len(members):
+        raise ValueError(
+            f"{path} is a zip, but not one of a saved estimator: it should hold {SETTINGS} and {WEIGHTS}, "
+            f"but holds {', '.join(sorted(members)) or 'nothing':.{_LONGEST_REASON}}."
+        )
+    # we write without compression; a compressed member could unpack to any size
+    if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
+        raise ValueError(f"{path} is compressed inside, as elliptica does not write it. Save it again.")
+    if (size := members[SETTINGS].file_size) > _MOST_JSON:
+        raise ValueError(
+            f"{path} has settings of {size} bytes, but at most {_MOST_JSON} are read. It was damaged or "
+            "changed; save the estimator again."
+        )
+    return {name: file.read(name) for name in members}
+
+
 def _rebuild(
-    state: dict[str, Any], tensors: dict[str, Tensor], module: ModuleLike | None, device: str
+    state: dict[str, Any],
+    tensors: dict[str, Tensor],
+    module: ModuleLike | None,
+    device: str,
+    version: int,
 ) -> EllipticEstimator:
     """A trained estimator from its description, all but the network."""
     parameters = {name: decode(value) for name, value in state["parameters"].items()}
     parameters["device"] = device
-    model = _ESTIMATORS[state["class"]](module=module, **parameters)
+    kind = _ESTIMATORS[state["class"]]
+    if version == 1 and kind is EllipticRegressor:
+        parameters["bounded"] = False  # predictions were not bounded
+    model = kind(module=module, **parameters)
     model.n_features_in_, model.n_outputs_ = state["n_features"], state["n_outputs"]
     if state["feature_names"] is not None:
         model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
-    for name in _COURSE:
-        setattr(model, name, decode(state["course"][name]))
+    _set_progress(model, state, version)
     if isinstance(model, EllipticClassifier):
         model.classes_, model._is_multilabel = decode_labels(state["classes"]), state["is_multilabel"]
+        model.temperature_ = _positive("temperature", state["temperature"]) if version > 1 else 1.0
         if len(model.classes_) != model.n_outputs_:
             raise ValueError(f"{len(model.classes_)} classes for {model.n_outputs_} outputs of the network")
     elif isinstance(model, EllipticRegressor):
         model._is_flat = state["is_flat"]
-    for name in _STATISTICS[: 4 if isinstance(model, EllipticRegressor) else 2]:
-        wanted = model.n_features_in_ if name.startswith("x") else model.n_outputs_
-        if tuple(tensors[name].shape) != (wanted,):
-            raise ValueError(
-                f"{name} should have {wanted} values, but has shape {tuple(tensors[name].shape)}."
-            )
-        setattr(model, name, tensors[name].numpy())
-    model._seed, model._optimizer = state["seed"], None
+    _set_statistics(model, tensors, version)
     return model
 
 
-def _default_network(model: EllipticEstimator, weights: dict[str, Tensor]) -> torch.nn.Module:
-    """Our own network with the weights of the file."""
-    n_layers = len(model.hidden) + 1
-    if len(weights) != 2 * n_layers:  # before any layer is made: the file may ask for any number
-        raise ValueError(f"{len(weights)} weights and biases for {n_layers} layers")
+def _set_progress(model: EllipticEstimator, state: dict[str, Any], version: int) -> None:
+    """What is known of the training of each network."""
+    if version == 1:
+        found = [{name: state["course"][old] for name, old in _COURSE.items()}]
+    else:
+        found = state["progress"]
+    if not 1 <= len(found) <= _MOST_NETWORKS:
+        raise ValueError(f"{len(found)} networks")
+    model._seed = state["seed"]
+    model._progress = [
+        Progress(seed, **{name: decode(one[name]) for name in _COURSE})
+        for seed, one in zip(network_seeds(model._seed, len(found)), found, strict=True)
+    ]
+    model._summarise()
+
+
+def _set_statistics(model: EllipticEstimator, tensors: dict[str, Tensor], version: int) -> None:
+    """Means, scales and ranges, one value for each column or target."""
+    wanted = dict.fromkeys(_X_STATISTICS, model.n_features_in_)
+    if isinstance(model, EllipticRegressor):
+        wanted |= dict.fromkeys(_Y_STATISTICS if version == 1 else _Y_STATISTICS + _BOUNDS, model.n_outputs_)
+    for name, size in wanted.items():
+        if tuple(tensors[name].shape) != (size,):
+            raise ValueError(f"{name} should have {size} values, but has shape {tuple(tensors[name].shape)}.")
+        setattr(model, name, tensors[name].numpy())
+    if isinstance(model, EllipticRegressor) and version == 1:
+        model.y_min_, model.y_max_ = np.full((2, model.n_outputs_), [[-np.inf], [np.inf]])
+
+
+def _positive(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} {value!r}")
+    return float(value)
+
+
+def _preprocessor(state: dict[str, Any], tensors: dict[str, Tensor]) -> TablePreprocessor:
+    """The preprocessor from its description and its arrays, if it has any."""
+    mark = "preprocessor/"
+    learnt = {k.removeprefix(mark): v.numpy() for k, v in tensors.items() if k.startswith(mark)}
+    make: Any = TablePreprocessor.from_dict
+    return make(state, learnt) if learnt else make(state)
+
+
+def _default_networks(model: EllipticEstimator, weights: dict[str, Tensor]) -> torch.nn.Module:
+    """Our own networks with the weights of the file."""
+    n_networks, n_layers = len(model._progress), len(model.hidden) + 1
+    if len(weights) != 2 * n_layers * n_networks:  # before any layer is made: the file may ask for any number
+        raise ValueError(f"{len(weights)} weights and biases for {n_layers * n_networks} layers")
     with torch.device("meta"):  # sizes only: no memory, and no random numbers
-        network = make_network(None, model.hidden, model.n_features_in_, model.n_outputs_)
-    network.load_state_dict(weights, assign=True)
-    return network.eval()
+        networks = [
+            make_network(None, model.hidden, model.n_features_in_, model.n_outputs_)
+            for _ in range(n_networks)
+        ]
+    whole = _as_one(networks, model)
+    whole.load_state_dict(weights, assign=True)
+    return whole.eval()
 
 
-def _own_network(model: EllipticEstimator, weights: dict[str, Tensor], module: ModuleLike) -> torch.nn.Module:
-    """The caller's network with the weights of the file."""
+def _own_networks(
+    model: EllipticEstimator, weights: dict[str, Tensor], module: ModuleLike
+) -> torch.nn.Module:
+    """The caller's networks with the weights of the file."""
     sizes = model.n_features_in_, model.n_outputs_
     with private_stream(0, torch.device("cpu")):  # initial weights are drawn, and replaced
-        network = make_network(module, model.hidden, *sizes)
-        check_output(network, torch.zeros(2, sizes[0]), sizes[1], model._meaning())
+        networks = [make_network(module, model.hidden, *sizes) for _ in model._progress]
+        check_output(networks[0], torch.zeros(2, sizes[0]), sizes[1], model._meaning())
+    whole = _as_one(networks, model)
     try:
-        network.load_state_dict(weights)
+        whole.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"module= is not the network that was trained: {_reason(error)}") from error
-    return network.eval()
+    return whole.eval()
+
+
+def _as_one(networks: list[torch.nn.Module], model: EllipticEstimator) -> torch.nn.Module:
+    return networks[0] if len(networks) == 1 else Ensemble(networks, model._loss_kind())
+
+
+def _dump(model: Any) -> bytes:
+    """A trained model of scikit-learn in the format of skops, checked as a reader checks it."""
+    data: bytes = _skops().dumps(_slim(model), compression=zipfile.ZIP_STORED)
+    try:
+        _check_dump(data)
+    except ValueError as error:
+        raise TypeError(
+            f"This {type(model).__name__} cannot be written to a safe file: {error}. Use its default loss, "
+            "and numbers as inputs (TablePreprocessor makes numbers of categories); or joblib, whose files "
+            "must be trusted."
+        ) from error
+    return data
+
+
+def _slim(model: Any) -> Any:
+    """A shallow copy without what only training needs: streams, and the quantiles of the inputs."""
+    slim = copy.copy(model)
+    if not isinstance(getattr(slim, "random_state", 0), (int, np.integer)):
+        slim.random_state = None
+    if isinstance(slim, TransformedTargetRegressor):
+        slim.regressor_ = _slim(slim.regressor_)
+        slim.regressor = clone(slim.regressor_)
+    if isinstance(slim, _TREES):
+        slim._feature_subsample_rng = None
+        slim._bin_mapper = copy.copy(slim._bin_mapper)
+        slim._bin_mapper.bin_thresholds_ = []
+    return slim
+
+
+def _undump(data: bytes, described: dict[str, Any]) -> Any:
+    """A model of scikit-learn, after a look at everything that its part of the file holds."""
+    _check_dump(data)
+    trusted = sorted(set().union(*_TRUSTED.values()))
+    model = _skops().loads(data, trusted=trusted)
+    if type(model).__name__ != described["class"] or not _is_savable_model(model):
+        raise TypeError(f"{type(model).__name__} instead of {described['class']}")
+    inner = model.regressor_ if isinstance(model, TransformedTargetRegressor) else model
+    if isinstance(inner, _TREES):
+        _check_trees(inner)
+    elif inner.coef_.shape[-1] != inner.n_features_in_ or inner.coef_.ndim > 2:
+        raise ValueError(f"coefficients of shape {inner.coef_.shape} for {inner.n_features_in_} columns")
+    if {described["n_features"], inner.n_features_in_, model.n_features_in_} != {inner.n_features_in_}:
+        raise ValueError(f"a model of {inner.n_features_in_} columns for {described['n_features']}")
+    model.predict(np.zeros((1, inner.n_features_in_)))
+    return model
+
+
+def _check_dump(data: bytes) -> None:
+    """Refuse a part of scikit-learn that holds anything but what we trust, before any of it is built.
+
+    Sizes that arrays claim must be those of their data, so that reading needs no more memory than the file.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        members = {info.filename: info for info in file.infolist()}
+        if len(members) != len(file.infolist()) or "schema.json" not in members:
+            raise ValueError("members of the same name, or no schema")
+        if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
+            raise ValueError("compressed members")
+        if members["schema.json"].file_size > _MOST_JSON:
+            raise ValueError(f"a schema of {members['schema.json'].file_size} bytes")
+        _check_schema(json.loads(file.read("schema.json")))
+        for name in members:
+            if name != "schema.json":
+                _check_array(name, file.read(name))
+
+
+def _check_schema(schema: Any) -> None:
+    """Refuse types that are not in our list, wherever they are, and deep nesting."""
+    if not isinstance(schema, dict) or schema.get("protocol", 0) < _PROTOCOL:
+        raise ValueError("a schema of an older protocol")  # whose rules are laxer
+    level: list[Any] = [schema]
+    depth = 0
+    while level:
+        for node in level:
+            if isinstance(node, dict) and "__loader__" in node:
+                loader, name = str(node["__loader__"]), f"{node.get('__module__')}.{node.get('__class__')}"
+                if name not in _TRUSTED.get(loader, ()):
+                    raise ValueError(f"it holds {name:.100} ({loader:.40}), which is not on the list")
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        depth += 1
+        if depth > _DEEPEST_JSON:
+            raise ValueError(f"it is nested deeper than {_DEEPEST_JSON} levels")
+
+
+def _check_array(name: str, content: bytes) -> None:
+    """Refuse an array whose header does not fit its data, or that holds objects."""
+    buffer = io.BytesIO(content)
+    version = np.lib.format.read_magic(buffer)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = read[version](buffer)
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"array {name:.40} of dtype {dtype!s:.60}")
+    if math.prod(shape) * dtype.itemsize != len(content) - buffer.tell():
+        raise ValueError(f"array {name:.40} claims shape {shape!s:.60}, but has {len(content)} bytes")
+
+
+def _check_trees(model: Any) -> None:
+    """Refuse trees that lead out of their nodes or columns: scikit-learn follows them without a check."""
+    n_trees = 1 if isinstance(model, HistGradientBoostingRegressor) or len(model.classes_) < 3 else None
+    n_trees = n_trees or len(model.classes_)
+    if model.n_trees_per_iteration_ != n_trees or model._baseline_prediction.shape != (1, n_trees):
+        raise ValueError(f"{model.n_trees_per_iteration_} trees at once instead of {n_trees}")
+    if model._preprocessor is not None or len(model._bin_mapper.is_categorical_) != model.n_features_in_:
+        raise ValueError("columns that do not fit the trees")
+    for trees in model._predictors:
+        if len(trees) != n_trees:
+            raise ValueError(f"{len(trees)} trees instead of {n_trees}")
+        for tree in trees:
+            nodes = tree.nodes
+            inner = nodes[nodes["is_leaf"] == 0]
+            own = np.flatnonzero(nodes["is_leaf"] == 0)
+            if (
+                nodes.ndim != 1
+                or not len(nodes)
+                or inner["is_categorical"].any()
+                or not _within(inner["feature_idx"], 0, model.n_features_in_)
+                or not _within(inner["left"], own + 1, len(nodes))
+                or not _within(inner["right"], own + 1, len(nodes))
+            ):
+                raise ValueError("a tree that leads out of its nodes or columns")
+
+
+def _within(values: np.ndarray, low: Any, high: int) -> bool:
+    """Whether all values are at least ``low`` and below ``high``; children come after their parent."""
+    return bool(((values >= low) & (values < high)).all())
+
+
+def _skops() -> Any:
+    try:
+        import skops.io
+    except ModuleNotFoundError as error:
+        raise missing_package("Files with models of scikit-learn", "tables", error.name) from error
+    return skops.io
 
 
 def encode(name: str, value: Any) -> Any:
@@ -366,19 +670,28 @@ def decode_labels(state: dict[str, Any]) -> np.ndarray:
     return np.array(values, dtype=np.dtype(name))
 
 
-def savable_parts(estimator: Any) -> tuple[TablePreprocessor | None, EllipticEstimator, list[str]]:
+def savable_parts(estimator: Any) -> tuple[TablePreprocessor | None, Any, list[str]]:
     """The preprocessor, if any, the estimator, and the names of the steps."""
     steps = estimator.steps if isinstance(estimator, Pipeline) else [("", estimator)]
     names, parts = [name for name, _ in steps], [part for _, part in steps]
-    if type(parts[-1]) in (EllipticClassifier, EllipticRegressor):
+    if type(parts[-1]) in _ESTIMATORS.values() or _is_savable_model(parts[-1]):
         if len(parts) == 1:
             return None, parts[0], names
         if len(parts) == 2 and type(parts[0]) is TablePreprocessor:
             return parts[0], parts[1], names
     raise TypeError(
-        "save takes EllipticClassifier, EllipticRegressor, or a pipeline of TablePreprocessor and one of "
-        f"them, but got {_kind(estimator)}. {_remedy(estimator, parts)}"
+        "save takes EllipticClassifier, EllipticRegressor, HistGradientBoosting, LogisticRegression, Ridge, "
+        f"or a pipeline of TablePreprocessor and one of them, but got {_kind(estimator)}. "
+        f"{_remedy(estimator, parts)}"
     )
+
+
+def _is_savable_model(model: Any) -> bool:
+    """Whether a model of scikit-learn, or what a log of the target is wrapped around, can be saved."""
+    if type(model) is TransformedTargetRegressor:
+        inner = getattr(model, "regressor_", model.regressor)
+        return type(inner) in (HistGradientBoostingRegressor, Ridge)
+    return type(model) in (*_TREES, *_LINEAR)
 
 
 def _kind(estimator: Any) -> str:

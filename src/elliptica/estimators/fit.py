@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,13 @@ from elliptica.core.epoch import can_draw_epochs, epoch_paths
 #: An epoch is at most so many times as long as there are rows, however large the sample weights.
 LONGEST_EPOCH = 10
 
+#: Multiply-adds of a training step up to which one thread of torch costs less than several.
+SMALL_STEP = 2**25
+
+_inside = threading.local()
+_lock = threading.Lock()
+_outside: list[int] = []  # numbers of threads that blocks of `one_thread` will restore
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -30,26 +38,62 @@ class Rows:
         x: Inputs, scaled, float32.
         y: Class numbers, or float32 targets.
         weight: Weight of each row, all above zero, or None for equal ones.
+        groups: Number of the group of each row, or None.
     """
 
     x: Tensor
     y: Tensor
     weight: np.ndarray | None
+    groups: np.ndarray | None = None
 
     @classmethod
-    def in_order(cls, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Rows:
+    def in_order(
+        cls,
+        x: np.ndarray,
+        y: np.ndarray,
+        weight: np.ndarray | None,
+        groups: np.ndarray | None = None,
+    ) -> Rows:
         """Sort rows by content, so that training does not depend on the order in which they came.
 
         With weights as frequencies (see `draw_epoch`) a row of weight two is then trained on exactly as
         two copies of it are.
         """
         y = y if y.dtype == np.int64 else y.astype(np.float32)
-        order = content_order(x, y.astype(np.float32))
-        return cls(
-            torch.from_numpy(x[order]),
-            torch.from_numpy(y[order]),
-            None if weight is None else weight[order],
-        )
+        known = [] if groups is None else [groups.astype(np.float32)]
+        x, y, weight, groups = take(content_order(x, y.astype(np.float32), *known), x, y, weight, groups)
+        return cls(torch.from_numpy(x), torch.from_numpy(y), weight, groups)
+
+
+class Held(NamedTuple):
+    """Rows that are held out for validation: inputs, targets, weights."""
+
+    x: np.ndarray
+    y: np.ndarray
+    weight: np.ndarray | None
+
+
+@dataclass(eq=False)
+class Progress:
+    """The training of one network so far.
+
+    Attributes:
+        seed: Of its initial weights, of the order of rows and of the noise.
+        n_iter: Epochs that it was trained for.
+        best_iteration: Epochs after which it was as it is kept.
+        loss_curve: Mean training loss of each epoch.
+        validation_scores: Score on the held-out rows after each epoch, or None.
+        best_score: The largest of them, or None.
+        optimizer: Its optimiser, or None before training and after loading.
+    """
+
+    seed: int
+    n_iter: int = 0
+    best_iteration: int = 0
+    loss_curve: list[float] = field(default_factory=list)
+    validation_scores: list[float] | None = None
+    best_score: float | None = None
+    optimizer: torch.optim.Optimizer | None = None
 
 
 class NetworkRows(NamedTuple):
@@ -80,11 +124,9 @@ def content_order(*columns: np.ndarray) -> np.ndarray:
     return np.argsort(keys.ravel(), kind="stable")
 
 
-def take(
-    rows: np.ndarray, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Some of the rows."""
-    return x[rows], y[rows], None if weight is None else weight[rows]
+def take(rows: np.ndarray, *columns: np.ndarray | None) -> list[Any]:
+    """Some of the rows of each table or column; None stays None."""
+    return [None if column is None else column[rows] for column in columns]
 
 
 def location_and_scale(
@@ -98,29 +140,49 @@ def location_and_scale(
     return scaler.mean_, scaler.scale_
 
 
-def hold_out(y: np.ndarray, fraction: float, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(
+    x: np.ndarray, y: np.ndarray, fraction: float, kind: str, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers for training and for validation; classes are kept in proportion where they can be.
 
+    Rows of equal content stay together, so that weights and copies of rows are the same.
+
     Args:
+        x: Inputs, sorted by `content_order`.
         y: Targets; class numbers where ``kind`` is ``"classes"``.
-        fraction: Share of the rows that is held out.
+        fraction: Share of the distinct rows that is held out.
         kind: ``"classes"``, ``"labels"`` or ``"real"``, which needs two rows for a score.
         seed: Of the split.
     """
-    n_held = int(np.ceil(fraction * len(y)))
-    if n_held < (2 if kind == "real" else 1) or len(y) - n_held < 1:
+    content = np.column_stack([x, y])
+    is_new = np.append(True, (content[1:] != content[:-1]).any(axis=1))
+    distinct, first = np.cumsum(is_new) - 1, np.flatnonzero(is_new)
+    n_held = int(np.ceil(fraction * len(first)))
+    if n_held < (2 if kind == "real" else 1) or len(first) - n_held < 1:
         raise ValueError(
-            f"early_stopping holds {n_held} of {len(y)} rows out for validation: too few rows on one "
-            "side. Change validation_fraction, or use early_stopping=False."
+            f"validation_fraction={fraction} holds {n_held} of {len(first)} distinct rows out "
+            f"(n_samples={len(y)}): too few rows on one side. Change validation_fraction, pass more rows, or "
+            "switch off what needs held-out rows: early_stopping and calibrate."
         )
     stratify = None
     if kind == "classes":
-        counts = np.bincount(y)
+        counts = np.bincount(y[first])
         counts = counts[counts > 0]
-        if counts.min() > 1 and len(counts) <= min(n_held, len(y) - n_held):
-            stratify = y
-    kept, held = train_test_split(np.arange(len(y)), test_size=n_held, stratify=stratify, random_state=seed)
-    return kept, held
+        if counts.min() > 1 and len(counts) <= min(n_held, len(first) - n_held):
+            stratify = y[first]
+    parts = train_test_split(np.arange(len(first)), test_size=n_held, stratify=stratify, random_state=seed)
+    place = np.empty(len(first), dtype=np.int64)
+    place[np.concatenate(parts)] = np.arange(len(first))
+    place = place[distinct]
+    rows = np.argsort(place, kind="stable")
+    n_kept = int((place < len(first) - n_held).sum())
+    return rows[:n_kept], rows[n_kept:]
+
+
+def epoch_length(weight: np.ndarray) -> int:
+    """Rows of an epoch: the sum of weights, or as many as there are rows, within limits."""
+    total = np.cumsum(weight, dtype=np.float64)[-1]
+    return round(min(max(total, len(weight)), LONGEST_EPOCH * len(weight)))
 
 
 def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generator) -> Tensor:
@@ -139,7 +201,7 @@ def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generato
     if weight is None:
         return torch.randperm(n_rows, generator=generator)
     cumulative = np.cumsum(weight, dtype=np.float64)
-    length = round(min(max(cumulative[-1], n_rows), LONGEST_EPOCH * n_rows))
+    length = epoch_length(weight)
     order = torch.randperm(length, generator=generator)
     shift = float(torch.rand(1, generator=generator, dtype=torch.float64))
     places = (shift + np.arange(length)) * (cumulative[-1] / length)
@@ -175,11 +237,16 @@ def train_epoch(
     objective.eval()
     mean = float(torch.stack(losses).mean())
     if not math.isfinite(mean):
-        raise FloatingPointError(
-            f"The training loss became {mean} in epoch {epoch + 1}. Lower learning_rate, or sigma, or keep "
-            "standardize=True."
-        )
+        raise diverged(mean, epoch + 1)
     return mean
+
+
+def diverged(loss: float, epoch: int) -> FloatingPointError:
+    """The error of a training loss that is not finite."""
+    return FloatingPointError(
+        f"The training loss became {loss} in epoch {epoch}. Lower learning_rate, or sigma, or keep "
+        "standardize=True."
+    )
 
 
 def _losses(
@@ -190,7 +257,7 @@ def _losses(
     device: torch.device,
     noise: torch.Generator,
 ) -> Iterator[Tensor]:
-    """The objective on each batch, with points drawn many batches at a time where that has the same law."""
+    """The objective on each batch, with points drawn many batches at a time where each has the same law."""
     if isinstance(objective, Elliptic) and can_draw_epochs(objective.settings):
         drawn = epoch_paths(
             objective.settings, rows.x, rows.y, chosen, batch_size, device=device, generator=noise
@@ -212,3 +279,30 @@ def private_stream(seed: int, device: torch.device) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread for a while: sharing small products among threads costs more than it saves.
+
+    The number belongs to the calling thread, so that the other threads of a program keep theirs.
+    """
+    if getattr(_inside, "value", False):
+        yield
+        return
+    with _lock:
+        before = torch.get_num_threads()
+        if not _outside or before > 1:
+            _outside.append(before)
+        else:  # a thread begins with the number that was set last, which may be ours
+            before = _outside[-1]
+            _outside.append(before)
+        torch.set_num_threads(1)
+    _inside.value = True
+    try:
+        yield
+    finally:
+        _inside.value = False
+        with _lock:
+            torch.set_num_threads(before)
+            _outside.remove(before)

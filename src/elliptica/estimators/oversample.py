@@ -18,6 +18,9 @@ from elliptica.core.bridge import marginal_rows
 
 Task = Literal["auto", "classification", "regression"]
 
+#: Whole numbers with at most so many values are classes.
+_FEW_VALUES = 20
+
 
 class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Add rows on Brownian bridges until rare classes, or rare targets, are as frequent as others.
@@ -48,8 +51,9 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         n_bins: Bins of a real target.
         bounded: Keep new real targets within the range of the observed ones, so that a positive quantity
             stays positive. False lets the noise carry them beyond it.
-        task: ``"auto"`` takes whole numbers, strings and booleans for classes, other numbers for real
-            targets.
+        task: ``"auto"`` takes strings, booleans and whole numbers with at most 20 values for classes, and
+            floating numbers otherwise for real targets. Whole numbers of an integer type with more values
+            could be either: it asks for ``"classification"`` or ``"regression"``.
         random_state: Seed.
 
     Attributes:
@@ -136,9 +140,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if not isinstance(self.bounded, bool):
             raise TypeError(f"bounded must be True or False, but got {self.bounded!r}.")
         x, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
-        is_real = self.task == "regression" or (
-            self.task == "auto" and type_of_target(target) == "continuous"
-        )
+        is_real = self.task == "regression" or (self.task == "auto" and _is_real(target))
         if is_real:
             values = np.asarray(target, dtype=np.float64)
             self.bins_ = np.linspace(values.min(), values.max(), self.n_bins + 1)
@@ -166,6 +168,21 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         near = NearestNeighbors(n_neighbors=k).fit(x[own]).kneighbors(return_distance=False)
         which = torch.randint(k, (n_new,), generator=generator).numpy()
         return own[first], own[near[first, which]]
+
+
+def _is_real(target: np.ndarray) -> bool:
+    """Whether targets are real numbers rather than classes."""
+    if type_of_target(target) == "continuous":
+        return True
+    n_values = len(np.unique(target))
+    if target.dtype.kind not in "iuf" or n_values <= _FEW_VALUES:
+        return False
+    if target.dtype.kind != "f":
+        raise ValueError(
+            f"y holds whole numbers with {n_values} distinct values: classes, or a real target? Pass "
+            'task="classification" or task="regression".'
+        )
+    return True
 
 
 def _bridged(

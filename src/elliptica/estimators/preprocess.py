@@ -1,35 +1,67 @@
-"""From a frame with numbers, categories and gaps to a table of numbers."""
+"""From a frame with numbers, categories, dates, text and gaps to a table of numbers."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.impute import SimpleImputer
-from sklearn.preprocessing import OneHotEncoder
+from sklearn.preprocessing import OneHotEncoder, normalize
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from elliptica.estimators.columns import Kind, is_frame, named_columns, read_column
+from elliptica.estimators.columns import Kind, is_frame, is_free_text, named_columns, read_column
+
+#: A number so many spreads from the median makes a heavy tail.
+_HEAVY = 10.0
+#: Heavy tails are squashed into so many spreads around the median.
+_BOUND = 3.0
+#: Other numbers are cut so many times the range of the training rows outside of it.
+_MARGIN = 2.0
+#: Squares of larger numbers overflow.
+_LARGEST = 1e150
+_SCALES = ("standard", "robust")
+_RESOLUTIONS = ("year", "month", "day", "hour")
+#: Texts from which parts of words and their weights are learnt, and the number of parts.
+_MOST_TEXTS = 10_000
+_MOST_PARTS = 4_000
+_PARTS: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (3, 4)}  # those of skrub's StringEncoder
 
 
 class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Turn a pandas or polars frame, or an array, into numbers for an estimator.
 
-    Columns are told apart by dtype. Numbers, booleans and times (as days) have gaps filled with the
-    median of the training rows, and, where a column had gaps in training, a column of 0 and 1 that says where
-    they were. Strings and categories become one column per category; rare categories share one column, in
-    which categories that were not seen in training are put as well, and a gap is a category. Make whole
-    numbers that are codes strings first. Nothing is scaled: the estimators do that.
+    Columns are told apart by dtype, unless ``kinds`` says what they are:
+
+    - *Numbers*, booleans and durations (as days) have gaps filled with the median of the training rows, and,
+      where a column had gaps in training, a column of 0 and 1 that says where they were.
+    - *Categories* (strings and categories) become one column per category; rare categories share one column,
+      in which categories that were not seen in training are put as well, and a gap is a category. Make whole
+      numbers that are codes strings first, or name them in ``kinds``.
+    - *Dates* become days since the first training row, the year, and the season: month, day, day of the week
+      and hour, as far as these differ, each as a point on a circle (skrub's ``DatetimeEncoder``).
+    - *Free text* (strings of three words and more on average, with more values than ``max_categories``)
+      becomes the main directions of its parts of words (skrub's ``StringEncoder``).
+
+    The estimators scale the result.
 
     Put it before an estimator: ``make_pipeline(TablePreprocessor(), EllipticClassifier())``.
 
     Args:
         min_frequency: Categories in fewer training rows are rare; 1 means none is.
         max_categories: Largest number of columns per category column, the rare one included.
+        kinds: ``"number"``, ``"category"``, ``"date"`` or ``"text"`` for some columns, by name; None decides
+            by dtype.
+        scale: ``"standard"`` leaves numbers as they are. ``"robust"`` bounds them: numbers with a heavy tail
+            in the training rows (see `has_heavy_tail`) are squashed smoothly into (-3, 3), others are cut at
+            twice the range of the training rows beyond it.
+        n_components: Number of columns per column of free text.
 
     Attributes:
-        kinds_: ``"number"`` or ``"category"`` for each column.
+        kinds_: Kind of each column.
         n_features_in_: Number of columns.
         feature_names_in_: Their names, if ``X`` was a frame.
 
@@ -45,16 +77,30 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         ['age', 'missingindicator_age', 'town_A', 'town_B']
     """
 
-    def __init__(self, *, min_frequency: int = 5, max_categories: int = 50) -> None:
+    def __init__(
+        self,
+        *,
+        min_frequency: int = 5,
+        max_categories: int = 50,
+        kinds: Mapping[str, Kind] | None = None,
+        scale: str = "standard",
+        n_components: int = 10,
+    ) -> None:
         self.min_frequency = min_frequency
         self.max_categories = max_categories
+        self.kinds = kinds
+        self.scale = scale
+        self.n_components = n_components
 
     def fit(self, X: Any, y: Any = None) -> TablePreprocessor:
-        """Learn kinds of columns, medians and categories; ``y`` is not used."""
-        columns = [read_column(name, values) for name, values in named_columns(self._check(X, reset=True))]
+        """Learn kinds of columns, medians, categories, scales and parts of words; ``y`` is not used."""
+        table = self._check(X, reset=True)
+        kinds = self._given_kinds([name for name, _ in named_columns(table)])
+        columns = [self._read(name, values, kinds.get(name)) for name, values in named_columns(table)]
         self.kinds_: list[Kind] = [kind for kind, _ in columns]
         if numbers := [array for kind, array in columns if kind == "number"]:
             self._imputer = _new_imputer().fit(np.column_stack(numbers))
+        self._bounds = [_Bounds.fit(array) if self.scale == "robust" else _Bounds() for array in numbers]
         self._encoders = [
             _new_encoder(self.min_frequency, self.max_categories).fit(array[:, None])
             for kind, array in columns
@@ -62,21 +108,34 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         ]
         rare = [encoder.infrequent_categories_[0] for encoder in self._encoders]
         self._n_rare = [0 if values is None else len(values) for values in rare]
+        self._dates = [_Dates.fit(array, self.scale == "robust") for kind, array in columns if kind == "date"]
+        self._texts = [
+            _Text.fit(array, self.n_components, self.min_frequency)
+            for kind, array in columns
+            if kind == "text"
+        ]
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """Numbers, columns of numbers first; refuses a frame with other columns than in training."""
+        """Numbers first, then categories, dates and text; raises if columns differ from those of training."""
         check_is_fitted(self, "kinds_")
-        pairs = list(named_columns(self._check(X, reset=False)))
+        pairs = named_columns(self._check(X, reset=False))
         columns = [
             (kind, read_column(name, values, kind)[1])
             for kind, (name, values) in zip(self.kinds_, pairs, strict=True)
         ]
         parts = []
         if numbers := [array for kind, array in columns if kind == "number"]:
-            parts.append(self._imputer.transform(np.column_stack(numbers)))
-        texts = [array[:, None] for kind, array in columns if kind == "category"]
-        parts += [encoder.transform(text) for encoder, text in zip(self._encoders, texts, strict=True)]
+            filled = self._imputer.transform(np.column_stack(numbers))
+            for j, bounds in enumerate(self._bounds):
+                filled[:, j] = bounds.apply(filled[:, j])
+            parts.append(filled)
+        for wanted, encoders in (("category", self._encoders), ("date", self._dates), ("text", self._texts)):
+            arrays = [array for kind, array in columns if kind == wanted]
+            parts += [
+                encoder.transform(array[:, None] if wanted == "category" else array)
+                for encoder, array in zip(encoders, arrays, strict=True)
+            ]
         return np.hstack(parts)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
@@ -94,51 +153,76 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
                 "input_features should have length equal to number of features "
                 f"({self.n_features_in_}), got {len(input_features)}"
             )
-        numbers = [str(n) for n, kind in zip(input_features, self.kinds_, strict=True) if kind == "number"]
-        texts = [str(n) for n, kind in zip(input_features, self.kinds_, strict=True) if kind == "category"]
-        names = list(self._imputer.get_feature_names_out(numbers)) if numbers else []
-        for encoder, name in zip(self._encoders, texts, strict=True):
+        of = {
+            wanted: [str(n) for n, kind in zip(input_features, self.kinds_, strict=True) if kind == wanted]
+            for wanted in get_args(Kind)
+        }
+        names = list(self._imputer.get_feature_names_out(of["number"])) if of["number"] else []
+        for encoder, name in zip(self._encoders, of["category"], strict=True):
             names += list(encoder.get_feature_names_out([name]))
+        for date, name in zip(self._dates, of["date"], strict=True):
+            names += date.names(name)
+        for text, name in zip(self._texts, of["text"], strict=True):
+            names += text.names(name)
         return np.asarray(names, dtype=object)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that was learnt, in numbers, strings, lists and dicts that JSON can hold.
+        """All that was learnt but `tensors`, in numbers, strings, lists and dicts that JSON can hold.
 
-        Keys: ``min_frequency``, ``max_categories``, ``named`` (whether columns had names) and ``columns``, in
-        which each has a ``name`` and a ``kind``; numbers have a ``median`` (0 for a column without any value)
-        and ``had_gaps``, categories have the ``frequent`` ones and ``n_rare``, the number of rare ones.
+        Keys: the settings, ``named`` (whether columns had names) and ``columns``, in which each has a
+        ``name`` and a ``kind``. Numbers have a ``median`` (0 for a column without any value), ``had_gaps``
+        and, if they are bounded, ``location`` and ``spread`` or ``low`` and ``high``. Categories have the
+        ``frequent`` ones and ``n_rare``, the number of rare ones. Dates have the ``origin``, the ``median``
+        (both in days since 1970), ``had_gaps`` and the ``resolution``. Text has its ``parts`` of words.
         Rare values themselves are left out: one that few rows have may be the name of a person, and is not
-        needed, because rare and unknown values share a column.
+        needed, because rare and unknown values share a column. Parts of words that few rows have are left out
+        for the same reason.
         """
         check_is_fitted(self, "kinds_")
         named = hasattr(self, "feature_names_in_")
         names = self.feature_names_in_ if named else [f"x{j}" for j in range(self.n_features_in_)]
-        columns: list[dict[str, Any]] = []
-        n_numbers = n_texts = 0
-        for name, kind in zip(names, self.kinds_, strict=True):
-            column: dict[str, Any] = {"name": str(name), "kind": kind}
-            if kind == "number":
-                column["median"] = float(self._imputer.statistics_[n_numbers])
-                column["had_gaps"] = n_numbers in self._imputer.indicator_.features_
-                n_numbers += 1
-            else:
-                encoder = self._encoders[n_texts]
-                rare = encoder.infrequent_categories_[0]
-                hidden = set() if rare is None else set(rare)
-                column["frequent"] = [c for c in encoder.categories_[0] if c not in hidden]
-                column["n_rare"] = self._n_rare[n_texts]
-                n_texts += 1
-            columns.append(column)
+        states: dict[str, Iterator[dict[str, Any]]] = {
+            "number": self._number_states(),
+            "category": self._category_states(),
+            "date": (part.to_dict() for part in self._dates),
+            "text": ({"parts": part.parts} for part in self._texts),
+        }
         return {
             "min_frequency": int(self.min_frequency),
             "max_categories": int(self.max_categories),
+            "scale": self.scale,
+            "n_components": int(self.n_components),
             "named": named,
-            "columns": columns,
+            "columns": [
+                {"name": str(name), "kind": kind, **next(states[kind])}
+                for name, kind in zip(names, self.kinds_, strict=True)
+            ],
         }
 
+    def _number_states(self) -> Iterator[dict[str, Any]]:
+        for j, bounds in enumerate(self._bounds):
+            gaps = j in self._imputer.indicator_.features_
+            yield {"median": float(self._imputer.statistics_[j]), "had_gaps": gaps, **bounds.to_dict()}
+
+    def _category_states(self) -> Iterator[dict[str, Any]]:
+        for encoder, n_rare in zip(self._encoders, self._n_rare, strict=True):
+            rare = encoder.infrequent_categories_[0]
+            hidden = set() if rare is None else set(rare)
+            yield {"frequent": [c for c in encoder.categories_[0] if c not in hidden], "n_rare": n_rare}
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Arrays that go with `to_dict`: weights of the parts of words of each column of free text."""
+        check_is_fitted(self, "kinds_")
+        found: dict[str, np.ndarray] = {}
+        for j, text in enumerate(self._texts):
+            found |= {f"text/{j}/weights": text.weights, f"text/{j}/components": text.components}
+        return found
+
     @classmethod
-    def from_dict(cls, state: dict[str, Any]) -> TablePreprocessor:
-        """A fitted preprocessor from what `to_dict` returned.
+    def from_dict(
+        cls, state: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
+    ) -> TablePreprocessor:
+        """A fitted preprocessor from what `to_dict` and `tensors` returned.
 
         Imputer and encoders are fitted to small tables that have the recorded medians, gaps and categories.
 
@@ -147,29 +231,58 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             >>> TablePreprocessor.from_dict(table.to_dict()).transform([[float("nan")]])
             array([[2.]])
         """
-        made = cls(min_frequency=state["min_frequency"], max_categories=state["max_categories"])
+        made = cls(
+            min_frequency=state["min_frequency"],
+            max_categories=state["max_categories"],
+            scale=state.get("scale", "standard"),
+            n_components=state.get("n_components", 10),
+        )
         columns = state["columns"]
         made.kinds_ = [column["kind"] for column in columns]
         made.n_features_in_ = len(columns)
         if state["named"]:
             made.feature_names_in_ = np.asarray([column["name"] for column in columns], dtype=object)
-        numbers = [column for column in columns if column["kind"] == "number"]
-        if numbers:
+        of = {kind: [column for column in columns if column["kind"] == kind] for kind in get_args(Kind)}
+        if sum(map(len, of.values())) != len(columns):
+            raise ValueError("the preprocessor has columns of a kind that this version does not know")
+        if numbers := of["number"]:
             medians = [column["median"] for column in numbers]
             gaps = [np.nan if column["had_gaps"] else column["median"] for column in numbers]
             made._imputer = _new_imputer().fit(np.array([medians, gaps], dtype=np.float64))
-        made._encoders, made._n_rare = [], []
-        for column in columns:
-            if column["kind"] == "category":
-                frequent = column["frequent"]
-                n_rare = int(column["n_rare"])
-                # one value that is not frequent stands for the rare ones; its name is never seen
-                stand_in = [max(["", *frequent]) + "+"] if n_rare > 0 else []
-                encoder = _new_encoder(2, len(frequent) + 2)
-                rows = np.array(frequent * 2 + stand_in, dtype=object)
-                made._encoders.append(encoder.fit(rows[:, None]))
-                made._n_rare.append(n_rare)
+        made._bounds = [_Bounds.from_dict(column) for column in numbers]
+        made._encoders = [
+            _old_encoder(column["frequent"], int(column["n_rare"])) for column in of["category"]
+        ]
+        made._n_rare = [int(column["n_rare"]) for column in of["category"]]
+        made._dates = [_Dates.from_dict(column) for column in of["date"]]
+        made._texts = [
+            _Text.restore(column["parts"], tensors or {}, j) for j, column in enumerate(of["text"])
+        ]
         return made
+
+    def _given_kinds(self, names: list[str]) -> dict[str, Kind]:
+        if self.scale not in _SCALES:
+            raise ValueError(f"scale must be one of {', '.join(_SCALES)}, but got {self.scale!r}.")
+        given = dict(self.kinds or {})
+        for name, kind in given.items():
+            if name not in names:
+                raise ValueError(
+                    f"kinds names the column {name!r}, which X does not have. It has {names[:12]}."
+                )
+            if kind not in get_args(Kind):
+                raise ValueError(
+                    f"kinds must be among {', '.join(get_args(Kind))}, but {name!r} has {kind!r}."
+                )
+        return given
+
+    def _read(self, name: str, values: Any, kind: Kind | None) -> tuple[Kind, np.ndarray]:
+        """A column of the training rows, by dtype where its kind is not given."""
+        found, array = read_column(name, values, kind)
+        is_category = str(values.dtype).lower().startswith(("cat", "enum"))
+        if kind is not None or found != "category" or is_category:
+            return found, array
+        many = len(set(array.tolist())) > self.max_categories
+        return read_column(name, values, "text") if many and is_free_text(array.tolist()) else (found, array)
 
     def _check(self, X: Any, reset: bool) -> Any:
         """Names and number of columns, and for arrays everything else."""
@@ -189,6 +302,222 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         return tags
 
 
+def robust_scale(values: np.ndarray) -> tuple[float, float]:
+    """Median and spread of numbers.
+
+    The spread is the distance of the quartiles; if they are equal, the median of the distances from the
+    median that are not zero.
+    """
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+    if high > low:
+        return float(median), float(high - low)
+    distances = np.abs(values - median)
+    distances = distances[distances > 0]
+    return float(median), float(np.median(distances)) if len(distances) else 1.0
+
+
+def has_heavy_tail(values: np.ndarray) -> bool:
+    """Whether some number is more than ten spreads (see `robust_scale`) from the median.
+
+    Of normally distributed numbers none is; of a thousand log-normal ones, most often one.
+
+    Example:
+        >>> has_heavy_tail(np.arange(100.0)), has_heavy_tail(np.append(np.arange(100.0), 1e4))
+        (False, True)
+    """
+    if not len(values):
+        return False
+    median, spread = robust_scale(values)
+    return bool(np.abs(values - median).max() > _HEAVY * spread)
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """How numbers are bounded, as learnt on the training rows; without settings they are left alone.
+
+    Heavy tails are squashed as skrub's ``SquashingScaler`` does (Holzmueller et al., 2024), by hand for two
+    reasons: that returns 0 for 1e200 (its square overflows), and takes the range for the spread if the
+    quartiles are equal, so that one outlier among zeros decides.
+    """
+
+    location: float | None = None
+    spread: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def fit(cls, values: np.ndarray) -> _Bounds:
+        known = np.clip(values[~np.isnan(values)], -_LARGEST, _LARGEST)
+        if not len(known):
+            return cls()
+        if has_heavy_tail(known):
+            return cls(*robust_scale(known))
+        low, high = float(known.min()), float(known.max())
+        return cls(low=low - _MARGIN * (high - low), high=high + _MARGIN * (high - low))
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        if self.location is not None and self.spread is not None:
+            z = (np.clip(values, -_LARGEST, _LARGEST) - self.location) / self.spread
+            return np.asarray(z / np.hypot(1.0, z / _BOUND))
+        if self.low is not None and self.high is not None:
+            return np.clip(values, self.low, self.high)
+        return values
+
+    def to_dict(self) -> dict[str, float]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> _Bounds:
+        return cls(**{name: float(state[name]) for name in cls.__dataclass_fields__ if name in state})
+
+
+def date_resolution(days: np.ndarray) -> str:
+    """Find the finest of year, month, day and hour in which dates (in days since 1970) differ.
+
+    Example:
+        >>> date_resolution(np.array([0.0, 31.0, 59.0])), date_resolution(np.array([0.0, 0.5]))
+        ('month', 'hour')
+    """
+    dates = np.floor(days).astype("datetime64[D]")
+    months = dates.astype("datetime64[M]")
+    if len(np.unique(days % 1)) > 1:
+        return "hour"
+    if len(np.unique(dates - months)) > 1:
+        return "day"
+    return "month" if len(np.unique(months.astype(int) % 12)) > 1 else "year"
+
+
+@dataclass(frozen=True)
+class _Dates:
+    """Dates (days since 1970) as numbers and seasons."""
+
+    origin: float  # first day of the training rows
+    median: float  # where a date is missing
+    had_gaps: bool
+    resolution: str  # the finest that differs in training: "year", "month", "day" or "hour"
+    bounds: _Bounds  # of the days
+
+    @classmethod
+    def fit(cls, days: np.ndarray, bounded: bool) -> _Dates:
+        known = days[~np.isnan(days)]
+        if not len(known):
+            known = np.zeros(1)
+        return cls(
+            origin=float(np.floor(known.min())),
+            median=float(np.quantile(known, 0.5, method="lower")),
+            had_gaps=bool(np.isnan(days).any()),
+            resolution=date_resolution(known),
+            bounds=_Bounds.fit(known) if bounded else _Bounds(),
+        )
+
+    def transform(self, days: np.ndarray) -> np.ndarray:
+        import polars as pl
+
+        gaps = np.isnan(days)
+        days = self.bounds.apply(np.where(gaps, self.median, days))
+        # by hand: skrub's total_seconds is a float32, in steps of two minutes, and far from zero
+        parts = [days[:, None] - self.origin]
+        column = pl.Series("date", np.round(days * 8.64e10).astype("datetime64[us]"))
+        parts.append(self._encoder("date").transform(column).to_numpy())
+        if self.had_gaps:
+            parts.append(gaps[:, None].astype(np.float64))
+        return np.hstack(parts, dtype=np.float64)
+
+    def names(self, name: str) -> list[str]:
+        gaps = [f"missingindicator_{name}"] if self.had_gaps else []
+        return [f"{name}_days", *self._encoder(name).all_outputs_, *gaps]
+
+    def _encoder(self, name: str) -> Any:
+        """Skrub's encoder, which is imported only for tables with dates: it brings pandas and matplotlib."""
+        import polars as pl
+        from skrub import DatetimeEncoder
+
+        encoder = DatetimeEncoder(
+            resolution=self.resolution,
+            add_weekday=self.resolution in ("day", "hour"),
+            add_total_seconds=False,
+            periodic_encoding="circular",
+        )
+        # it leaves hours out if it sees none, but what differs was learnt on the training rows
+        return encoder.fit(pl.Series(name, np.array(["2000-01-01T01"], dtype="datetime64[us]")))
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("origin", "median", "had_gaps", "resolution")}
+        return {**plain, **self.bounds.to_dict()}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> _Dates:
+        if (resolution := state["resolution"]) not in _RESOLUTIONS:
+            raise ValueError(f"a resolution of dates of {resolution!r}")
+        bounds = _Bounds.from_dict(state)
+        return cls(
+            float(state["origin"]), float(state["median"]), bool(state["had_gaps"]), resolution, bounds
+        )
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Free text as its main directions among parts of words, as skrub's ``StringEncoder`` finds them.
+
+    The encoder is fitted by skrub; what it learnt is kept as two arrays, so that it is saved without pickle
+    and read without skrub. skrub keeps every part of a word of every text; here those that few rows have are
+    left out, which bounds the file and keeps names of people out of it.
+    """
+
+    parts: list[str]  # parts of words
+    weights: np.ndarray  # of each: rare ones have large weights
+    components: np.ndarray  # direction by part
+
+    @classmethod
+    def fit(cls, texts: np.ndarray, n_components: int, min_frequency: int) -> _Text:
+        import polars as pl
+        from skrub import StringEncoder
+
+        some = texts[:: -(-len(texts) // _MOST_TEXTS)]  # every so many rows: ceil(n / most)
+        parts = _frequent_parts(some, min_frequency)
+        n_components = min(n_components, len(parts) - 1, len(some) - 1)
+        if n_components < 1:
+            return cls([], np.zeros(0), np.zeros((0, 0)))
+        encoder = StringEncoder(n_components=n_components, vocabulary=parts, random_state=0)
+        encoder.fit_transform(pl.Series("text", some.tolist(), dtype=pl.String))
+        components = encoder.tsvd_.components_ / encoder.scaling_factor_
+        return cls(
+            parts, np.asarray(encoder.vectorizer_.idf_, np.float32), np.asarray(components, np.float32)
+        )
+
+    def transform(self, texts: np.ndarray) -> np.ndarray:
+        if not self.parts:
+            return np.zeros((len(texts), 0))
+        different, places = np.unique(texts.astype(str), return_inverse=True)
+        counts = CountVectorizer(vocabulary=self.parts, **_PARTS).transform(different)
+        directions = normalize(counts.multiply(self.weights).tocsr()) @ self.components.T
+        return np.asarray(directions, dtype=np.float64)[places]
+
+    def names(self, name: str) -> list[str]:
+        return [f"{name}_{j}" for j in range(len(self.components))]
+
+    @classmethod
+    def restore(cls, parts: list[str], tensors: Mapping[str, Any], number: int) -> _Text:
+        arrays = [tensors.get(f"text/{number}/{name}") for name in ("weights", "components")]
+        if any(array is None for array in arrays):
+            raise ValueError("the preprocessor has a column of free text, but its weights are missing")
+        weights, components = (np.asarray(array) for array in arrays)
+        if not isinstance(parts, list) or weights.shape != (len(parts),):
+            raise ValueError("parts of words and their weights do not fit each other")
+        if components.ndim != 2 or (parts and components.shape[1] != len(parts)):
+            raise ValueError("parts of words and their directions do not fit each other")
+        return cls([str(part) for part in parts], weights, components)
+
+
+def _frequent_parts(texts: np.ndarray, min_frequency: int) -> list[str]:
+    """Parts of words that enough texts have, at most so many."""
+    try:
+        counter = CountVectorizer(**_PARTS, min_df=min(min_frequency, len(texts)), max_features=_MOST_PARTS)
+        return [str(part) for part in counter.fit(texts.tolist()).get_feature_names_out()]
+    except ValueError:  # scikit-learn's way to say that none is left
+        return []
+
+
 def _new_imputer() -> Any:
     return SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
 
@@ -200,3 +529,11 @@ def _new_encoder(min_frequency: int, max_categories: int) -> Any:
         handle_unknown="infrequent_if_exist",
         sparse_output=False,
     )
+
+
+def _old_encoder(frequent: list[str], n_rare: int) -> Any:
+    """An encoder that knows some categories and whether there were rare ones."""
+    # one value that is not frequent stands for the rare ones; its name is never seen
+    stand_in = [max(["", *frequent]) + "+"] if n_rare > 0 else []
+    rows = np.array(frequent * 2 + stand_in, dtype=object)
+    return _new_encoder(2, len(frequent) + 2).fit(rows[:, None])

@@ -9,10 +9,14 @@ import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import column_or_1d
+from sklearn.utils.metaestimators import available_if
 
-from elliptica.estimators.base import EllipticEstimator
+from elliptica._utils import checks
+from elliptica.estimators.base import EllipticEstimator, takes_batches
 from elliptica.estimators.columns import check_table
 from elliptica.estimators.fit import location_and_scale
+
+_LARGEST_EXPONENT = 700.0  # exp of more is not finite
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -23,13 +27,22 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     trained on points of Brownian bridges between them, targets included. ``method`` switches to ordinary
     training, mixup or C-Mixup, so that one grid compares them. ``y`` may have several columns.
 
-    What is said of weights, of the order of rows and of random streams at `EllipticClassifier` holds here.
+    Predictions stay within the range of the training targets (``bounded=True``). A solution of the elliptic
+    equation obeys this maximum principle, and a network does not: far from the rows its outputs grow without
+    limit. Training is unchanged; only predictions outside the range move, to its end. Switch it off where
+    targets of new rows leave that range, for instance a quantity that grows in time: there a bound keeps
+    predictions too small however good the network is.
+
+    Weights, row order, random streams and threads behave as in `EllipticClassifier`.
 
     Args:
         hidden: Units of the hidden layers of the default network (leaky ReLU); ``()`` is linear.
         module: Another network, ``(rows, features)`` to ``(rows, targets)``: a module, of which a copy is
             trained from the weights it has, or a function of ``(n_features, n_outputs)``.
-        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"`` or ``"c-mixup"``.
+        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"c-mixup"`` or ``"noise"``
+            (Gaussian noise of deviation ``sigma`` on the scaled inputs, no bridge). With ``groups`` in `fit`
+            also ``"groupdro"`` and ``"balanced"`` (every group equally often), which train the default
+            network.
         sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 is straight
             lines.
         sigma_y: The same for the scaled targets; None means ``sigma`` if that is a number, otherwise 0.
@@ -43,6 +56,13 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         alpha: Of mixup and C-Mixup; None is 1 and 2.
         bandwidth: Of C-Mixup and of ``pairing="label_kernel"``, in units of the scaled targets; partners come
             from the batch.
+        eta: Step size of Group DRO's weights.
+        bounded: Keep predictions of each target between its smallest and largest value among the rows given
+            to `fit`, held-out ones included and rows of zero weight not. No margin is added.
+        target_transform: ``"log"`` trains on the logarithm of the targets, which must be positive;
+            predictions are in the units of ``y``. None trains on ``y``.
+        n_networks: Networks with seeds of their own; predictions are the mean of theirs. They are trained
+            side by side as at `EllipticClassifier`.
         standardize: Scale columns and targets to mean 0 and deviation 1, with statistics of the training rows
             that the estimator keeps, because ``sigma`` is in units of the inputs. Predictions are in the
             units of ``y``. A constant column becomes 0.
@@ -63,16 +83,20 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     Attributes:
         n_features_in_: Number of columns.
         feature_names_in_: Their names, if ``X`` was a frame.
-        module_: The trained network; from scaled rows to scaled targets.
+        module_: The trained network; from scaled rows to scaled targets. Several networks are one module
+            that gives their mean.
         x_mean_: What is taken from each column,
         x_scale_: and by what it is divided.
-        y_mean_: The same for each target,
+        y_mean_: The same for each target (its logarithm, if that is learnt),
         y_scale_: and its divisor.
+        y_min_: Smallest target among the rows that count,
+        y_max_: and the largest.
         n_iter_: Epochs that the network was trained for, over all calls.
         loss_curve_: Mean training loss of each epoch, in scaled units.
         validation_scores_: R2 on the held-out rows after each epoch, or None.
         best_validation_score_: The largest of them, or None.
-        best_iteration_: Epochs after which the network was as it is kept.
+        best_iteration_: Epochs after which the network was as it is kept. Of several networks, this and
+            ``n_iter_`` are the largest, and curves and scores are means.
         n_outputs_: Number of targets.
 
     Example:
@@ -86,20 +110,27 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     """
 
     bandwidth: float = 1.0
+    bounded: bool = True
+    target_transform: str | None = None
 
-    _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup", "c-mixup")
+    _methods: ClassVar[tuple[str, ...]] = (
+        *("elliptic", "erm", "mixup", "c-mixup", "noise"),
+        *("balanced", "groupdro"),
+    )
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EllipticRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> EllipticRegressor:
         """Train the network.
 
         Args:
             X: Table of numbers ``(rows, features)``: array or frame, dense and finite.
             y: Targets, one or several columns.
             sample_weight: Weight of each row, at least 0.
+            groups: Group of each row, for methods that know it; others ignore it.
         """
         goes_on = self.warm_start and hasattr(self, "module_")
-        return self._fit(X, y, sample_weight, epochs=self.max_iter, goes_on=goes_on)
+        return self._fit(X, y, sample_weight, groups, goes_on=goes_on)
 
+    @available_if(takes_batches)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> EllipticRegressor:
         """Train for one epoch on these rows, from where the last call ended.
 
@@ -111,23 +142,23 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             y: Targets.
             sample_weight: Weight of each row, at least 0.
         """
-        if self.early_stopping:
-            raise ValueError(
-                "partial_fit knows one batch at a time, so early_stopping=True does not go with it. Use fit."
-            )
-        return self._fit(X, y, sample_weight, epochs=1, goes_on=hasattr(self, "module_"))
+        return self._fit(X, y, sample_weight, None, epochs=1, goes_on=hasattr(self, "module_"))
 
     def predict(self, X: Any) -> np.ndarray:
         """Targets of each row, in the units and the shape of the ``y`` of training."""
-        values = self._outputs(X) * self.y_scale_ + self.y_mean_
+        values = self._values(self._outputs(X)).mean(axis=0)
+        if self.bounded:  # the mean of equal numbers may be off by a rounding
+            values = values.clip(self.y_min_, self.y_max_)
         return values[:, 0] if self._is_flat else values
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, *, epochs: int, goes_on: bool) -> EllipticRegressor:
+    def _fit(
+        self, X: Any, y: Any, sample_weight: Any, groups: Any, *, goes_on: bool, epochs: int | None = None
+    ) -> EllipticRegressor:
         x, target = self._check_rows(X, y, reset=not goes_on)
         if not goes_on:
             self._is_flat, self.n_outputs_ = target.ndim == 1, target[0].size
-        weight = self._check_weight(sample_weight, x)
-        self._train(x, self._encode(target), weight, epochs=epochs, goes_on=goes_on)
+        weight, groups = self._check_weight(sample_weight, x), self._check_groups(groups, x)
+        self._train(x, self._encode(target), weight, epochs=epochs, goes_on=goes_on, groups=groups)
         return self
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -146,11 +177,44 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             )
         return table
 
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.target_transform is not None:
+            checks.choice("target_transform", self.target_transform, ["log"])
+
+    def _observe_targets(self, y: np.ndarray, goes_on: bool) -> None:
+        self._check_positive(y)
+        before = [self.y_min_[None], self.y_max_[None]] if goes_on else []
+        seen = np.concatenate([*before, y])
+        self.y_min_: np.ndarray = seen.min(axis=0)
+        self.y_max_: np.ndarray = seen.max(axis=0)
+
+    def _check_positive(self, y: np.ndarray) -> None:
+        if self.target_transform == "log" and (y <= 0).any():
+            raise ValueError(
+                f'target_transform="log" needs targets above zero, but the smallest is {y.min():g}. Use '
+                "target_transform=None, drop these rows, or add a constant to y."
+            )
+
     def _measure_target(self, y: np.ndarray, weight: np.ndarray | None) -> None:
-        self.y_mean_, self.y_scale_ = location_and_scale(y, weight, self.standardize)
+        self.y_mean_, self.y_scale_ = location_and_scale(self._transform(y), weight, self.standardize)
 
     def _scale_target(self, y: np.ndarray) -> np.ndarray:
-        return (y - self.y_mean_) / self.y_scale_
+        return (self._transform(y) - self.y_mean_) / self.y_scale_
+
+    def _transform(self, y: np.ndarray) -> np.ndarray:
+        """Targets as the network learns them, before scaling."""
+        if self.target_transform is None:
+            return y
+        self._check_positive(y)
+        return np.log(y)
+
+    def _values(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs of networks in the units of the targets."""
+        values = outputs * self.y_scale_ + self.y_mean_
+        if self.target_transform == "log":
+            values = np.exp(values.clip(max=_LARGEST_EXPONENT))
+        return values.clip(self.y_min_, self.y_max_) if self.bounded else values
 
     def _loss_kind(self) -> str:
         return "real"
@@ -159,9 +223,10 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         return "one output per target"
 
     def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        return float(r2_score(y, outputs * self.y_scale_ + self.y_mean_, sample_weight=weight))
+        return float(r2_score(y, self._values(outputs), sample_weight=weight))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.single_output = True
+        tags.target_tags.positive_only = self.target_transform == "log"
         return tags

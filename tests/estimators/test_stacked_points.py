@@ -1,0 +1,226 @@
+"""What networks of a stack draw has the law of their methods; wrong samplers are rejected."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from elliptica.baselines import cmixup
+from elliptica.core.bridge import quantile_times
+from elliptica.estimators import stacked_points as points
+from elliptica.estimators.stacked_points import StackedJob
+from laws import assert_distribution, assert_frequencies, assert_variance
+
+pytestmark = pytest.mark.statistical
+
+
+def draw(method, x, y, group=None, *, chunks=1, batch_size=6, seed=0, weight=None, **settings):
+    """Points of one network, ``(steps, row of the batch, ...)``."""
+    loss = "real" if y.is_floating_point() else "classes"
+    n_outputs = y.shape[1] if loss == "real" else int(y.max()) + 1
+    table = points.join_tables([x], [y], None if group is None else [group], loss, n_outputs)
+    one = StackedJob(np.arange(len(x)), 0, seed, method, settings, weight=weight)
+    points.check_job(one, table)
+    network = points.Network(0, one, table, batch_size)
+    noise = torch.zeros(1, 100, batch_size, x.shape[1])
+    found = [points.draw_points([network], table, batch_size, 100, noise) for _ in range(chunks)]
+    return points.Points(*(torch.cat([part[0] for part in parts]) for parts in zip(*found, strict=True)))
+
+
+def numbered(n):
+    return torch.arange(float(n))[:, None], 10 * torch.arange(float(n))[:, None]
+
+
+def test_every_order_holds_every_row_once_and_orders_are_uniform():
+    x, y = numbered(6)
+    p = draw("erm", x, y, chunks=30)  # a batch is an order
+    assert torch.equal(p.rows.sort(1).values, torch.arange(6).expand(3000, 6))
+    assert_frequencies(
+        np.bincount(6 * p.rows[:, 0] + p.rows[:, 1], minlength=36), (1 - np.eye(6)).ravel() / 30
+    )
+    assert torch.equal(p.x[..., 0], p.rows.float())
+    fixed = [6 * a + (a + 1) % 6 for a in range(6)] * 500
+    with pytest.raises(AssertionError):  # one order that is rotated
+        assert_frequencies(np.bincount(fixed, minlength=36), (1 - np.eye(6)).ravel() / 30)
+
+
+def test_orders_go_on_where_a_batch_ends():
+    x, y = numbered(7)
+    p = draw("erm", x, y)
+    orders = p.rows.flatten()[: 7 * 85].view(85, 7)
+    assert torch.equal(orders.sort(1).values, torch.arange(7).expand(85, 7))
+
+
+@pytest.mark.parametrize("method", ["mixup", "elliptic", "elliptic-weighted"])
+def test_partners_are_any_other_row(method):
+    x, y = numbered(6)
+    p = draw(method, x, y, chunks=20)
+    assert torch.equal(p.partners, p.rows.roll(-1, 1))
+    counts = np.bincount((6 * p.rows + p.partners).flatten(), minlength=36)
+    # the six pairs of a batch exclude each other, so their counts vary less than independent ones
+    assert (counts.reshape(6, 6).diagonal() == 0).all()
+    assert_frequencies(counts, (1 - np.eye(6)).ravel() / 30)
+
+
+@pytest.mark.parametrize("n_times", [2, 4, 5])
+def test_times_lie_on_the_grid_one_in_each_part_of_the_batch(n_times):
+    x, y = numbered(12)
+    p = draw("elliptic", x, y, chunks=10, batch_size=12, n_times=n_times)
+    index = (p.s * (n_times - 1)).round().long()
+    torch.testing.assert_close(index / (n_times - 1), p.s)
+    assert_frequencies(np.bincount(index.flatten(), minlength=n_times), np.full(n_times, 1 / n_times))
+    u = torch.rand(3, 2, 12, generator=torch.Generator().manual_seed(0))
+    given = (u + torch.arange(12)) / 12
+    grids = torch.tensor([float(n_times)]).view(1, 1, 1)
+    torch.testing.assert_close(points.stratified_times(u, grids), quantile_times(given, n_times, "mean"))
+
+    def is_stratified(times):
+        """Counts of each time in a batch differ from their mean by less than one part at each border."""
+        counts = torch.stack([(times == v).sum(1) for v in range(n_times)])
+        return float((counts - 12 / n_times).abs().max()) < 2
+
+    assert is_stratified(index)
+    assert not is_stratified(torch.randint(n_times, index.shape))
+
+
+def test_noise_of_bridges_and_of_inputs():
+    x, y = numbered(6)
+    p = draw("elliptic", x, y, chunks=10, sigma=0.02, sigma_y=0.05, n_times=9)
+    inner = (p.s > 0) & (p.s < 1)
+    spread = (p.s * (1 - p.s)).sqrt()[inner]
+    scaled = []
+    for at, values, sigma in ((p.x, x, 0.02), (p.y, y, 0.05)):
+        chord = values[p.rows, 0] * (1 - p.s) + values[p.partners, 0] * p.s
+        off = (at[..., 0] - chord)[~inner]
+        assert float(off.abs().max()) < 1e-5  # ends are rows
+        scaled.append((at[..., 0] - chord)[inner] / (sigma * spread))
+        assert_distribution(scaled[-1], stats.norm.cdf)
+        assert_variance(scaled[-1], 1.0)
+        early = (at[..., 0] - chord)[p.s == 1 / 8] / sigma
+        assert_variance(early, 7 / 64)
+        with pytest.raises(AssertionError):  # the spread of half time, whatever the time
+            assert_variance(early, 1 / 4)
+        with pytest.raises(AssertionError):  # a deviation off by a tenth
+            assert_variance(scaled[-1] * 1.1, 1.0)
+    assert abs(np.corrcoef(*scaled)[0, 1]) < 5 / np.sqrt(len(spread))
+    default = draw("elliptic", x, y, sigma=0.02, n_times=2)
+    assert float((default.y[..., 0] / 10 - default.x[..., 0]).abs().max()) < 1e-5
+    p = draw("noise", x, y, chunks=10, sigma=0.3)
+    assert_distribution((p.x[..., 0] - x[p.rows, 0]) / 0.3, stats.norm.cdf)
+    assert torch.equal(p.y, y[p.rows])
+
+
+def test_classes_are_mixed_without_noise_and_smoothed():
+    x, y = numbered(6)[0], torch.arange(6) % 3
+    p = draw("elliptic", x, y, sigma=0.5)
+    torch.testing.assert_close(p.y.sum(2), torch.ones(100, 6))
+    hot = torch.eye(3)[y]
+    torch.testing.assert_close(p.y, torch.lerp(hot[p.rows], hot[p.partners], p.s[..., None]))
+    p = draw("smoothing", x, y, smoothing=0.3)
+    torch.testing.assert_close(p.y, 0.7 * hot[p.rows] + 0.1)
+    assert torch.equal(p.x, x[p.rows])
+
+
+@pytest.mark.parametrize(("method", "alpha"), [("mixup", 0.4), ("c-mixup", 2.0), ("lisa", 2.0)])
+def test_shares_have_a_beta_law(method, alpha):
+    x, y = numbered(6)
+    group = torch.arange(6) // 3
+    y = torch.arange(6) % 2 if method == "lisa" else y
+    p = draw(method, x, y, group, chunks=20, alpha=alpha)
+    s = p.s.flatten() if method == "lisa" else p.s[:, 0]
+    if method != "lisa":
+        assert torch.equal(p.s, p.s[:, :1].expand_as(p.s))  # one per batch
+    assert_distribution(s[s > 0], stats.beta(alpha, alpha).cdf)
+    with pytest.raises(AssertionError):
+        assert_distribution(s[s > 0], stats.beta(2 * alpha, 2 * alpha).cdf)
+    none = draw(method, x, y, group, alpha=0.0)
+    assert torch.equal(none.x, x[none.rows])
+
+
+def test_partners_of_c_mixup_follow_the_kernel_of_targets():
+    """The law of `CMixup` on a batch; uniform partners are rejected."""
+    x = numbered(6)[0]
+    y = torch.tensor([0.0, 0.1, 0.5, 0.7, 1.5, 1.6])[:, None]
+    p = draw("c-mixup", x, y, chunks=30, bandwidth=0.4)
+    law = np.diff(cmixup._cumulative(y, y, 0.4).double().numpy(), prepend=0)
+    for row in range(6):
+        chosen = p.partners[p.rows == row]
+        assert_frequencies(np.bincount(chosen, minlength=6), law[row])
+        with pytest.raises(AssertionError):
+            assert_frequencies(np.bincount(chosen, minlength=6), np.full(6, 1 / 6))
+
+
+def test_large_batches_choose_among_some_candidates():
+    x = torch.arange(200.0)[:, None]
+    p = draw("c-mixup", x, x.clone(), batch_size=200, bandwidth=1e3)
+    place = torch.empty(100, 200, dtype=torch.long).scatter_(1, p.rows, torch.arange(200).expand(100, 200))
+    ahead = (place.gather(1, p.partners) - torch.arange(200)) % 200
+    assert_frequencies(np.bincount(ahead.flatten(), minlength=200)[:64], np.full(64, 1 / 64))
+    assert int(ahead.max()) == points.CANDIDATES - 1
+
+
+def test_partners_of_lisa():
+    """Same class, other group, or the other way; uniform among them; a row without any stays as it is."""
+    x = numbered(7)[0]
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 2])
+    group = torch.tensor([0, 1, 1, 0, 0, 1, 2])
+    n = 7
+    p = draw("lisa", x, y, group, chunks=30, batch_size=14, selection=0.3)
+    mixed = p.s > 0
+    same_y, same_g = (v[p.rows] == v[p.partners] for v in (y, group))
+    assert bool((same_y != same_g)[mixed].all())
+    within = (same_y & mixed).any(1)
+    assert not bool((within & (same_g & ~same_y & mixed).any(1)).any())  # one choice for a batch
+    assert_frequencies(np.bincount(within.long(), minlength=2), [0.7, 0.3])
+    with pytest.raises(AssertionError):
+        assert_frequencies(np.bincount(within.long(), minlength=2), [0.5, 0.5])
+    assert not bool(mixed[p.rows == n - 1].any())  # alone in class and group
+    torch.testing.assert_close(p.x[~mixed], x[p.rows[~mixed]])
+
+
+def test_partners_of_lisa_are_uniform_among_the_allowed():
+    y, group = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1, 0, 1])
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.stack([torch.randperm(6, generator=generator) for _ in range(6000)])[None]
+    u = torch.rand(rows.shape, generator=generator)
+    within = torch.ones(1, 6000, 1, dtype=torch.bool)
+    partners, alone = points.lisa_partners(rows, y, group, within, u)
+    assert not bool(alone.any())
+    counts = np.bincount(partners[rows == 0], minlength=6)
+    assert_frequencies(counts, [0, 1 / 3, 1 / 3, 1 / 3, 0, 0])
+    fixed = torch.arange(6).expand_as(rows)
+    found, _ = points.lisa_partners(fixed, y, group, within, u * 0)
+    with pytest.raises(AssertionError):  # always the next one that is allowed, from a fixed order
+        assert_frequencies(np.bincount(found[fixed == 0], minlength=6), [0, 1 / 3, 1 / 3, 1 / 3, 0, 0])
+
+
+@pytest.mark.parametrize("method", ["balanced", "groupdro", "lisa"])
+def test_groups_are_balanced_in_every_order(method):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.arange(60.0)[:, None]
+    group = (torch.arange(60) < 6).long()
+    y = torch.randint(2, (60,), generator=generator)
+    p = draw(method, x, y, group, batch_size=60)
+    part = group + 2 * y if method == "lisa" else group
+    counts = torch.stack([torch.bincount(part[rows], minlength=int(part.max()) + 1) for rows in p.rows])
+    expected = 60 / counts.shape[1]
+    assert float((counts - expected).abs().max()) <= 1
+    plain = draw("erm", x, y, batch_size=60)
+    assert int(torch.bincount(group[plain.rows[0]])[1]) == 6
+    weight = np.where(np.arange(60) % 2, 3.0, 1.0)
+    weighted = draw(method, x, y, group, batch_size=60, weight=weight)
+    shares = (weighted.rows % 2).float().mean()
+    assert 0.6 < float(shares) < 0.9  # weights count within a group
+
+
+def test_a_narrow_table_has_no_noise_in_columns_that_it_lacks():
+    x, y = numbered(6)
+    wide = torch.cat([x, x, x], 1)
+    table = points.join_tables([x, wide], [y, y], None, "real", 1)
+    jobs = [StackedJob(np.arange(6), number, 0, "noise", {"sigma": 1.0}) for number in (0, 1)]
+    networks = [points.Network(i, one, table, 6) for i, one in enumerate(jobs)]
+    p = points.draw_points(networks, table, 6, 4, torch.full((2, 4, 6, 3), 7.0))
+    assert not bool(p.x[0, ..., 1:].any())
+    assert float(p.x[1, ..., 1:].std()) > 0.5
+    alone = draw("noise", x, y, sigma=1.0)
+    assert torch.equal(p.rows[0], alone.rows[:4])
