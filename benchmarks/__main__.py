@@ -16,7 +16,7 @@ import elliptica
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("samplers", "steps", "variance", "memory", "landscape", "cmixup", "report", "imports", "sweep")
-SUITES += ("partners", "growth")
+SUITES += ("partners", "growth", "compare", "stacked")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

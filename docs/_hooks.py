@@ -25,7 +25,6 @@ OUTSIDE = (
     "CONTRIBUTING.md",
     "benchmarks/README.md",
     "results/*/*.md",
-    "results/compare/*/*.md",
     "results/*/*.png",
 )
 

@@ -31,7 +31,7 @@ EXTRAS_OF = {
     "integrations": {"lightning", "hf"},
     "diagnostics": {"lab", "tables"},
     "estimators": {"tables"},
-    "compare": {"tables", "lab"},
+    "compare": {"tables", "lab", "scale"},
     "lab": {"lab", "scale"},
 }
 #: Distributions whose module has another name.

@@ -253,3 +253,18 @@ def test_kept_models_are_looked_at(tmp_path, data_dir):
     files[0].unlink()
     code, output = run(*words, "--keep-models")  # recorded already: says that it is too late
     assert "1 of 2 runs have no model" in output
+
+
+def test_a_file_that_is_no_page_is_not_overwritten(tmp_path):
+    """Someone's table, given to -o by mistake."""
+    table = tmp_path / "table.csv"
+    table.write_text("a,b\n1,2\n")
+    source = Path(__file__).resolve().parent.parent / "fixtures" / "runs"
+    done = CliRunner().invoke(app, ["report", str(source), "--no-landscape", "-o", str(table)])
+    assert done.exit_code == 2
+    assert "is not a page, and would be lost" in " ".join(done.output.split())
+    assert table.read_text() == "a,b\n1,2\n"
+    page = tmp_path / "page.html"
+    words = ["report", str(source), "--no-landscape", "-o", str(page)]
+    for _ in range(2):  # a page may be written again
+        assert CliRunner().invoke(app, words).exit_code == 0

@@ -5,6 +5,23 @@ import polars as pl
 import pytest
 
 from elliptica.compare import compare
+from elliptica.compare import comparison as comparison_module
+from elliptica.compare.cost import Speed
+
+#: Sizes of a comparison that only has to run.
+TINY = {"trials": 2, "epochs": 4, "networks": 1, "hidden": (8,), "folds": 3, "jobs": 1}
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Sizes of a comparison that only has to run."""
+    return TINY
+
+
+@pytest.fixture
+def steady(monkeypatch):
+    """A machine whose speed does not change."""
+    monkeypatch.setattr(comparison_module, "measure_speed", lambda *_: Speed())
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +44,12 @@ def flowers():
 
 @pytest.fixture(scope="session")
 def found(flowers):
-    """A finished comparison on them."""
-    return compare(flowers.drop("height"), "kind", group="site", repeats=3, trials=2, epochs=4, hidden=(8,))
+    """A finished comparison of classes, with groups and all methods."""
+    return compare(flowers.drop("height"), "kind", group="site", **TINY)
+
+
+@pytest.fixture(scope="session")
+def heights(flowers):
+    """A finished comparison of numbers, above zero and skewed."""
+    frame = flowers.with_columns(pl.col("height").exp()).drop("kind")
+    return compare(frame, "height", **{**TINY, "trials": 4})

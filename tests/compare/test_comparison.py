@@ -1,143 +1,207 @@
-"""A whole comparison: repeatable, kept on disk, refused before any training."""
+"""A whole comparison: repeatable, resumed, interrupted, refused before any training; and its model."""
 
 import json
-import math
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
 
-from elliptica.compare import Comparison, TableError, compare, fit_model
-from elliptica.compare import protocol as protocol_module
-from elliptica.compare.markdown import markdown
-from elliptica.compare.problem import make_problem
-from elliptica.compare.table import read_table
+from elliptica.compare import Comparison, Options, TableError, compare, fit_model
+from elliptica.compare import runner as runner_module
+from elliptica.compare.comparison import Session
+from elliptica.compare.networks import training_groups
 
-QUICK = {"repeats": 3, "trials": 2, "epochs": 4, "hidden": (8,)}
+bad_input = pytest.mark.bad_input
 
 
-def test_comparison(found, flowers):
+def test_every_row_is_predicted_once_by_every_method(found):
     assert found.complete
-    assert found.repeats == [0, 1, 2]
-    table = found.table()
-    assert table["method"].to_list() == ["erm", "mixup", "elliptic", "elliptic-weighted"]
-    values = [record.test["accuracy"] for record in found.records if record.method == "elliptic"]
-    row = table.row(2, named=True)
-    assert row["accuracy"] == pytest.approx(np.mean(values))
-    assert row["accuracy_deviation"] == pytest.approx(np.std(values, ddof=1))
-    assert found.best in found.plan.methods
-    assert found.verdict.text
-    assert set(found.records[0].parts) == {"north", "south"}
+    assert found.methods == found.plan.methods
+    assert {"groupdro", "jtt", "lisa", "balanced", "trees", "linear"} < set(found.methods)
+    assert found.finished == [(0, 0), (0, 1), (0, 2)]
+    predictions = found.predictions
+    assert predictions.fold.shape == (1, 120)
+    assert set(predictions.fold[0]) == {0, 1, 2}
+    for method, values in predictions.values.items():
+        assert values.shape == (1, 120, 2)
+        for fold in found.shift.folds:
+            record = next(r for r in found.records if (r.fold, r.method) == (fold.number, method))
+            assert np.array_equal(values[0, fold.test], record.predicted)
     assert "site" not in found.problem.features.columns
 
 
-def test_same_seed_same_numbers(found, flowers):
-    again = compare(flowers.drop("height"), "kind", group="site", **{**QUICK, "repeats": 1})
+def test_scores_are_of_all_rows(found):
+    table = found.table()
+    assert table["method"].to_list() == list(found.methods)
+    labels = np.unique(found.problem.target, return_inverse=True)[1]
+    right = found.predictions.values["elliptic"][0].argmax(1) == labels
+    assert found.scores["elliptic"]["accuracy"] == pytest.approx(right.mean())
+    chosen = found.calibrated.values["elliptic"][0][np.arange(120), labels]
+    assert found.scores["elliptic"]["calibrated_log_loss"] == pytest.approx(-np.log(chosen).mean())
+    assert found.scores["elliptic"]["log_loss"] != found.scores["elliptic"]["calibrated_log_loss"]
+    assert found.best in found.methods
+    assert found.verdict.text
+    assert "random rows" in found.shift.words
+
+
+def test_scores_of_numbers(heights):
+    assert heights.plan.log_target
+    assert heights.calibrated is None
+    assert {"rmse", "worst_fifth_rmse", "mae", "beyond_range"} == set(heights.scores["c-mixup"])
+    target = heights.problem.target
+    for method in heights.plan.network_methods:
+        assert target.min() <= heights.predictions.values[method].min()
+        assert heights.predictions.values[method].max() <= target.max()
+    assert heights.scores["linear"]["beyond_range"] == heights.scores["trees"]["beyond_range"] == 0  # free
+
+
+def test_same_seed_same_numbers_with_any_number_of_workers(found, flowers, tiny):
+    methods = ["elliptic", "jtt", "trees"]
+    again = compare(flowers.drop("height"), "kind", group="site", methods=methods, **{**tiny, "jobs": 3})
     for record in again.records:
-        (same,) = [r for r in found.records if (r.repeat, r.method) == (record.repeat, record.method)]
-        assert record.test == same.test
-        assert [t.validation for t in record.trials] == [t.validation for t in same.trials]
+        (same,) = [r for r in found.records if r.key == record.key]
+        assert record.predicted == pytest.approx(same.predicted, abs=1e-5)
+        assert [t.settings for t in record.trials] == [t.settings for t in same.trials]
 
 
-def test_regression_with_trees(flowers, tmp_path):
-    options = {**QUICK, "repeats": 2}
-    result = compare(flowers, "height", trees=True, methods=["c-mixup", "elliptic"], out=tmp_path, **options)
-    assert result.table()["method"].to_list() == ["erm", "c-mixup", "elliptic", "trees"]
-    assert result.table().columns[2] == "rmse"
-    assert result.table()["evaluations"].to_list()[-1] is None
-    assert all(math.isfinite(v) for v in result.table()["worst_fifth_rmse"])
-    model = fit_model(result)
-    predicted = model.predict(result.problem.features)
-    assert predicted.shape == (120,)
-
-
-def test_results_are_kept_and_extended(flowers, tmp_path):
+def test_results_are_kept_and_extended(flowers, tiny, tmp_path, monkeypatch):
     frame = flowers.drop("height")
-    options = {**QUICK, "trials": 1, "epochs": 1, "out": tmp_path}
-    compare(frame, "kind", methods=["elliptic"], **{**options, "repeats": 1})
+    options = {**tiny, "trials": 1, "out": tmp_path}
+    compare(frame, "kind", methods=["elliptic"], **options)
     content = json.loads((tmp_path / "results.json").read_text())
-    assert [r["method"] for r in content["records"]] == ["erm", "elliptic"]
-    done = []
-    more = compare(
-        frame, "kind", methods=["elliptic", "mixup"], **options, listen=lambda *told: done.append(told)
+    assert [r["method"] for r in content["records"]] == ["elliptic", "erm"] * 3
+    tasks = []
+    usual = runner_module.run_task
+    monkeypatch.setattr(
+        runner_module, "run_task", lambda p, task, *rest: (tasks.append(task), usual(p, task, *rest))[1]
     )
-    assert len(more.records) == 9
-    assert done[0][2] == "repeat 1 of 3, mixup"
-    assert len(done) == 7 + 1
-    with pytest.raises(TableError, match="another comparison: target was 'kind' and is now 'colour'"):
-        compare(frame, "colour", **options)
-    with pytest.raises(TableError, match="another comparison: rows or cells of the table have changed"):
-        compare(frame.with_columns(pl.col("size") * 2), "kind", **options)
-    (tmp_path / "results.json").write_text('{"about": ')
-    with pytest.raises(TableError, match="cannot be read"):
-        compare(frame, "kind", **options)
+    more = compare(frame, "kind", methods=["elliptic", "linear"], repeats=2, **options)
+    assert more.complete
+    assert {(t.methods, len(t.folds)) for t in tasks} == {(("linear",), 1), (("erm", "elliptic"), 3)}
+    assert len(tasks) == 6 + 1  # of the first repeat only the linear model was missing
+    tasks.clear()
+    again = compare(frame, "kind", methods=["elliptic", "linear"], repeats=2, **options)
+    assert not tasks
+    for a, b in zip(again.records, more.records, strict=True):
+        assert a.key == b.key
+        assert np.array_equal(a.predicted, b.predicted)
 
 
-def test_unfinished_repeats_are_left_out(found):
-    partial = Comparison(found.problem, found.plan, found.records[:6], found.name)
-    assert partial.repeats == [0]
-    assert not partial.complete
-    assert "No verdict: 1 finished repeat is too few" in partial.verdict.text
-    assert "6 of 12 runs are done" in markdown(partial)
-    empty = Comparison(found.problem, found.plan, (), found.name)
-    assert "No verdict: 0 finished repeats" in empty.verdict.text
-    assert "No model is saved" in markdown(empty)
+def test_nothing_is_finished_yet(found):
+    empty = Comparison(found.problem, found.shift, found.plan, (), found.name)
+    assert empty.scores == {}
+    assert "no fold is finished" in empty.verdict.text
+    assert len(empty.table()) == 0
+    with pytest.raises(TableError, match="No fold of ordinary training is finished"):
+        fit_model(empty)
 
 
-@pytest.mark.bad_input
-def test_what_no_training_can_use_is_found_before_any_training(monkeypatch, tmp_path):
-    monkeypatch.setattr(protocol_module, "run_method", lambda *_: pytest.fail("trained"))
-    monkeypatch.setattr("elliptica.compare.comparison.run_method", lambda *_: pytest.fail("trained"))
-    draws = np.random.default_rng(0)
-    site = np.repeat([f"s{i}" for i in range(8)], [40, 40, 8, 8, 8, 8, 8, 8])
-    frame = pl.DataFrame({"x": draws.normal(size=128), "site": site, "y": draws.normal(size=128)})
+def test_a_failed_method_is_reported_and_the_others_are_compared(found):
+    records = tuple(
+        replace(r, error="bad", chosen=None, predicted=np.empty(0)) if r.key == (0, 1, "mixup") else r
+        for r in found.records
+    )
+    part = replace(found, records=records)
+    assert part.failed == {"mixup": "bad"}
+    assert part.complete
+    assert "mixup" not in part.predictions.values
+    assert part.scores["erm"] == found.scores["erm"]
+
+
+def test_methods_added_for_groups_need_a_group_column(flowers, tiny):
+    options = {**tiny, "trials": 1}
+    plain = compare(flowers.drop("height", "site"), "kind", methods=["jtt"], **options)
+    assert plain.methods == ("erm", "jtt")
+    with pytest.raises(TableError, match="GroupDRO is trained on groups"):
+        compare(flowers, "kind", methods=["groupdro"], **options)
+
+
+def test_built_in_tables_know_their_target(tiny):
+    session = Session.open("iris", None, Options(**tiny))
+    assert session.problem.target_name == "species"
+    assert session.name == "iris"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"time": "day"}, {"split_by": "site"}, {"extrapolate": True}, {"test": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_shifts_end_to_end(flowers, tiny, options):
+    frame = flowers.drop("kind").with_columns(
+        pl.Series("day", [float(i) for i in range(120)]),
+        pl.Series("site", [f"s{i % 6}" for i in range(120)]),
+    )
+    if "test" in options:
+        frame, options = frame[:90], {"test": frame[90:]}
+    found = compare(frame, "height", methods=["elliptic", "linear"], **options, **{**tiny, "trials": 1})
+    assert found.complete
+    assert found.shift.shift != "random"
+    tested = found.predictions.tested
+    assert tested.any()
+    assert ("time" not in options) or not tested[0, :30].any()
+    assert found.verdict.text
+
+
+def test_no_logarithm_where_a_test_file_has_none(flowers, tiny):
+    frame = flowers.drop("kind").with_columns(pl.col("height").exp())
+    other = frame[:40].with_columns(pl.col("height") - 1.0)
+    assert Session.open(frame, "height", Options(**tiny, test=frame[:40])).plan.log_target
+    assert not Session.open(frame, "height", Options(**tiny, test=other)).plan.log_target
+
+
+@bad_input
+def test_what_no_training_can_use_is_found_before_any_training(monkeypatch, tmp_path, flowers):
+    monkeypatch.setattr(runner_module, "run_task", lambda *_: pytest.fail("trained"))
     out = tmp_path / "out"
-    with pytest.raises(
-        TableError, match=r"In repeat \d+ all (test|validation) rows are of groups that are too"
-    ):
-        compare(frame, "y", group="site", split_by="site", repeats=5, out=out)
-    rare = frame.with_columns(pl.Series("y", ["a"] * 120 + ["b"] * 8))
+    site = np.repeat([f"s{i}" for i in range(8)], [40, 40, 8, 8, 8, 8, 8, 8])
+    rare = pl.DataFrame({"x": np.arange(128.0) % 7, "site": site, "y": ["a"] * 120 + ["b"] * 8})
     with pytest.raises(TableError, match="no training row has the class 'b'"):
-        compare(rare, "y", split_by="site", repeats=20, out=out)
+        compare(rare, "y", split_by="site", out=out)
+    with pytest.raises(TableError, match="Which column is to be predicted"):
+        compare(flowers, out=out)
+    for wrong, words in (
+        ({"methods": ["mixpu"]}, "Did you mean 'mixup'"),
+        ({"folds": 1}, "folds must be a whole number of at least 2"),
+        ({"budget": "soon"}, "not a time"),
+        ({"jobs": 0}, "jobs must be"),
+        ({"workers": "goblins"}, "Workers must be one of threads, processes, ray"),
+        ({"trials": 0}, "trials"),
+        ({"methods": []}, "No method is named"),
+    ):
+        with pytest.raises(TableError, match=words):
+            compare(flowers, "kind", out=out, **wrong)
     assert not out.exists()
 
 
-@pytest.mark.bad_input
-def test_a_folder_that_cannot_be_written_is_found_before_any_training(flowers, monkeypatch, tmp_path):
-    monkeypatch.setattr("elliptica.compare.comparison.run_method", lambda *_: pytest.fail("trained"))
-    file = tmp_path / "file"
-    file.write_text("x")
-    for out in (file, file / "below"):
-        with pytest.raises(TableError, match=r"Nothing can be written to the folder .* Choose another --out"):
-            compare(flowers, "kind", out=out, **QUICK)
-    (tmp_path / "odd" / "results.json").mkdir(parents=True)
-    with pytest.raises(TableError, match=r"cannot be read .* choose another --out"):
-        compare(flowers, "kind", out=tmp_path / "odd", **QUICK)
-    assert file.read_text() == "x"
+def test_targets_of_test_rows_change_no_prediction(flowers, tiny):
+    """Validation rows, scales, bounds, lengths, temperatures, iterations: all are chosen without them."""
+    train, test = flowers[:90], flowers[90:]
+    wild = test.with_columns(pl.col("height") * 1000 + 7)
+    turned = test.with_columns(pl.col("kind").replace({"iris": "rose", "rose": "iris"}))
+    for target, other in (("height", wild), ("kind", turned)):
+        drop = "kind" if target == "height" else "height"
+        first, second = (
+            compare(train.drop(drop), target, test=rows.drop(drop), **tiny) for rows in (test, other)
+        )
+        assert len(first.records) == len(second.records) > 0
+        for one, two in zip(first.records, second.records, strict=True):
+            assert one.key == two.key
+            assert np.array_equal(one.predicted, two.predicted), one.method
+            assert one.temperature == two.temperature
 
 
-def test_tables_of_the_study(tmp_path):
-    """Shapes as scikit-learn documents them, the task as intended, and a page that keeps its frame."""
-    import compare_tables as study
+def test_small_groups_are_not_drawn_more_often_than_others(flowers):
+    """Three rows of a group that is not judged, as a group of their own, would be a third of all draws."""
+    site = ["north"] * 60 + ["south"] * 57 + ["east"] * 3
+    frame = flowers.drop("height").with_columns(pl.Series("site", site))
+    problem = Session.open(frame, "kind", Options(group="site")).problem
+    assert np.bincount(training_groups(problem)).tolist() == [63, 57]
 
-    expected = {
-        "breast_cancer": (569, 30, "classification"),
-        "diabetes": (442, 9, "regression"),
-        "wine": (178, 13, "classification"),
-        "digits": (1797, 64 - 3, "classification"),  # three pixels are never used
-    }
-    for name, (n_rows, n_inputs, task) in expected.items():
-        study.frame(name).write_csv(tmp_path / f"{name}.csv")
-        group = "sex" if name == "diabetes" else None
-        problem = make_problem(read_table(tmp_path / f"{name}.csv"), "target", group=group)
-        assert (len(problem.target), problem.features.width, problem.task) == (n_rows, n_inputs, task)
-    (tmp_path / "README.md").write_text(f"before\n{study.BEGIN}\nold\n{study.END}\nafter\n")
-    (tmp_path / "wine").mkdir()
-    content = {"about": {"rows": 178, "inputs": ["a"]}, "verdict": {"text": "Use it."}}
-    (tmp_path / "wine" / "results.json").write_text(json.dumps(content))
-    study.write_page(tmp_path)
-    text = (tmp_path / "README.md").read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
-    assert "**wine, 3 classes** (178 rows, 1 inputs; [report](wine/report.md)): Use it." in text
+
+def test_one_block_of_training_rows_leaves_none_for_validation(flowers):
+    one = flowers[:90].drop("height").with_columns(pl.lit("a").alias("site"))
+    many = flowers[90:].drop("height").with_columns(pl.Series("site", list("abcdef") * 5))
+    with pytest.raises(TableError, match="one value of 'site' only"):
+        Session.open(one, "kind", Options(split_by="site", test=many))

@@ -1,99 +1,224 @@
-"""The written report of a comparison: what it says, what limits it, names that stay text."""
+"""The written report of a comparison: what it says, and names that stay text."""
 
-import dataclasses
 import re
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
 
-from elliptica.compare import Comparison, compare
-from elliptica.compare.markdown import cautions, markdown, plain_page
+from elliptica.compare.columns import ColumnUse
+from elliptica.compare.comparison import compare
+from elliptica.compare.markdown import (
+    column_rows,
+    markdown,
+    plain_page,
+    progress_words,
+    range_words,
+    result_rows,
+    show_score,
+)
+from elliptica.compare.metrics import Metric
+from elliptica.compare.plan import NAMES
+from elliptica.compare.summary import summarise
 
 
-def test_reports_say_what_was_found_and_escape_names(found):
-    import dataclasses
+@pytest.fixture(scope="module")
+def comparison():
+    """Two noisy classes in two groups, two folds, a method that sees groups, trees."""
+    draws = np.random.default_rng(0)
+    n = 120
+    label = draws.integers(0, 2, n)
+    frame = pl.DataFrame(
+        {
+            "size": draws.normal(label, 1.0),
+            "site": ["north" if v else "south" for v in draws.integers(0, 2, n)],
+            "kind": ["iris" if v else "rose" for v in label],
+        }
+    )
+    methods = ["elliptic", "groupdro", "trees"]
+    return compare(frame, "kind", group="site", methods=methods, folds=2, trials=2, epochs=3, hidden=(8,))
 
+
+@pytest.fixture(scope="module")
+def found(comparison):
+    return summarise(comparison)
+
+
+def table_of(text, heading):
+    """Cells of the table below a heading, header first."""
+    part = text.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+
+
+def test_every_section_is_there_in_order(found):
+    headings = re.findall(r"^## (.*)$", markdown(found), re.MULTILINE)
+    assert headings == [
+        "Verdict",
+        "Cautions",
+        "Test scores",
+        "Every column judged",
+        "By site",
+        "Calibration, before and after a temperature",
+        "Columns",
+        "How it was done",
+        "Cost and settings",
+        "About the table",
+        "Model",
+    ]
+
+
+def test_scores_stand_best_first_and_agree_with_the_comparison(comparison, found):
+    header, *rows = table_of(markdown(found), "Test scores")
+    assert header[:3] == ["method", "accuracy", "worst site"]
+    assert header[-1] == "compared with ordinary training"
+    shown = [float(row[1].removesuffix(" %")) for row in rows]
+    assert shown == sorted(shown, reverse=True)
+    by_name = {row[0]: row for row in rows}
+    assert set(by_name) == {"ordinary training", "elliptic training", "GroupDRO †", "boosted trees"}
+    for method in comparison.methods:
+        row = by_name[found.label(method)]
+        assert float(row[1].removesuffix(" %")) == pytest.approx(
+            100 * comparison.scores[method]["accuracy"], abs=0.05
+        )
+        assert row[-1] == comparison.verdict.cell(method, "accuracy")
+    assert "† sees groups in training." in markdown(found)
+
+
+def test_every_judged_column_has_its_difference(comparison, found):
+    header, *rows = table_of(markdown(found), "Every column judged")
+    judged = [metric for metric in comparison.metrics if metric.judged]
+    assert header == ["method", *(metric.label for metric in judged)]
+    assert len(rows) == len(comparison.methods) - 1
+    trees = next(row for row in rows if row[0] == "boosted trees")
+    assert trees[1:] == [comparison.verdict.cell("trees", metric.name) for metric in judged]
+
+
+def test_calibration_before_and_after(comparison, found):
+    rows = table_of(markdown(found), "Calibration, before and after a temperature")
+    trees = next(row for row in rows if row[0] == "boosted trees")
+    scores = comparison.scores["trees"]
+    assert float(trees[2]) == pytest.approx(scores["log_loss"], abs=5e-4)
+    assert float(trees[3]) == pytest.approx(scores["calibrated_log_loss"], abs=5e-4)
+    assert "need not hold under a shift" in markdown(found)
+
+
+def test_groups_have_their_rows(found):
+    header, *rows = table_of(markdown(found), "By site")
+    assert header[:2] == ["site", "tested rows"]
+    assert sum(int(row[1]) for row in rows) == 120
+    assert {row[0] for row in rows} == {"north", "south"}
+    reference = header.index("ordinary training")
+    scores = [float(row[reference].removesuffix(" %")) for row in rows]
+    assert scores == sorted(scores)  # the hardest first
+
+
+def test_names_from_the_table_stay_text(found):
     evil = "<script>alert(1)</script> | x"
-    problem = dataclasses.replace(found.problem, notices=(f"Column {evil} is not used.",), target_name=evil)
-    comparison = Comparison(problem, found.plan, found.records, evil)
-    text, html = markdown(comparison), plain_page(comparison)
-    assert "<script" not in text + html
-    assert "## Verdict" in text
-    assert "weighted elliptic training" in text
-    assert "&lt;script&gt;" in html
-    assert "http" not in html
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({line.replace("\\|", "").count("|") for line in lines[:6]}) == 1
-
-
-def test_markdown_from_the_table_stays_text(found):
-    import dataclasses
-
-    notices = (
+    odd = (
         "Column '![x](http://a.example/p.png)' is not used.",
         "Column '[click](javascript:alert(1))' is not used.",
         r"Column '\[click](x) `code` **bold** _it_ # ~~no~~' is not used.",
     )
-    problem = dataclasses.replace(found.problem, notices=notices)
-    text = markdown(Comparison(problem, found.plan, found.records, "[a](b)"))
-    assert r"\!\[x\](http://a.example/p.png)" in text
-    assert r"\[click\](javascript:alert(1))" in text
-    assert r"\\\[click\](x) \`code\` \*\*bold\*\* \_it\_ \# \~\~no\~\~" in text
+    columns = [ColumnUse(evil, "number", evil, evil)]
+    hostile = replace(
+        found,
+        name="[a](b)",
+        target=evil,
+        group=evil,
+        notices=[f"{evil}", *odd],
+        columns=columns,
+        parts={**found.parts, "rows": {evil: 3}, "values": {m: {evil: 0.5} for m in found.methods}},
+    )
+    text, page = markdown(hostile), plain_page(hostile)
+    assert "<script" not in text + page
+    assert "&lt;script&gt;" in page
+    assert "http" not in page.replace("http://a.example", "")
     assert text.startswith("# Comparison on \\[a\\](b)\n")
+    assert r"\!\[x\](http://a.example/p.png)" in text
+    assert r"\\\[click\](x) \`code\` \*\*bold\*\* \_it\_ \# \~\~no\~\~" in text
     # no bracket is left that is not preceded by an odd number of backslashes
     assert not re.search(r"(?<!\\)(\\\\)*[\[\]]", text)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    for line in lines:  # a bar of a name is no end of a cell
+        assert "|" not in line.replace("\\|", "").strip("|").replace(" | ", "").replace("|--", "").replace(
+            "-|", ""
+        )
 
 
-@pytest.fixture(scope="module")
-def short_search():
-    draws = np.random.default_rng(1)
-    frame = pl.DataFrame({"x": draws.normal(size=60), "y": draws.normal(size=60)})
-    return compare(frame, "y", methods=["elliptic"], trees=True, repeats=3, trials=2, epochs=25, hidden=(4,))
+def test_the_plain_page_loads_nothing(found):
+    page = plain_page(found)
+    assert "src=" not in page
+    assert "<script" not in page
+    assert 'name="viewport"' in page
+    assert found.verdict.headline in page
 
 
-def changed(short_search, plan=None, **values):
-    """The comparison with other facts about the chosen trial of elliptic training."""
-    records = []
-    for record in short_search.records:
-        if record.method == "elliptic":
-            trials = list(record.trials)
-            trials[record.chosen] = dataclasses.replace(trials[record.chosen], **values)
-            record = dataclasses.replace(record, trials=tuple(trials))
-        records.append(record)
-    return Comparison(short_search.problem, plan or short_search.plan, tuple(records))
-
-
-def test_training_that_was_cut_short_is_noted(short_search):
-    falling = changed(short_search, last_drop=0.1)
-    (note,) = [each for each in cautions(falling) if "still falling" in each]
-    assert "elliptic training" in note
-    assert "--epochs (now 25)" in note
-    assert "still falling at the end" in markdown(falling)
-    flat = changed(short_search, last_drop=0.001)
-    assert not any("elliptic training" in each for each in cautions(flat) if "still falling" in each)
-    short = dataclasses.replace(short_search.plan, epochs=5)
-    assert any(
-        each.startswith("Few epochs: with --epochs 5") for each in cautions(changed(short_search, short))
+def test_a_part_says_that_it_is_one(found):
+    part = replace(found, finished=(1, 5))
+    assert progress_words(part) == "1 of 5 folds is finished and kept."
+    assert "Not finished: 1 of 5 folds is finished and kept. Rerun the same command to resume." in markdown(
+        part
     )
+    assert "Not finished" not in markdown(found)
 
 
-def test_a_search_that_ended_at_the_border_is_noted(short_search):
-    inside = {"learning_rate": 1e-3, "weight_decay": 1e-4, "max_iter": 25, "sigma": 0.1}
-    (note,) = [
-        n for n in cautions(changed(short_search, settings={**inside, "sigma": 0.95})) if "border" in n
+def test_predictions_that_left_the_range(found):
+    def words(erm, mixup, *, bounded=True):
+        scores = {"erm": {"beyond_range": erm}, "mixup": {"beyond_range": mixup}}
+        return range_words(
+            replace(found, task="regression", methods=["mixup", "erm"], scores=scores, bounded=bounded)
+        )
+
+    assert words(0.0, 0.0) == []
+    (text,) = words(0.03, 0.0)
+    assert text == (
+        "3.0 % of the test predictions of ordinary training left the range of the training targets; they "
+        "were clipped to it (--unbounded does not)."
+    )
+    assert "(25 % of mixup)" in words(0.03, 0.25)[0]
+    assert words(0.0, 0.002)[0].startswith("0.2 % of the test predictions of mixup")
+    assert words(0.5, 0.0, bounded=False)[0].endswith("; they were not bounded.")
+    assert range_words(found) == []
+
+
+def test_columns_in_words():
+    uses = [
+        ColumnUse("sold", "date", "year, month, days since 2006-01-01"),
+        ColumnUse("area", "number", "heavy tail: scaled by quantiles"),
+        ColumnUse("plain", "number", ""),
+        ColumnUse("site", "category", "25 values"),
+        ColumnUse("note", "text", "free text, 80 different ones: parts of words", "--as note=id"),
+        ColumnUse("id", "id", "identifier, not used", "--as id=number"),
+        ColumnUse("unit", "unused", "it is 'mg' in all rows"),
     ]
-    assert "sigma of elliptic training (0.95 in 3 of 3 repeats, range 0.01 to 1)" in note
-    within = [n for n in cautions(changed(short_search, settings=inside)) if "border" in n]
-    assert not any("of elliptic training" in n for n in within)
-    once = dataclasses.replace(short_search.plan, trials=1)
-    notes = cautions(changed(short_search, once, settings={**inside, "sigma": 0.95}))
-    assert any("There was no search" in note for note in notes)
-    assert not any("border" in note for note in notes)
+    assert column_rows(uses) == [
+        ["sold", "date: year, month, days since 2006-01-01", ""],
+        ["area", "number (heavy tail: scaled by quantiles)", ""],
+        ["plain", "number", ""],
+        ["site", "category, 25 values", ""],
+        ["note", "free text, 80 different ones: parts of words", "--as note=id"],
+        ["id", "identifier, not used", "--as id=number"],
+        ["unit", "not used: it is 'mg' in all rows", ""],
+    ]
 
 
-def test_failed_trainings_are_noted(short_search):
-    assert any(
-        each == "3 of 6 trainings by elliptic training failed and were left out."
-        for each in cautions(changed(short_search, error="the loss became nan"))
-    )
+def test_the_screen_gets_fewer_columns(found):
+    assert result_rows(found, 3)[0] == [
+        "method",
+        "accuracy",
+        "worst site",
+        "log loss",
+        "compared with ordinary training",
+    ]
+    assert result_rows(found, 2)[0][:3] == ["method", "accuracy", "worst site"]
+    assert len(result_rows(found, 2)[0]) == 4
+    assert {row[0].removesuffix(" †") for row in result_rows(found)[1:]} == {NAMES[m] for m in found.methods}
+
+
+def test_scores_have_as_many_digits_as_others_of_their_column():
+    rmse, accuracy = Metric("rmse", "RMSE", False), Metric("accuracy", "accuracy", True, True)
+    assert [show_score(rmse, value) for value in (61234.5, 61.0, 0.5)] == ["61,234", "61.00", "0.5000"]
+    assert show_score(accuracy, 0.5) == "50.0 %"
+    assert show_score(Metric("log_loss", "log loss", False), 0.08049) == "0.080"

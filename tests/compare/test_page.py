@@ -1,7 +1,7 @@
 """Pages about comparisons and saved models."""
 
 import json
-import statistics
+import re
 
 import numpy as np
 import polars as pl
@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from elliptica.cli import app
 from elliptica.cli.report import Request, make_report
+from elliptica.compare.predict import predict_file
 from elliptica.estimators import EllipticRegressor, save
 from elliptica.report import ReportError
 
@@ -21,6 +22,7 @@ def run(*words):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
+    """A comparison with groups; the recommended method is a network, since nothing else is run."""
     folder = tmp_path_factory.mktemp("compared")
     draws = np.random.default_rng(0)
     kind = draws.integers(0, 2, 150)
@@ -34,113 +36,170 @@ def compared(tmp_path_factory):
     )
     frame.write_csv(folder / "table.csv")
     code, output = run(
-        *("compare", folder / "table.csv", "--target", "kind", "--group", "site", "--methods", "elliptic"),
-        *("--repeats", 3, "--trials", 1, "--epochs", 4, "--out", folder / "out"),
+        *("compare", folder / "table.csv", "--target", "kind", "--group", "site"),
+        *("--methods", "elliptic,groupdro,mixup"),
+        *("--folds", 3, "--trials", 1, "--epochs", 4, "--out", folder / "out"),
     )
     assert code == 0, output
-    return folder, output
+    return folder
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory):
+    """Trees win: a chessboard that a linear model and short training do not find."""
+    folder = tmp_path_factory.mktemp("regression")
+    draws = np.random.default_rng(1)
+    x = draws.normal(size=(400, 2))
+    y = np.where(x[:, 0] * x[:, 1] > 0, 10.0, 0.0)
+    pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y + draws.normal(size=400)}).write_csv(
+        folder / "table.csv"
+    )
+    code, output = run(
+        *("compare", folder / "table.csv", "--target", "y", "--methods", "elliptic,trees,linear"),
+        *("--folds", 3, "--trials", 1, "--epochs", 3, "--out", folder / "out"),
+    )
+    assert code == 0, output
+    return folder
+
+
 def test_compare_leaves_the_page_with_charts(compared):
-    folder, output = compared
-    assert "report.html has charts" in output
-    assert f"-o {folder / 'out' / 'report.html'}" in output
-    page = (folder / "out" / "report.html").read_text()
-    assert 'data-chart="surface"' in page
+    page = (compared / "out" / "report.html").read_text()
+    assert 'data-chart="differences"' in page
     assert "<b>yes</b>" not in page.replace("\\u003c", "")
 
 
-@pytest.mark.slow
 def test_a_comparison_as_a_study(compared):
-    folder, _ = compared
-    results = json.loads((folder / "out" / "results.json").read_text())
-    report = make_report(Request(str(folder / "out"), data=folder / "table.csv"))
+    summary = json.loads((compared / "out" / "results.json").read_text())["summary"]
+    report = make_report(Request(str(compared / "out")))
     (study,) = report.studies
-    erm = [r["test"]["accuracy"] for r in results["records"] if r["method"] == "erm"]
-    assert list(study.values["accuracy"]["ordinary training"].values()) == pytest.approx(
-        [100 * v for v in erm]
+    erm = [100 * v for v in summary["by_fold"]["erm"]["accuracy"]]
+    assert list(study.values["accuracy"]["ordinary training"].values()) == pytest.approx(erm)
+    assert study.scores["accuracy"]["ordinary training"] == pytest.approx(
+        100 * summary["scores"]["erm"]["accuracy"]
     )
-    shown = f"{100 * statistics.mean(erm):.1f} ± {100 * statistics.stdev(erm):.1f}"
-    assert study.table.rows[0][1][0] == shown
-    assert results["verdict"]["text"].startswith(study.verdict.headline)
-    assert study.parts[0].kind == "group"
-    assert study.parts[0].names == ["s0", "s1", "s2"]
+    assert report.headline == study.verdict.headline == summary["verdict"]["headline"]
+    assert (study.parts[0].kind, study.parts[0].names) == ("group", ["s0", "s1", "s2"])
+    assert sum(study.parts[0].sizes.values()) == 150
+    headings = [section.heading for section in study.sections]
+    assert headings[:3] == ["Every column judged", "Calibration, before and after a temperature", "Columns"]
+    assert "GroupDRO †" in study.methods
+    assert "† sees groups in training." in study.notes
+
+
+def test_signs_agree_between_table_and_chart(regression):
+    """Less error is negative in the cell, in the chart and in the facts; trees are far better here."""
+    (study,) = make_report(Request(str(regression / "out"))).studies
+    (difference,) = [
+        d for d in study.verdict.differences if (d.method, d.measure) == ("boosted trees", "rmse")
+    ]
+    row = next(row for row in study.table.rows if row[0][0] == "boosted trees")
+    shown = float(re.match(r"[-+][\d.]+", row[2][0])[0])
+    assert shown < -10
+    assert difference.mean == pytest.approx(shown, abs=0.6)
+    assert difference.result == "better"
+    assert row[2][0].endswith("better")
+    assert row[2][2]  # stands out
+    facts = {question: answer for question, answer, _ in study.verdict.facts}
+    assert facts["Which method"] == "boosted trees"
+    assert facts["Against ordinary training"] == row[2][0].partition(" (")[0].replace("\u00a0", " ")
+    assert facts["How sure"] == "shown"
+    (rmse,) = [m for m in study.measures if m.name == "rmse"]
+    assert rmse.relative
+
+
+def test_what_does_not_help_does_not_stand_out(compared):
+    (study,) = make_report(Request(str(compared / "out"))).studies
+    for row in study.table.rows:
+        assert row[2][2] == row[2][0].endswith(" better") * (row[0][0] == study.verdict.best)
+
+
+def test_trees_have_no_landscape_and_the_page_says_so(regression):
+    report = make_report(Request(str(regression / "out"), data=regression / "table.csv"))
+    assert "holds no network but boosted trees" in report.studies[0].missing["landscape"]
+    model = regression / "out" / "model.elliptica"
+    for words in (
+        ("report", model, "--data", regression / "table.csv", "-o", regression / "page.html"),
+        ("diagnose", regression / "table.csv", "--model", model),
+    ):
+        code, output = run(*words)
+        assert code == 2
+        assert "holds no network but boosted trees" in " ".join(output.split())
+
+
+@pytest.mark.slow
+def test_a_landscape_of_the_chosen_network(compared):
+    request = Request(str(compared / "out"), data=compared / "table.csv")
+    (study,) = make_report(request).studies
     assert study.landscapes[0]["features"] == 2
     assert study.landscapes[0]["planes"][0]["axes"] == ["a", "b"]
-    without = make_report(Request(str(folder / "out")))
-    assert "--data" in without.studies[0].missing["landscape"]
+    (without,) = make_report(Request(str(compared / "out"))).studies
+    assert "--data" in without.missing["landscape"]
 
 
 @pytest.mark.slow
 def test_a_table_that_is_given_must_be_there_and_fit(compared, tmp_path):
-    folder, _ = compared
     page = tmp_path / "page.html"
     pl.DataFrame({"a": [1.0] * 20, "kind": ["no"] * 20}).write_csv(tmp_path / "other.csv")
     for data, said in (("nope.csv", "nope.csv does not exist"), ("other.csv", "no column 'b'")):
-        code, output = run("report", folder / "out", "--data", tmp_path / data, "-o", page)
+        code, output = run("report", compared / "out", "--data", tmp_path / data, "-o", page)
         assert code == 2, output
         assert said in " ".join(output.split())
         assert not page.exists()
-    code, output = run("report", folder / "out", "-o", page)
+    code, output = run("report", compared / "out", "-o", page)
     assert code == 0, output
     assert "landscape is left out. It needs the table that was compared: elliptica report" in output
-    code, output = run("report", folder / "out", "-o", page, "--no-landscape")
+    code, output = run("report", compared / "out", "-o", page, "--no-landscape")
     assert "left out" not in output
 
 
-@pytest.mark.slow
 def test_half_a_comparison_shows_what_is_there(compared, tmp_path):
-    folder, _ = compared
-    results = json.loads((folder / "out" / "results.json").read_text())
-    results["records"] = results["records"][:5]
-    results["records"][0]["test"]["accuracy"] = "high"
-    del results["records"][1]["trials"]
+    results = json.loads((compared / "out" / "results.json").read_text())
+    results["summary"]["finished"] = [2, 3]
     (tmp_path / "results.json").write_text(json.dumps(results))
-    report = make_report(Request(str(tmp_path)))
-    assert [name for name, _ in report.unusable] == ["results.json, record 0", "results.json, record 1"]
-    (study,) = report.studies
-    assert study.missing["seeds"].startswith("Not finished: 3 of 6 runs are there, 1 repeats are complete")
-    assert study.verdict.headline.startswith("No verdict")
+    (study,) = make_report(Request(str(tmp_path))).studies
+    assert study.missing["seeds"].startswith("Not finished: 2 of 3 folds are finished and kept.")
     assert "holds no model.elliptica" in study.missing["landscape"]
-    for place, value, said in (
-        ("methods", {"a": 1}, "is damaged"),
-        ("notices", 3, "is damaged"),
-        ("repeats", "five", "is damaged"),
-        ("about", [], "does not say what was compared"),
-        ("records", {}, "no finished run"),
-        ("records", [], "no finished run"),
+    summary = results["summary"]
+    for place, said in (
+        ({"summary": {**summary, "methods": {"a": 1}}}, "is damaged"),
+        ({"summary": {**summary, "scores": {}}}, "is damaged"),
+        ({"summary": []}, "is damaged"),
+        ({"versions": 3}, "is damaged"),
     ):
-        (tmp_path / "results.json").write_text(json.dumps({**results, place: value}))
+        (tmp_path / "results.json").write_text(json.dumps({**results, **place}))
         with pytest.raises(ReportError, match=said):
             make_report(Request(str(tmp_path)))
+    del results["summary"]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(ReportError, match=r"holds nothing to show yet\. Run the comparison to"):
+        make_report(Request(str(tmp_path)))
+    (tmp_path / "results.json").write_text(json.dumps({**results, "format": 1}))
+    with pytest.raises(ReportError, match="is of an earlier version of elliptica"):
+        make_report(Request(str(tmp_path)))
 
 
 @pytest.mark.slow
 def test_a_saved_model_with_its_table(compared, tmp_path):
-    folder, _ = compared
-    model = folder / "out" / "model.elliptica"
-    request = Request(str(model), data=folder / "table.csv", target="kind", group="site")
+    model = compared / "out" / "model.elliptica"
+    request = Request(str(model), data=compared / "table.csv", target="kind", group="site")
     report = make_report(request)
     (study,) = report.studies
-    from elliptica.compare.predict import predict_file
-
-    predicted, _ = predict_file(model, folder / "table.csv")
-    truth = pl.read_csv(folder / "table.csv")["kind"].to_numpy()
+    predicted, _ = predict_file(model, compared / "table.csv")
+    truth = pl.read_csv(compared / "table.csv")["kind"].to_numpy()
     accuracy = 100 * float((predicted["prediction"].to_numpy() == truth).mean())
     assert study.values["average"][study.methods[0]][0] == pytest.approx(accuracy)
     assert study.curves
     assert [part.kind for part in study.parts] == ["group", "class"]
     assert len(study.versions["sha256 of the model"]) == 16
-    (same,) = make_report(Request(str(model), data=folder / "table.csv", landscape=False)).studies
+    (same,) = make_report(Request(str(model), data=compared / "table.csv", landscape=False)).studies
     assert same.values == study.values  # it knows its target
     for wrong, said in (
         (Request(str(model)), "needs the data"),
-        (Request(str(model), data=folder / "table.csv", target="site"), "none of the classes of the model"),
-        (Request(str(model), data=folder / "table.csv", target="absent"), "absent"),
-        (Request(str(model), data=folder / "gone.csv", target="kind"), "does not exist"),
+        (Request(str(model), data=compared / "table.csv", target="site"), "none of the classes of the model"),
+        (Request(str(model), data=compared / "table.csv", target="absent"), "absent"),
+        (Request(str(model), data=compared / "gone.csv", target="kind"), "does not exist"),
         (
-            Request(str(folder / "table.csv"), data=folder / "table.csv", target="kind"),
+            Request(str(compared / "table.csv"), data=compared / "table.csv", target="kind"),
             "is a table. First elliptica compare",
         ),
     ):
@@ -162,3 +221,89 @@ def test_a_network_without_its_preprocessor_has_a_page(tmp_path):
     pl.read_csv(table).head(9).write_csv(table)
     with pytest.raises(ReportError, match="9 rows with a target; at least 10 are needed"):
         make_report(request)
+
+
+DRAW_ALL = """async () => {
+  for (const figure of document.querySelectorAll('figure[data-chart]')) {
+    figure.scrollIntoView({behavior: 'instant', block: 'center'});
+    for (let i = 0; i < 500 && !figure.querySelector('.main-svg'); i++)
+      await new Promise((r) => setTimeout(r, 10));
+  }
+  scrollTo(0, 0);
+  await new Promise((r) => setTimeout(r, 200));  // the observers of sizes
+}"""
+
+#: Charts with room left in their box: the drawing ends more than a pixel above its end, or beside it.
+UNFILLED = """() => [...document.querySelectorAll('figure[data-chart]')].filter((figure) => {
+  const plot = figure.querySelector('.plot'), drawn = plot.querySelector('.main-svg').getBoundingClientRect();
+  const end = (e) => e.getBoundingClientRect().bottom, far = (a, b) => Math.abs(a - b) > 1;
+  return far(drawn.height, plot.clientHeight) || far(drawn.width, plot.clientWidth) ||
+    end(figure) - end(figure.querySelector('.numbers')) > 16;
+}).map((figure) => figure.dataset.chart)"""
+
+#: Right end of the cells of a column of the main table, and of the box that shows it.
+ENDS = """(number) => {
+  const box = document.querySelector('section.study > .table-box .scroll').getBoundingClientRect();
+  const cells = document.querySelectorAll(`section.study > .table-box tbody tr > *:nth-child(${number})`);
+  return [Math.max(...[...cells].map((cell) => cell.getBoundingClientRect().right)), box.right];
+}"""
+
+
+@pytest.fixture(scope="module")
+def phone(shared_visit, compared):
+    seen = shared_visit(compared / "out" / "report.html", width=375, dark=True, reduced_motion=True)
+    seen.page.evaluate(DRAW_ALL)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def desk(shared_visit, regression):
+    seen = shared_visit(regression / "out" / "report.html", width=1280, reduced_motion=True)
+    seen.page.evaluate(DRAW_ALL)
+    return seen
+
+
+@pytest.mark.slow
+def test_a_phone_shows_the_result_column(phone):
+    """Method, score and the comparison fit without scrolling; nothing makes the page wider."""
+    end, edge = phone.page.evaluate(ENDS, 3)
+    assert end <= edge + 1
+    assert (
+        "compared with ordinary training" in phone.page.inner_text("section.study > .table-box thead").lower()
+    )
+    assert (phone.overflow(), phone.low_contrast(), phone.problems, phone.requests) == ([], [], [], [])
+    phone.switch(dark=False)
+    assert phone.low_contrast() == []
+
+
+@pytest.mark.slow
+def test_charts_fill_their_cards(desk, phone):
+    for seen in (desk, phone):
+        charts = seen.page.eval_on_selector_all(
+            "figure[data-chart]", "all => all.map((f) => f.dataset.chart)"
+        )
+        assert charts == ["seeds", "differences", "parts-0"]
+        assert seen.page.evaluate(UNFILLED) == []
+    desk.resize(700)
+    desk.page.wait_for_timeout(300)
+    assert desk.page.evaluate(UNFILLED) == []
+    desk.resize(1280)
+
+
+@pytest.mark.slow
+def test_the_chart_has_the_signs_of_the_table(desk):
+    """The dot of the trees lies left of the line, where less error is."""
+    figure = desk.page.locator("figure[data-chart=differences]")
+    figure.locator("summary").click()
+    rows = figure.locator("details tbody tr")
+    rows.first.wait_for()  # browsers send `toggle` after the click has returned
+    rows = rows.all_inner_texts()
+    trees = next(row for row in rows if row.startswith("boosted trees"))
+    assert "better" in trees
+    assert trees.split("\t")[1].strip().startswith(("-", "\u2212"))
+    plot = "document.querySelector('figure[data-chart=differences] .plot')"
+    xs = desk.page.evaluate(f"{plot}.data.at(-1).x")
+    names = desk.page.evaluate(f"{plot}.layout.yaxis.ticktext.map((t) => t.trim())")
+    assert xs[names.index("boosted trees")] < 0
+    assert "left of the line is better" in desk.page.evaluate(f"{plot}.layout.xaxis.title.text")
+    assert (desk.overflow(), desk.low_contrast(), desk.problems) == ([], [], [])

@@ -1,86 +1,123 @@
-"""Plans: methods, draws of settings, borders of their ranges."""
+"""Plans: methods, sizes, draws of settings, borders of their ranges."""
 
 import numpy as np
-import polars as pl
 import pytest
 
-from elliptica.compare import TableError, compare
-from elliptica.compare.markdown import markdown
 from elliptica.compare.plan import (
     METHODS,
-    TREES,
+    NETWORKS,
+    SEES_GROUPS,
     Plan,
     at_border,
     choose_methods,
     draw_settings,
-    make_estimator,
+    parse_duration,
+    sizes,
 )
+from elliptica.compare.table import TableError
+
+bad_input = pytest.mark.bad_input
 
 
-def test_shared_settings_have_the_same_draws():
-    plan = Plan(METHODS["classification"], trials=6)
-    for trial in range(6):
-        drawn = [draw_settings(method, trial, plan) for method in plan.methods]
-        shared = [{k: d[k] for k in ("learning_rate", "weight_decay", "max_iter")} for d in drawn]
-        assert all(each == shared[0] for each in shared)
-    rates = {draw_settings("erm", trial, plan)["learning_rate"] for trial in range(6)}
-    assert len(rates) == 6
-    assert all(3e-4 <= rate <= 1e-2 for rate in rates)
+def test_networks_share_draws_of_rate_and_decay():
+    """A stack of all methods then has few distinct pairs, and luck decides for none."""
+    plan = Plan(NETWORKS, trials=8)
+    for trial in range(8):
+        shared = {
+            tuple(draw_settings(method, trial, plan)[k] for k in ("learning_rate", "weight_decay"))
+            for method in NETWORKS
+        }
+        assert len(shared) == 1
+    assert len({draw_settings("erm", trial, plan)["learning_rate"] for trial in range(8)}) == 8
     assert draw_settings("elliptic", 1, plan)["sigma"] != draw_settings("elliptic-weighted", 1, plan)["sigma"]
-    other = Plan(METHODS["classification"], seed=1)
-    assert draw_settings("erm", 1, plan) != draw_settings("erm", 1, other)
-    assert draw_settings("erm", 0, plan) == draw_settings("erm", 0, other)
+    assert draw_settings("erm", 1, plan) != draw_settings("erm", 1, Plan(("erm",), seed=1))
+    assert draw_settings("erm", 0, plan) == draw_settings("erm", 0, Plan(("erm",), seed=1))
 
 
-@pytest.mark.bad_input
-def test_methods_and_plans_that_do_not_exist():
-    assert choose_methods("classification", None, False) == METHODS["classification"]
-    assert choose_methods("classification", ["elliptic"], False) == ("erm", "elliptic")
-    with pytest.raises(TableError, match=r"no method 'c-mixup' for classification. There are erm, mixup"):
-        choose_methods("classification", ["c-mixup"], False)
-    for wrong in ({"repeats": 0}, {"trials": 0}, {"epochs": 1.5}, {"select": "best"}):
-        with pytest.raises(TableError, match=next(iter(wrong))):
-            Plan(("erm",), **wrong)
+@pytest.mark.parametrize("method", METHODS)
+def test_trials_cover_every_range_evenly(method):
+    """Every third of every range has its trials; independent draws would leave a third empty now and then."""
+    plan = Plan(("erm",), trials=25)
+    drawn = [draw_settings(method, trial, plan) for trial in range(1, 25)]
+    for name, (usual, low, high) in METHODS[method].own.items():
+        values = np.array([each[name] for each in drawn])
+        assert low <= usual <= high
+        assert values.min() >= low * 0.99
+        assert values.max() <= high * 1.01
+        places = np.log(values / low) / np.log(high / low)
+        assert np.histogram(places, 3, (-0.01, 1.01))[0].min() >= 6
 
 
-@pytest.mark.bad_input
-def test_plans_that_make_no_sense():
-    for wrong in ({"hidden": ()}, {"hidden": (8, 0)}, {"seed": -1}, {"seed": 0.5}):
-        with pytest.raises(TableError, match=next(iter(wrong))):
-            Plan(("erm",), **wrong)
+def test_the_logarithm_is_learnt_in_every_second_trial():
+    plain, log = Plan(("erm",)), Plan(("erm",), log_target=True)
+    assert [log.logs_target(trial) for trial in range(4)] == [False, True, False, True]
+    assert not any(plain.logs_target(trial) for trial in range(4))
+    assert draw_settings("noise", 1, log) == draw_settings("noise", 0, log)  # the first trial, with it
+    assert draw_settings("noise", 1, plain) != draw_settings("noise", 0, plain)
 
 
-@pytest.fixture(scope="module")
-def short_search():
-    draws = np.random.default_rng(1)
-    frame = pl.DataFrame({"x": draws.normal(size=60), "y": draws.normal(size=60)})
-    return compare(frame, "y", methods=["elliptic"], trees=True, repeats=3, trials=2, epochs=25, hidden=(4,))
+def test_methods_of_a_task():
+    classes = choose_methods("classification", None, grouped=False)
+    assert classes == (
+        *("erm", "noise", "smoothing", "mixup", "elliptic", "elliptic-weighted", "trees", "linear"),
+    )
+    numbers = choose_methods("regression", None, grouped=False)
+    assert set(numbers) - set(classes) == {"c-mixup"}
+    assert set(classes) - set(numbers) == {"smoothing"}
+    grouped = set(choose_methods("classification", None, grouped=True)) - set(classes)
+    assert grouped == {"groupdro", "lisa", "balanced", "jtt"}
+    assert set(SEES_GROUPS) == {"groupdro", "lisa", "balanced"}  # JTT sees errors, not groups
+    assert set(choose_methods("regression", None, grouped=True)) - set(numbers) == {"groupdro", "balanced"}
+    assert choose_methods("classification", ["trees"], grouped=False) == ("erm", "trees")
+    assert choose_methods("classification", ["jtt"], grouped=False) == ("erm", "jtt")
+
+
+@bad_input
+def test_methods_that_do_not_fit():
+    with pytest.raises(TableError, match=r"no method 'c-mixup' for classification. There are erm, noise"):
+        choose_methods("classification", ["c-mixup"], grouped=False)
+    with pytest.raises(TableError, match=r"GroupDRO is trained on groups. Name their column with --group"):
+        choose_methods("classification", ["groupdro"], grouped=False)
+
+
+@bad_input
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"trials": 0},
+        {"epochs": 1.5},
+        {"networks": 0},
+        {"select": "best"},
+        {"hidden": ()},
+        {"hidden": (8, 0)},
+        {"seed": -1},
+        {"seed": 0.5},
+    ],
+)
+def test_plans_that_make_no_sense(wrong):
+    with pytest.raises(TableError, match=next(iter(wrong))):
+        Plan(("erm",), **wrong)
+
+
+@bad_input
+def test_budgets():
+    assert [parse_duration(text) for text in ("90s", "2m", "1h", "0.5 min", 15)] == [90, 120, 3600, 30, 15]
+    for wrong in ("", "fast", "2 weeks", "-1m", "0s", "1e3s"):
+        with pytest.raises(TableError, match=r"is not a time. Write it like 90s, 2m or 1h"):
+            parse_duration(wrong)
+
+
+def test_larger_tables_get_larger_batches_and_fewer_networks():
+    found = [sizes(n) for n in (200, 400, 4000, 40_000)]
+    assert [each["batch_size"] for each in found] == [32, 32, 128, 256]
+    assert [each["networks"] for each in found] == [3, 3, 3, 1]
+    assert [each["trials"] for each in found] == [8] * 4
+    assert sizes(400, quick=True)["trials"] < 8
 
 
 def test_borders_by_hand():
     """A tenth of the way from 0.01 to 1 on a logarithmic scale ends at 0.01 * 100^0.1 = 0.0158."""
-    plan = Plan(("erm", "elliptic"), epochs=80)
     for sigma, is_border in ((0.0157, True), (0.0159, False), (0.62, False), (0.64, True)):
-        assert (at_border("elliptic", {"sigma": sigma}, plan) == {"sigma": (0.01, 1.0)}) == is_border
-    assert at_border("erm", {"max_iter": 80}, plan) == {}  # the usual value
-    assert at_border("erm", {"max_iter": 20}, plan) == {"max_iter": (20.0, 80)}
-    assert at_border("erm", {"max_iter": 1}, Plan(("erm",), epochs=1)) == {}
-
-
-def test_trees_get_what_networks_get(short_search):
-    """The same splits, inputs and number of trials; and all training rows, in large tables as well."""
-    for repeat in range(3):
-        networks, trees = (
-            next(r for r in short_search.records if (r.repeat, r.method) == (repeat, m))
-            for m in ("erm", TREES)
-        )
-        assert networks.rows == trees.rows
-        assert len(networks.trials) == len(trees.trials) == 2
-    plan = Plan(("erm", TREES), trials=40)
-    drawn = [draw_settings(TREES, trial, plan) for trial in range(40)]
-    assert all(50 <= each["max_iter"] <= 500 for each in drawn)
-    assert drawn[0]["max_iter"] == 100
-    for task in ("classification", "regression"):
-        assert make_estimator(TREES, task, drawn[1], plan, 10**6, 0).early_stopping is False
-    assert "Boosted trees" in markdown(short_search)
-    assert "same number of trials" in markdown(short_search)
+        assert (at_border("elliptic", {"sigma": sigma}) == {"sigma": (0.01, 1.0)}) == is_border
+    assert at_border("trees", {"l2_regularization": 1e-3}) == {}  # the usual value
+    assert at_border("trees", {"l2_regularization": 9.0}) == {"l2_regularization": (1e-3, 10.0)}

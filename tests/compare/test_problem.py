@@ -1,5 +1,8 @@
 """From a table to a problem: columns, targets, groups, and what is said about them."""
 
+import datetime
+
+import numpy as np
 import polars as pl
 import pytest
 
@@ -84,7 +87,7 @@ def test_wrong_names_are_answered_with_near_ones():
         problem_of(frame, group="y")
     with pytest.raises(TableError, match=r"no column 'incom' for the id\. Did you mean 'Income'"):
         problem_of(frame, ids=["incom"])
-    with pytest.raises(TableError, match="cannot be the group, the split-by or an id"):
+    with pytest.raises(TableError, match="cannot be the group, the split-by, the time or an id"):
         problem_of(frame, ids=["y"])
     with pytest.raises(TableError, match="needs a --group"):
         problem_of(frame, group_as_input=True)
@@ -100,7 +103,7 @@ def test_a_file_without_header(tmp_path):
         problem_of(write(tmp_path, "1,2.5,3\n" + "4,5,6\n" * 60), "y")
 
 
-def test_useless_columns_are_dropped_with_a_notice():
+def test_every_column_is_listed_with_its_use():
     frame = rows(
         constant=[7] * 60,
         empty=[None] * 60,
@@ -108,18 +111,41 @@ def test_useless_columns_are_dropped_with_a_notice():
         number=range(100, 160),
         date=pl.Series(range(60)).cast(pl.Date),
         half=["u", None] * 30,
+        site=[i % 6 for i in range(60)],
+        g=["u", "v"] * 30,
+        who=range(60),
     )
-    problem = problem_of(frame)
-    assert problem.features.columns == ["x", "half"]
-    text = "\n".join(problem.notices)
-    for name, reason in {
-        "constant": "it is 7 in all rows",
-        "empty": "all its values are missing",
-        "key": "nearly every row has a text of its own, as in an identifier",
-        "number": "it numbers the rows",
-        "date": "it is of type Date",
-    }.items():
-        assert f"Column {name!r} is not used: {reason}" in text
+    problem = problem_of(frame, group="g", split_by="site", ids=["who"])
+    assert problem.kind_of == {"x": "number", "date": "date", "half": "category"}
+    assert problem.features.dtypes == [pl.Float64, pl.Datetime("us"), pl.String]
+    assert problem.ids == ("who", "key", "number")
+    assert [use.name for use in problem.columns] == [name for name in frame.columns if name != "y"]
+    said = {use.name: (use.kind, use.detail, use.hint) for use in problem.columns}
+    assert said == {
+        "x": ("number", "", ""),
+        "constant": ("unused", "it is 7 in all rows", ""),
+        "empty": ("unused", "all its values are missing", ""),
+        "key": ("id", "identifier, not used", "--as key=category"),
+        "number": ("id", "identifier, not used", "--as number=number"),
+        "date": ("date", "year, month, day, day of week, days since 1970-01-01", ""),
+        "half": ("category", "2 values; (missing) for 30 rows", ""),
+        "site": ("unused", "rows of equal value stay together, 6 values", ""),
+        "g": ("unused", "group, not an input", "--group-as-input"),
+        "who": ("id", "identifier, not used", ""),
+    }
+
+
+def test_overrides():
+    frame = rows(number=range(100, 160), k=[i % 5 for i in range(60)], z=[f"0{i % 9}" for i in range(60)])
+    problem = problem_of(frame, as_={"number": "number", "k": "category", "z": "id"})
+    assert problem.kind_of == {"x": "number", "number": "number", "k": "category"}
+    assert problem.ids == ("z",)
+    with pytest.raises(TableError, match=r"'k' cannot be read as 'categry'\. Did you mean 'category'"):
+        problem_of(frame, as_={"k": "categry"})
+    with pytest.raises(TableError, match=r"no column 'kk' for the --as option\. Did you mean 'k'"):
+        problem_of(frame, as_={"kk": "number"})
+    with pytest.raises(TableError, match="'y' is the target"):
+        problem_of(frame, as_={"y": "number"})
 
 
 def test_columns_that_only_look_like_identifiers_stay():
@@ -127,18 +153,18 @@ def test_columns_that_only_look_like_identifiers_stay():
     assert problem_of(frame).features.columns == ["x", "unique", "price"]
 
 
-def test_many_categories_and_infinities_are_commented():
-    frame = rows(200, town=[f"t{i % 80}" for i in range(200)], f=[float("inf"), 1.0] * 100)
-    problem = problem_of(frame)
-    assert any("'town' has 80 different texts" in n and "--id town leaves" in n for n in problem.notices)
-    assert any("100 infinite values are taken as missing" in n for n in problem.notices)
-    assert problem.features["f"].null_count() == 100
+def test_infinities_are_commented():
+    problem = problem_of(rows(200, f=[float("inf"), 1.0, 2.0, 3.0] * 50))
+    assert any("50 infinite values taken as missing" in n for n in problem.notices)
+    assert problem.features["f"].null_count() == 50
 
 
 @bad_input
 def test_nothing_to_predict_from():
-    with pytest.raises(TableError, match="No column is left"):
+    with pytest.raises(TableError, match=r"No column is left.*'c' is not used: it is 1 in all rows"):
         problem_of(pl.DataFrame({"c": [1] * 60, "y": ["a", "b"] * 30}))
+    with pytest.raises(TableError, match="frame has no column beside the target 'y'"):
+        problem_of(pl.DataFrame({"y": ["a", "b"] * 30}))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +208,12 @@ def test_rows_without_target_are_dropped():
         ([2.5] * 60, {"task": "regression"}, "same value in all rows"),
         (["a", "b"] * 28 + ["rare"] * 4, {}, "Class 'rare' of 'y' has 4 rows, but 5 are needed"),
         ([0.1 * i for i in range(60)], {"task": "classification"}, "is --task regression meant"),
+        (
+            [*map(float, range(59)), 1e308],
+            {"task": "regression"},
+            "value of 1e\\+308, whose square is no number",
+        ),
+        ([datetime.date(2020, 1, 1 + i % 9) for i in range(60)], {}, "holds dates or times"),
         ([None] * 60, {}, f"0 rows with a target, but at least {MIN_ROWS}"),
     ],
 )
@@ -210,6 +242,7 @@ def test_groups():
     assert "g" not in problem.features.columns
     assert set(problem.groups) == {"u", "v", "(missing)", ""}
     assert any("not judged on their own: w." in n for n in problem.notices)
+    assert "Group '(missing)': 18 rows without a value in 'g'." in problem.notices
     both = problem_of(rows(g=["u", "v"] * 30), group="g", group_as_input=True)
     assert "g" in both.features.columns
 
@@ -244,3 +277,155 @@ def test_table_keeps_what_it_is_given():
     before = frame.clone()
     assert isinstance(make_problem(Table(frame, "frame"), "y"), TableProblem)
     assert frame.equals(before)
+
+
+def test_targets_with_separators_and_signs():
+    values = [f"$ {1000 + 7 * i:,}" for i in range(60)]
+    problem = problem_of(rows(y=values))
+    assert problem.task == "regression"
+    assert problem.target.tolist() == [1000.0 + 7 * i for i in range(60)]
+    assert "Target 'y': thousands separators removed, in $." in problem.notices
+
+
+def test_labels_beyond_int64():
+    values = pl.Series([2**64 - 1, 2**64 - 2] * 30, dtype=pl.UInt64)
+    problem = problem_of(rows(y=values), task="classification")
+    assert problem.classes == [str(2**64 - 2), str(2**64 - 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "candidate"),
+    [
+        (np.exp(np.linspace(0, 5, 60)), True),
+        (np.exp(np.linspace(0, 5, 60)) - 2, False),  # not positive
+        (np.linspace(1, 5, 60), False),  # not skewed
+        (10 - np.exp(np.linspace(0, 2, 60)), False),  # skewed to the left
+        (np.r_[np.full(50, 1.0), np.linspace(5, 9, 10)], False),  # few values
+    ],
+)
+def test_targets_whose_logarithm_is_worth_a_try(values, candidate):
+    assert problem_of(rows(y=values.tolist()), task="regression").log_target_candidate == candidate
+
+
+def test_times_sort_the_rows():
+    days = [datetime.date(2020, 1, 1) + datetime.timedelta(days=int(i)) for i in np.arange(60) * 7 % 60]
+    frame = rows(sold=days, mark=[0.1 * i * i for i in range(60)])
+    problem = problem_of(frame, time="sold")
+    assert problem.times.tolist() == [18262.0 + i for i in range(60)]
+    order = np.argsort(np.arange(60) * 7 % 60)
+    assert problem.features["mark"].to_list() == [frame["mark"][int(i)] for i in order]
+    assert problem.target.tolist() == [frame["y"][int(i)] for i in order]
+    assert "The rows of frame are sorted by 'sold'." in problem.notices
+    assert problem.kind_of["sold"] == "date"
+    assert problem_of(frame.sort("sold"), time="sold").digest() == problem.digest()
+    assert problem_of(frame).times is None
+
+
+def test_times_of_other_kinds():
+    for values in (
+        range(60),  # counts the rows: no input, but a time
+        [f"{1 + i % 28:02d}/{1 + i // 28:02d}/2020" for i in range(60)],
+        [2000 + i // 6 for i in range(60)],
+        [f"{i},5" for i in range(60)],
+    ):
+        problem = problem_of(rows(t=values), time="t")
+        assert (np.diff(problem.times) >= 0).all()
+        assert len(np.unique(problem.times)) >= 10
+    problem = problem_of(rows(70, t=[*range(60), *[None] * 10]), time="t")
+    assert len(problem.target) == 60
+    assert any("10 of 70 rows of frame have no time in 't'" in n for n in problem.notices)
+
+
+@bad_input
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([7] * 60, "'t' has the same value in all rows, 7, but at least 3"),
+        ([7, 8] * 30, "'t' has 2 different values, but at least 3"),
+        (["soon", "later", "now"] * 20, "'t' holds neither dates nor numbers, e.g. 'soon'"),
+        ([None] * 60, "The time column 't' is empty"),
+        ([*range(40), *[None] * 20], "40 rows with a target and a time, but at least 50"),
+    ],
+)
+def test_times_that_cannot_be_used(values, message):
+    with pytest.raises(TableError, match=message):
+        problem_of(rows(t=values), time="t")
+    with pytest.raises(TableError, match="no column 'tt' for the time"):
+        problem_of(rows(t=values), time="tt")
+
+
+def table(name="test.csv", n=30, **columns):
+    return Table(rows(n, **columns), name)
+
+
+def test_rows_of_a_test_file_follow_and_are_read_alike():
+    price = [f"{1 + i % 9},{100 + i}" for i in range(60)]
+    problem = problem_of(rows(price=price, c=["u", "v"] * 30), test=table(price=[1234.5] * 30, c=["w"] * 30))
+    assert problem.is_test.tolist() == [False] * 60 + [True] * 30
+    assert problem.features["price"].to_list()[59:] == [6159.0, *[1234.5] * 30]
+    assert problem.features["c"].to_list()[60:] == ["w"] * 30
+    odd = table(price=["odd", *["7"] * 29], c=["u"] * 30, y=["a", "b", None] * 10)
+    said = problem_of(rows(price=price, c=["u", "v"] * 30), test=odd).notices
+    assert "test.csv: 10 of 30 rows have no target and are dropped." in said
+    assert any(n.startswith("test.csv: Warning: column 'price': 1 of 20 values is no number") for n in said)
+    assert len(problem.target) == 90
+    assert problem_of(rows()).is_test is None
+    assert problem_of(rows()).digest() != problem_of(rows(), test=table()).digest()
+
+
+@bad_input
+def test_test_files_that_do_not_fit():
+    frame = rows(a=[i * i for i in range(60)], b=[i**3 for i in range(60)], g=["u", "v"] * 30)
+    with pytest.raises(TableError, match=r"test\.csv lacks 2 of the 4 inputs: 'a', 'b'"):
+        problem_of(frame, test=table(g=["u", "v"] * 15))
+    with pytest.raises(
+        TableError, match=r"test\.csv has no column 'y', the target of frame. Did you mean 'Y'"
+    ):
+        problem_of(frame, test=Table(frame.rename({"y": "Y"}), "test.csv"))
+    with pytest.raises(TableError, match=r"no column 'g', the group of frame"):
+        problem_of(frame, group="g", test=Table(frame.drop("g"), "test.csv"))
+    sites = frame.with_columns(g=pl.Series(range(60)) % 6)
+    with pytest.raises(TableError, match=r"no column 'g', by which frame is split"):
+        problem_of(sites, split_by="g", test=Table(frame.drop("g"), "test.csv"))
+    with pytest.raises(TableError, match=r"test\.csv has 4 rows to test on, but at least 20"):
+        problem_of(rows(), test=table(n=4))
+    with pytest.raises(TableError, match=r"30 of 30 rows .* never saw: 'A', 'B'\. Training has 'a', 'b'"):
+        problem_of(rows(), test=table(y=["A", "B"] * 15))
+
+
+def test_labels_that_training_never_saw_are_dropped_with_a_warning():
+    """Every method is wrong on them alike, so that they cannot tell one from another."""
+    problem = problem_of(rows(), test=table(y=["a"] * 25 + ["c"] * 5))
+    assert problem.is_test.sum() == 25
+    assert problem.classes == ["a", "b"]
+    (warning,) = [n for n in problem.notices if n.startswith("Warning")]
+    assert "5 of 30 rows of test.csv have a 'y' that training never saw ('c'). They are dropped" in warning
+    numbers = problem_of(rows(y=[0, 1] * 30), test=table(y=[0.0, 1.0, None] * 10))
+    assert numbers.target.dtype == np.int64
+    assert numbers.target[60:].tolist() == [0, 1] * 10
+
+
+def test_groups_only_in_the_test_file():
+    problem = problem_of(
+        rows(g=["u", "v"] * 30), group="g", test=table(g=["u"] * 15 + ["w"] * 15)
+    )  # judged are the test rows
+    assert set(problem.groups[60:]) == {"u", "w"}
+    assert any("Groups only in the test file: w. Training never sees them." in n for n in problem.notices)
+    with pytest.raises(TableError, match="1 groups of at least 10 rows in the test file"):
+        problem_of(rows(g=["u", "v"] * 30), group="g", test=table(g=["u"] * 30))
+
+
+def test_target_rows_are_read_alike():
+    wanted = Table(pl.DataFrame({"c": ["u", None], "x": ["1.5", ""], "other": [1, 2]}), "new.csv")
+    problem = problem_of(rows(c=["u", "v"] * 30), target_rows=wanted)
+    assert problem.target_rows.rows() == [(1.5, "u"), (None, "(missing)")]
+    assert problem.target_rows.columns == problem.features.columns
+    with pytest.raises(TableError, match=r"new\.csv has no column 'd'"):
+        problem_of(rows(c=["u", "v"] * 30, d=["u", "v"] * 30), target_rows=wanted)
+
+
+def test_test_rows_are_sorted_among_themselves():
+    test = table(t=list(range(30, 0, -1)))
+    problem = problem_of(rows(t=[2 * i for i in range(60)]), time="t", test=test)
+    assert problem.times.tolist() == [*(2.0 * i for i in range(60)), *range(1, 31)]
+    assert problem.target.tolist()[60:] == test.frame["y"].to_list()[::-1]

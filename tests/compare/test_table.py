@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from elliptica.compare.csv import TableError, read_dialect
-from elliptica.compare.table import read_table
+from elliptica.compare.table import BUILT_IN, read_table
 from table_cases import rows
 
 bad_input = pytest.mark.bad_input
@@ -36,11 +36,12 @@ def test_decimal_commas(tmp_path):
     assert table.frame["a"].to_list() == [1.5, -2.25]
 
 
-def test_points_win_over_commas(tmp_path):
-    """With 1.5 in the file, 1,234 is no decimal number, and no silent factor of a thousand either."""
-    table = read_table(write(tmp_path, "a;b\n1,234;1.5\n2,345;2.5\n"))
-    assert table.frame["a"].dtype == pl.String
-    assert table.frame["b"].to_list() == [1.5, 2.5]
+def test_commas_that_may_be_thousands_are_left_as_text(tmp_path):
+    """The column is looked at as a whole later, so that there is no silent factor of a thousand."""
+    for other, decimal_comma in (("1.5", False), ("1,5", True), ("x", False)):
+        table = read_table(write(tmp_path, f"a;b\n1,234;{other}\n2,345;{other}\n"))
+        assert table.decimal_comma == decimal_comma
+        assert (table.frame["a"].dtype == pl.Float64) == decimal_comma
 
 
 def test_byte_order_mark_quotes_blank_lines_and_windows_line_ends(tmp_path):
@@ -73,6 +74,8 @@ def test_pandas_frames_of_all_kinds():
             "s": ["a", None, "b"],
             "b": [True, False, True],
             "mixed": [1, "a", None],
+            "day": pd.to_datetime(["2020-01-02", None, "2020-01-03"]),
+            "zone": pd.to_datetime(["2020-01-02"] * 3).tz_localize("Europe/Berlin"),
         }
     )
     before = frame.copy()
@@ -83,6 +86,8 @@ def test_pandas_frames_of_all_kinds():
     assert found["s"].to_list() == ["a", None, "b"]
     assert found["b"].to_list() == [True, False, True]
     assert found["mixed"].to_list() == ["1", "a", None]
+    assert found["day"].dt.day().to_list() == [2, None, 3]
+    assert isinstance(found["zone"].dtype, pl.Datetime)
     pd.testing.assert_frame_equal(frame, before)
 
 
@@ -143,12 +148,54 @@ def test_line_ends_of_old_macs(tmp_path):
         read_table(write(tmp_path, b"a,b\r1,2\r3,4\n5,6\n"))
 
 
-def test_leading_zeros_are_pointed_out(tmp_path):
-    table = read_table(write(tmp_path, "zip,zero,share,y\n01234,0,0.5,1\n10501,-0,0,2\n"))
-    (notice,) = table.notices
-    assert "Column 'zip' is read as numbers" in notice
-    assert "'01234'" in notice
-    assert table.frame["zip"].to_list() == [1234, 10501]
+def test_codes_with_leading_zeros_and_huge_whole_numbers_stay_text(tmp_path):
+    table = read_table(write(tmp_path, f"zip,zero,share,big\n01234,0,0.5,{10**20}\n10501,-0,0,7\n"))
+    assert table.frame.dtypes == [pl.String, pl.Int64, pl.Float64, pl.String]
+    assert table.frame["zip"].to_list() == ["01234", "10501"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "label"),
+    [
+        ("diabetes", (442, 11), 151.0),
+        ("breast_cancer", (569, 31), "malignant"),
+        ("wine", (178, 14), "class_0"),
+        ("digits", (1797, 65), 0),
+        ("iris", (150, 5), "setosa"),
+    ],
+)
+def test_tables_without_a_file(name, shape, label, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = read_table(name)
+    assert table.name == name
+    assert table.frame.shape == shape
+    assert table.frame[BUILT_IN[name]][0] == label
+    if name == "diabetes":  # in the units of the measurements
+        assert table.frame["age"][0] == 59
+        assert "cholesterol" in table.frame.columns
+    write(tmp_path, "a,b\n1,2\n", name)  # a file of that name comes first
+    assert read_table(name).frame.shape == (1, 2)
+
+
+@bad_input
+def test_misspelt_names_of_tables(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TableError, match=r"diabets does not exist.*Did you mean 'diabetes'"):
+        read_table("diabets")
+    with pytest.raises(TableError, match="Tables without a file: diabetes, breast_cancer, wine"):
+        read_table("houses.csv")
+
+
+@bad_input
+def test_twenty_thousand_columns_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    names = ",".join(f"c{i}" for i in range(20_000))
+    file = write(tmp_path, names + "\n" + (",".join(["1"] * 20_000) + "\n") * 30)
+    frame = pl.read_csv(file)
+    frame.write_parquet(tmp_path / "data.parquet")
+    monkeypatch.setattr("elliptica.compare.table._collect", lambda *_: pytest.fail("read"))
+    for source in (file, tmp_path / "data.parquet", frame):
+        with pytest.raises(TableError, match="has 20,000 columns; at most 10,000 are read"):
+            read_table(source)
 
 
 @bad_input

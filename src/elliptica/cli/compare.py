@@ -1,25 +1,21 @@
-"""`elliptica compare`: which training for a table of your own."""
+"""`elliptica compare`: how to train on a table of your own, for the shift that you expect."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
-import time
-from collections.abc import Callable
+import time as clock
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from elliptica._utils.text import count
@@ -27,7 +23,8 @@ from elliptica.cli.app import app, one_of, print_point, print_text, require_extr
 from elliptica.cli.report import Request, write_report
 
 if TYPE_CHECKING:
-    from elliptica.compare.comparison import Comparison, Session
+    from elliptica.compare.comparison import Session
+    from elliptica.compare.summary import Summary
 
 
 #: Tasks.
@@ -36,243 +33,524 @@ Kind = Literal["auto", "classification", "regression"]
 #: What decides among the trials of a method.
 Rule = Literal["average", "worst"]
 
+#: Where networks are trained.
+Engine = Literal["threads", "processes", "ray"]
+
+_TABLE, _SHIFT = "Your table", "The shift that you expect (one of them, or none for random rows)"
+_EFFORT, _OUTPUT = "Methods and effort", "Size and output"
+#: Options of which each asks for test rows of its own.
+_SHIFTS = {"time": "--time", "test": "--test", "extrapolate": "--extrapolate", "split_by": "--split-by"}
+#: A line of progress for each of these steps where the output is a file.
+_STEP = 0.1
+#: Columns of wider tables that are used alike share a line.
+_MOST_COLUMNS = 16
+#: Sentences of the verdict that reports have and the screen, which has said it already, leaves out.
+_IN_REPORTS = ("How rows were held out:", "Intervals compare methods")
+
 
 def _names(values: list[str]) -> list[str]:
     """Names that are repeated, separated by commas, or both."""
     return [name.strip() for each in values for name in each.split(",") if name.strip()]
 
 
+def _trees_are_default(given: bool) -> bool:
+    if given:
+        raise typer.BadParameter(
+            "Boosted trees and a linear model are always compared now: leave --trees out. To run without "
+            "them, name the methods, e.g. --methods erm,mixup,elliptic."
+        )
+    return given
+
+
 @app.command()
 def compare(
-    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with named columns.")],
-    target: Annotated[str, typer.Option(help="Column to predict.")],
-    group: Annotated[
-        str | None, typer.Option(help="Column of groups: methods are judged in the worst one, too.")
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="CSV or Parquet file with named columns, or diabetes, breast_cancer, wine, iris, digits.",
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Column to predict.", show_default="known for built-in tables", rich_help_panel=_TABLE
+        ),
     ] = None,
     task: Annotated[
         Kind,
-        one_of(
-            Kind,
-            help="auto: text, and whole numbers with few values, are classes; else a regression.",
-        ),
+        one_of(Kind, help="auto: text and a few whole numbers are classes.", rich_help_panel=_TABLE),
     ] = "auto",
-    split_by: Annotated[
+    group: Annotated[
         str | None,
-        typer.Option(help="Column whose equal values stay on one side of a split (patients, sites)."),
+        typer.Option(help="Column of groups: the worst one is judged, too.", rich_help_panel=_TABLE),
+    ] = None,
+    group_as_input: Annotated[
+        bool, typer.Option("--group-as-input", help="Predict from the group, too.", rich_help_panel=_TABLE)
+    ] = False,
+    as_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--as",
+            metavar="COLUMN=KIND",
+            help="What a column is: date, number, category, text or id. May be repeated.",
+            show_default=False,
+            rich_help_panel=_TABLE,
+        ),
     ] = None,
     id: Annotated[
         list[str] | None,
         typer.Option(
             help="Column that names the rows: no input, carried to predictions. May be repeated.",
             show_default=False,
+            rich_help_panel=_TABLE,
         ),
     ] = None,
-    group_as_input: Annotated[
-        bool, typer.Option("--group-as-input", help="Predict from the group, too.")
+    time: Annotated[
+        str | None,
+        typer.Option(help="Train on the past of this column, test on later rows.", rich_help_panel=_SHIFT),
+    ] = None,
+    split_by: Annotated[
+        str | None,
+        typer.Option(
+            help="Test on values of this column that training never saw (sites, patients).",
+            rich_help_panel=_SHIFT,
+        ),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="Test on the rows of this file.", dir_okay=False, rich_help_panel=_SHIFT),
+    ] = None,
+    extrapolate: Annotated[
+        bool,
+        typer.Option(
+            "--extrapolate", help="Test on the rows farthest from the rest.", rich_help_panel=_SHIFT
+        ),
     ] = False,
+    target_rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rows without targets that you will predict: how far away are they?",
+            dir_okay=False,
+            rich_help_panel=_SHIFT,
+        ),
+    ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
-            help="erm (ordinary training), mixup, c-mixup, elliptic, elliptic-weighted: a,b or repeated.",
-            show_default="all of the task",
+            help="erm (ordinary training), noise, smoothing, mixup, c-mixup, elliptic, elliptic-weighted, "
+            "groupdro, lisa, balanced, jtt, trees, linear: a,b or repeated.",
+            show_default="all that fit",
+            rich_help_panel=_EFFORT,
         ),
     ] = None,
-    trees: Annotated[bool, typer.Option("--trees", help="Compare with boosted trees, too.")] = False,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Random splits; 3 or more for a verdict, more for narrower intervals.")
-    ] = 5,
-    trials: Annotated[int, typer.Option(min=1, help="Settings tried per method and repeat.")] = 4,
     select: Annotated[
         Rule,
-        one_of(
-            Rule,
-            help="Choose settings by the average or by the worst class or group.",
-        ),
+        one_of(Rule, help="What decides: the average, or the worst class or group.", rich_help_panel=_EFFORT),
     ] = "average",
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows, at most.")] = 100,
-    max_rows: Annotated[int, typer.Option(min=50, help="Longer tables are refused ...")] = 200_000,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="... or reduced to a random sample of that size.")
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="Settings tried per method.", show_default="8", rich_help_panel=_EFFORT),
+    ] = None,
+    folds: Annotated[
+        int | None, typer.Option(min=2, help="Test parts.", show_default="5", rich_help_panel=_EFFORT)
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Repeat everything with other draws: narrower intervals.",
+            show_default="1; 3 for fixed test rows",
+            rich_help_panel=_EFFORT,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Passes over the training rows, at most.",
+            show_default="by size",
+            rich_help_panel=_EFFORT,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="A first impression: fewer settings and epochs.", rich_help_panel=_EFFORT
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time to stay within: 90s, 2m, 1h.", show_default="none", rich_help_panel=_EFFORT),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trainings at once.", show_default="the cores", rich_help_panel=_EFFORT),
+    ] = None,
+    engine: Annotated[Engine, one_of(Engine, help="Where they run.", rich_help_panel=_EFFORT)] = "threads",
+    unbounded: Annotated[
+        bool,
+        typer.Option(
+            "--unbounded",
+            help="Let predictions leave the range of the training targets.",
+            rich_help_panel=_EFFORT,
+        ),
+    ] = False,
+    max_rows: Annotated[
+        int, typer.Option(min=50, help="Longer tables are refused ...", rich_help_panel=_OUTPUT)
+    ] = 200_000,
+    sample: Annotated[
+        bool,
+        typer.Option(
+            "--sample", help="... or reduced to a random sample of that size.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of everything that is drawn.", rich_help_panel=_OUTPUT)
+    ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results.", show_default="compare/NAME", file_okay=False),
+        typer.Option(
+            help="Folder for the results.",
+            show_default="compare/NAME",
+            file_okay=False,
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
+    trees: Annotated[bool, typer.Option("--trees", hidden=True, callback=_trees_are_default)] = False,
 ) -> None:
-    """Compare training methods on your table and save the best model.
+    """Find out how to train on your table, for the shift that you expect, and save the best model.
 
-    After Ctrl-C, rerun the same command to resume. Example:
-    elliptica compare patients.csv --target outcome --group hospital
+    Every method gets the same rows and the same number of trials. After Ctrl-C, rerun the same command to
+    resume. Examples: elliptica compare diabetes; elliptica compare houses.csv --target price --time sold
     """
-    require_extra("tables", "polars", "sklearn", "safetensors")
-    folder = out or Path("compare") / data.stem
-    status = _run(
-        data,
-        target,
-        folder,
-        Console(),
-        group=group,
-        task=task,
-        split_by=split_by,
-        group_as_input=group_as_input,
-        methods=None if methods is None else _names(methods),
-        trees=trees,
-        repeats=repeats,
-        trials=trials,
-        select=select,
-        epochs=epochs,
-        hidden=(128, 128),
-        seed=seed,
-        max_rows=max_rows,
-        sample=sample,
-        ids=id or (),
-    )
-    _write_page(folder, data, status)
-    raise typer.Exit(status)
+    require_extra("tables", "polars", "sklearn", "safetensors", "skrub")
+    options: dict[str, Any] = {
+        "task": task,
+        "group": group,
+        "group_as_input": group_as_input,
+        "as_": _kinds(as_ or []),
+        "ids": tuple(id or ()),
+        "time": time,
+        "split_by": split_by,
+        "test": test,
+        "extrapolate": extrapolate,
+        "target_rows": target_rows,
+        "methods": None if methods is None else _names(methods),
+        "select": select,
+        "trials": trials,
+        "folds": folds or 5,
+        "repeats": repeats,
+        "epochs": epochs,
+        "quick": quick,
+        "budget": budget,
+        "jobs": jobs,
+        "workers": engine,
+        "bounded": not unbounded,
+        "max_rows": max_rows,
+        "sample": sample,
+        "seed": seed,
+    }
+    _check_options(data, options, folds)
+    folder = out or Path("compare") / Path(data).stem
+    raise typer.Exit(_run(data, target, folder, Console(), **options))
 
 
-def _write_page(folder: Path, data: Path, status: int) -> None:
-    """The page with charts in place of the plain one, where its packages are installed."""
-    if status not in (0, 130) or not (folder / "report.html").exists():
-        return
-    from elliptica.report.content import ReportError
-
-    page = folder / "report.html"
-    try:
-        try:
-            write_report(Request(str(folder), data=data, landscape=status == 0), page)
-        except ReportError as error:  # the charts of the scores do not need the table
-            write_report(Request(str(folder), landscape=False), page)
-            typer.echo(f"report.html shows no loss landscape: {error}", err=True)
-    except ModuleNotFoundError as error:
-        typer.echo(str(error))
-    except (ReportError, OSError) as error:
-        typer.echo(f"report.html has no charts: {error}", err=True)
-    else:
-        again = shlex.join(["elliptica", "report", str(folder), "--data", str(data), "-o", str(page)])
-        typer.echo(f"report.html has charts; to make it again: {again}")
+def _kinds(values: list[str]) -> dict[str, str]:
+    """Read COLUMN=KIND; a name may hold an equals sign, a kind does not."""
+    found = {}
+    for value in values:
+        name, sign, kind = value.rpartition("=")
+        if not sign or not name or not kind:
+            raise typer.BadParameter(
+                f"--as takes COLUMN=KIND, e.g. --as zip=category, but got {value!r}.", param_hint="'--as'"
+            )
+        found[name.strip()] = kind.strip().lower()
+    return found
 
 
-def _run(source: Path, target: str, out: Path, console: Console, **options: Any) -> int:
+def _check_options(data: str, options: dict[str, Any], folds: int | None) -> None:
+    """Raise for options that contradict each other, before anything is read."""
+    asked = [flag for name, flag in _SHIFTS.items() if options[name]]
+    if len(asked) > 1 and set(asked) != {"--test", "--split-by"}:  # a test file may come in blocks
+        raise typer.BadParameter(
+            f"{' and '.join(asked)} ask for different test rows. Pass one of them, and run the comparison "
+            "again for the other."
+        )
+    fixed = next((flag for flag in asked if flag in ("--test", "--extrapolate")), None)
+    if fixed and folds is not None:
+        raise typer.BadParameter(
+            f"{fixed} has one set of test rows, so there is nothing to fold. Leave --folds out; --repeats "
+            "trains more often."
+        )
+    if options["group_as_input"] and options["group"] is None:
+        raise typer.BadParameter("--group-as-input needs a --group.")
+    both = [name for name in options["ids"] if options["as_"].get(name, "id") != "id"]
+    if both:
+        raise typer.BadParameter(
+            f"--id {both[0]} and --as {both[0]}={options['as_'][both[0]]} exclude each other. Leave one out."
+        )
+    for name in ("test", "target_rows"):
+        file = options[name]
+        if file is not None and file.exists() and Path(data).exists() and file.samefile(data):
+            raise typer.BadParameter(
+                f"--{name.replace('_', '-')} is the table itself. Pass other rows, or leave it out."
+            )
+
+
+def _run(source: str, target: str | None, out: Path, console: Console, **options: Any) -> int:
     """Compare, print and write; returns the exit status."""
-    from elliptica.compare.comparison import Session, fit_model
-    from elliptica.compare.markdown import describe_model, write_reports
+    from elliptica.compare.comparison import Options, Session
+    from elliptica.compare.markdown import write_reports
+    from elliptica.compare.model import describe_target_rows, fit_model
     from elliptica.compare.store import MODEL
+    from elliptica.compare.summary import summarise, target_rows_words
     from elliptica.compare.table import TableError
 
     command = shlex.join(["elliptica", *sys.argv[1:]])
     session: Session | None = None
     try:
         with console.status("reading"):
-            session = Session.open(source, target, out=out, command=command, **options)
-        _print_plan(session, console)
-        if console.is_terminal:
-            with _progress_bar(console) as progress:
-                task = progress.add_task("", total=session.plan.n_runs)
-                session.run(lambda done, _, text: progress.update(task, completed=done, description=text))
-        else:
-            session.run(_progress_lines(console))
-        found = session.result()
-        write_reports(session, found)
+            target = target or _known_target(source)
+            session = Session.open(source, target, Options(**options), out=out, command=command)
+        _print_start(session, console)
+        with _progress(console) as listen:
+            session.run(listen)
+        comparison = session.result()
+        found = summarise(comparison)
+        write_reports(session.store, found)
         with console.status("training the model on all rows"):
-            fit_model(found, out / MODEL)
+            model = fit_model(comparison, out / MODEL)
+            if (rows := describe_target_rows(comparison, model)) is not None:
+                found = replace(found, target_rows=target_rows_words(rows, found.saved))
+                write_reports(session.store, found)
+        words = _write_page(out)
+        _print_result(found, console)
+        _print_saved(found, out, console, words)
     except (TableError, RuntimeError) as error:
         print_text(console, f"[red]error:[/red] {escape(str(error))}")
         return 2 if isinstance(error, TableError) else 1
     except KeyboardInterrupt:
         return _interrupted(session, out, console)
-    _print_result(found, console)
-    print_text(console, escape(describe_model(found)))
-    files = f"Report: {out / 'report.md'} and report.html. Numbers: {out / 'results.json'}."
-    print_text(console, escape(files))
+    except OSError as error:  # a full disk, or an output that takes nothing
+        return _not_written(error, session, out)
     return 0
 
 
-def _interrupted(session: Session | None, out: Path, console: Console) -> int:
-    from elliptica.compare.markdown import write_reports
+def _known_target(source: str) -> str:
+    """The target of a built-in table; for a file, ask for one and list what there is.
 
-    if session is None or not session.store.records():
-        print_text(console, "Interrupted before a run was finished.")
+    Raises:
+        TableError: If it is a file.
+    """
+    from elliptica.compare.table import BUILT_IN, TableError, read_table
+
+    if source in BUILT_IN and not Path(source).exists():
+        return BUILT_IN[source]
+    table = read_table(source, max_rows=50, sample=True, as_text=True)
+    names = table.frame.columns
+    shown = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
+    raise TableError(f"Which column is to be predicted? Pass --target COLUMN. {table.name} has {shown}.")
+
+
+def _not_written(error: OSError, session: Session | None, out: Path) -> int:
+    """Say on the error stream what could not be written."""
+    if isinstance(error, BrokenPipeError):
+        raise error  # the reader has gone, as with | head
+    place = error.filename or "The output"
+    kept = f" What is finished is kept in {out}: rerun the same command to resume." if session else ""
+    typer.echo(f"error: {place} cannot be written ({error.strerror or error}).{kept}", err=True)
+    return 1
+
+
+def _interrupted(session: Session | None, out: Path, console: Console) -> int:
+    """Report what is finished."""
+    from elliptica.compare.markdown import progress_words, write_reports
+    from elliptica.compare.summary import summarise
+
+    comparison = None if session is None else session.result()
+    if session is None or comparison is None or not comparison.finished:
+        kept = f" What is done so far is kept in {out}." if comparison and comparison.records else ""
+        print_text(console, escape(f"Interrupted before a fold was finished.{kept}"))
         return 130
-    found = session.result()
-    write_reports(session, found)
+    found = summarise(comparison)
+    write_reports(session.store, found)
+    words = _write_page(out)
     _print_result(found, console)
     print_text(
         console,
-        f"Interrupted: {len(found.records)} of {found.plan.n_runs} runs are finished and kept in "
-        f"{escape(str(out))}. Rerun the same command to resume.",
+        escape(
+            f"Interrupted: {progress_words(found)} Report: {out / 'report.html'}{words}. Rerun the same "
+            "command to resume and to save a model."
+        ),
     )
     return 130
 
 
-def _print_plan(session: Session, console: Console) -> None:
-    from elliptica.compare.verdict import MIN_REPEATS
+def _print_start(session: Session, console: Console) -> None:
+    """The table and the task, what every column became, and how long it will take."""
+    from elliptica.compare.markdown import about, column_rows
 
-    problem, plan = session.problem, session.plan
-    if plan.repeats < MIN_REPEATS:
-        print_point(
-            console,
-            f"{plan.repeats} repeat{'s give' if plan.repeats > 1 else ' gives'} scores but no verdict, which "
-            f"needs {MIN_REPEATS} or more. Rerun the same command with more --repeats to add them.",
-        )
+    problem, plan, shift = session.problem, session.plan, session.shift
+    print_text(console, escape(about(session.name, problem, shift.words)))
+    _print_table([["column", "used as", "change with"], *shorten(column_rows(problem.columns))], console)
     for notice in problem.notices:
         print_point(console, notice)
-    done = len(session.store.records())
+    settings = f", {count(plan.trials, 'setting')} each" if plan.trials > 1 else ""
+    folds = count(shift.folds_per_repeat, "fold")
+    repeats = f", {shift.n_repeats} times" if shift.n_repeats > 1 else ""
+    done = len({(r.repeat, r.fold) for r in session.store.records()})
+    resumed = f" {count(done, 'fold')} of an earlier run kept." if done else ""
     print_text(
         console,
-        f"{len(problem.target):,} rows, {count(problem.features.width, 'input')}; "
-        f"{count(len(plan.methods), 'method')} x {count(plan.repeats, 'repeat')} x "
-        f"{count(plan.trials, 'trial')}" + (f"; {count(done, 'run')} done already" if done else ""),
+        f"{count(len(plan.methods), 'method')}{settings}, {folds}{repeats}: about "
+        f"{duration(session.estimate)}.{resumed} Ctrl-C keeps what is finished.",
     )
 
 
-def _print_result(found: Comparison, console: Console) -> None:
-    from elliptica.compare.markdown import cautions, result_rows
+def shorten(rows: list[list[str]], most: int = _MOST_COLUMNS) -> list[list[str]]:
+    """Join columns of a wide table that are used alike; those that one may want to change stay apart.
 
-    header, *rows = result_rows(found, short=True)
-    grid = Table()
-    for number, name in enumerate(header):
-        grid.add_column(escape(name), justify="right" if number else "left", no_wrap=not number)
+    Example:
+        >>> rows = [[f"x{i}", "number", ""] for i in range(98)] + [["code", "category", "--as code=number"]]
+        >>> shorten(rows)
+        [['x0, x1, x2 and 95 more', 'number', ''], ['code', 'category', '--as code=number']]
+    """
+    for exact in (True, False):  # the same words, then the same kind
+        if len(rows) <= most:
+            return rows
+        joined: dict[Any, list[list[str]]] = {}
+        for number, row in enumerate(rows):
+            key = number if row[2] else row[1] if exact else row[1].partition(",")[0].partition(" (")[0]
+            joined.setdefault(key, []).append(row)
+        merged = [
+            found[0] if len(found) == 1 else [_join([row[0] for row in found]), str(key), ""]
+            for key, found in joined.items()
+        ]
+        if exact and len(merged) > most:
+            continue
+        rows = merged
+    rest = len(rows) - most
+    return rows if rest <= 0 else [*rows[:most], [f"... and {rest:,} more", "see the report", ""]]
+
+
+def _join(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _print_table(lines: list[list[str]], console: Console, right: Collection[int] = ()) -> None:
+    """Print rows, the header first: aligned to the screen, or whole lines for a file; no empty columns."""
+    used = [i for i in range(len(lines[0])) if any(row[i] for row in lines[1:])]
+    header, *rows = [[row[i] for i in used] for row in lines]
+    if not console.is_terminal:
+        widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+        for row in (header, *rows):
+            cells = [
+                cell.rjust(width) if i in right else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            print_text(console, escape("  " + "  ".join(cells).rstrip()))
+        return
+    grid = Table(box=None, padding=(0, 1), header_style="dim")
+    for i, name in enumerate(header):
+        grid.add_column(
+            escape(name), justify="right" if i in right else "left", no_wrap=not i, overflow="fold"
+        )
     for row in rows:
         grid.add_row(*map(escape, row))
-    console.print(grid)
-    print_text(console, f"[bold]{escape(found.verdict.text)}[/bold]")
-    for caution in cautions(found):
-        print_point(console, f"Note: {caution}")
+    console.print(grid, highlight=False)
 
 
-def _progress_bar(console: Console) -> Progress:
-    columns = (
-        *(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()),
-        TextColumn("{task.description}"),
+def _print_result(found: Summary, console: Console) -> None:
+    from elliptica.compare.markdown import footnotes, range_words, result_rows
+
+    narrow = console.is_terminal and console.width < 100
+    rows = result_rows(found, most=2 if narrow else 3)
+    if narrow:  # the interval on one line, what it means on the next
+        rows = [[*row[:-1], row[-1].replace(") ", ")\n")] for row in rows]
+    _print_table(rows, console, right=range(1, len(rows[0]) - 1))
+    for note in footnotes(found):
+        print_text(console, f"  {escape(note)}")
+    print_text(console, f"[bold]{escape(found.verdict.headline)}[/bold]")
+    said = [sentence for sentence in found.verdict.sentences if not sentence.startswith(_IN_REPORTS)]
+    for text in (" ".join(said), *range_words(found), " ".join(found.target_rows)):
+        if text:
+            print_text(console, escape(text))
+    for caution in found.cautions:
+        print_point(console, f"Caution: {caution}")
+
+
+def _print_saved(found: Summary, out: Path, console: Console, page_words: str) -> None:
+    from elliptica.compare.markdown import describe_model
+    from elliptica.compare.store import MODEL
+
+    model = shlex.quote(str(out / MODEL))
+    print_text(
+        console,
+        escape(f"Saved: {model} ({describe_model(found)}). Report: {out / 'report.html'}{page_words}"),
     )
-    # a run may need longer than the half minute from which speed is estimated by default
-    return Progress(*columns, console=console, transient=True, speed_estimate_period=24 * 3600)
+    print_text(console, escape(f"To predict other rows: elliptica predict {model} NEW.csv"))
 
 
-def _progress_lines(console: Console) -> Callable[[int, int, str], None]:
-    """A line for every finished run, where there is no terminal for a bar."""
-    begin = time.monotonic()
-    running: list[str] = []
+def _write_page(folder: Path) -> str:
+    """The page with charts in place of the plain one, where its packages are installed; why not, in words."""
+    from elliptica.report.content import ReportError
 
-    def listen(done: int, total: int, text: str) -> None:
-        if running:
-            print_text(console, escape(f"{running.pop()} done, {_duration(time.monotonic() - begin)} so far"))
-        if done < total:
-            running.append(text)
+    try:
+        write_report(Request(str(folder), landscape=False), folder / "report.html")
+    except (ModuleNotFoundError, ReportError, OSError) as error:
+        return f" (without charts: {error})"
+    return ""
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[float, str], None]]:
+    """A bar with words on a screen, a line for every tenth where the output is a file."""
+    begin, last = clock.monotonic(), ""
+
+    def describe(share: float, words: str) -> str:
+        """What is being done, and how long the rest will take, once that can be told."""
+        nonlocal last
+        last = words or last
+        if share >= 1:
+            return "done"
+        spent = clock.monotonic() - begin
+        left = f"{duration(spent * (1 - share) / share)} left" if share > 0.05 else ""
+        return ", ".join(part for part in (last, left) if part)
+
+    if not console.is_terminal:
+        yield _progress_lines(console, describe)
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda share, words: progress.update(
+            task, completed=share, description=escape(describe(share, words))
+        )
+
+
+def _progress_lines(console: Console, describe: Callable[[float, str], str]) -> Callable[[float, str], None]:
+    printed = 0.0
+
+    def listen(share: float, words: str) -> None:
+        nonlocal printed
+        text = describe(share, words)
+        if share >= min(1.0, printed + _STEP) and printed < 1.0:
+            printed = math.floor(share / _STEP + 1e-9) * _STEP
+            print_text(console, escape(f"  {100 * share:3.0f} %  {text}"))
 
     return listen
 
 
-def _duration(seconds: float) -> str:
-    """In words, as exactly as one wants to know.
+def duration(seconds: float) -> str:
+    """Seconds in words, as exactly as one wants to know.
 
     Example:
-        >>> _duration(12.3), _duration(100), _duration(7500)
+        >>> duration(12.3), duration(100), duration(7500)
         ('12 s', '2 min', '2 h 5 min')
     """
     minutes = round(seconds / 60)
     if seconds < 59.5:
-        return f"{seconds:.0f} s"
+        return f"{max(1, round(seconds))} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -16,25 +16,25 @@ from elliptica.cli.app import app, print_point, print_text, require_extra
 def predict(
     model: Annotated[Path, typer.Argument(help="model.elliptica, as written by elliptica compare.")],
     data: Annotated[Path, typer.Argument(help="CSV or Parquet file with the same columns of inputs.")],
-    out: Annotated[Path, typer.Option(help="Where predictions go.", dir_okay=False)] = Path(
-        "predictions.csv"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="CSV (or .parquet) file for the predictions; never an input.", dir_okay=False)
+    ] = Path("predictions.csv"),
     proba: Annotated[bool, typer.Option("--proba", help="Probabilities of the classes, too.")] = False,
     id: Annotated[
         list[str] | None,
         typer.Option(
             help="Column to carry to the predictions. May be repeated.",
-            show_default="the --id of the comparison",
+            show_default="the identifiers of the comparison",
         ),
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Longer tables are refused.")] = 2_000_000,
 ) -> None:
     """Predict the rows of another table with a model that a comparison has left.
 
-    Predictions have the number of their row. Example:
+    Networks, trees and linear models alike. Predictions have the number of their row. Example:
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
-    require_extra("tables", "polars", "sklearn", "safetensors")
+    require_extra("tables", "polars", "sklearn", "safetensors", "skrub")
     from elliptica.compare.predict import predict_file
     from elliptica.compare.table import TableError
 

@@ -195,12 +195,21 @@ def _check_out(out: Path, request: Request) -> None:
     given = [Path(request.source), request.data, request.weights]
     if any(each is not None and out.exists() and each.exists() and out.samefile(each) for each in given):
         raise ReportError(f"The page would overwrite {out}, which it is made from. Choose another -o.")
+    if out.is_file() and not _is_page(out):
+        raise ReportError(f"{out} exists and is not a page, and would be lost. Choose another -o.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"The folder {out.parent} cannot be made ({error}). Choose another -o.") from error
     if not os.access(out.parent, os.W_OK):
         raise ReportError(f"Nothing can be written to {out.parent}. Choose another -o.")
+
+
+def _is_page(file: Path) -> bool:
+    """Whether a file is empty or begins as a page does."""
+    with file.open("rb") as handle:
+        head = handle.read(64).lstrip().lower()
+    return not head or head.startswith((b"<!doctype html", b"<html"))
 
 
 def _folder_report(path: Path, request: Request) -> Report:

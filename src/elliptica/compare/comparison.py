@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+import time as clock
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
-from sklearn.pipeline import Pipeline
 
-from elliptica._utils.random import stream_seed
-from elliptica.compare.metrics import Metric, metrics_of
+from elliptica.compare.cost import estimate, fit_budget, measure_speed
+from elliptica.compare.metrics import Metric, Predictions, metrics_of, score
 from elliptica.compare.plan import (
-    TREES,
+    NAMES,
+    REFERENCE,
     Plan,
     Select,
     check_methods,
     choose_methods,
-    draw_settings,
-    make_estimator,
+    parse_duration,
+    sizes,
 )
 from elliptica.compare.problem import TableProblem, Task, make_problem
-from elliptica.compare.protocol import Prepared, Record, final_trial, prepare, run_method, split_rows
-from elliptica.compare.store import Store
-from elliptica.compare.table import MAX_ROWS, read_table
-from elliptica.compare.verdict import NAMES, REFERENCE, Scores, judge
-from elliptica.estimators import TablePreprocessor, save
+from elliptica.compare.protocol import Record, prepare
+from elliptica.compare.runner import Listener, Workers, count_workers, run_tasks
+from elliptica.compare.shift import ShiftPlan, make_shift
+from elliptica.compare.store import Store, describe, file_head
+from elliptica.compare.table import BUILT_IN, MAX_ROWS, TableError, read_table
+from elliptica.compare.verdict import judge
 from elliptica.report.content import Verdict
-
-#: Told before each run: how many are finished, how many there are, and what comes.
-Listener = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found."""
+    """The result of a comparison."""
 
     problem: TableProblem  # what was learnt, with notices about the table
+    shift: ShiftPlan  # on which rows
     plan: Plan  # how
-    records: tuple[Record, ...] = field(repr=False)  # one per finished repeat and method
+    records: tuple[Record, ...] = field(repr=False)  # one per finished fold and method
     name: str = "frame"  # of the table
 
     @property
@@ -50,243 +50,355 @@ class Comparison:
         return metrics_of(self.problem.task, self.problem.groups is not None)
 
     @property
-    def complete(self) -> bool:
-        """Whether all runs are finished."""
-        return len(self.records) == self.plan.n_runs
+    def n_pieces(self) -> int:
+        """Number of methods times number of folds."""
+        return len(self.plan.methods) * len(self.shift.folds)
 
     @property
-    def repeats(self) -> list[int]:
-        """Repeats that all methods have finished; only these are used."""
-        done = {(record.repeat, record.method) for record in self.records}
-        return [r for r in range(self.plan.repeats) if all((r, m) in done for m in self.plan.methods)]
+    def complete(self) -> bool:
+        """Whether all folds are finished."""
+        return len(self.records) == self.n_pieces
+
+    @cached_property
+    def failed(self) -> dict[str, str]:
+        """Methods that failed in a fold, and why; they are not compared."""
+        return {record.method: record.error for record in self.records if record.error}
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods that are compared."""
+        return tuple(method for method in self.plan.methods if method not in self.failed)
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[int, int, str], Record]:
+        return {record.key: record for record in self.records}
+
+    @cached_property
+    def finished(self) -> list[tuple[int, int]]:
+        """Repeats and numbers of the folds that all methods have finished; only these are compared."""
+        if REFERENCE in self.failed:
+            return []
+        folds = [(fold.repeat, fold.number) for fold in self.shift.folds]
+        return [key for key in folds if all((*key, method) in self._by_key for method in self.methods)]
 
     def of(self, method: str) -> list[Record]:
-        """Records of a method, in the order of `repeats`."""
-        found = {record.repeat: record for record in self.records if record.method == method}
-        return [found[repeat] for repeat in self.repeats]
+        """Records of a method in the folds that are compared."""
+        return [self._by_key[(*key, method)] for key in self.finished]
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """Predictions of the test rows by all methods: numbers bounded, probabilities not calibrated."""
+        return self._predictions({m: [r.predicted for r in self.of(m)] for m in self.methods})
+
+    @cached_property
+    def calibrated(self) -> Predictions | None:
+        """The same after temperature scaling on the validation rows; None for regression."""
+        if self.problem.task == "regression":
+            return None
+        return self._predictions({m: [r.calibrated() for r in self.of(m)] for m in self.methods})
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """One number per method and column; empty as long as no fold is finished.
+
+        Beside the `metrics`: ``beyond_range`` (share of predicted numbers that left the range of the training
+        targets), or ``calibrated_log_loss`` and ``calibrated_calibration_error`` (after temperature scaling).
+        """
+        if not self.finished:
+            return {}
+        if self.calibrated is None:
+            unbounded = self._predictions({m: [r.unbounded for r in self.of(m)] for m in self.methods})
+            return score(self.predictions, unbounded=unbounded.values)
+        found, after = score(self.predictions), score(self.calibrated)
+        for method, values in found.items():
+            for name in ("log_loss", "calibration_error"):
+                values[f"calibrated_{name}"] = after[method][name]
+        return found
 
     @cached_property
     def verdict(self) -> Verdict:
         """The answer, see `judge`."""
-        scores: Scores = {
-            method: {m.name: [record.test[m.name] for record in self.of(method)] for m in self.metrics}
-            for method in self.plan.methods
-        }
-        shares = [r.rows["test"] / (r.rows["train"] + r.rows["validation"]) for r in self.of(REFERENCE)]
-        return judge(scores, self.metrics, statistics.mean(shares or [0.0]), self.plan.select)
+        if not self.finished:
+            text = "No verdict: no fold is finished yet. Rerun the same command to resume."
+            if REFERENCE in self.failed:
+                text = f"No verdict: ordinary training failed. {self.failed[REFERENCE]}"
+            return Verdict(text, best=None)
+        place = f"on unseen values of {self.problem.split_name}" if self.shift.shift == "unseen" else None
+        return judge(
+            self.predictions,
+            select=self.plan.select,
+            shift=self.shift.shift,
+            shift_words=self.shift.words,
+            names=NAMES,
+            networks=self.plan.network_methods,
+            place=place,
+        )
 
     @property
     def best(self) -> str:
-        """Method to use; ``"erm"`` if none is shown to be better."""
+        """Method to use."""
         return self.verdict.best or REFERENCE
 
-    @property
-    def model_method(self) -> str:
-        """Method of the saved model: the best one that is a network (trees are not saved)."""
-        return next((name for name in self.verdict.winners if name != TREES), REFERENCE)
-
     def table(self) -> pl.DataFrame:
-        """Means and deviations of the test scores over repeats, a row per method."""
-        rows = []
-        for method in self.plan.methods:
-            found = self.of(method)
-            row: dict[str, Any] = {"method": method, "name": NAMES[method]}
-            for metric in self.metrics:
-                values = [record.test[metric.name] for record in found]
-                row[metric.name] = statistics.mean(values) if values else None
-                row[f"{metric.name}_deviation"] = statistics.stdev(values) if len(values) > 1 else None
-            row["seconds"] = statistics.mean(r.seconds for r in found) if found else None
-            counts = [r.evaluations for r in found if r.evaluations is not None]
-            row["evaluations"] = statistics.mean(counts) if counts else None
-            rows.append(row)
+        """Scores, a row per method."""
+        rows: list[dict[str, Any]] = []
+        for method in self.methods if self.scores else ():
+            seconds = sum(record.seconds for record in self.of(method))
+            rows.append({"method": method, "name": NAMES[method], **self.scores[method], "seconds": seconds})
         return pl.DataFrame(rows, infer_schema_length=None)
 
+    def _predictions(self, values: Mapping[str, Sequence[np.ndarray]]) -> Predictions:
+        """Put predictions of the finished folds in their places; repeats without any are left out."""
+        problem, n = self.problem, len(self.problem.target)
+        repeats = sorted({repeat for repeat, _ in self.finished})
+        fold = np.full((len(repeats), n), -1)
+        classes = [len(problem.classes)] if problem.task == "classification" else []
+        found = {method: np.full((len(repeats), n, *classes), np.nan) for method in values}
+        tests = {(each.repeat, each.number): each.test for each in self.shift.folds}
+        for place, key in enumerate(self.finished):
+            repeat, rows = repeats.index(key[0]), tests[key]
+            fold[repeat, rows] = key[1]
+            for method, parts in values.items():
+                found[method][repeat, rows] = parts[place]
+        tested = (fold >= 0).any(0)
+        bounds = np.empty(0)
+        if problem.task == "regression":
+            bounds = np.unique(np.quantile(problem.target[tested], (0.2, 0.4, 0.6, 0.8)))
+        return Predictions(
+            problem.task,
+            problem.classes,
+            problem.target,
+            problem.groups,
+            self.shift.clusters,
+            fold,
+            bounds,
+            found,
+        )
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What can be asked of a comparison; explained at `compare`."""
+
+    group: str | None = None
+    task: Task = "auto"
+    split_by: str | None = None
+    time: str | None = None
+    test: Any = None
+    extrapolate: bool = False
+    target_rows: Any = None
+    group_as_input: bool = False
+    as_: Mapping[str, str] = field(default_factory=dict)
+    ids: Sequence[str] = ()
+    methods: Sequence[str] | None = None
+    folds: int = 5
+    repeats: int | None = None
+    trials: int | None = None
+    epochs: int | None = None
+    networks: int | None = None
+    select: Select = "average"
+    bounded: bool = True
+    quick: bool = False
+    budget: str | float | None = None
+    hidden: tuple[int, ...] | None = None
+    seed: int = 0
+    max_rows: int = MAX_ROWS
+    sample: bool = False
+    jobs: int | None = None
+    workers: Workers = "threads"
+
+    def __post_init__(self) -> None:
+        check_methods(self.methods)
+        for name in ("folds", "repeats"):
+            value, least = getattr(self, name), 2 if name == "folds" else 1
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise TableError(f"{name} must be a whole number of at least {least}, but got {value!r}.")
+        if self.budget is not None:
+            parse_duration(self.budget)
+        count_workers(self.jobs, self.workers)
+        self._sized(Plan((REFERENCE,)))
+
+    @property
+    def seconds(self) -> float | None:
+        """The budget in seconds; None: no limit."""
+        return None if self.budget is None else parse_duration(self.budget)
+
+    def plan(self, problem: TableProblem, shift: ShiftPlan) -> Plan:
+        """Make the plan: sizes follow the table unless they are given."""
+        methods = choose_methods(problem.task, self.methods, problem.groups is not None)
+        largest = max(len(fold.train) for fold in shift.folds)
+        plan = replace(
+            Plan(methods),
+            **sizes(largest, quick=self.quick),
+            log_target=problem.log_target_candidate
+            and bool((problem.target > 0).all()),  # of a test file, too
+        )
+        return self._sized(plan)
+
+    def _sized(self, plan: Plan) -> Plan:
+        """A plan with the sizes that are given."""
+        given = {name: getattr(self, name) for name in ("trials", "epochs", "networks", "hidden")}
+        given = {name: value for name, value in given.items() if value is not None}
+        plan = replace(
+            plan,
+            **given,
+            select=self.select,
+            bounded=self.bounded,
+            seed=self.seed,
+        )
+        if plan.trials < 3 or plan.epochs <= 2 * plan.first_epochs:  # nothing to gain from dropping trials
+            plan = replace(plan, first_epochs=0)
+        return plan
+
+    def identity(self, shift: ShiftPlan) -> dict[str, Any]:
+        """What must be equal for pieces to belong together; methods and repeats may be added."""
+        names = ("folds", "trials", "epochs", "networks", "select", "bounded", "quick", "hidden", "seed")
+        return {"shift": shift.shift, **{name: getattr(self, name) for name in names}, "budget": self.seconds}
+
+
+@dataclass
 class Session:
     """A comparison that is under way; `compare` opens one and runs it to the end."""
 
     problem: TableProblem
+    shift: ShiftPlan
     plan: Plan
     store: Store
-    name: str
+    name: str  # of the table
+    options: Options
+    #: Seconds that it may take, measured on this machine.
+    estimate: float
+    began: float = field(default_factory=clock.monotonic)
 
     @classmethod
     def open(
         cls,
         source: Any,
-        target: str,
+        target: str | None,
+        options: Options | None = None,
         *,
-        group: str | None,
-        task: Task,
-        split_by: str | None,
-        group_as_input: bool,
-        methods: Sequence[str] | None,
-        trees: bool,
-        repeats: int,
-        trials: int,
-        select: Select,
-        epochs: int,
-        hidden: tuple[int, ...],
-        seed: int,
-        max_rows: int,
-        sample: bool,
-        out: str | Path | None,
-        ids: Sequence[str] = (),
+        out: str | Path | None = None,
         command: str = "",
     ) -> Session:
-        """Read the table and what is finished already; arguments as in `compare`."""
-        plan = Plan((REFERENCE,), repeats, trials, select, epochs, tuple(hidden), seed)
-        check_methods(methods)  # options that are wrong for every table, before a long one is read
-        table = read_table(source, max_rows=max_rows, sample=sample, seed=seed)
+        """Read the table and what is finished already; arguments as in `compare`.
+
+        Raises:
+            TableError: If the table or the options cannot be used; before anything is trained.
+        """
+        began = clock.monotonic()
+        options = options or Options()
+        limits: dict[str, Any] = {
+            "max_rows": options.max_rows,
+            "sample": options.sample,
+            "seed": options.seed,
+        }
+        table = read_table(source, **limits)
+        if target is None:
+            target = BUILT_IN.get(table.name)
+            if target is None:
+                raise TableError("Which column is to be predicted? Name it with --target (target=).")
         problem = make_problem(
             table,
             target,
-            task=task,
-            group=group,
-            split_by=split_by,
-            group_as_input=group_as_input,
-            ids=ids,
+            task=options.task,
+            group=options.group,
+            split_by=options.split_by,
+            time=options.time,
+            group_as_input=options.group_as_input,
+            ids=options.ids,
+            as_=options.as_,
+            test=None if options.test is None else read_table(options.test, **limits),
+            target_rows=None if options.target_rows is None else read_table(options.target_rows, **limits),
         )
-        plan = replace(plan, methods=choose_methods(problem.task, methods, trees))
-        for repeat in range(plan.repeats):
-            split_rows(problem, repeat, plan.seed)  # refuses what no training can use, before any is done
+        shift = make_shift(
+            problem,
+            folds=options.folds,
+            repeats=options.repeats,
+            extrapolate=options.extrapolate,
+            seed=options.seed,
+        )
+        plan = options.plan(problem, shift)
+        about = describe(problem, table.name, options.identity(shift))
         folder = None if out is None else Path(out)
-        return cls(problem, plan, Store(folder, problem, plan, table.name, command), table.name)
+        store = Store(folder, about, plan, file_head(problem, shift.words, command))
+        plan, workers = store.plan, count_workers(options.jobs)
+        first = shift.folds[0]
+        n_inputs = prepare(problem, first, replace(plan, train_rows=1000)).x.shape[1]
+        speed = measure_speed(problem, plan, n_inputs)
+        if options.seconds is not None and not store.resumed:
+            plan = fit_budget(problem, shift.folds, plan, speed, workers, options.seconds)
+            store.plan = plan
+        open_folds = [
+            fold
+            for fold in shift.folds
+            if not all(store.has(fold.repeat, fold.number, method) for method in plan.methods)
+        ]
+        seconds = estimate(problem, open_folds, plan, speed, workers)
+        return cls(problem, shift, plan, store, table.name, options, seconds, began)
 
-    def run(self, listen: Listener) -> None:
-        """Do what is not finished, repeat by repeat, so that an interruption leaves whole repeats."""
-        total = self.plan.n_runs
-        for repeat in range(self.plan.repeats):
-            prepared: Prepared | None = None
-            for method in self.plan.methods:
-                if self.store.has(repeat, method):
-                    continue
-                listen(
-                    len(self.store.records()),
-                    total,
-                    f"repeat {repeat + 1} of {self.plan.repeats}, {NAMES[method]}",
-                )
-                prepared = prepared or prepare(self.problem, repeat, self.plan)
-                self.store.add(run_method(self.problem, prepared, method, repeat, self.plan))
-        listen(total, total, "done")
+    def run(self, listen: Listener | None = None) -> None:
+        """Do what is not finished; ``listen`` gets the share that is done and words."""
+        budget, deadline = self.options.seconds, None
+        if budget is not None:  # at least half of it, however long the table took to read
+            deadline = max(self.began + 0.85 * budget, clock.monotonic() + 0.5 * budget)
+        run_tasks(
+            self.problem,
+            self.shift,
+            self.plan,
+            self.store,
+            listen=listen or (lambda share, words: None),
+            workers=count_workers(self.options.jobs),
+            kind=self.options.workers,
+            deadline=deadline,
+        )
 
     def result(self) -> Comparison:
         """What is known so far."""
-        return Comparison(self.problem, self.plan, self.store.records(), self.name)
+        return Comparison(self.problem, self.shift, self.plan, self.store.records(), self.name)
 
 
 def compare(
     source: Any,
-    target: str,
+    target: str | None = None,
     *,
-    group: str | None = None,
-    task: Task = "auto",
-    split_by: str | None = None,
-    group_as_input: bool = False,
-    methods: Sequence[str] | None = None,
-    trees: bool = False,
-    repeats: int = 5,
-    trials: int = 4,
-    select: Select = "average",
-    epochs: int = 100,
-    hidden: tuple[int, ...] = (128, 128),
-    seed: int = 0,
-    max_rows: int = MAX_ROWS,
-    sample: bool = False,
-    ids: Sequence[str] = (),
     out: str | Path | None = None,
     listen: Listener | None = None,
+    **options: Any,
 ) -> Comparison:
-    """Compare ordinary training, mixup and elliptic training on a table of your own.
+    """Compare ways of training on a table of your own, under the shift that you expect.
 
-    In each repeat rows are split anew into training, validation and test; every method gets the same rows,
-    the same preprocessing and the same number of trials, chooses on the validation rows and is tested once.
+    Every row is tested by models that were trained without it. In each fold every method gets the same rows,
+    the same preprocessing and the same number of trials, and validation rows choose among them.
 
     Args:
-        source: Path of a CSV or Parquet file, or a polars or pandas frame.
-        target: Column to predict.
-        group: Column of groups: methods are judged in the worst one. Training does not see it.
-        task: ``"auto"``, ``"classification"`` or ``"regression"``.
-        split_by: Column whose equal values stay on one side of every split (a patient, a site).
-        group_as_input: Let the group be an input, too.
-        methods: Names; None: all of the task. Ordinary training (``"erm"``) is always run.
-        trees: Run scikit-learn's gradient boosting, too.
-        repeats: Number of random splits.
-        trials: Settings tried per method and repeat.
-        select: What decides among trials on the validation rows: ``"average"`` or ``"worst"``.
-        epochs: Passes over the training rows, at most.
-        hidden: Widths of the network's hidden layers.
-        seed: Of everything that is drawn.
-        max_rows: Longer tables are refused,
-        sample: or reduced to a random sample of that size.
-        ids: Columns that name the rows: no inputs, but carried to the predictions of the model.
-        out: Folder in which finished runs are kept, so that the same call resumes.
-        listen: Told before each run.
+        source: Path of a CSV or Parquet file, a polars or pandas frame, or the name of a table that comes
+            with scikit-learn, such as ``"diabetes"``.
+        target: Column to predict; known for scikit-learn's tables.
+        out: Folder in which finished folds are kept, so that the same call resumes.
+        listen: Called with the share that is done, and words.
+        **options: Fields of `Options`:
+
+            - the shift: ``test`` (labelled rows to test on), ``time`` (a column: train on the past),
+              ``split_by`` (a column: test on unseen values), ``extrapolate=True`` (test on the rows farthest
+              from the rest); without any of them random rows are tested;
+            - the table: ``group`` (column of groups, methods are judged in the worst one), ``task``,
+              ``as_`` (what columns are, e.g. ``{"code": "category"}``), ``ids``, ``group_as_input``,
+              ``target_rows`` (unlabelled rows that predictions are wanted for), ``max_rows``, ``sample``;
+            - the methods: ``methods`` (names; ordinary training is always run), ``select`` (``"average"`` or
+              ``"worst"``), ``bounded`` (keep predicted numbers within the range of the training targets);
+            - the effort: ``budget`` (``"2m"``), ``quick``, ``folds``, ``repeats``, ``trials``, ``epochs``,
+              ``networks``, ``hidden``, ``seed``, ``jobs``, ``workers`` (``"threads"``, ``"processes"``,
+              ``"ray"``).
 
     Raises:
         TableError: If the table or the options cannot be used.
 
     Example:
         >>> rows = [{"x": i % 10, "y": "low" if i % 10 < 5 else "high"} for i in range(100)]
-        >>> found = compare(pl.DataFrame(rows), "y", methods=["elliptic"], repeats=1, trials=1, epochs=5)
+        >>> found = compare(pl.DataFrame(rows), "y", methods=["elliptic"], trials=1, epochs=5)
         >>> found.table()["method"].to_list()
         ['erm', 'elliptic']
-        >>> found.verdict.text[:10]
-        'No verdict'
     """
-    session = Session.open(
-        source,
-        target,
-        group=group,
-        task=task,
-        split_by=split_by,
-        group_as_input=group_as_input,
-        methods=methods,
-        trees=trees,
-        repeats=repeats,
-        trials=trials,
-        select=select,
-        epochs=epochs,
-        hidden=hidden,
-        seed=seed,
-        max_rows=max_rows,
-        sample=sample,
-        ids=ids,
-        out=out,
-    )
-    session.run(listen or (lambda *_: None))
+    session = Session.open(source, target, Options(**options), out=out)
+    session.run(listen)
     return session.result()
-
-
-def notes_of(problem: TableProblem) -> dict[str, Any]:
-    """Collect what predictions for another table must know beside the model itself."""
-    return {
-        "target": problem.target_name,
-        "ids": list(problem.ids),
-        "text_as_missing": list(problem.text_as_missing),
-    }
-
-
-def fit_model(comparison: Comparison, file: Path | None = None) -> Pipeline:
-    """Train the best network of a comparison on all rows.
-
-    Its settings are those of the trial that was best on the validation rows on average over repeats. All rows
-    are used, test rows among them, since nothing is measured with this model.
-
-    Args:
-        comparison: With at least one finished repeat.
-        file: Where to save it; None: not saved.
-
-    Returns:
-        Preprocessing and network in a pipeline; takes frames with the columns of the inputs.
-    """
-    problem, plan, method = comparison.problem, comparison.plan, comparison.model_method
-    settings = draw_settings(method, final_trial(comparison.records, method, problem, plan), plan)
-    seed = stream_seed("model", plan.seed) % 2**32
-    network = make_estimator(method, problem.task, settings, plan, len(problem.target), seed)
-    model = Pipeline([("table", TablePreprocessor()), ("network", network)])
-    model.fit(problem.features, problem.target)
-    if file is not None:
-        save(model, file, notes=notes_of(problem))
-    return model

@@ -14,7 +14,9 @@ from pathlib import Path
 SEPARATORS = (",", ";", "\t", "|")
 _HEAD = 65_536  # bytes that are looked at for junk and for the separator, up to the end of a line
 _LONGEST_LINE = 10_000_000
-_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+#: Decimal commas and points; groups of three digits, which may be thousands, are none.
+_DECIMAL_COMMA = re.compile(r"[-+]?(0,\d+|\d*,\d{1,2}|\d*,\d{4,}|\d{4,},\d+|\d{1,3}(\.\d{3})+,\d+)")
+_DECIMAL_POINT = re.compile(r"[-+]?(0\.\d+|\d*\.\d{1,2}|\d*\.\d{4,}|\d{4,}\.\d+)([eE][-+]?\d+)?")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 #: First bytes of files that are often passed by mistake.
@@ -74,7 +76,7 @@ def read_dialect(file: Path) -> Dialect:
     _check_header(file, header)
     cells = [cell.strip() for row in rows[separator][1:] for cell in row]
     commas = separator != "," and any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells)
-    points = any("." in cell and _NUMBER.fullmatch(cell) for cell in cells)
+    points = any(_DECIMAL_POINT.fullmatch(cell) for cell in cells)
     return Dialect(separator, commas and not points, header)
 
 

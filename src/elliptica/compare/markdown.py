@@ -1,223 +1,305 @@
-"""Write the report of a comparison as Markdown and as a plain page without charts."""
+"""Say what a comparison is about and what it found: on the screen, as Markdown, as a plain page."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from elliptica.compare.comparison import Comparison, Session
+from elliptica._utils.files import write_atomically
+from elliptica._utils.text import count
+from elliptica.compare.columns import ColumnUse
+from elliptica.compare.comparison import Comparison
 from elliptica.compare.metrics import Metric, show_number
-from elliptica.compare.plan import TREES, at_border
-from elliptica.compare.protocol import Record, Trial, final_trial
-from elliptica.compare.verdict import NAMES, REFERENCE, interval_ends
+from elliptica.compare.plan import NAMES, REFERENCE, SEES_GROUPS
+from elliptica.compare.problem import TableProblem
+from elliptica.compare.store import Store
+from elliptica.compare.summary import Summary, summarise
+from elliptica.report.content import Section
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem;border-bottom:1px solid #ddd;"
-    "text-align:right}td:first-child,th:first-child{text-align:left}.verdict{font-size:1.1rem;"
-    "border-left:4px solid #36c;padding:.2rem 1rem;background:#f4f7ff}"
+    "div{overflow-x:auto}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem;"
+    "border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child,.left{text-align:left}"
+    ".verdict{font-size:1.1rem;border-left:4px solid #36c;padding:.2rem 1rem;background:#f4f7ff}"
+    "@media(prefers-color-scheme:dark){body{background:#14161a;color:#eceef1}td,th{border-color:#31353d}"
+    ".verdict{background:#1c2b3b}}"
 )
+#: Parts of a table of groups or classes that the written report shows.
+_MOST_PARTS = 20
+_DAGGER = "† sees groups in training"
 
 
-_TREES = (
-    "Boosted trees (scikit-learn's HistGradientBoosting) get the same splits, the same preprocessed inputs, "
-    "the same number of trials and the same rule of choice. Not the same: their settings are their own "
-    "(learning rate, l2, leaves, 50 to 500 iterations), and so is their time; gaps are filled and categories "
-    "made indicators for them, too, though they could use both as they are."
-)
+def about(name: str, problem: TableProblem, shift: str) -> str:
+    """One line about the table, the task and the shift."""
+    task = problem.task + (f", {len(problem.classes)} classes" if problem.classes else "")
+    groups = "" if problem.group_name is None else f" Groups: {problem.group_name}."
+    n_test = 0 if problem.is_test is None else int(problem.is_test.sum())
+    rows = f"{len(problem.target) - n_test:,} rows" + (f", and {n_test:,} to test on" if n_test else "")
+    return f"{name}: {rows}. Predict {problem.target_name} ({task}).{groups} {shift}"
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading with paragraphs, a table (header first) and a list; any of them may be missing."""
-
-    heading: str
-    paragraphs: Sequence[str] = ()
-    table: Sequence[Sequence[str]] = ()
-    points: Sequence[str] = ()
+def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
+    """Every column, what it is used as, and how to change that."""
+    return [[use.name, use_words(use), use.hint] for use in columns]
 
 
-def result_rows(comparison: Comparison, *, short: bool = False) -> list[list[str]]:
-    """Test scores as text, header first: mean and deviation over repeats; ``short``: what decides only."""
-    metrics = comparison.metrics[:2] if short else comparison.metrics
-    costs = {"seconds": 1} if short else {"seconds": 1, "evaluations": 0}
-    titles = {"seconds": "seconds", "evaluations": "rows trained on"}
-    rows = [["method", *(m.label for m in metrics), *(titles[key] for key in costs)]]
-    for row in comparison.table().iter_rows(named=True):
-        cells = [_cell(m, row[m.name], row[f"{m.name}_deviation"]) for m in metrics]
-        cells += ["-" if row[key] is None else f"{row[key]:,.{digits}f}" for key, digits in costs.items()]
-        rows.append([row["name"], *cells])
+def use_words(use: ColumnUse) -> str:
+    """What a column is used as.
+
+    Example:
+        >>> from elliptica.compare.columns import ColumnUse
+        >>> use_words(ColumnUse("area", "number", "heavy tail: scaled by quantiles"))
+        'number (heavy tail: scaled by quantiles)'
+        >>> use_words(ColumnUse("site", "category", "25 values"))
+        'category, 25 values'
+    """
+    kind = {"text": "free text", "id": "identifier, not used", "unused": "not used"}.get(use.kind, use.kind)
+    detail = use.detail.removeprefix(kind).lstrip(",;: ")
+    if not detail:
+        return kind
+    if use.kind in ("date", "unused", "id"):
+        return f"{kind}: {detail}"
+    return f"{kind} ({detail})" if use.kind == "number" else f"{kind}, {detail}"
+
+
+def result_rows(found: Summary, most: int | None = None) -> list[list[str]]:
+    """Test scores as text, header first, the best method first.
+
+    Args:
+        found: What a comparison found.
+        most: Metrics to show, the deciding ones and the log loss first; None: all.
+    """
+    metrics = list(found.metrics)
+    if most is not None:
+        first = [*metrics[:2], *(metric for metric in metrics[2:] if metric.name == "log_loss")]
+        metrics = first[:most]
+    rows = [["method", *(_title(m, found) for m in metrics), f"compared with {NAMES[REFERENCE]}"]]
+    for method in found.methods:
+        cells = [show_score(metric, found.scores[method][metric.name]) for metric in metrics]
+        rows.append([found.label(method), *cells, found.cells[method][found.deciding]])
     return rows
 
 
-def sections(comparison: Comparison) -> list[Section]:
-    """Everything the report says."""
+def _title(metric: Metric, found: Summary) -> str:
+    if metric.name.startswith("worst_"):
+        part = found.group or {"accuracy": "class", "rmse": "fifth"}[metric.name.rpartition("_")[2]]
+        return f"worst {part}"
+    return metric.label
+
+
+def footnotes(found: Summary) -> list[str]:
+    """Explain the marks of the table of scores."""
+    return [f"{_DAGGER}."] if any(method in SEES_GROUPS for method in found.methods) else []
+
+
+def range_words(found: Summary) -> list[str]:
+    """Say how many predictions left the range of the training targets."""
+    shares = {
+        m: found.scores[m].get("beyond_range", 0.0)
+        for m in dict.fromkeys((REFERENCE, *found.methods))
+        if m in found.scores
+    }
+    if found.task != "regression" or not any(shares.values()):
+        return []
+    first = REFERENCE if shares.get(REFERENCE) else max(shares, key=lambda m: shares[m])
+    text = (
+        f"{_percent(shares[first])} of the test predictions of {NAMES[first]} left the range of the training "
+    )
+    text += "targets"
+    most = max(shares, key=lambda m: shares[m])
+    if most != first and shares[most] > 2 * shares[first]:
+        text += f" ({_percent(shares[most])} of {NAMES[most]})"
     return [
-        Section("Verdict", [comparison.verdict.text, *_unfinished(comparison)]),
-        *_cautions(comparison),
-        Section("Test scores", [_caption(comparison)], result_rows(comparison)),
-        *_differences(comparison),
-        Section("Model", [describe_model(comparison)]),
-        Section("How it was done", points=_protocol(comparison)),
-        Section("About the table", [_about(comparison)], points=comparison.problem.notices),
+        f"{text}; "
+        + ("they were clipped to it (--unbounded does not)." if found.bounded else "they were not bounded.")
     ]
 
 
-def write_reports(session: Session, found: Comparison) -> None:
-    """Write reports and the verdict beside the records, also of a comparison that is not finished."""
-    folder = session.store.folder
-    if folder is None:
+def _percent(share: float) -> str:
+    return (
+        "Less than 0.1 %"
+        if share < 0.001
+        else f"{100 * share:.1f} %"
+        if share < 0.1
+        else f"{100 * share:.0f} %"
+    )
+
+
+def describe_model(found: Summary) -> str:
+    """Say what model.elliptica holds."""
+    return f"{NAMES[found.saved]}, refitted on all rows"
+
+
+def progress_words(found: Summary) -> str:
+    """Say what is finished."""
+    done, total = found.finished
+    return f"{done} of {count(total, 'fold')} {'is' if done == 1 else 'are'} finished and kept."
+
+
+def sections(found: Summary) -> list[Section]:
+    """Everything that the written report says."""
+    said = [sentence for sentence in found.verdict.sentences if found.shift not in sentence]
+    verdict = [found.verdict.headline, " ".join(said), *range_words(found)]
+    if not found.is_complete:
+        verdict.append(f"Not finished: {progress_words(found)} Rerun the same command to resume.")
+    model = (
+        f"model.elliptica holds {describe_model(found)}. The scores above come from models that were trained "
+        "without the rows they were tested on."
+    )
+    return [
+        Section("Verdict", [text for text in verdict if text]),
+        *([Section("Cautions", points=found.cautions)] if found.cautions else []),
+        Section(
+            "Test scores",
+            [found.shift, *footnotes(found)],
+            result_rows(found),
+            left=(len(found.metrics) + 1,),
+        ),
+        *more_sections(found),
+        *([Section("Model", [model])] if found.is_complete else []),
+    ]
+
+
+def more_sections(found: Summary, *, has_charts: bool = False) -> list[Section]:
+    """What a page shows below its charts, too; a chart of the parts has their numbers."""
+    shown = [_differences(found), None if has_charts else _parts(found), _calibration(found), _columns(found)]
+    shown.append(Section("How it was done", points=found.protocol))
+    shown.append(_costs(found))
+    if found.target_rows:
+        shown.append(Section("The rows that you will predict", found.target_rows))
+    if found.notices:
+        shown.append(Section("About the table", points=found.notices))
+    return [section for section in shown if section is not None]
+
+
+def _differences(found: Summary) -> Section | None:
+    if not found.verdict.differences:
+        return None
+    judged = [metric for metric in found.metrics if metric.judged]
+    others = [method for method in found.methods if method != REFERENCE]
+    rows = [["method", *(metric.label for metric in judged)]]
+    rows += [[found.label(m), *(found.cells[m][metric.name] for metric in judged)] for m in others]
+    text = (
+        f"Each method minus {NAMES[REFERENCE]}, row by row on the same test rows: per cent of its value, or "
+        "points of accuracy. Intervals include the noise of training and hold together with 95 % within a "
+        "column; rows that belong together count as one."
+    )
+    return Section("Every column judged", [text], rows, left=range(1, len(judged) + 1), is_open=True)
+
+
+def _parts(found: Summary) -> Section | None:
+    if not found.parts:
+        return None
+    kind, sizes, values = found.parts["kind"], found.parts["rows"], found.parts["values"]
+    metric = found.metrics[0]
+    names = sorted(sizes, key=lambda name: values[REFERENCE][name], reverse=not metric.higher_is_better)
+    methods = [m for m in dict.fromkeys((REFERENCE, *found.methods[:3], "elliptic")) if m in values]
+    label = {"group": found.group or "group", "class": "class", "fifth": f"fifth of {found.target}"}[kind]
+    rows = [[label, "tested rows", *(found.label(method) for method in methods)]]
+    for name in names[:_MOST_PARTS]:
+        cells = [show_score(metric, values[method][name]) for method in methods]
+        rows.append([name, f"{sizes[name]:,}", *cells])
+    rest = f" The {_MOST_PARTS} worst of {len(names)}." if len(names) > _MOST_PARTS else ""
+    return Section(f"By {label}", [f"{metric.label}, the hardest for ordinary training first.{rest}"], rows)
+
+
+def _calibration(found: Summary) -> Section | None:
+    if not found.calibration:
+        return None
+    rows = [["method", "temperature", "log loss", "after", "calibration error", "after"]]
+    for method in found.methods:
+        own = found.calibration[method]
+        rows.append(
+            [
+                found.label(method),
+                f"{own['temperature']:.2f}",
+                *(f"{own[f'log_loss_{when}']:.3f}" for when in ("before", "after")),
+                *(f"{100 * own[f'calibration_error_{when}']:.1f} %" for when in ("before", "after")),
+            ]
+        )
+    text = (
+        "Temperature scaling divides the logits by one number that the validation rows choose; above 1, the "
+        "method was overconfident. It leaves the predicted classes as they are. A temperature from rows like "
+        "those of training need not hold under a shift."
+    )
+    return Section("Calibration, before and after a temperature", [text], rows, is_open=True)
+
+
+def _columns(found: Summary) -> Section:
+    rows = [["column", "used as", "change with"], *column_rows(found.columns)]
+    return Section("Columns", (), rows, left=(1, 2))
+
+
+def _costs(found: Summary) -> Section:
+    rows = [["method", "seconds", "chosen settings"]]
+    for method in found.methods:
+        rows.append([found.label(method), f"{found.seconds[method]:.1f}", found.settings[method]])
+    text = (
+        "Seconds of trials and training, all folds together. Networks are trained side by side, so each has "
+        "an equal share of their time."
+    )
+    return Section("Cost and settings", [text], rows, left=(2,))
+
+
+def write_reports(store: Store, found: Summary) -> None:
+    """Write reports and the summary beside the records, also of a comparison that is not finished."""
+    if store.folder is None:
         return
-    verdict = {"best": found.best, "text": found.verdict.text, "complete": found.complete}
-    session.store.write({"verdict": verdict})
-    (folder / "report.md").write_text(markdown(found), encoding="utf-8")
-    (folder / "report.html").write_text(plain_page(found), encoding="utf-8")
+    store.write({"summary": found.to_json()})
+    write_atomically(store.folder / "report.md", markdown(found))
+    write_atomically(store.folder / "report.html", plain_page(found))
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(found: Summary | Comparison) -> str:
     """Write the report as Markdown; names from the table cannot break out of the text."""
-    lines = [f"# Comparison on {_plain(comparison.name)}", ""]
-    for section in sections(comparison):
-        lines += [f"## {section.heading}", ""]
+    found = found if isinstance(found, Summary) else summarise(found)
+    lines = [f"# Comparison on {_plain(found.name)}", ""]
+    for section in sections(found):
+        lines += [f"## {_plain(section.heading)}", ""]
         for paragraph in section.paragraphs:
             lines += [_plain(paragraph), ""]
         if section.table:
             header, *rows = section.table
-            lines += [_line(header), "|---|" + "--:|" * (len(header) - 1), *map(_line, rows), ""]
+            marks = ["---" if not i or i in section.left else "--:" for i in range(len(header))]
+            lines += [_line(header), f"|{'|'.join(marks)}|", *map(_line, rows), ""]
         if section.points:
             lines += [*(f"- {_plain(point)}" for point in section.points), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def plain_page(comparison: Comparison) -> str:
+def plain_page(found: Summary) -> str:
     """Write the report as one HTML file that loads nothing."""
-    title = html.escape(f"Comparison on {comparison.name}")
+    title = html.escape(f"Comparison on {found.name}")
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
     ]
-    for section in sections(comparison):
+    for section in sections(found):
         kind = ' class="verdict"' if section.heading == "Verdict" else ""
         parts.append(f"<h2>{html.escape(section.heading)}</h2>")
         parts += [f"<p{kind}>{html.escape(paragraph)}</p>" for paragraph in section.paragraphs]
         if section.table:
             header, *rows = section.table
-            parts += ["<table>", _row(header, "th"), *(_row(row, "td") for row in rows), "</table>"]
+            left = section.left
+            parts += [
+                "<div><table>",
+                _row(header, "th", left),
+                *(_row(row, "td", left) for row in rows),
+                "</table></div>",
+            ]
         if section.points:
             parts.append("<ul>" + "".join(f"<li>{html.escape(p)}</li>" for p in section.points) + "</ul>")
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
-def describe_model(comparison: Comparison) -> str:
-    """Say what model.elliptica holds."""
-    if not comparison.repeats:
-        return "No model is saved before a repeat is finished."
-    method, plan = comparison.model_method, comparison.plan
-    number = final_trial(comparison.records, method, comparison.problem, plan)
-    trial = next(r for r in comparison.records if r.method == method).trials[number]
-    values = ", ".join(f"{name} {value:g}" for name, value in trial.settings.items())
-    text = (
-        f"model.elliptica is the network of {NAMES[method]}, trained on all rows with the settings that were "
-        f"best on the validation rows on average over repeats ({values}). The scores above are not its own: "
-        "they are of models trained on about 60 % of the rows."
-    )
-    if comparison.best == TREES:
-        text += (
-            " Boosted trees are not saved in this format; train scikit-learn's HistGradientBoosting instead "
-            "if you follow the verdict."
-        )
-    return text
-
-
-def _cautions(comparison: Comparison) -> list[Section]:
-    found = cautions(comparison)
-    return [Section("Notes", ["What limits this answer:"], points=found)] if found else []
-
-
-def _unfinished(comparison: Comparison) -> list[str]:
-    if comparison.complete:
-        return []
-    return [
-        f"Not finished: {len(comparison.records)} of {comparison.plan.n_runs} runs are done, and "
-        f"{len(comparison.repeats)} of {comparison.plan.repeats} repeats are complete. Rerun the same "
-        "command to resume."
-    ]
-
-
-def _caption(comparison: Comparison) -> str:
-    return (
-        f"Mean ± deviation over {len(comparison.repeats)} repeats; seconds and rows are those of training in "
-        "one repeat, all trials together."
-    )
-
-
-def _differences(comparison: Comparison) -> list[Section]:
-    found = comparison.verdict.differences
-    if not found:
-        return []
-    metrics = {metric.name: metric for metric in comparison.metrics}
-    rows = [["method", "metric", "difference", "interval", "result"]]
-    for each in found:
-        metric = metrics[each.measure]
-        ends = " to ".join(metric.show(end, sign=True, unit=False) for end in interval_ends(each, metric))
-        rows.append([NAMES[each.method], metric.label, metric.show(each.mean, sign=True), ends, each.result])
-    text = (
-        f"Each method minus {NAMES[REFERENCE]} on the same splits. Corrected resampled t intervals (Nadeau "
-        f"and Bengio, 2003) with confidence {comparison.verdict.confidence:.4g} each, so that all of them "
-        "hold together with 95 %."
-    )
-    return [Section("Differences from ordinary training", [text], rows)]
-
-
-def _protocol(comparison: Comparison) -> list[str]:
-    plan, problem = comparison.plan, comparison.problem
-    average, worst, *_ = comparison.metrics
-    rule = average.label if plan.select == "average" else worst.label
-    within = "classes" if problem.task == "classification" else "fifths of the target"
-    balanced = "" if problem.groups is None else " within groups"
-    blocks = "" if problem.blocks is None else " Rows with the same split-by value stay together."
-    trees = [] if TREES not in plan.methods else [_TREES]
-    return [
-        f"{plan.repeats} random splits into 60 % training, 20 % validation and 20 % test rows, balanced by "
-        f"{within}{balanced}.{blocks}",
-        "Missing numbers are filled with medians and marked, texts become indicators, all learnt on training "
-        "rows only and the same for all methods.",
-        f"Networks have hidden layers of {' and '.join(map(str, plan.hidden))} units; methods differ in the "
-        f"objective alone. {plan.trials} settings per method and repeat, with the same draws of learning "
-        f"rate, weight decay and epochs (at most {plan.epochs}) for all methods.",
-        *trees,
-        f"Settings are chosen by {rule} on the validation rows (--select {plan.select}); the test rows are "
-        "used once per method and repeat.",
-        "Names for --methods: " + ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods) + ".",
-        f"Seed {plan.seed}.",
-    ]
-
-
-def _about(comparison: Comparison) -> str:
-    problem = comparison.problem
-    text = (
-        f"{len(problem.target):,} rows, {problem.features.width} inputs, target {problem.target_name!r} "
-        f"({problem.task}"
-    )
-    text += f", {len(problem.classes)} classes)" if problem.classes else ")"
-    if problem.group_name is not None:
-        text += f", groups by {problem.group_name!r}"
-    return text + "."
-
-
-def _cell(metric: Metric, mean: float | None, deviation: float | None) -> str:
-    if mean is None:
-        return "-"
-    spread = "" if deviation is None else f" ± {_number(metric, deviation, 2)}"
-    return _number(metric, mean, 4) + spread + (" %" if metric.percent else "")
-
-
-def _number(metric: Metric, value: float, digits: int) -> str:
-    return f"{100 * value:.1f}" if metric.percent else show_number(value, digits, "#")
+def show_score(metric: Metric, value: float) -> str:
+    """A score with as many digits as others of its column."""
+    if metric.percent:
+        return f"{100 * value:.1f} %"
+    return f"{value:.3f}" if metric.name in ("log_loss", "brier") else show_number(value, 4, "#")
 
 
 def _plain(text: Any) -> str:
@@ -229,81 +311,7 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(map(_plain, cells))} |"
 
 
-def _row(cells: Sequence[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-
-#: With fewer, what is compared is the beginning of training.
-FEW_EPOCHS = 20
-#: Training is not at its end if its last tenth took off more than this share of the first epoch's loss.
-_FALLING = 0.02
-
-
-def cautions(comparison: Comparison) -> list[str]:
-    """Notes for the report; a method is named if they hold in more than half of the finished repeats.
-
-    Nothing stops training early: the number of epochs is a setting that trials draw, at most ``--epochs``. So
-    the training loss of the chosen trial says whether it was long enough.
-    """
-    plan = comparison.plan
-    found = []
-    if plan.trials == 1:
-        found.append(
-            "There was no search: every method had one trial, with its usual settings. More --trials are "
-            "fairer to methods whose usual settings do not suit the table."
-        )
-    if plan.epochs < FEW_EPOCHS:
-        found.append(
-            f"Few epochs: with --epochs {plan.epochs}, what is compared is the beginning of training. The "
-            "default is 100."
-        )
-    elif falling := _falling(comparison):
-        found.append(
-            f"The training loss was still falling at the end: {', '.join(falling)}. More --epochs (now "
-            f"{plan.epochs}) may change the scores."
-        )
-    if plan.trials > 1 and (ends := _borders(comparison)):
-        found.append(
-            f"The search ended at the border of its range: {'; '.join(ends)}. Better settings may lie "
-            "beyond; elliptica.estimators takes any."
-        )
-    for method in plan.methods:
-        trials = [trial for record in comparison.of(method) for trial in record.trials]
-        if failed := sum(bool(trial.error) for trial in trials):
-            found.append(f"{failed} of {len(trials)} trainings by {NAMES[method]} failed and were left out.")
-    return found
-
-
-def _falling(comparison: Comparison) -> list[str]:
-    names = []
-    for method in comparison.plan.methods:
-        records = comparison.of(method)
-        drops = [_chosen(record).last_drop or 0.0 for record in records]
-        if 2 * sum(drop > _FALLING for drop in drops) > len(records):
-            names.append(NAMES[method])
-    return names
-
-
-def _borders(comparison: Comparison) -> list[str]:
-    found = []
-    for method in comparison.plan.methods:
-        records = comparison.of(method)
-        values: dict[str, list[float]] = defaultdict(list)
-        ranges: dict[str, tuple[float, float]] = {}
-        for record in records:
-            settings = _chosen(record).settings
-            for name, ends in at_border(method, settings, comparison.plan).items():
-                values[name].append(settings[name])
-                ranges[name] = ends
-        for name, chosen in values.items():
-            if 2 * len(chosen) > len(records):
-                low, high = ranges[name]
-                found.append(
-                    f"{name} of {NAMES[method]} ({chosen[0]:g} in {len(chosen)} of {len(records)} repeats, "
-                    f"range {low:g} to {high:g})"
-                )
-    return found
-
-
-def _chosen(record: Record) -> Trial:
-    return record.trials[record.chosen]
+def _row(cells: Sequence[str], tag: str, left: Collection[int]) -> str:
+    marks = [' class="left"' if place in left else "" for place in range(len(cells))]
+    inner = (f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
+    return f"<tr>{''.join(inner)}</tr>"

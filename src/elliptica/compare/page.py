@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from elliptica._utils.text import count
-from elliptica.compare.metrics import metrics_of
-from elliptica.compare.predict import LabelledRows, read_labelled
-from elliptica.compare.protocol import Record
+from elliptica.compare.markdown import footnotes, more_sections, progress_words, range_words, show_score
+from elliptica.compare.metrics import Metric
+from elliptica.compare.plan import NAMES, REFERENCE
+from elliptica.compare.predict import LabelledRows, load_model, read_labelled
 from elliptica.compare.store import MODEL, RESULTS
+from elliptica.compare.summary import Summary
 from elliptica.compare.table import TableError
-from elliptica.compare.verdict import NAMES, REFERENCE, judge
 from elliptica.diagnostics.model_page import model_report, model_study
 from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.report.content import (
     DASH,
-    BySeed,
     Grid,
     Measure,
+    Number,
     Parts,
     Report,
     ReportError,
@@ -34,7 +35,6 @@ from elliptica.report.content import (
     natural_order,
     present_versions,
 )
-from elliptica.report.verdict import cost_ratio, price_fact
 
 #: Rows with a target that a page about a model needs.
 MIN_ROWS = 10
@@ -49,241 +49,192 @@ def comparison_report(
             f"The table {data} does not exist. Pass the file that was compared to --data, or leave it out."
         )
     content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    about = content["about"]
-    try:
-        metrics = metrics_of(str(about["task"]), about.get("group") is not None)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ReportError(f"{folder / RESULTS} does not say what was compared ({error!r}).") from error
-    unusable: list[tuple[str, str]] = []
-    records: list[Record] = []
-    for number, each in enumerate(content["records"] if isinstance(content["records"], list) else []):
-        try:
-            record = Record.from_json(each)
-            _check(record, metrics)
-            records.append(record)
-        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
-            unusable.append((f"{RESULTS}, record {number}", f"cannot be used ({error!r})"[:200]))
-    if not records:
+    if "summary" not in content:
+        if content.get("format", 1) < 2:
+            raise ReportError(
+                f"{folder / RESULTS} is of an earlier version of elliptica, whose comparisons were judged "
+                "otherwise. Its report.md still says what was found; run the comparison again for a page."
+            )
         raise ReportError(
-            f"{folder / RESULTS} holds no finished run yet. Run the comparison to the end first."
+            f"{folder / RESULTS} holds nothing to show yet. Run the comparison to the end, or stop it with "
+            "Ctrl-C, which leaves a report."
         )
     try:
-        study = _study(content, about, metrics, records)
-        notices = [str(notice) for notice in content.get("notices", [])]
+        found = Summary.from_json(content["summary"])
+        study = _study(found, content)
     except (TypeError, KeyError, ValueError, AttributeError, ArithmeticError) as error:
         raise ReportError(
             f"{folder / RESULTS} is damaged ({error!r}). Move it away and run the comparison again."
         ) from error
+    if not found.methods:
+        raise ReportError(f"{folder / RESULTS} holds no finished fold yet. Rerun the comparison first.")
     if landscape:
-        study = _with_landscape(study, folder, about, data, seed)
+        study = _with_landscape(study, folder, found.target, data, seed)
     return Report(
-        title=title or f"Comparison on {about.get('table', folder.name)}",
-        kind=f"{count(len(records), 'run')} of elliptica compare",
-        headline=study.verdict.headline,
+        title=title or f"Comparison on {found.name}",
+        kind=f"comparison of {count(len(found.methods), 'method')}",
+        headline=found.verdict.headline,
         studies=[study],
-        unusable=unusable,
-        notes=notices,
     )
 
 
-def _check(record: Any, metrics: Sequence[Any]) -> None:
-    """What the page reads must be what it is taken for."""
-    scores = [record.test[metric.name] for metric in metrics]
-    rows = [record.rows[name] for name in ("train", "validation", "test")]
-    spent = [record.seconds, *([] if record.evaluations is None else [record.evaluations])]
-    numbers = [*scores, *record.test.values(), *record.parts.values(), *spent, *rows, record.repeat]
-    if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
-        raise ValueError("scores, rows or costs are not finite numbers")
-    dict(record.trials[record.chosen].settings)
-
-
-def _study(content: Any, about: Any, metrics: Sequence[Any], records: Sequence[Any]) -> Study:
-    order = [str(m) for m in content.get("methods", [])] or list(dict.fromkeys(r.method for r in records))
-    by_key = {(r.method, r.repeat): r for r in records}
-    repeats = sorted({r.repeat for r in records})
-    whole = [r for r in repeats if all((m, r) in by_key for m in order)]
-    methods = [m for m in order if any((m, r) in by_key for r in repeats)]
-    scores = {m: {x.name: [by_key[m, r].test[x.name] for r in whole] for x in metrics} for m in order}
-    shares = [by_key[REFERENCE, r].rows for r in whole if (REFERENCE, r) in by_key]
-    share = statistics.fmean(s["test"] / (s["train"] + s["validation"]) for s in shares) if shares else 0.0
-    found = judge(scores, metrics, share, about.get("select", "average"))
-    name = {m: NAMES.get(m, m) for m in methods}
-    shown = whole or repeats
-    measures = [_measure(m, [by_key[k].test[m.name] for k in by_key]) for m in metrics]
-    factor = {m.name: 100 if m.percent else 1 for m in metrics}
-    values: dict[str, dict[str, dict[int, float]]] = {
-        x.name: {
-            name[m]: {r: factor[x.name] * by_key[m, r].test[x.name] for r in shown if (m, r) in by_key}
-            for m in methods
+def _study(found: Summary, content: Mapping[str, Any]) -> Study:
+    names = {method: found.label(method) for method in found.methods}
+    factor = {m.name: 100 if m.percent else 1 for m in found.metrics}
+    values = {
+        m.name: {
+            names[method]: dict(enumerate(factor[m.name] * v for v in found.by_fold[method].get(m.name, [])))
+            for method in found.methods
         }
-        for x in metrics
+        for m in found.metrics
     }
-    cost = {
-        "evaluations": {
-            name[m]: {
-                r: by_key[m, r].evaluations / 1000
-                for r in shown
-                if (m, r) in by_key and by_key[m, r].evaluations is not None
-            }
-            for m in methods
-        },
-        "seconds": {name[m]: {r: by_key[m, r].seconds for r in shown if (m, r) in by_key} for m in methods},
+    scores = {
+        m.name: {names[method]: factor[m.name] * found.scores[method][m.name] for method in found.methods}
+        for m in found.metrics
     }
-    missing = {
-        "curves": "Not recorded: a comparison keeps no curves.",
-        "reliability": "Not recorded: a comparison keeps no probabilities.",
-    }
-    n_runs = len(order) * int(content.get("repeats", len(repeats)))
-    if len(records) < n_runs:
-        missing["seeds"] = (
-            f"Not finished: {len(records)} of {n_runs} runs are there, {len(whole)} repeats are complete, "
-            "and only those are compared. Rerun the same command to resume."
-        )
+    measures = [_measure(m, list(scores[m.name].values())) for m in found.metrics]
+    ordered = sorted(measures, key=lambda m: m.name != found.deciding)  # the deciding one first
+    missing = {}
+    if not found.is_complete:
+        missing["seeds"] = f"Not finished: {progress_words(found)} Rerun the same command to resume."
+    versions = content.get("versions", {})
     return Study(
         name="comparison",
-        title=f"Predicting {about.get('target', 'the target')}",
-        subtitle=_subtitle(about),
-        measures=measures,
-        methods=[name[m] for m in methods],
-        reference=name.get(REFERENCE, name[methods[0]]),
+        title=f"Predicting {found.target}",
+        subtitle=_subtitle(found),
+        measures=ordered,
+        methods=list(names.values()),
+        reference=names[REFERENCE],
         values=values,
-        verdict=_in_display(found, {m.name: m for m in measures}, values, name, cost),
-        table=_grid(measures, values, cost, [name[m] for m in methods]),
-        parts=[_parts([r for r in records if r.repeat in shown], name, metrics, about)],
-        cost=cost,
-        settings={name[m]: _chosen([by_key[m, r] for r in shown if (m, r) in by_key]) for m in methods},
+        verdict=_in_display(found, names),
+        table=_grid(found, names),
+        parts=[_parts(found, names)] if found.parts else [],
+        cost={"seconds": {names[m]: {0: found.seconds[m]} for m in found.methods}},
         commands=[str(content["command"])] if content.get("command") else [],
-        versions={
-            "elliptica": str(about.get("elliptica", DASH)),
-            **{str(k): str(v) for k, v in content.get("versions", {}).items()},
-            "contents of the table": str(about.get("contents", DASH))[:16],
-        },
+        versions={str(name): str(value) for name, value in versions.items()},
         missing=missing,
-        notes=["Seconds and rows are those of one repeat, all trials together."],
-        repetition="repeat",
-        test_share=share,
-        own=[name[m] for m in methods if m.startswith("elliptic")],
+        notes=[*footnotes(found), *range_words(found)],
+        repetition="fold",
+        own=[names[m] for m in found.methods if m.startswith("elliptic")],
+        scores=scores,
+        sections=more_sections(found, has_charts=True),
+        seeds_words="A small dot for each fold; the bar is the score over all tested rows, as in the table.",
+        differences_words=(
+            f"Method minus {NAMES[REFERENCE]} on the same rows, as in the table. Intervals include the noise "
+            "of training and hold together with 95 %."
+        ),
     )
 
 
-def _subtitle(about: Mapping[str, Any]) -> str:
-    text = f"{about.get('rows', 0):,} rows, {len(about.get('inputs', []))} inputs, {about.get('task')}"
-    return text + (f", groups by {about['group']}" if about.get("group") else "")
+def _subtitle(found: Summary) -> str:
+    task = found.task + (f" with {len(found.classes)} classes" if found.classes else "")
+    groups = f", groups by {found.group}" if found.group else ""
+    return f"{found.n_rows:,} rows, {count(found.n_inputs, 'input')}, {task}{groups}. {found.shift}"
 
 
-def _measure(metric: Any, values: Sequence[float]) -> Measure:
-    if metric.percent:
-        return Measure(metric.name, metric.label, metric.higher_is_better, True)
-    size = max((abs(v) for v in values), default=1.0) or 1.0
+def _measure(metric: Metric, values: Sequence[float]) -> Measure:
+    decimals = 1
+    if not metric.percent:
+        size = max((abs(v) for v in values), default=1.0) or 1.0
+        decimals = max(0, 3 - math.floor(math.log10(size)))
     return Measure(
-        metric.name, metric.label, metric.higher_is_better, decimals=max(0, 3 - math.floor(math.log10(size)))
+        metric.name, metric.label, metric.higher_is_better, metric.percent, decimals, relative=metric.relative
     )
 
 
-def _in_display(
-    found: Verdict,
-    measures: Mapping[str, Measure],
-    values: Mapping[str, BySeed],
-    name: Mapping[str, str],
-    cost: Any,
-) -> Verdict:
-    """The verdict of `elliptica compare` with the page's names and units, and its facts."""
-    sentences = [text.removeprefix("(").removesuffix(")") for text in found.sentences]
-    if not found.differences or found.best is None:
-        return Verdict(found.headline, sentences)
-    differences = []
-    for d in found.differences:
-        factor = 100 if measures[d.measure].percent else 1
-        differences.append(
-            replace(d, method=name[d.method], mean=factor * d.mean, low=factor * d.low, high=factor * d.high)
-        )
-    best = name[found.best]
-    mine = [d for d in differences if d.method == best]
-    shown = next((d for d in mine if d.result == "better"), None)
-    main = next(iter(measures.values()))
-    level = statistics.fmean(values[main.name][best].values())
-    reference = name["erm"]
-    ratio = cost_ratio(cost["evaluations"], best, reference)
-    seconds = cost_ratio(cost["seconds"], best, reference)
-    how = ("How much better", DASH, "no difference is shown")
-    if shown is not None:
-        m = measures[shown.measure]
-        low, high = (m.show(v, sign=True, unit=False) for v in (shown.low, shown.high))
-        how = ("How much better", m.show(shown.mean, sign=True), f"{m.label}, interval {low} to {high}")
-    better = len({d.method for d in differences if d.result == "better"})
-    sure = "shown better" if shown else "nothing better is shown"
-    repeats = count(max(d.n_seeds for d in differences), "repeat")
-    facts = [
-        ("Which method", best, f"{main.label} {main.show(level)}"),
-        how,
-        ("How sure", sure, f"{better} of {len(name) - 1} better in one measure or both; {repeats}"),
-        price_fact(best, reference, ratio, seconds),
+def _in_display(found: Summary, names: Mapping[str, str]) -> Verdict:
+    """The verdict with the page's names and units, and its facts."""
+    verdict, metrics = found.verdict, {metric.name: metric for metric in found.metrics}
+    differences = [
+        replace(d, method=names[d.method], mean=100 * d.mean, low=100 * d.low, high=100 * d.high)
+        for d in verdict.differences
+        if d.method in names
     ]
-    return Verdict(found.headline, sentences, facts, differences, best)
+    said = [s for s in verdict.sentences if found.shift not in s]  # it stands above the table
+    sentences = [*said, *(f"Caution: {each}" for each in found.cautions)]
+    best = verdict.best
+    if best is None or best not in names:
+        return Verdict(verdict.headline, sentences, (), differences)
+    deciding = metrics[found.deciding]
+    level = deciding.show(found.scores[best][deciding.name])
+    better = {d.method for d in verdict.differences if d.measure == deciding.name and d.result == "better"}
+    cell = found.cells[best][deciding.name]
+    change, _, rest = cell.partition(" (")
+    interval = rest.partition(")")[0]
+    sure = DASH if not cell else "shown" if best in better else "not shown"
+    n_others = len(found.methods) - 1
+    facts = [
+        ("Which method", NAMES[best], f"{deciding.label} {level}"),
+        ("Against ordinary training", change or DASH, f"interval {interval}" if cell else "it is the best"),
+        ("How sure", sure, f"{len(better)} of {n_others} methods are shown to be better"),
+        (
+            "At what cost",
+            f"{found.seconds[best]:.0f} s",
+            f"ordinary training: {found.seconds[REFERENCE]:.0f} s",
+        ),
+    ]
+    return Verdict(verdict.headline, sentences, facts, differences, names[best])
 
 
-def _grid(
-    measures: Sequence[Measure], values: Mapping[str, BySeed], cost: Any, methods: Sequence[str]
-) -> Grid:
-    rows = []
-    for method in methods:
-        line: list[tuple[str, float | str, bool]] = [(method, method, False)]
-        for measure in measures:
-            numbers = list(values[measure.name][method].values())
-            line.append(_cell(numbers, measure.decimals))
-        for unit in ("evaluations", "seconds"):
-            numbers = list(cost[unit][method].values())
-            mean = statistics.fmean(numbers) if numbers else math.nan
-            line.append((f"{mean:,.1f}" if numbers else DASH, mean, False))
-        n = len(values[measures[0].name][method])
-        rows.append([*line, (str(n), n, False)])
-    titles = [f"{m.label}{', %' if m.percent else ''}" for m in measures]
-    head = ["method", *titles, "thousand rows", "seconds", "repeats"]
-    return Grid("Test rows, mean ± deviation over repeats", head, rows)
-
-
-def _cell(numbers: Sequence[float], decimals: int) -> tuple[str, float, bool]:
-    if not numbers:
-        return DASH, math.nan, False
-    mean = statistics.fmean(numbers)
-    spread = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
-    return f"{mean:.{decimals}f}{spread}", mean, False
-
-
-def _parts(records: Sequence[Any], name: Mapping[str, str], metrics: Sequence[Any], about: Any) -> Parts:
-    factor = 100 if metrics[0].percent else 1
-    kind = (
-        "group"
-        if about.get("group")
-        else "class"
-        if about["task"] == "classification"
-        else "fifth of the targets"
-    )
-    values: dict[str, dict[str, list[float]]] = {}
-    for record in records:
-        for part, score in record.parts.items():
-            values.setdefault(name.get(record.method, record.method), {}).setdefault(part, []).append(
-                factor * score
-            )
-    names = sorted({part for each in values.values() for part in each}, key=natural_order)
-    return Parts(kind, names, values)
-
-
-def _chosen(records: Sequence[Any]) -> str:
-    """Settings that the validation rows chose, repeat by repeat."""
-    found = []
-    for record in records:
-        settings = record.trials[record.chosen].settings
-        found.append(
-            ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items())
+def _grid(found: Summary, names: Mapping[str, str]) -> Grid:
+    """The table of scores; what matters stands next to the method, where a phone shows it."""
+    metrics = sorted(found.metrics, key=lambda metric: metric.name != found.deciding)
+    rows: list[list[tuple[str, Number | str, bool]]] = []
+    for method in found.methods:
+        cells = [_cell(metric, found.scores[method][metric.name]) for metric in metrics]
+        words = found.cells[method][found.deciding]
+        change = next(
+            (d.mean for d in found.verdict.differences if (d.method, d.measure) == (method, found.deciding)),
+            0.0,
         )
-    counted = {text: found.count(text) for text in found}
-    return "; ".join(f"{text} ({n} repeat{'s' if n > 1 else ''})" for text, n in counted.items())
+        is_best = method == found.verdict.best
+        compared: tuple[str, Number | str, bool] = (
+            _in_chunks(words) or DASH,
+            change,
+            is_best and words.endswith(" better"),
+        )
+        seconds: tuple[str, Number | str, bool] = (
+            f"{found.seconds[method]:.1f}",
+            found.seconds[method],
+            False,
+        )
+        rows.append([(names[method], names[method], False), cells[0], compared, *cells[1:], seconds])
+    head = ["method", metrics[0].label, f"compared with {NAMES[REFERENCE]}", *(m.label for m in metrics[1:])]
+    return Grid("Scores of the test rows, the best method first", [*head, "seconds"], rows, words=(2,))
 
 
-def _with_landscape(
-    study: Study, folder: Path, about: Mapping[str, Any], data: Path | None, seed: int
-) -> Study:
+def _in_chunks(words: str) -> str:
+    r"""Keep the number with its unit, and the ends of the interval together, where a line is broken.
+
+    Example:
+        >>> _in_chunks("-12 % (-16 to -8) not distinguishable").split(" ")
+        ['-12\xa0%', '(-16\xa0to\xa0-8)', 'not', 'distinguishable']
+    """
+    change, bracket, result = words.rpartition(")")
+    return re.sub(r" (?!\()", "\u00a0", change) + bracket + result
+
+
+def _cell(metric: Metric, value: float) -> tuple[str, Number | str, bool]:
+    return show_score(metric, value), value, False
+
+
+def _parts(found: Summary, names: Mapping[str, str]) -> Parts:
+    kind, factor = found.parts["kind"], 100 if found.metrics[0].percent else 1
+    label = {"group": "group", "class": "class", "fifth": "fifth of the targets"}[kind]
+    short = {
+        part: re.sub(r"^band \d+: ", "", part) if kind == "fifth" else part for part in found.parts["rows"]
+    }
+    values = {
+        names[method]: {short[part]: [factor * value] for part, value in own.items()}
+        for method, own in found.parts["values"].items()
+        if method in names
+    }
+    parts = sorted(short, key=natural_order)
+    sizes = {short[part]: int(found.parts["rows"][part]) for part in parts}
+    return Parts(label, list(sizes), values, sizes=sizes, counted="tested rows")
+
+
+def _with_landscape(study: Study, folder: Path, target: str, data: Path | None, seed: int) -> Study:
     """Look at the model that the comparison chose, if its table is given."""
     if not (folder / MODEL).is_file():
         reason = f"The folder holds no {MODEL}, which elliptica compare writes at its end."
@@ -291,7 +242,11 @@ def _with_landscape(
         command = shlex.join(["elliptica", "report", str(folder), "--data"])
         reason = f"It needs the table that was compared: {command} table.csv."
     else:
-        rows = _read_rows(folder / MODEL, data, str(about["target"]))  # raises if they misfit
+        try:
+            load_model(folder / MODEL).check_network()
+        except TableError as error:
+            return replace(study, missing={**study.missing, "landscape": str(error)})
+        rows = _read_rows(folder / MODEL, data, target)  # raises if they misfit
         try:
             return replace(study, landscapes=[loss_surfaces(rows.fitted(), seed)])
         except ReportError as error:

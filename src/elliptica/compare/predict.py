@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,11 @@ import numpy as np
 import polars as pl
 from sklearn.pipeline import Pipeline
 
+from elliptica._utils.files import replacing
 from elliptica._utils.text import count
-from elliptica.compare.problem import STRAY_SHARE, as_feature, find_strays, has_target, is_usable
+from elliptica.compare.columns import Reading, read_inputs, readings_of
+from elliptica.compare.plan import NAMES
+from elliptica.compare.problem import has_target
 from elliptica.compare.store import check_writable
 from elliptica.compare.table import MAX_ROWS as SAMPLE_ROWS
 from elliptica.compare.table import Table, TableError, as_numbers, check_column, read_table
@@ -22,9 +26,9 @@ from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePre
 
 MAX_ROWS = 2_000_000
 _TOO_LONG = "because all of them are held in memory. Split the table, or raise --max-rows (max_rows=)."
-#: So many cells of text without a number among them are no chance.
-_MANY = 10
 _WHENCE = "which elliptica compare writes."
+#: Text that a spreadsheet takes for a formula, unless it is a number.
+_FORMULA = r"^[=+\-@\t\r]"
 
 
 def predict_file(
@@ -41,7 +45,8 @@ def predict_file(
     Args:
         model: File that `fit_model` or ``elliptica compare`` wrote.
         source: CSV or Parquet file, or a frame, with the columns of the inputs; others are ignored.
-        out: CSV file for the predictions; None: not written.
+        out: CSV file for the predictions, or a Parquet file if it is named so; None: not written. In CSV,
+            text that a spreadsheet would run as a formula gets an apostrophe in front.
         proba: Also the probability of each class.
         ids: Columns to carry to the predictions, beside those that the comparison was told of.
         max_rows: Longer tables are refused: all rows are in memory at once.
@@ -52,16 +57,15 @@ def predict_file(
     Raises:
         TableError: If the model cannot be read, the table does not fit it, or ``out`` cannot be written.
     """
-    if out is not None and isinstance(source, str | Path) and out.resolve() == Path(source).resolve():
-        raise TableError(f"Predictions would overwrite the table itself. Choose another --out than {out}.")
+    if out is not None:
+        _check_inputs_kept(out, model, source)
     saved = load_model(model)
     if saved.preprocessor is None:
         raise TableError(
-            f"{saved.name} holds a network without its preprocessing, so that it is not known how to read a "
+            f"{saved.name} holds a model without its preprocessing, so that it is not known how to read a "
             "table for it. Use it from Python: elliptica.estimators.load."
         )
-    network = saved.network
-    if proba and not isinstance(network, EllipticClassifier):
+    if proba and not hasattr(saved.model, "classes_"):
         raise TableError("This model predicts numbers, which have no probabilities. Leave --proba out.")
     if out is not None:
         _check_out(out)
@@ -71,18 +75,105 @@ def predict_file(
         **_ids(table, ids, saved.notes),
     }
     inputs, notices = _read_inputs(saved, table, set(columns))
-    found = {"prediction": pl.Series(network.predict(inputs))}
+    ends = saved.notes.get("range") if saved.notes.get("bounded") is True else None
+    predicted, said = _bounded(saved.model.predict(inputs), ends)
+    notices += said
+    found = {"prediction": pl.Series(predicted)}
     if proba:
-        chances = network.predict_proba(inputs)
-        found |= {
-            f"probability of {c}": pl.Series(chances[:, i]) for i, c in enumerate(network.classes_.tolist())
-        }
+        chances = saved.model.predict_proba(inputs)
+        classes = saved.model.classes_.tolist()
+        found |= {f"probability of {name}": pl.Series(chances[:, i]) for i, name in enumerate(classes)}
     if double := [name for name in columns if name in found]:
         raise TableError(f"Predictions have a column {double[0]!r} of their own. Rename the id column.")
     result = pl.DataFrame({**columns, **found})
     if out is not None:
-        result.write_csv(out)
+        _write(result, out)
     return result, (*table.notices, *notices)
+
+
+def _check_inputs_kept(out: Path, model: Path, source: Any) -> None:
+    """Raise if the predictions would take the place of the model or the table, by whatever name."""
+    given = {"model": model}
+    if isinstance(source, str | Path):
+        given["table"] = Path(source)
+    for what, file in given.items():
+        same = out.resolve() == file.resolve() or (
+            out.exists() and file.exists() and out.samefile(file)  # hard links, too
+        )
+        if same:
+            raise TableError(
+                f"Predictions would overwrite the {what} {file}. Choose another --out than {out}."
+            )
+
+
+def _check_out(out: Path) -> None:
+    """Raise for a file that cannot be written before the work is done."""
+    if out.is_dir():
+        raise TableError(f"{out} is a folder. Pass the name of a CSV file to --out.")
+    if not out.exists():
+        check_writable(out.resolve().parent)
+    elif not os.access(out, os.W_OK):
+        raise TableError(f"The file {out} must not be written to. Choose another --out, or make it writable.")
+    elif out.is_file():
+        check_writable(out.resolve().parent)  # a new file takes its place
+    else:
+        _try_device(out)
+
+
+def _try_device(out: Path) -> None:
+    """Write an empty line to a device: /dev/full fails here, and not after the work."""
+    try:
+        if out.is_char_device():
+            with out.open("wb", buffering=0) as handle:
+                if not handle.isatty():
+                    handle.write(b"\n")
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def _unwritable(out: Path, error: OSError) -> TableError:
+    return TableError(
+        f"{out} cannot be written ({error.strerror or error}). Choose another --out; model and table are as "
+        "they were."
+    )
+
+
+def _write(result: pl.DataFrame, out: Path) -> None:
+    """Write predictions, a regular file as a whole or not at all."""
+    as_parquet = out.suffix.lower() == ".parquet"
+    content = result if as_parquet else quote_formulas(result)
+    try:
+        if out.exists() and not out.is_file():
+            with out.open("wb") as handle:
+                content.write_csv(handle)
+            return
+        with replacing(out.resolve()) as part:
+            if as_parquet:
+                content.write_parquet(part)
+            else:
+                content.write_csv(part)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def quote_formulas(frame: pl.DataFrame) -> pl.DataFrame:
+    """Put an apostrophe before text that a spreadsheet would run, in cells and in names of columns.
+
+    Example:
+        >>> frame = pl.DataFrame({"=id": ["=HYPERLINK(1)", "-5", "a", None]})
+        >>> quote_formulas(frame).to_dict(as_series=False)
+        {"'=id": ["'=HYPERLINK(1)", '-5', 'a', None]}
+    """
+    columns = []
+    for column in frame.iter_columns():
+        if column.dtype in (pl.Categorical, pl.Enum):
+            column = column.cast(pl.String)
+        if column.dtype == pl.String:
+            number = column.cast(pl.Float64, strict=False).is_not_null()
+            risky = (column.str.contains(_FORMULA) & ~number).fill_null(False)
+            column = column.zip_with(~risky, "'" + column)
+        columns.append(column.alias(f"'{column.name}" if re.match(_FORMULA, column.name) else column.name))
+    return pl.DataFrame(columns)
 
 
 def _ids(table: Table, wanted: Sequence[str], notes: Mapping[str, Any]) -> dict[str, pl.Series]:
@@ -99,25 +190,30 @@ def _names(notes: Mapping[str, Any], key: str) -> list[str]:
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
-def _check_out(out: Path) -> None:
-    """Refuse a file that cannot be written before the work is done."""
-    if out.is_dir():
-        raise TableError(f"{out} is a folder. Pass the name of a CSV file to --out.")
-    if not out.exists():
-        check_writable(out.parent)
-    elif not os.access(out, os.W_OK):
-        raise TableError(f"The file {out} must not be written to. Choose another --out, or make it writable.")
-
-
 @dataclass(frozen=True)
 class SavedModel:
     """A model from a file."""
 
     name: str  # of the file
-    network: Any  # the estimator, without its preprocessing
+    model: Any  # the estimator, without its preprocessing: a network, trees, a linear model
     #: What turns a table into its inputs; None: it was trained on numbers.
     preprocessor: TablePreprocessor | None
     notes: Mapping[str, Any]  # what the file says beside it, which may come from anywhere
+
+    def check_network(self) -> None:
+        """Raise if the model is something else than a network.
+
+        Raises:
+            TableError: If it is, with what can be done with it.
+        """
+        if isinstance(self.model, EllipticClassifier | EllipticRegressor):
+            return
+        kind = NAMES.get(str(self.notes.get("method")), type(self.model).__name__)
+        raise TableError(
+            f"{self.name} holds no network but {kind}, and only networks have a loss landscape and a page of "
+            "their own. elliptica predict uses it, and the report of the comparison shows its scores. To get "
+            "a network, leave trees and linear out: elliptica compare ... --methods erm,mixup,elliptic."
+        )
 
 
 def load_model(file: Path) -> SavedModel:
@@ -135,110 +231,106 @@ def load_model(file: Path) -> SavedModel:
         raise TableError(
             f"The model cannot be read: {error} Expected a file such as model.elliptica, {_WHENCE}"
         ) from error
-    preprocessor, network = (model[0], model[-1]) if isinstance(model, Pipeline) else (None, model)
-    return SavedModel(file.name, network, preprocessor, notes)
+    preprocessor, model = (model[0], model[-1]) if isinstance(model, Pipeline) else (None, model)
+    return SavedModel(file.name, model, preprocessor, notes)
 
 
 def _read_inputs(
-    model: SavedModel, table: Table, carried: Set[str]
+    saved: SavedModel, table: Table, carried: Set[str]
 ) -> tuple[pl.DataFrame | np.ndarray, list[str]]:
-    """Turn a table into what the network takes, with notices about it.
+    """Turn a table into what the model takes, with notices about it.
 
     Args:
-        model: With its preprocessor, if it has one.
+        saved: With its preprocessor, if it has one.
         table: Read with ``as_text=True``.
         carried: Columns that are used otherwise.
 
     Raises:
         TableError: If columns are missing, or hold something else than in training.
     """
-    wanted = _columns(model, table, carried)
-    names = [column["name"] for column in wanted]
-    missing = [name for name in names if name not in table.frame.columns]
-    if len(missing) > 1:
-        raise TableError(
-            f"{table.name} lacks {len(missing)} of the {len(names)} inputs of the model: "
-            f"{', '.join(map(repr, missing[:12]))}{' ...' if len(missing) > 12 else ''}."
-        )
-    for name in missing:
-        check_column(table, name, "model")
-    notices = []
-    if extra := [name for name in table.frame.columns if name not in names and name not in carried]:
+    readings = _readings(saved, table, carried)
+    names = [reading.name for reading in readings]
+    notices: list[str] = []
+    extra = [name for name in table.frame.columns if name not in names and name not in carried]
+    if extra and set(names) <= set(table.frame.columns):
         notices.append(f"Columns that the model does not use: {', '.join(map(repr, extra))}.")
-    mended = _names(model.notes, "text_as_missing")
-    frame = pl.DataFrame([_column(table, each, each["name"] in mended, notices) for each in wanted])
-    if model.preprocessor is not None:
-        return model.preprocessor.transform(frame), notices
-    return _without_gaps(frame, model.network), notices
+    state = None if saved.preprocessor is None else saved.preprocessor.to_dict()
+    frame = read_inputs(readings, table, state=state, notices=notices)
+    notices += _outside(frame, saved.notes.get("ranges"))
+    if saved.preprocessor is not None:
+        return saved.preprocessor.transform(frame), notices
+    return _without_gaps(frame, saved.model), notices
 
 
-def _columns(model: SavedModel, table: Table, outside: Set[str]) -> list[dict[str, Any]]:
-    """Columns of the model; a network that was trained on an array takes all others in their order."""
-    if model.preprocessor is not None:
-        return list(model.preprocessor.to_dict()["columns"])
-    names = getattr(model.network, "feature_names_in_", None)
+def _readings(saved: SavedModel, table: Table, outside: Set[str]) -> list[Reading]:
+    """How each input is read; a model that was trained on an array takes all others in their order."""
+    if saved.preprocessor is not None:
+        state = saved.preprocessor.to_dict()
+        reading = saved.notes.get("reading")
+        noted = reading.get("columns") if isinstance(reading, dict) else None
+        if isinstance(noted, list) and all(isinstance(each, dict) for each in noted):
+            readings = {each.name: each for each in map(Reading.from_dict, noted)}
+            if [column["name"] for column in state["columns"]] == list(readings):
+                return list(readings.values())
+        return readings_of(state, _names(saved.notes, "text_as_missing"))
+    names = getattr(saved.model, "feature_names_in_", None)
     if names is None:
         names = [name for name in table.frame.columns if name not in outside]
-        if len(names) != model.network.n_features_in_:
+        if len(names) != saved.model.n_features_in_:
             raise TableError(
-                f"The model takes {model.network.n_features_in_} columns without names, but {table.name} has "
+                f"The model takes {saved.model.n_features_in_} columns without names, but {table.name} has "
                 f"{len(names)} beside the target and the group. Leave just these, in the order of training."
             )
-    return [{"name": str(name), "kind": "number", "had_gaps": True} for name in names]
+    return [Reading(str(name), "number") for name in names]
 
 
-def _column(table: Table, wanted: dict[str, Any], text_as_missing: bool, notices: list[str]) -> pl.Series:
-    name = wanted["name"]
-    column = table.frame[name]
-    if not is_usable(column) and column.null_count() < len(column):
-        raise TableError(
-            f"Column {name!r} is of type {column.dtype}, but the model learnt {wanted['kind']}s."
-        )
-    if wanted["kind"] == "number":
-        numbers = _numbers(table, column, text_as_missing, notices)
-        gaps = numbers.null_count()
-        if gaps and not wanted["had_gaps"]:
-            notices.append(
-                f"Column {name!r}: {gaps} missing values are replaced by {wanted['median']:g}, the median in "
-                "training, where none were missing."
-            )
-        return numbers
-    text = as_feature(column.cast(pl.String))
-    unknown = text.filter(~text.is_in(wanted["frequent"]))
-    if len(unknown):
-        why = "were rare in training, or not seen in it" if wanted["n_rare"] else "were not seen in training"
-        notices.append(
-            f"Column {name!r}: {len(unknown)} values {why}, e.g. {unknown[0]!r}; they count as rare ones."
-        )
-    return text
+def _outside(frame: pl.DataFrame, ranges: Any) -> list[str]:
+    """Count rows with a number beyond the least or the largest of the training rows."""
+    if not isinstance(ranges, Mapping):
+        return []
+    beyond: dict[str, pl.Series] = {}
+    for name, ends in ranges.items():
+        if _is_range(ends) and name in frame.columns and frame[name].dtype.is_numeric():
+            beyond[name] = ~frame[name].is_between(*ends).fill_null(True)
+    found = {name: int(rows.sum()) for name, rows in beyond.items() if rows.any()}
+    if not found:
+        return []
+    rows = pl.DataFrame(list(beyond.values())).max_horizontal().sum()
+    most = sorted(found, key=lambda name: -found[name])[:3]
+    shown = ", ".join(f"{name!r} in {found[name]:,}" for name in most)
+    more = f" and {len(found) - len(most)} more" if len(found) > len(most) else ""
+    return [
+        f"{rows:,} of {len(frame):,} rows lie outside the range of the training rows ({shown}{more}): "
+        "nothing was tested there."
+    ]
 
 
-def _numbers(table: Table, column: pl.Series, text_as_missing: bool, notices: list[str]) -> pl.Series:
-    """As in training: text is missing where it was there, or where it is rare enough to be a slip."""
-    if column.dtype.is_numeric():
-        return as_feature(column)
-    found = find_strays(column.cast(pl.String), decimal_comma=table.decimal_comma)
-    if len(found.odd):
-        other = len(found.odd) == found.n_known >= _MANY  # another column, or another way to write numbers
-        if other or (not text_as_missing and found.share >= STRAY_SHARE):
-            raise TableError(
-                f"Column {column.name!r} held numbers when the model was trained, but now {len(found.odd)} "
-                f"of {found.n_known} values are none, e.g. {found.odd[0]!r}. Correct them; an empty cell is "
-                "a missing value."
-            )
-        notices.append(f"Warning: {found.words(column.name)}. Taken as missing.")
-    return as_feature(found.numbers)
+def _bounded(predicted: np.ndarray, ends: Any) -> tuple[np.ndarray, list[str]]:
+    """Confine numbers to the range of the training targets, where the model does not do so by itself."""
+    if not _is_range(ends) or predicted.dtype.kind != "f":
+        return predicted, []
+    inside = predicted.clip(*ends)
+    changed = int((inside != predicted).sum())
+    low, high = (f"{end:g}" for end in ends)
+    text = f"{changed:,} of {len(predicted):,} predictions left the range of the training targets"
+    return inside, [f"{text} ({low} to {high}) and were set to its ends."] if changed else []
 
 
-def _without_gaps(features: pl.DataFrame, network: Any) -> pl.DataFrame | np.ndarray:
-    """A table for a network without a preprocessor: no gaps, and names only where it knows names."""
+def _is_range(ends: Any) -> bool:
+    """Whether a value from a file is a pair of numbers, the smaller one first."""
+    is_pair = isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, int | float) for end in ends)
+    return is_pair and ends[0] <= ends[1]
+
+
+def _without_gaps(features: pl.DataFrame, model: Any) -> pl.DataFrame | np.ndarray:
+    """A table for a model without a preprocessor: no gaps, and names only where it knows names."""
     gaps = [column.name for column in features.iter_columns() if column.null_count()]
     if gaps:
         raise TableError(
             f"Column {gaps[0]!r} has missing values, which the model does not take: it was saved without a "
             "preprocessor. Fill them in, or remove these rows."
         )
-    return features if hasattr(network, "feature_names_in_") else features.to_numpy()
+    return features if hasattr(model, "feature_names_in_") else features.to_numpy()
 
 
 @dataclass(frozen=True)
@@ -289,7 +381,8 @@ def read_labelled(
         TableError: If the model cannot be read, or the table does not fit it.
     """
     saved = load_model(model)
-    network = saved.network
+    saved.check_network()
+    network = saved.model
     if getattr(network, "_is_multilabel", False) or not getattr(network, "_is_flat", True):
         raise TableError(
             f"{saved.name} predicts {network.n_outputs_} targets at once, and --target names one. Use it "
@@ -302,7 +395,7 @@ def read_labelled(
     if group is not None:
         check_column(table, group, "group")
     used = {target} if group is None else {target, group}
-    names = [column["name"] for column in _columns(saved, table, used)]
+    names = [reading.name for reading in _readings(saved, table, used)]
     if target in names:
         raise TableError(f"{target!r} is an input of the model, so it cannot be what it predicts.")
     rows, notices = _with_target(table, target)

@@ -3,59 +3,101 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
 
-from elliptica._utils.text import count
-from elliptica.compare.table import Table, TableError, as_numbers, check_column
+from elliptica._utils.text import count, did_you_mean
+from elliptica.compare.columns import (
+    FEW_VALUES,
+    LARGEST,
+    STRAY_SHARE,
+    ColumnUse,
+    Override,
+    Reading,
+    days_since_1970,
+    find_notation,
+    find_strays,
+    read_column,
+    read_inputs,
+    recognise,
+    time_reading,
+)
+from elliptica.compare.table import MAX_COLUMNS, Table, TableError, check_column
+from elliptica.estimators.columns import MISSING
 
 Task = Literal["auto", "classification", "regression"]
 
 MIN_ROWS = 50
+#: Rows that a labelled test file needs: with fewer, no method can be told from another.
+MIN_TEST_ROWS = 20
 #: Rows that a class needs so that training, validation and test all have one.
 MIN_CLASS_ROWS = 5
 #: Groups with fewer rows are not judged: their figures would be noise.
 MIN_GROUP_ROWS = 10
 MAX_GROUPS = 50
-#: Whole numbers with at most so many values may be codes.
-FEW_VALUES = 20
-#: Below this share, text among numbers is taken for a slip.
-STRAY_SHARE = 0.1
-_MANY_CATEGORIES = 50
+#: Different times that training, validation and test need.
+MIN_TIMES = 3
 
 
 @dataclass(frozen=True)
 class TableProblem:
     """What is to be learnt."""
 
-    features: pl.DataFrame  # inputs: numbers (Float64, with missing values) or text (String)
+    #: Inputs. Numbers: Float64, null where missing. Categories: text, "(missing)" where missing. Free text:
+    #: text, empty where missing. Dates: Datetime without a zone, null where missing.
+    features: pl.DataFrame
     target: np.ndarray  # one label (int or str) or number per row
-    task: Literal["classification", "regression"]  # ``"classification"`` or ``"regression"``
+    task: Literal["classification", "regression"]
     target_name: str  # name of the column of targets
     #: Group of each row as text; empty for groups that are too small to judge. None: no groups.
     groups: np.ndarray | None = None
     group_name: str | None = None  # name of that column
     #: Number of the block of rows that must stay together. None: rows are independent.
     blocks: np.ndarray | None = None
-    notices: tuple[str, ...] = ()  # what was decided, in words
+    notices: tuple[str, ...] = ()  # what was decided and the table of columns does not say, in words
     ids: tuple[str, ...] = ()  # columns that name the rows: no inputs, but carried to predictions
-    text_as_missing: tuple[str, ...] = ()  # inputs of numbers in which cells of text are taken as missing
+    text_as_missing: tuple[str, ...] = ()  # inputs in which cells of text are taken as missing
+    kinds: tuple[str, ...] = ()  # of the inputs, in order: "number", "category", "date" or "text"
+    columns: tuple[ColumnUse, ...] = ()  # every column of the table but the target
+    #: Time of each row (days since 1970, or the numbers of the column), by which rows are sorted; rows of a
+    #: test file follow, sorted among themselves.
+    times: np.ndarray | None = None
+    #: Rows of the test file, which follow the training rows. None: no test file.
+    is_test: np.ndarray | None = None
+    target_rows: pl.DataFrame | None = None  # unlabelled rows that predictions are wanted for, as `features`
+    time_name: str | None = None
+    split_name: str | None = None
+    readings: tuple[Reading, ...] = ()  # how each input is read, to read other tables in the same way
+    #: Whether the target is positive and skewed, so that learning its logarithm is worth a try.
+    log_target_candidate: bool = False
 
     @property
     def classes(self) -> list[Any]:
         """Classes in order; empty for regression."""
         return [] if self.task == "regression" else np.unique(self.target).tolist()
 
+    @property
+    def kind_of(self) -> dict[str, str]:
+        """Kind of each input, as `TablePreprocessor` takes it."""
+        return dict(zip(self.features.columns, self.kinds, strict=True))
+
+    def reading(self) -> dict[str, Any]:
+        """How the inputs are read, as JSON holds it; `columns.read_inputs` reads other tables by it."""
+        return {"columns": [reading.to_dict() for reading in self.readings]}
+
     def digest(self) -> str:
-        """Fingerprint of inputs, targets, groups and blocks."""
+        """Fingerprint of inputs, targets, groups, blocks, times, test rows and target rows."""
         found = hashlib.sha256(self.features.write_csv().encode())
-        for part in (self.target, self.groups, self.blocks):
+        for part in (self.target, self.groups, self.blocks, self.times, self.is_test):
             found.update(b"" if part is None else "\n".join(map(str, part.tolist())).encode())
+        if self.kinds:
+            found.update(",".join(self.kinds).encode())
+        if self.target_rows is not None:
+            found.update(self.target_rows.write_csv().encode())
         return found.hexdigest()[:16]
 
 
@@ -66,8 +108,12 @@ def make_problem(
     task: Task = "auto",
     group: str | None = None,
     split_by: str | None = None,
+    time: str | None = None,
     group_as_input: bool = False,
     ids: Sequence[str] = (),
+    as_: Mapping[str, str] | None = None,
+    test: Table | None = None,
+    target_rows: Table | None = None,
 ) -> TableProblem:
     """Decide on the task and on the columns that are used.
 
@@ -76,10 +122,15 @@ def make_problem(
         target: Column to predict; rows without it are dropped.
         task: ``"auto"``: text, true/false, and whole numbers with at most 20 values are classes, other
             numbers are predicted as numbers.
-        group: Column of groups in which methods are judged; training does not use it.
+        group: Column of groups in which methods are judged.
         split_by: Column whose equal values stay on the same side of every split (a patient, a site).
+        time: Column of dates or numbers; rows are sorted by it, and those without it are dropped.
         group_as_input: Use the column of groups as an input, too.
         ids: Columns that name the rows; they are no inputs.
+        as_: What columns are, where it is recognised wrongly: ``"date"``, ``"number"``, ``"category"``,
+            ``"text"`` or ``"id"``.
+        test: Labelled rows for testing, read by the same rules.
+        target_rows: Unlabelled rows that predictions are wanted for, read by the same rules.
 
     Raises:
         TableError: If there is nothing to learn, or the options do not fit the table.
@@ -91,50 +142,106 @@ def make_problem(
     """
     if task not in get_args(Task):
         raise TableError(f"task must be one of {', '.join(get_args(Task))}, but got {task!r}.")
-    _check_roles(table, target, group, split_by, group_as_input, ids)
+    roles = _Roles(target, group, split_by, time, group_as_input, tuple(ids), _overrides(table, target, as_))
+    _check_roles(table, roles)
     notices = list(table.notices)
-    frame = _with_target(table.frame, target, notices)
-    kind, labels = _target(frame[target], task, notices, table.decimal_comma)
-    outside = {target, split_by, *ids} | (set() if group_as_input else {group})
-    inputs = make_inputs(
-        frame.select(name for name in frame.columns if name not in outside),
-        notices,
-        decimal_comma=table.decimal_comma,
-    )
+    main = _prepare(table, roles, notices)
+    kind, labels = _target(main.frame[target], task, notices, table.decimal_comma)
+    inputs = _recognise_inputs(main.frame, table, roles, notices)
+    parts, targets, features = [main], [labels], [inputs.features]
+    is_test = wanted = None
+    if test is not None:
+        said = list(test.notices)
+        other, more = _read_test(test, table, roles, main.time, (kind, labels), said)
+        rows = replace(test, frame=other.frame)
+        features.append(read_inputs(inputs.readings, rows, what="inputs", notices=said))
+        notices += _with_name(test, said)
+        parts.append(other)
+        targets.append(more)
+        is_test = np.repeat([False, True], [len(part.frame) for part in parts])
+    if target_rows is not None:
+        said = list(target_rows.notices)
+        wanted = read_inputs(inputs.readings, target_rows, what="inputs", notices=said)
+        notices += _with_name(target_rows, said)
     return TableProblem(
-        inputs.features,
-        labels,
-        kind,
-        target,
-        None if group is None else _groups(frame[group], notices),
-        group,
-        None if split_by is None else _blocks(frame[split_by]),
-        tuple(notices),
-        tuple(ids),
-        inputs.text_as_missing,
+        features=pl.concat(features),
+        target=np.concatenate(targets),
+        task=kind,
+        target_name=target,
+        groups=None if group is None else _groups(_joined(parts, group), is_test, notices),
+        group_name=group,
+        blocks=None if split_by is None else _blocks(_joined(parts, split_by)),
+        notices=tuple(dict.fromkeys(notices)),
+        ids=tuple(dict.fromkeys((*ids, *(use.name for use in inputs.uses if use.kind == "id")))),
+        text_as_missing=tuple(reading.name for reading in inputs.readings if reading.text_as_missing),
+        kinds=tuple(reading.kind for reading in inputs.readings),
+        columns=inputs.uses,
+        times=None if time is None else np.concatenate([part.times for part in parts]),
+        is_test=is_test,
+        target_rows=wanted,
+        time_name=time,
+        split_name=split_by,
+        readings=inputs.readings,
+        log_target_candidate=kind == "regression" and is_log_candidate(labels),
     )
 
 
-def _check_roles(
-    table: Table,
-    target: str,
-    group: str | None,
-    split_by: str | None,
-    group_as_input: bool,
-    ids: Sequence[str],
-) -> None:
+def _with_name(table: Table, notices: list[str]) -> list[str]:
+    """Say of which file, where it is not the main one."""
+    return [each if table.name in each else f"{table.name}: {each}" for each in notices]
+
+
+class _Roles(NamedTuple):
+    """Columns that are named by options."""
+
+    target: str
+    group: str | None
+    split_by: str | None
+    time: str | None
+    group_as_input: bool
+    ids: tuple[str, ...]
+    as_: Mapping[str, Override]
+
+
+def _overrides(table: Table, target: str, as_: Mapping[str, str] | None) -> dict[str, Override]:
+    found: dict[str, Override] = {}
+    for name, kind in (as_ or {}).items():
+        check_column(table, name, "--as option")
+        if kind not in get_args(Override):
+            kinds = get_args(Override)
+            hint = did_you_mean(kind, kinds) or f"Pass one of {', '.join(kinds)}."
+            raise TableError(f"Column {name!r} cannot be read as {kind!r}. {hint}")
+        if name == target:
+            raise TableError(f"{name!r} is the target. Say with --task what it is, not with --as.")
+        found[name] = kind  # type: ignore[assignment]
+    return found
+
+
+def _check_roles(table: Table, roles: _Roles) -> None:
     """Columns exist, and none has two parts that exclude each other."""
-    special = [("target", target), ("group", group), ("split-by", split_by), *(("id", name) for name in ids)]
+    if (n := len(table.frame.columns)) > MAX_COLUMNS:
+        raise TableError(
+            f"{table.name} has {n:,} columns; at most {MAX_COLUMNS:,} are read. Choose those that matter."
+        )
+    target, group, ids = roles.target, roles.group, roles.ids
+    special = [
+        ("target", target),
+        ("group", group),
+        ("split-by", roles.split_by),
+        ("time", roles.time),
+        *(("id", name) for name in ids),
+    ]
     for what, name in special:
         if name is not None:
             check_column(table, name, what)
-    if target in (group, split_by, *ids):
+    if target in (group, roles.split_by, roles.time, *ids):
         raise TableError(
-            f"{target!r} is the target, so it cannot be the group, the split-by or an id column, too."
+            f"{target!r} is the target, so it cannot be the group, the split-by, the time or an id column, "
+            "too."
         )
-    if group_as_input and group is None:
+    if roles.group_as_input and group is None:
         raise TableError("--group-as-input needs a --group.")
-    if group_as_input and group in ids:
+    if roles.group_as_input and group in ids:
         raise TableError(f"{group!r} cannot be an id and an input. Leave --group-as-input or its --id out.")
 
 
@@ -146,22 +253,171 @@ def has_target(column: pl.Series) -> pl.Series:
     return known
 
 
-def _with_target(frame: pl.DataFrame, target: str, notices: list[str]) -> pl.DataFrame:
-    known = has_target(frame[target])
-    frame = frame.filter(known)
-    if lost := len(known) - len(frame):
-        notices.append(f"{lost} of {len(known)} rows have no target and are dropped.")
+class _Rows(NamedTuple):
+    """Rows with a target and, if there is a column of times, a time."""
+
+    frame: pl.DataFrame
+    times: np.ndarray
+    time: Reading | None
+
+    def filter(self, known: np.ndarray) -> _Rows:
+        """Some of the rows."""
+        return _Rows(
+            self.frame.filter(pl.Series(known)), self.times[known] if self.time else self.times, self.time
+        )
+
+
+def _prepare(table: Table, roles: _Roles, notices: list[str]) -> _Rows:
+    """Rows of the training table that can be used, in the order of time."""
+    frame = _with_target(table, roles.target, notices)
     if len(frame) < MIN_ROWS:
         raise TableError(
             f"There are {len(frame)} rows with a target, but at least {MIN_ROWS} are needed: with fewer, no "
             "test part is large enough to tell methods apart."
         )
-    return frame
+    if roles.time is None:
+        return _Rows(frame, np.empty(0), None)
+    as_ = roles.as_.get(roles.time)
+    time = time_reading(frame[roles.time], decimal_comma=table.decimal_comma, as_=as_)
+    rows = _by_time(table, frame, time, notices)
+    _check_times(rows, roles.time)
+    return rows
+
+
+def _with_target(table: Table, target: str, notices: list[str]) -> pl.DataFrame:
+    known = has_target(table.frame[target])
+    if lost := int((~known).sum()):
+        notices.append(f"{lost} of {len(known)} rows have no target and are dropped.")
+    return table.frame.filter(known)
+
+
+def _by_time(table: Table, frame: pl.DataFrame, reading: Reading, notices: list[str]) -> _Rows:
+    name = reading.name
+    values = read_column(frame[name], reading, decimal_comma=table.decimal_comma, notices=notices)
+    times = days_since_1970(values) if reading.kind == "date" else values
+    if gaps := times.null_count():
+        notices.append(
+            f"{gaps} of {len(frame)} rows of {table.name} have no time in {name!r} and are dropped: they "
+            "cannot be placed before or after the others."
+        )
+        frame, times = frame.filter(times.is_not_null()), times.drop_nulls()
+    if not times.is_sorted():
+        notices.append(f"The rows of {table.name} are sorted by {name!r}.")
+        order = np.argsort(times.to_numpy(), kind="stable")
+        frame, times = frame[order], times[order]
+    return _Rows(frame, times.to_numpy(), reading)
+
+
+def _check_times(rows: _Rows, name: str) -> None:
+    if (n := len(np.unique(rows.times))) < MIN_TIMES:
+        same = f"the same value in all rows, {rows.frame[name][0]!r}" if n == 1 else f"{n} different values"
+        raise TableError(
+            f"The time column {name!r} has {same}, but at least {MIN_TIMES} are needed to train on the past "
+            "and test on what follows. Name another column, or leave --time out."
+        )
+    if len(rows.frame) < MIN_ROWS:
+        raise TableError(
+            f"There are {len(rows.frame)} rows with a target and a time, but at least {MIN_ROWS} are needed."
+        )
+
+
+def _read_test(
+    test: Table,
+    table: Table,
+    roles: _Roles,
+    time: Reading | None,
+    learnt: tuple[str, np.ndarray],
+    notices: list[str],
+) -> tuple[_Rows, np.ndarray]:
+    """Rows of the test file that can be scored, and their targets."""
+    _check_test(test, table, roles)
+    frame = _with_target(test, roles.target, notices)
+    rows = _Rows(frame, np.empty(0), None)
+    if time is not None and len(frame):
+        rows = _by_time(test, frame, time, notices)
+    if len(rows.frame):
+        known, target = _test_target(rows.frame[roles.target], *learnt, notices, test)
+        rows = rows.filter(known)
+    if len(rows.frame) < MIN_TEST_ROWS:
+        raise TableError(
+            f"{test.name} has {len(rows.frame)} rows to test on, but at least {MIN_TEST_ROWS} are needed."
+        )
+    return rows, target
+
+
+def _check_test(test: Table, table: Table, roles: _Roles) -> None:
+    """The test file has the columns that options name; its inputs are checked when they are read."""
+    for what, name in (("target", roles.target), ("group", roles.group), ("time", roles.time)):
+        if name is not None and name not in test.frame.columns:
+            others = [each for each in test.frame.columns if each not in table.frame.columns]
+            hint = did_you_mean(name, others) or "Rows to test on need the columns of the table."
+            raise TableError(f"{test.name} has no column {name!r}, the {what} of {table.name}. {hint}")
+    if roles.split_by is not None and roles.split_by not in test.frame.columns:
+        raise TableError(f"{test.name} has no column {roles.split_by!r}, by which {table.name} is split.")
+
+
+def _test_target(
+    column: pl.Series, task: str, labels: np.ndarray, notices: list[str], test: Table
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the test file that can be scored, and their targets.
+
+    Rows with a label that training never saw are dropped, with a warning: every method is wrong on them, and
+    gives them probability zero, so that they tell nothing about which is better. If they are the majority,
+    the labels are probably written in another way, which raises.
+    """
+    if task == "regression":
+        reading = Reading(column.name, "number", {}, text_as_missing=False)
+        values = read_column(column, reading, decimal_comma=test.decimal_comma, notices=notices).to_numpy()
+        known = np.isfinite(values)
+        return known, values[known]
+    found = _labels(column).astype(str)
+    classes = {str(label): label for label in np.unique(labels).tolist()}
+    known = np.isin(found, list(classes))
+    if not known.all():
+        unseen = sorted(set(found[~known].tolist()))
+        shown = ", ".join(map(repr, unseen[:5])) + (" ..." if len(unseen) > 5 else "")
+        words = (
+            f"{int((~known).sum())} of {len(found)} rows of {test.name} have a {column.name!r} that training"
+        )
+        if known.sum() <= 0.5 * len(known):
+            raise TableError(
+                f"{words} never saw: {shown}. Training has {', '.join(map(repr, list(classes)[:5]))}. Write "
+                "labels alike in both files."
+            )
+        notices.append(f"Warning: {words} never saw ({shown}). They are dropped: no method can predict them.")
+    return known, np.asarray([classes[label] for label in found[known].tolist()], dtype=labels.dtype)
+
+
+def is_log_candidate(values: np.ndarray) -> bool:
+    """Whether numbers are positive and so skewed that their logarithm is worth a try.
+
+    The rule: all are positive, at least 20 differ, their skewness is above 1, and that of their logarithms is
+    less than half of it.
+
+    Example:
+        >>> is_log_candidate(np.exp(np.linspace(0, 9, 50))), is_log_candidate(np.linspace(1, 9, 50))
+        (True, False)
+    """
+    if len(np.unique(values)) < FEW_VALUES or values.min() <= 0:
+        return False
+    skewness = _skewness(values)
+    return skewness > 1 and abs(_skewness(np.log(values))) < 0.5 * skewness
+
+
+def _skewness(values: np.ndarray) -> float:
+    centred = (values - values.mean()) / values.std()
+    return float((centred**3).mean())
 
 
 def _target(
     column: pl.Series, task: Task, notices: list[str], decimal_comma: bool
 ) -> tuple[Literal["classification", "regression"], np.ndarray]:
+    if column.dtype.is_temporal():
+        raise TableError(
+            f"The target {column.name!r} holds dates or times. Compute a number from them, e.g. days."
+        )
+    if task != "classification" and column.dtype == pl.String:
+        column = _written_numbers(column, notices, decimal_comma)
     numeric = column.dtype.is_numeric()
     n_values = column.n_unique()
     if task != "classification" and column.dtype == pl.String and n_values > FEW_VALUES:
@@ -183,10 +439,31 @@ def _target(
             )
         if n_values < 2:
             raise TableError(f"The target {column.name!r} has the same value in all rows: nothing to learn.")
-        return "regression", column.cast(pl.Float64).to_numpy()
+        return "regression", _real(column)
     labels = _labels(column)
     _check_classes(labels, column)
     return "classification", labels
+
+
+def _written_numbers(column: pl.Series, notices: list[str], decimal_comma: bool) -> pl.Series:
+    """Numbers that are written with thousands separators or signs; the column itself if it holds others."""
+    notation = find_notation(column, decimal_comma=decimal_comma)
+    found = find_strays(column, notation=notation)
+    if len(found.odd) or not notation.words():
+        return column
+    notices.append(f"Target {column.name!r}: {', '.join(notation.words())}.")
+    whole = bool((found.numbers % 1 == 0).all()) and bool((found.numbers.abs() < 2**53).all())
+    return found.numbers.cast(pl.Int64) if whole else found.numbers
+
+
+def _real(column: pl.Series) -> np.ndarray:
+    values = column.cast(pl.Float64).to_numpy()
+    if (largest := float(np.abs(values).max())) > LARGEST:
+        raise TableError(
+            f"The target {column.name!r} has a value of {largest:g}, whose square is no number any more. "
+            "Is it a code for a missing value? Empty the cell, or divide the column by a constant."
+        )
+    return values
 
 
 def _refuse_stray_text(column: pl.Series, decimal_comma: bool) -> None:
@@ -200,9 +477,11 @@ def _refuse_stray_text(column: pl.Series, decimal_comma: bool) -> None:
 
 
 def _labels(column: pl.Series) -> np.ndarray:
-    """Whole numbers as such, everything else as text."""
+    """Whole numbers as such, everything else as text, also whole numbers that no integer type holds."""
     if column.dtype.is_numeric() and bool((column.cast(pl.Float64) % 1 == 0).all()):
-        return column.cast(pl.Int64).to_numpy()
+        whole = column.cast(pl.Int64, strict=False)
+        if not whole.null_count():
+            return whole.to_numpy()
     return np.asarray(column.cast(pl.String).to_list())
 
 
@@ -223,26 +502,35 @@ def _check_classes(labels: np.ndarray, column: pl.Series) -> None:
         )
 
 
-def _groups(column: pl.Series, notices: list[str]) -> np.ndarray:
+def _groups(column: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> np.ndarray:
     # no group of the table may have the empty name, which stands for groups that are not judged
-    text = column.cast(pl.String).fill_null("(missing)").replace("", "(empty)")
-    counts = dict(text.value_counts().iter_rows())
+    text = column.cast(pl.String).fill_null(MISSING).replace("", "(empty)")
+    if gaps := column.null_count():
+        notices.append(f"Group {MISSING!r}: {count(gaps, 'row')} without a value in {column.name!r}.")
+    judged = text if is_test is None else text.filter(pl.Series(is_test))
+    counts = dict(judged.value_counts().iter_rows())
     if len(counts) > MAX_GROUPS:
         raise TableError(
             f"The group column {column.name!r} has {len(counts)} values; at most {MAX_GROUPS} groups can be "
             "judged. Make fewer of them, e.g. ranges of a number."
         )
     small = sorted(name for name, count in counts.items() if count < MIN_GROUP_ROWS)
-    if len(counts) - len(small) < 2:
+    large = [name for name in counts if name not in small]
+    if len(large) < 2:
+        where = "" if is_test is None else " in the test file"
         raise TableError(
-            f"The group column {column.name!r} has {len(counts) - len(small)} groups of at least "
-            f"{MIN_GROUP_ROWS} rows, but a worst group needs two to choose from."
+            f"The group column {column.name!r} has {len(large)} groups of at least "
+            f"{MIN_GROUP_ROWS} rows{where}, but a worst group needs two to choose from."
         )
     if small:
         notices.append(
             f"Groups with fewer than {MIN_GROUP_ROWS} rows are not judged on their own: {', '.join(small)}."
         )
-    least = min(count for count in counts.values() if count >= MIN_GROUP_ROWS)
+    if is_test is not None:
+        new = sorted(set(counts) - set(text.filter(pl.Series(~is_test)).to_list()))
+        if new:
+            notices.append(f"Groups only in the test file: {', '.join(new)}. Training never sees them.")
+    least = min(counts[name] for name in large)
     if least < 5 * MIN_GROUP_ROWS:
         notices.append(f"The smallest group has {least} rows, so that worst-group figures are rough.")
     return np.asarray(["" if name in small else name for name in text.to_list()])
@@ -263,137 +551,50 @@ def _blocks(column: pl.Series) -> np.ndarray:
     return blocks
 
 
-class Inputs(NamedTuple):
+class _Inputs(NamedTuple):
     """The inputs of a problem."""
 
-    features: pl.DataFrame  # numbers (Float64, with missing values) or text (String)
-    text_as_missing: tuple[str, ...]  # columns of numbers in which cells of text are taken as missing
+    features: pl.DataFrame
+    readings: tuple[Reading, ...]
+    uses: tuple[ColumnUse, ...]  # of every column but the target
 
 
-class Strays(NamedTuple):
-    """Cells of text in a column that mostly holds numbers."""
-
-    numbers: pl.Series  # the column as numbers, missing where there is text
-    odd: pl.Series  # the cells of text
-    n_known: int  # number of cells that are not empty
-
-    @property
-    def share(self) -> float:
-        """How many of the cells that are not empty are text."""
-        return len(self.odd) / max(1, self.n_known)
-
-    def words(self, name: str) -> str:
-        """How many, of how many, and one of them."""
-        verb = "is no number" if len(self.odd) == 1 else "are no numbers"
-        return f"column {name!r}: {len(self.odd)} of {self.n_known} values {verb}, e.g. {self.odd[0]!r}"
-
-
-def find_strays(column: pl.Series, *, decimal_comma: bool = False) -> Strays:
-    """Tell numbers and text of a column of text apart.
-
-    Example:
-        >>> found = find_strays(pl.Series("age", ["41", "unknown", None]))
-        >>> found.words("age")
-        "column 'age': 1 of 2 values is no number, e.g. 'unknown'"
-    """
-    numbers = as_numbers(column, decimal_comma=decimal_comma)
-    return Strays(
-        numbers, column.filter(numbers.is_null() & column.is_not_null()), len(column) - column.null_count()
-    )
-
-
-def make_inputs(frame: pl.DataFrame, notices: list[str], *, decimal_comma: bool = False) -> Inputs:
-    """Decide what every column is used as.
-
-    Args:
-        frame: Columns that may be inputs.
-        notices: What is decided is added here, in words.
-        decimal_comma: Whether 1,5 is a number.
-
-    Raises:
-        TableError: If no column is left.
-
-    Example:
-        >>> notices = []
-        >>> frame = pl.DataFrame({"age": [str(i * i) for i in range(30)] + ["old"], "one": [1] * 31})
-        >>> make_inputs(frame, notices).features.columns
-        ['age']
-        >>> print(notices[0])
-        Warning: column 'age': 1 of 31 values is no number, e.g. 'old'. Taken as missing.
-    """
-    kept, mended, said = [], [], len(notices)
+def _recognise_inputs(frame: pl.DataFrame, table: Table, roles: _Roles, notices: list[str]) -> _Inputs:
+    """Decide what every column is used as."""
+    kept, readings, uses = [], [], []
     for column in frame.iter_columns():
-        numbers = _without_strays(column, decimal_comma, notices)
-        if numbers is not None:
-            mended.append(column.name)
-            column = numbers
-        if reason := _useless(column):
-            notices.append(f"Column {column.name!r} is not used: {reason}.")
-        else:
-            kept.append(as_feature(column))
-            _comment(column, notices)
+        if column.name == roles.target:
+            continue
+        if (use := _use_by_role(column, roles)) is None:
+            as_ = roles.as_.get(column.name)
+            use, reading, values = recognise(
+                column, table.frame[column.name], decimal_comma=table.decimal_comma, as_=as_, notices=notices
+            )
+            if reading is not None and values is not None:
+                kept.append(values)
+                readings.append(reading)
+        uses.append(use)
     if not kept:
-        raise TableError("No column is left to predict from. " + " ".join(notices[said:][-5:]))
-    features = pl.DataFrame(kept)
-    return Inputs(features, tuple(name for name in mended if name in features.columns))
+        why = [f"Column {use.name!r} is not used: {use.detail}." for use in uses][-5:]
+        why = why or [f"{table.name} has no column beside the target {roles.target!r}."]
+        raise TableError("No column is left to predict from. " + " ".join(why))
+    return _Inputs(pl.DataFrame(kept), tuple(readings), tuple(uses))
 
 
-def is_usable(column: pl.Series) -> bool:
-    """Whether a column can be an input: numbers, text, categories, true/false."""
-    return column.dtype.is_numeric() or column.dtype in (pl.String, pl.Categorical, pl.Enum, pl.Boolean)
-
-
-def as_feature(column: pl.Series) -> pl.Series:
-    """Numbers as Float64 with infinities and NaN as missing, all else as text with gaps as a text."""
-    if not column.dtype.is_numeric():
-        return column.cast(pl.String).fill_null("(missing)")
-    numbers = column.cast(pl.Float64)
-    return numbers.set(~numbers.is_finite(), None)
-
-
-def _without_strays(column: pl.Series, decimal_comma: bool, notices: list[str]) -> pl.Series | None:
-    """Numbers, where a few cells of text would make hundreds of categories of them; None: not the case."""
-    if column.dtype != pl.String:
-        return None
-    found = find_strays(column, decimal_comma=decimal_comma)
-    n_values = found.numbers.drop_nulls().n_unique()
-    # few numbers may be codes beside other codes; but one text, such as "unknown", is told by a gap as well
-    if not len(found.odd) or (n_values <= FEW_VALUES and found.odd.n_unique() > 1):
-        return None
-    if found.share < STRAY_SHARE:
-        notices.append(f"Warning: {found.words(column.name)}. Taken as missing.")
-        return found.numbers
-    if found.share < 0.5 and n_values > FEW_VALUES:
-        notices.append(
-            f"Warning: {found.words(column.name)}. That is too much for slips, so the column is taken as "
-            "text. Correct or empty these cells if numbers are meant."
+def _use_by_role(column: pl.Series, roles: _Roles) -> ColumnUse | None:
+    """What a column is by an option that names it; None: it may be an input."""
+    name = column.name
+    if name in roles.ids:
+        return ColumnUse(name, "id", "identifier, not used")
+    if name == roles.split_by:
+        return ColumnUse(
+            name, "unused", f"rows of equal value stay together, {count(column.n_unique(), 'value')}"
         )
+    if name == roles.group and not roles.group_as_input:
+        return ColumnUse(name, "unused", "group, not an input", "--group-as-input")
     return None
 
 
-def _useless(column: pl.Series) -> str | None:
-    if column.null_count() == len(column):
-        return "all its values are missing"
-    if not is_usable(column):
-        return f"it is of type {column.dtype}; make numbers or categories of it"
-    known = column.drop_nulls()
-    n_values = known.n_unique()
-    carry = f" (--id {shlex.quote(column.name)} carries it to predictions)"
-    if n_values == 1 and len(known) == len(column):
-        return f"it is {known[0]!r} in all rows"
-    if column.dtype == pl.String and n_values >= 0.95 * len(known):
-        return f"nearly every row has a text of its own, as in an identifier{carry}"
-    if column.dtype.is_integer() and len(known) == len(column) and (known.diff().drop_nulls() == 1).all():
-        return f"it numbers the rows{carry}"
-    return None
-
-
-def _comment(column: pl.Series, notices: list[str]) -> None:
-    if column.dtype.is_float() and (infinite := int(column.is_infinite().sum())):
-        notices.append(f"Column {column.name!r}: {infinite} infinite values are taken as missing.")
-    if not column.dtype.is_numeric() and (n := column.drop_nulls().n_unique()) > _MANY_CATEGORIES:
-        notices.append(
-            f"Column {column.name!r} has {n} different texts, each of which becomes an input (or shares one "
-            "with other rare texts). Free text is not understood: if it is such, "
-            f"--id {shlex.quote(column.name)} leaves the column out of the inputs."
-        )
+def _joined(parts: Sequence[_Rows], name: str) -> pl.Series:
+    """A column of the table and of the test file, as text."""
+    return pl.concat([part.frame[name].cast(pl.String) for part in parts])

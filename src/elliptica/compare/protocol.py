@@ -1,25 +1,44 @@
-"""Run the protocol: split the rows, try settings on validation rows, test the chosen ones once."""
+"""The rules that all methods share: the rows of a fold, the choice among trials, what is recorded.
+
+In every fold a method tries the settings of `elliptica.compare.plan.draw_settings` on the training rows
+without the validation rows. The validation rows choose the trial and its length. The chosen settings are then
+trained on all training rows, and predict the test rows once. In large tables trials see a part of the rows
+only; the chosen settings are then trained on all rows but the validation rows, which choose the length again.
+`elliptica.compare.networks` does so for networks, `elliptica.compare.references` for boosted trees and linear
+models.
+"""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold, StratifiedShuffleSplit
+from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
-from elliptica.compare.metrics import classification_scores, metrics_of, regression_scores, target_bounds
-from elliptica.compare.plan import TREES, Plan, draw_settings, make_estimator
-from elliptica.compare.problem import MIN_CLASS_ROWS, TableProblem
-from elliptica.compare.table import TableError
-from elliptica.estimators import TablePreprocessor
+from elliptica.compare.metrics import (
+    MIN_PROBABILITY,
+    classification_scores,
+    metrics_of,
+    regression_scores,
+    target_bounds,
+)
+from elliptica.compare.plan import Plan
+from elliptica.compare.problem import TableProblem
+from elliptica.compare.shift import Fold, make_preprocessor
+from elliptica.estimators.classifier import fit_temperature
 
-TEST_SHARE = 0.2
-VALIDATION_SHARE = 0.2
+#: Called with the share of a task that is done, and what is being done. May raise to stop it.
+Report = Callable[[float, str], None]
+
+#: Why a method failed that may be tried again.
+NO_TIME = "the time was over before the first epoch"
+#: Largest exponent of a predicted logarithm.
+_MAX_LOG = 700.0
+#: A temperature outside of this range says that the validation rows are too few.
+_TEMPERATURES = (0.05, 20.0)
 
 
 @dataclass(frozen=True)
@@ -27,254 +46,267 @@ class Trial:
     """Settings that were tried."""
 
     settings: dict[str, Any]  # by name
+    log_target: bool  # whether the logarithm of the targets was learnt
+    length: int  # epochs or boosting iterations that were best on the validation rows; 0: not applicable
     validation: dict[str, float]  # scores on the validation rows; empty if training failed
-    seconds: float  # time of training
+    dropped: bool = False  # whether it was dropped after a first short training
     error: str = ""  # why it failed
-    #: How much of the first epoch's loss the last tenth of the epochs still took off; None for trees, and
-    #: where there were too few epochs to say.
-    last_drop: float | None = None
 
 
 @dataclass(frozen=True)
 class Record:
-    """A method in one repeat."""
+    """A method in one fold."""
 
     repeat: int  # number of the repeat, from 0
-    method: str  # name of the method
-    rows: dict[str, int]  # number of rows of each part
+    fold: int  # number of the fold, from 0
+    method: str
     trials: tuple[Trial, ...]  # what was tried, in order
-    chosen: int  # number of the trial that the validation rows chose
-    test: dict[str, float]  # scores on the test rows, which only the chosen trial saw
-    parts: dict[str, float]  # test score of each class, group or fifth
-    seconds: float  # time of training, all trials together
-    #: Rows that went through the network in training, all trials together; None for trees.
-    evaluations: int | None
+    chosen: int | None  # number of the trial that the validation rows chose; None: all failed
+    rows: dict[str, int]  # rows that trials, the validation, the chosen settings and the test have seen
+    seconds: float  # time of trials and training; networks of several methods and folds share theirs
+    length: int = 0  # epochs or boosting iterations of the model that was tested; 0: not applicable
+    temperature: float | None = None  # that calibrates the probabilities of the validation rows
+    #: Predictions of the test rows: probabilities ``(rows, classes)``, or numbers ``(rows,)``;
+    predicted: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    #: numbers before they are bounded to the range of the training targets; empty for probabilities.
+    unbounded: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
+    error: str = ""  # why the method failed
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """Repeat, fold and method."""
+        return self.repeat, self.fold, self.method
+
+    def calibrated(self) -> np.ndarray:
+        """Probabilities at the temperature of the validation rows."""
+        assert self.temperature is not None
+        return at_temperature(self.predicted, self.temperature)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
+        """Everything but the predictions, as JSON has it."""
+        content = asdict(replace(self, predicted=np.empty(0), unbounded=np.empty(0)))
+        del content["predicted"], content["unbounded"]
+        return content
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Record:
-        """The way back."""
-        return cls(**{**content, "trials": tuple(Trial(**trial) for trial in content["trials"])})
+    def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray, unbounded: np.ndarray) -> Record:
+        """Put a record together again."""
+        trials = tuple(Trial(**trial) for trial in content["trials"])
+        return cls(**{**content, "trials": trials}, predicted=predicted, unbounded=unbounded)
 
 
-class Split(NamedTuple):
-    """Numbers of the rows of each part, ascending."""
+class Predicted(NamedTuple):
+    """Predictions of one or several models for the same rows."""
 
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
-
-
-def split_rows(problem: TableProblem, repeat: int, seed: int) -> Split:
-    """Draw the parts of one repeat: about 60 % training, 20 % validation, 20 % test.
-
-    Rows are balanced by class (targets in fifths for regression), within groups where these are large
-    enough. Blocks (``--split-by``) are never divided; for regression they are drawn at random.
-
-    Args:
-        problem: The rows.
-        repeat: Number of the repeat.
-        seed: Of the whole comparison.
-
-    Raises:
-        TableError: If blocks leave a class without training rows, or a part without rows of judged groups.
-
-    Example:
-        >>> import polars as pl
-        >>> rows = pl.DataFrame({"x": range(100)})
-        >>> split = split_rows(TableProblem(rows, np.arange(100) % 2, "classification", "y"), 0, 0)
-        >>> [len(part) for part in split]
-        [60, 20, 20]
-    """
-    state = stream_seed("split", seed, repeat) % 2**32
-    rows = np.arange(len(problem.target))
-    strata = _strata(problem)
-    rest, test = _divide(problem, strata, rows, TEST_SHARE, state)
-    train, validation = _divide(problem, strata, rest, VALIDATION_SHARE / (1 - TEST_SHARE), state + 1)
-    _check_classes(problem, train, repeat)
-    _check_groups(problem, {"validation": validation, "test": test}, repeat)
-    return Split(np.sort(train), np.sort(validation), np.sort(test))
-
-
-def _divide(
-    problem: TableProblem, strata: np.ndarray, rows: np.ndarray, share: float, state: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cut a share off some rows."""
-    if problem.blocks is None:
-        splitter = StratifiedShuffleSplit(1, test_size=share, random_state=state % 2**32)
-        parts = splitter.split(rows, _common(strata[rows], math.ceil(share * len(rows))))
-    elif problem.task == "classification":
-        folds = StratifiedGroupKFold(round(1 / share), shuffle=True, random_state=state % 2**32)
-        parts = folds.split(rows, problem.target[rows], problem.blocks[rows])
-    else:
-        shuffle = GroupShuffleSplit(1, test_size=share, random_state=state % 2**32)
-        parts = shuffle.split(rows, groups=problem.blocks[rows])
-    every = [part for part in parts if all(map(len, part))]  # few blocks leave folds empty
-    if not every:
-        raise TableError(
-            "The blocks of the split-by column are too few or too unequal to be divided into training, "
-            "validation and test rows. Split by a column with more values."
-        )
-    # folds are filled greedily, large blocks first, and only ties depend on the state: the first fold would
-    # test the same blocks in every repeat, so one of the folds is drawn
-    kept, cut = every[np.random.default_rng(state).integers(len(every))]
-    return rows[kept], rows[cut]
-
-
-def _strata(problem: TableProblem) -> np.ndarray:
-    if problem.task == "classification":
-        base = np.unique(problem.target, return_inverse=True)[1]
-    else:
-        base = np.searchsorted(np.quantile(problem.target, (0.2, 0.4, 0.6, 0.8)), problem.target)
-    if problem.groups is None:
-        return base
-    groups = np.unique(problem.groups, return_inverse=True)[1]
-    cells = base + (base.max() + 1) * (groups + 1)
-    counts = np.bincount(cells)
-    # a class within a group that is too small to divide goes with the rest of its class
-    return np.where(counts[cells] >= MIN_CLASS_ROWS, cells, base)
-
-
-def _common(strata: np.ndarray, n_cut: int) -> np.ndarray:
-    """Strata as the splitter accepts them: of at least two rows each, and no more than either part has rows.
-
-    Single rows join the commonest stratum; the two smallest strata are merged while there are too many.
-    """
-    values, inverse, counts = np.unique(strata, return_inverse=True, return_counts=True)
-    found = np.where(counts[inverse] >= 2, strata, values[counts.argmax()])
-    while len(np.unique(found)) > min(n_cut, len(found) - n_cut):
-        values, counts = np.unique(found, return_counts=True)
-        smallest, second = values[np.argsort(counts, kind="stable")[:2]]
-        found = np.where(found == smallest, second, found)
-    return found
-
-
-def _check_classes(problem: TableProblem, train: np.ndarray, repeat: int) -> None:
-    if problem.task == "classification":
-        missing = set(problem.classes) - set(problem.target[train].tolist())
-        if missing:
-            raise TableError(
-                f"In repeat {repeat + 1} no training row has the class {sorted(missing)[0]!r}: its rows lie "
-                "in too few blocks of the split-by column. Join classes, or split by another column."
-            )
-
-
-def _check_groups(problem: TableProblem, parts: dict[str, np.ndarray], repeat: int) -> None:
-    """A part with unjudged groups only has no worst group."""
-    if problem.groups is None:
-        return
-    for name, rows in parts.items():
-        if not (problem.groups[rows] != "").any():
-            raise TableError(
-                f"In repeat {repeat + 1} all {name} rows are of groups that are too small to be judged: "
-                "rows of the same split-by value stay together. Join small groups of "
-                f"{problem.group_name!r}, or split by another column."
-            )
+    values: np.ndarray  # probabilities, or numbers, bounded if the plan says so
+    unbounded: np.ndarray  # the numbers before; empty for probabilities
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The rows of one repeat as numbers; the preprocessing has seen training rows only."""
+class FoldRows:
+    """The rows of a fold as numbers; preprocessing and scaling have seen its training rows only."""
 
-    split: Split
-    x: dict[str, np.ndarray]
-    bounds: np.ndarray
+    fold: Fold
+    x: np.ndarray  # inputs of all rows of the table, scaled, float32
+    y: np.ndarray  # class numbers or targets of all rows
+    fit: np.ndarray  # rows that trials train on,
+    validation: np.ndarray  # rows that choose among them,
+    train: np.ndarray  # and rows that the chosen settings are trained on,
+    stop: np.ndarray | None  # with validation rows for the length, if trials saw a part of the rows only
+    bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of rows, for the record."""
+        parts = {"fit": self.fit, "validation": self.validation, "train": self.train, "test": self.fold.test}
+        return {name: len(rows) for name, rows in parts.items()}
 
 
-def prepare(problem: TableProblem, repeat: int, plan: Plan) -> Prepared:
-    """Split the rows and turn them into numbers, for all methods alike."""
-    split = split_rows(problem, repeat, plan.seed)
-    preprocess = TablePreprocessor().fit(problem.features[split.train])
-    x = {
-        part: np.asarray(preprocess.transform(problem.features[rows]))
-        for part, rows in split._asdict().items()
-    }
-    bounds = target_bounds(problem, split.train) if problem.task == "regression" else np.empty(0)
-    return Prepared(split, x, bounds)
+def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
+    """Turn the rows into numbers, and draw the rows that trials see in a large table."""
+    draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
+    train = _at_most(fold.train, plan.train_rows, draws)
+    preprocess = make_preprocessor(problem).fit(problem.features[train])
+    inputs = np.asarray(preprocess.transform(problem.features))
+    x = StandardScaler().fit(inputs[train]).transform(inputs).astype(np.float32)
+    if problem.task == "classification":
+        y, bounds = np.unique(problem.target, return_inverse=True)[1], np.empty(0)
+    else:
+        y, bounds = problem.target, target_bounds(problem, train)
+    fit, stop = fold.fit, None
+    if len(fit) > plan.tuning_rows:
+        train, stop = _at_most(fit, plan.train_rows, draws), fold.validation
+    fit = _at_most(fit, plan.tuning_rows, draws)
+    return FoldRows(fold, x, y, fit, fold.validation, train, stop, bounds)
 
 
-def run_method(problem: TableProblem, prepared: Prepared, method: str, repeat: int, plan: Plan) -> Record:
-    """Try settings, choose on the validation rows, test once.
+def _at_most(rows: np.ndarray, n: int, draws: np.random.Generator) -> np.ndarray:
+    return rows if len(rows) <= n else np.sort(draws.choice(rows, n, replace=False))
 
-    Raises:
-        RuntimeError: If training fails with all settings.
+
+@dataclass(frozen=True)
+class TargetScale:
+    """From the targets of a regression to what a model learns, and back."""
+
+    log: bool
+    mean: float = 0.0
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, target: np.ndarray, *, log: bool) -> TargetScale:
+        """Standardise the targets of these rows, or their logarithms."""
+        values = np.log(target) if log else target
+        return cls(log, float(values.mean()), float(values.std()) or 1.0)
+
+    def learn(self, target: np.ndarray) -> np.ndarray:
+        """Targets as a model learns them."""
+        values = np.log(target) if self.log else target
+        return (values - self.mean) / self.scale
+
+    def read(self, output: np.ndarray) -> np.ndarray:
+        """Outputs of a model in the units of the table."""
+        values = output * self.scale + self.mean
+        return np.exp(values.clip(-_MAX_LOG, _MAX_LOG)) if self.log else values
+
+
+def pool(members: np.ndarray, known: np.ndarray, plan: Plan) -> Predicted:
+    """Take the mean over models of an ensemble; numbers are bounded before.
+
+    Args:
+        members: Probabilities ``(models, rows, classes)``, or numbers ``(models, rows)``.
+        known: Targets of the training rows, whose range bounds the numbers.
+        plan: Says whether numbers are bounded.
     """
-    train = prepared.split.train
-    seed = stream_seed("training", plan.seed, repeat) % 2**32  # no method has its own
-    trials: list[Trial] = []
-    best: tuple[tuple[float, ...], int, Any] | None = None
-    evaluations = 0
-    for number in range(plan.trials):
-        settings = draw_settings(method, number, plan)
-        model = make_estimator(method, problem.task, settings, plan, len(train), seed)
-        begin = time.perf_counter()
-        try:
-            model.fit(prepared.x["train"], problem.target[train])
-        except FloatingPointError as error:
-            trials.append(Trial(settings, {}, time.perf_counter() - begin, str(error)))
-            continue
-        seconds = time.perf_counter() - begin
-        scores = _scores(problem, prepared, model, "validation")
-        scores.pop("parts")
-        drop = None if method == TREES else last_drop(model.loss_curve_)
-        trials.append(Trial(settings, scores, seconds, last_drop=drop))
-        evaluations += 0 if method == TREES else model.n_iter_ * len(train)
-        rank = ranking(scores, problem, plan)
-        if best is None or rank > best[0]:
-            best = rank, number, model
-    if best is None:
-        raise RuntimeError(
-            f"Training by {method} failed with all {plan.trials} settings. The first said: {trials[0].error}"
-        )
-    test = _scores(problem, prepared, best[2], "test")
-    parts = test.pop("parts")
-    rows = {part: len(rows) for part, rows in prepared.split._asdict().items()}
-    seconds = sum(trial.seconds for trial in trials)
-    used = None if method == TREES else evaluations
-    return Record(repeat, method, rows, tuple(trials), best[1], test, parts, seconds, used)
+    if members.ndim == 3:
+        return Predicted(members.mean(0), np.empty(0))
+    bounded = members.clip(known.min(), known.max()) if plan.bounded else members
+    return Predicted(bounded.mean(0), members.mean(0))
 
 
-def last_drop(losses: Sequence[float]) -> float | None:
-    """How much of the first epoch's loss the last tenth of the epochs took off, against the tenth before.
-
-    Example:
-        >>> last_drop([1.0, 0.5, 0.25])
-        0.25
-    """
-    n = max(1, len(losses) // 10)
-    if len(losses) < 3 or not losses[0]:
-        return None
-    return float((np.mean(losses[-2 * n : -n]) - np.mean(losses[-n:])) / abs(losses[0]))
+def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
+    """Score predictions of the validation rows; without a group that has rows there, by class or fifth."""
+    target = problem.target[rows.validation]
+    groups = None if problem.groups is None else problem.groups[rows.validation]
+    if groups is not None and not (groups != "").any():
+        groups = None
+    if problem.task == "classification":
+        found = classification_scores(target, predicted, problem.classes, groups)
+    else:
+        found = regression_scores(target, predicted, rows.bounds, groups)
+    del found["parts"]
+    return found
 
 
 def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> tuple[float, ...]:
-    """The rule of choice, larger is better: the metric of ``select``, then others where it is equal."""
-    average, worst, *rest = metrics_of(problem.task, problem.groups is not None)
-    order = [average] if plan.select == "average" else [worst, average]
-    order += [metric for metric in rest if metric.name == "log_loss"]
-    return tuple(scores[m.name] if m.higher_is_better else -scores[m.name] for m in order)
+    """The rule of choice among trials, larger is better.
+
+    It is the Brier score for classes, which tells trials apart on few rows better than the accuracy, and the
+    RMSE for numbers; with ``select="worst"`` first the accuracy or RMSE of the worst part.
+    """
+    average = scores["brier" if problem.task == "classification" else "rmse"]
+    worst = metrics_of(problem.task, problem.groups is not None)[1]
+    if plan.select == "average" or worst.name not in scores:
+        return (-average,)
+    return (scores[worst.name] if worst.higher_is_better else -scores[worst.name], -average)
 
 
-def final_trial(records: Sequence[Record], method: str, problem: TableProblem, plan: Plan) -> int:
-    """Number of the trial that was best on the validation rows on average over repeats."""
-    ranks: dict[int, list[tuple[float, ...]]] = {}
+def best_trials(trials: Sequence[Trial], problem: TableProblem, plan: Plan) -> list[int]:
+    """Numbers of the trials that did not fail and were not dropped, the best one first."""
+    usable = [number for number, trial in enumerate(trials) if trial.validation and not trial.dropped]
+    return sorted(usable, key=lambda n: ranking(trials[n].validation, problem, plan), reverse=True)
+
+
+def final_trial(records: Sequence[Record], problem: TableProblem, plan: Plan) -> int:
+    """Number of the trial that was best on the validation rows on average over the folds of a method.
+
+    Trials that were dropped or failed in a fold count as the last of that fold.
+    """
+    places: dict[int, list[int]] = {}
     for record in records:
-        if record.method == method:
-            for number, trial in enumerate(record.trials):
-                if trial.validation:
-                    ranks.setdefault(number, []).append(ranking(trial.validation, problem, plan))
-    most = max(len(found) for found in ranks.values())  # a trial that failed somewhere is no candidate
-    means = {n: tuple(np.mean(found, axis=0)) for n, found in ranks.items() if len(found) == most}
-    return max(means, key=lambda number: means[number])
+        order = best_trials(record.trials, problem, plan)
+        for number in range(len(record.trials)):
+            places.setdefault(number, []).append(
+                order.index(number) if number in order else len(record.trials)
+            )
+    return min(places, key=lambda number: (np.mean(places[number]), number))
 
 
-def _scores(problem: TableProblem, prepared: Prepared, model: Any, part: str) -> dict[str, Any]:
-    rows = getattr(prepared.split, part)
-    groups = None if problem.groups is None else problem.groups[rows]
-    target = problem.target[rows]
+def at_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """Soften (above 1) or sharpen (below 1) probabilities.
+
+    Example:
+        >>> at_temperature(np.array([[0.8, 0.2]]), 0.5).round(3)
+        array([[0.941, 0.059]])
+    """
+    powers = (_log(probabilities) / temperature).astype(np.float64)
+    powers = np.exp(powers - powers.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def _log(probabilities: np.ndarray) -> np.ndarray:
+    return np.log(probabilities.clip(MIN_PROBABILITY))
+
+
+def _temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Temperature of the least log loss; 1 if all rows are classified correctly, since none is least then."""
+    if (probabilities.argmax(1) == labels).all():
+        return 1.0
+    return float(np.clip(fit_temperature(_log(probabilities), labels), *_TEMPERATURES))
+
+
+def make_record(
+    problem: TableProblem,
+    rows: FoldRows,
+    method: str,
+    trials: Sequence[Trial],
+    chosen: int,
+    *,
+    validation: np.ndarray,
+    predicted: Predicted,
+    length: int,
+    seconds: float,
+) -> Record:
+    """Record a method that was trained and tested.
+
+    Args:
+        problem: The table.
+        rows: Of the fold.
+        method: Name.
+        trials: What was tried.
+        chosen: Number of the trial that was chosen.
+        validation: Its predictions of the validation rows.
+        predicted: Predictions of the test rows.
+        length: Epochs or boosting iterations of the model that made them.
+        seconds: Time of all of it.
+    """
+    temperature = None
     if problem.task == "classification":
-        return classification_scores(target, model.predict_proba(prepared.x[part]), problem.classes, groups)
-    return regression_scores(target, model.predict(prepared.x[part]), prepared.bounds, groups)
+        temperature = _temperature(validation, rows.y[rows.validation])
+    return Record(
+        rows.fold.repeat,
+        rows.fold.number,
+        method,
+        tuple(trials),
+        chosen,
+        rows.counts,
+        seconds,
+        length,
+        temperature=temperature,
+        predicted=predicted.values,
+        unbounded=predicted.unbounded,
+    )
+
+
+def failed_record(rows: FoldRows, method: str, trials: Sequence[Trial], seconds: float) -> Record:
+    """Record a method of which every trial failed, or the last training; the first error is quoted."""
+    reason = next((trial.error for trial in trials if trial.error), "the last training did not end in time")
+    return Record(
+        rows.fold.repeat,
+        rows.fold.number,
+        method,
+        tuple(trials),
+        None,
+        rows.counts,
+        seconds,
+        error=f"Training failed with all of {len(trials)} settings. The first said: {reason}.",
+    )

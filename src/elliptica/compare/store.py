@@ -1,116 +1,169 @@
-"""Keep finished runs in one JSON file, so that an interrupted comparison can be resumed."""
+"""Keep finished folds in a folder, so that an interrupted comparison can be resumed."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import asdict
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from elliptica import __version__
-from elliptica._utils.files import write_atomically
+from elliptica._utils.files import replacing, write_atomically
 from elliptica.compare.plan import Plan
 from elliptica.compare.problem import TableProblem
-from elliptica.compare.protocol import Record
+from elliptica.compare.protocol import NO_TIME, Record
 from elliptica.compare.table import TableError
 from elliptica.report.content import present_versions
 
-RESULTS = "results.json"
+RESULTS, PREDICTIONS = "results.json", "predictions.npz"
 MODEL = "model.elliptica"
-#: What is written beside it.
-WRITTEN = ("report.md", "report.html", MODEL)
+#: What is written beside them.
+WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
+#: Version of the format.
+FORMAT = 2
 
 
 class Store:
-    """The runs of a comparison, in memory and (with a folder) on disk.
+    """The finished pieces of a comparison, in memory and (with a folder) on disk.
+
+    A folder that holds the same comparison keeps its plan, except for methods, which may be added: a plan
+    that was made for a budget depends on how busy the machine was.
 
     Args:
-        folder: Where `RESULTS` is; None: nowhere.
-        problem: What is learnt.
-        plan: How.
-        name: Of the table.
-        command: Where the call came from.
+        folder: Where the files are; None: nowhere.
+        about: What must be equal for pieces to belong together, see `describe`.
+        plan: How methods are compared.
+        head: What else the file says.
 
     Raises:
         TableError: If nothing can be written to the folder, or if it holds another comparison: other data,
-            columns, settings or version.
+            columns, options or version.
     """
 
     def __init__(
-        self, folder: Path | None, problem: TableProblem, plan: Plan, name: str, command: str
+        self, folder: Path | None, about: Mapping[str, Any], plan: Plan, head: Mapping[str, Any]
     ) -> None:
         self.folder = folder
-        self.file = None if folder is None else folder / RESULTS
         self.plan = plan
-        self._records: dict[tuple[int, str], Record] = {}
-        self._head = {
-            "about": _about(problem, plan, name),
-            "command": command,
-            "notices": list(problem.notices),
-            "versions": present_versions("polars", "scikit-learn"),
-        }
+        self.resumed = False  # whether the folder held a plan
+        self._about, self._head = dict(about), dict(head)
+        self._records: dict[tuple[int, int, str], Record] = {}
+        self._lock = threading.Lock()
         if folder is not None:
             check_writable(folder)  # now, not after the first training
-            self._check_own(folder)
-        if self.file is not None and self.file.exists():
-            self._read(self.file)
+            _check_own(folder)
+            if (folder / RESULTS).exists():
+                self._read(folder)
 
-    @staticmethod
-    def _check_own(folder: Path) -> None:
-        """Refuse to overwrite files that no comparison has left there."""
-        foreign = [name for name in WRITTEN if (folder / name).exists()]
-        if foreign and not (folder / RESULTS).exists():
-            raise TableError(
-                f"{folder} holds {' and '.join(foreign)}, but no {RESULTS} of a comparison: they would be "
-                "overwritten. Choose another --out, or move them away."
-            )
+    def has(self, repeat: int, fold: int, method: str) -> bool:
+        """Whether a piece is finished; one whose time was over may be tried again."""
+        found = self._records.get((repeat, fold, method))
+        return found is not None and NO_TIME not in found.error
 
-    def has(self, repeat: int, method: str) -> bool:
-        """Whether a run is finished."""
-        return (repeat, method) in self._records
-
-    def add(self, record: Record) -> None:
-        """Keep a finished run."""
-        self._records[record.repeat, record.method] = record
-        self.write()
+    def add(self, records: Iterable[Record]) -> None:
+        """Keep finished pieces."""
+        with self._lock:
+            self._records |= {record.key: record for record in records}
+            self._write_predictions()
+            self.write()
 
     def records(self) -> tuple[Record, ...]:
-        """Finished runs of the plan, repeat by repeat."""
-        keys = ((repeat, method) for repeat in range(self.plan.repeats) for method in self.plan.methods)
-        return tuple(self._records[key] for key in keys if key in self._records)
+        """Finished pieces of the plan's methods, fold by fold."""
+        order = {method: number for number, method in enumerate(self.plan.methods)}
+        found = [record for record in self._records.values() if record.method in order]
+        return tuple(sorted(found, key=lambda r: (r.repeat, r.fold, order[r.method])))
 
-    def write(self, extra: dict[str, Any] | None = None) -> None:
+    def write(self, extra: Mapping[str, Any] | None = None) -> None:
         """Write the file atomically."""
-        if self.file is None:
+        if self.folder is None:
             return
-        records = [self._records[key].to_json() for key in sorted(self._records, key=lambda key: key[0])]
-        plan = {"methods": list(self.plan.methods), "repeats": self.plan.repeats}
-        content = {**self._head, **plan, "finished": len(self.records()), "runs": self.plan.n_runs}
-        text = json.dumps({**content, **(extra or {}), "records": records}, indent=1)
-        write_atomically(self.file, text, durable=True)
+        content = {
+            "format": FORMAT,
+            "about": self._about,
+            **self._head,
+            "plan": asdict(self.plan),
+            **(extra or {}),
+            "records": [self._records[key].to_json() for key in sorted(self._records)],
+        }
+        write_atomically(self.folder / RESULTS, json.dumps(content, indent=1), durable=True)
 
-    def _read(self, file: Path) -> None:
+    def _write_predictions(self) -> None:
+        """Written first: a record without predictions is done again, predictions without one do no harm."""
+        if self.folder is None:
+            return
+        arrays = {}
+        for (repeat, fold, method), record in self._records.items():
+            arrays[f"{repeat}/{fold}/{method}"] = record.predicted
+            if record.unbounded.size:
+                arrays[f"{repeat}/{fold}/{method}/unbounded"] = record.unbounded
+        with replacing(self.folder / PREDICTIONS, durable=True) as part, part.open("wb") as handle:
+            np.savez(handle, **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
+
+    def _read(self, folder: Path) -> None:
+        file = folder / RESULTS
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            about, records = content["about"], [Record.from_json(each) for each in content["records"]]
-        except (ValueError, KeyError, TypeError, OSError) as error:
+            about = content["about"]
+            if content.get("format") != FORMAT:
+                raise TableError(
+                    f"{folder} holds a comparison of an earlier version of elliptica "
+                    f"({about.get('elliptica', 'unknown')}), which cannot be resumed. Choose another --out, "
+                    "or remove the folder."
+                )
+            self._check_same(folder, about)
+            records = list(_read_records(content["records"], folder / PREDICTIONS))
+            plan = {**content["plan"], "hidden": tuple(content["plan"]["hidden"])}
+            self.plan = replace(Plan(**plan), methods=self.plan.methods)
+        except TableError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise TableError(
                 f"{file} cannot be read ({type(error).__name__}: {error}). Move it away, or choose another "
                 "--out."
             ) from error
-        ours = json.loads(json.dumps(self._head["about"]))
-        different = [key for key in ours if ours[key] != about.get(key)]
-        if different:
-            key = different[0]
-            change = f"{key} was {about.get(key)!r} and is now {ours[key]!r}"
-            if key == "contents":  # a fingerprint says nothing to a reader
-                change = "rows or cells of the table have changed"
-            raise TableError(
-                f"{file.parent} holds another comparison: {change}. Choose another --out, or remove the "
-                "folder."
-            )
-        self._records = {(record.repeat, record.method): record for record in records}
+        self.resumed = True
+        self._records = {record.key: record for record in records}
+
+    def _check_same(self, folder: Path, about: Mapping[str, Any]) -> None:
+        ours = json.loads(json.dumps(self._about))
+        for key in ours:
+            if ours[key] != about.get(key):
+                change = f"{key} was {about.get(key)!r} and is now {ours[key]!r}"
+                if key == "contents":  # a fingerprint says nothing to a reader
+                    change = "rows or cells of the table have changed"
+                raise TableError(
+                    f"{folder} holds another comparison: {change}. Choose another --out, or "
+                    "remove the folder."
+                )
+
+
+def _read_records(contents: Iterable[Mapping[str, Any]], file: Path) -> Iterable[Record]:
+    """Records with their predictions; those without are done again."""
+    if not file.exists():
+        return
+    with np.load(file, allow_pickle=False) as arrays:
+        for content in contents:
+            name = f"{content['repeat']}/{content['fold']}/{content['method']}"
+            if name in arrays:
+                unbounded = f"{name}/unbounded"
+                yield Record.from_json(
+                    content, arrays[name], arrays[unbounded] if unbounded in arrays else np.empty(0)
+                )
+
+
+def _check_own(folder: Path) -> None:
+    """Raise rather than overwrite files that no comparison has left there."""
+    foreign = [name for name in WRITTEN if (folder / name).exists()]
+    if foreign and not (folder / RESULTS).exists():
+        raise TableError(
+            f"{folder} holds {' and '.join(foreign)}, but no {RESULTS} of a comparison: they would be "
+            "overwritten. Choose another --out, or move them away."
+        )
 
 
 def check_writable(folder: Path) -> None:
@@ -130,18 +183,29 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
-def _about(problem: TableProblem, plan: Plan, name: str) -> dict[str, Any]:
-    """What must be equal for runs to belong together; methods and repeats may be added."""
-    settings = asdict(plan)
-    del settings["methods"], settings["repeats"]
+def describe(problem: TableProblem, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be equal for pieces to belong together: table, columns and options."""
     return {
         "table": name,
         "target": problem.target_name,
         "task": problem.task,
         "group": problem.group_name,
+        "time": problem.time_name,
+        "split_by": problem.split_name,
         "rows": len(problem.target),
         "inputs": problem.features.columns,
         "contents": problem.digest(),
         "elliptica": __version__,
-        **settings,
+        **options,
+    }
+
+
+def file_head(problem: TableProblem, shift: str, command: str) -> dict[str, Any]:
+    """What else the file says: where it came from, and what was decided."""
+    return {
+        "command": command,
+        "shift": shift,
+        "notices": list(problem.notices),
+        "columns": [asdict(column) for column in problem.columns],
+        "versions": present_versions("polars", "scikit-learn"),
     }

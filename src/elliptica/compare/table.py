@@ -11,14 +11,36 @@ import polars as pl
 
 from elliptica._utils.random import stream_seed
 from elliptica._utils.text import did_you_mean
-from elliptica.compare.csv import Dialect, check_rectangular, looks_like_numbers, read_dialect
 from elliptica.compare.csv import TableError as TableError
+from elliptica.compare.csv import check_rectangular, looks_like_numbers, read_dialect
 
 MAX_ROWS = 200_000
+#: More columns than that are hardly a table; networks on them take hours.
+MAX_COLUMNS = 10_000
 TOO_LONG = (
     "because every method is trained many times. Pass --sample (sample=True) for a random sample of that "
     "size, or raise --max-rows (max_rows=)."
 )
+
+#: Tables that need no file, with the column that is predicted.
+BUILT_IN = {
+    "diabetes": "progression",
+    "breast_cancer": "diagnosis",
+    "wine": "cultivar",
+    "digits": "digit",
+    "iris": "species",
+    "california_housing": "price",
+}
+#: What the blood values of the diabetes table are.
+_DIABETES = {
+    "bp": "blood pressure",
+    "s1": "cholesterol",
+    "s2": "ldl",
+    "s3": "hdl",
+    "s4": "cholesterol/hdl",
+    "s5": "log triglycerides",
+    "s6": "glucose",
+}
 
 
 class _Limit(NamedTuple):
@@ -59,8 +81,8 @@ def read_table(
     Rows are counted before they are read, so that a file that is too long is refused without being loaded.
 
     Args:
-        source: Path of a ``.parquet`` or ``.pq`` file, of a CSV file (any other name), or a polars or
-            pandas frame.
+        source: Path of a ``.parquet`` or ``.pq`` file, of a CSV file (any other name), a polars or pandas
+            frame, or, if there is no such file, the name of a table of scikit-learn (see `BUILT_IN`).
         max_rows: Longer tables are refused; None: no limit.
         sample: Use a random sample of ``max_rows`` rows of a longer table instead.
         seed: Of that sample.
@@ -79,9 +101,12 @@ def read_table(
     if not isinstance(source, str | Path):
         return _from_frame(source, limit)
     file = Path(source)
+    if not file.exists() and str(source) in BUILT_IN:
+        return _from_frame(_built_in(str(source)), limit, str(source))
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
-        raise TableError(f"{file} {what}. Expected the name of a CSV or Parquet file.")
+        hint = did_you_mean(str(source), BUILT_IN) or f"Tables without a file: {', '.join(BUILT_IN)}."
+        raise TableError(f"{file} {what}. Expected the name of a CSV or Parquet file. {hint}")
     if file.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(file, limit)
     return _read_csv(file, limit, as_text)
@@ -89,6 +114,7 @@ def read_table(
 
 def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
     dialect = read_dialect(file)
+    _check_width(file.name, len(dialect.header))
     # all cells as text: types are ours to decide, and an odd value far down is no error of the reader
     lazy = pl.scan_csv(file, separator=dialect.separator, infer_schema=False)
     try:
@@ -117,25 +143,24 @@ def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
     if dialect.separator != ",":
         notices.append(f"Cells are separated by {dialect.separator!r}.")
     if not as_text:
-        frame = frame.with_columns(_typed(column, dialect, notices) for column in frame.iter_columns())
+        frame = frame.with_columns(_typed(column, dialect.decimal_comma) for column in frame.iter_columns())
     headless = looks_like_numbers(dialect.header)
     return Table(frame, file.name, tuple(notices), headless, dialect.decimal_comma)
 
 
-def _typed(column: pl.Series, dialect: Dialect, notices: list[str]) -> pl.Series:
-    """Whole numbers or numbers where all cells are, else text; what a few odd cells mean is decided later."""
+def _typed(column: pl.Series, decimal_comma: bool) -> pl.Series:
+    """Whole numbers or numbers where all cells are, else text; what other cells mean is decided later.
+
+    Text stay codes with leading zeros, and whole numbers that no integer type holds: as numbers they would
+    lose digits.
+    """
     whole = column.cast(pl.Int64, strict=False)
-    numbers = as_numbers(column, decimal_comma=dialect.decimal_comma)
-    if numbers.null_count() == column.null_count():
-        padded = column.filter(column.str.contains(r"^[-+]?0\d"))
-        if len(padded):
-            notices.append(
-                f"Column {column.name!r} is read as numbers, so that leading zeros are lost, e.g. of "
-                f"{padded[0]!r}. If these are codes, put a letter before each of them, or pass a Parquet "
-                "file in which they are text."
-            )
-        return whole if whole.null_count() == column.null_count() else numbers
-    return column
+    if whole.null_count() == column.null_count():
+        return column if column.str.contains(r"^[-+]?0\d").any() else whole
+    numbers = as_numbers(column, decimal_comma=decimal_comma)
+    if numbers.null_count() > column.null_count() or column.str.contains(r"^[-+]?\d{19,}$|^[-+]?0\d").any():
+        return column
+    return numbers
 
 
 def as_numbers(column: pl.Series, *, decimal_comma: bool = False) -> pl.Series:
@@ -148,6 +173,7 @@ def as_numbers(column: pl.Series, *, decimal_comma: bool = False) -> pl.Series:
 def _read_parquet(file: Path, limit: _Limit) -> Table:
     lazy = pl.scan_parquet(file)
     try:
+        _check_width(file.name, len(lazy.collect_schema()))
         n_rows = lazy.select(pl.len()).collect().item()
         notices = _check_length(file.name, n_rows, limit)
         frame = _collect(lazy, n_rows, limit)
@@ -159,15 +185,39 @@ def _read_parquet(file: Path, limit: _Limit) -> Table:
     return Table(frame, file.name, tuple(notices))
 
 
-def _from_frame(source: Any, limit: _Limit) -> Table:
+def _from_frame(source: Any, limit: _Limit, name: str = "frame") -> Table:
     if isinstance(source, pl.LazyFrame):
         source = source.collect()
     if not isinstance(source, pl.DataFrame):
         source = _from_pandas(source)
+    _check_width("The frame", source.width)
     notices = _check_length("The frame", len(source), limit)
     frame = _collect(source.lazy(), len(source), limit)
     _check_not_empty("The frame", frame)
-    return Table(frame, "frame", tuple(notices))
+    return Table(frame, name, tuple(notices))
+
+
+def _built_in(name: str) -> pl.DataFrame:
+    """A table of scikit-learn, with names that say what the columns are."""
+    from sklearn import datasets
+
+    if name == "california_housing":  # the only one that does not ship with scikit-learn
+        try:
+            data = datasets.fetch_california_housing(download_if_missing=False)
+        except OSError as error:
+            raise TableError(
+                "The table california_housing is not on this machine. Fetch it once, with a connection: "
+                "python -c 'from sklearn.datasets import fetch_california_housing as f; f()'"
+            ) from error
+    else:
+        options = {"scaled": False} if name == "diabetes" else {}
+        data = getattr(datasets, f"load_{name}")(**options)
+    target = np.asarray(data.target)
+    if hasattr(data, "target_names") and name not in ("digits", "california_housing"):
+        target = np.asarray(data.target_names)[target]
+    names = [_DIABETES.get(each, each) for each in data.feature_names]
+    columns = [pl.Series(each, np.asarray(data.data)[:, j]) for j, each in enumerate(names)]
+    return pl.DataFrame([*columns, pl.Series(BUILT_IN[name], target.tolist())])
 
 
 def _from_pandas(source: Any) -> pl.DataFrame:
@@ -194,6 +244,14 @@ def _series(name: str, column: Any) -> pl.Series:
         return pl.Series(name, values)
     except (TypeError, pl.exceptions.PolarsError):  # mixed types
         return pl.Series(name, [None if value is None else str(value) for value in values], dtype=pl.String)
+
+
+def _check_width(name: str, n_columns: int) -> None:
+    if n_columns > MAX_COLUMNS:
+        raise TableError(
+            f"{name} has {n_columns:,} columns; at most {MAX_COLUMNS:,} are read, because every one becomes "
+            "an input of every network. Keep the columns that matter, e.g. those that vary most."
+        )
 
 
 def _check_length(name: str, n_rows: int, limit: _Limit) -> list[str]:

@@ -38,6 +38,7 @@ class Measure:
         higher_is_better: Its good direction.
         percent: Whether values are percentages.
         decimals: To show.
+        relative: Whether differences are shares of the reference, in percent.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Measure:
     higher_is_better: bool
     percent: bool = False
     decimals: int = 1
+    relative: bool = False
 
     def show(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
         """A value, or a difference of two (``sign=True``), as text.
@@ -138,6 +140,11 @@ class Parts:
     counted: str = "training rows"
     limits: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
 
+    @property
+    def has_spread(self) -> bool:
+        """Whether a part has values of several seeds."""
+        return any(len(numbers) > 1 for own in self.values.values() for numbers in own.values())
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -147,6 +154,28 @@ class Grid:
     head: Sequence[str]
     rows: Sequence[Sequence[tuple[str, Number | str, bool]]]
     notes: Sequence[str] = ()
+    words: Collection[int] = ()  # numbers of columns that hold words, which may be broken into lines
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report in words: paragraphs, a table and a list, each of which may be missing.
+
+    Attributes:
+        heading: Above it.
+        paragraphs: First.
+        table: Rows of text, the first one the header.
+        points: A list, last.
+        left: Columns of the table that are text, beside the first one.
+        is_open: Whether a page shows it at first.
+    """
+
+    heading: str
+    paragraphs: Sequence[str] = ()
+    table: Sequence[Sequence[str]] = ()
+    points: Sequence[str] = ()
+    left: Collection[int] = ()
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,6 +210,10 @@ class Study:
         test_share: Test rows over training rows where each seed splits the same rows anew: intervals are
             corrected for what its training rows share with those of others. Zero for fixed test rows.
         own: Methods that are elliptic training.
+        scores: By measure and method, where the score is not the mean over seeds.
+        sections: More tables and lists, below the charts.
+        seeds_words: Below the heading of the chart of all seeds, instead of its own words.
+        differences_words: The same of the chart of differences.
     """
 
     name: str
@@ -209,6 +242,10 @@ class Study:
     repetition: str = "seed"
     test_share: float = 0.0
     own: Collection[str] = ()
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sections: Sequence[Section] = ()
+    seeds_words: str = ""
+    differences_words: str = ""
 
     @property
     def n_runs(self) -> int:

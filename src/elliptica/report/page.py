@@ -106,12 +106,16 @@ def _study(study: Study) -> dict[str, Any]:
                 "up": m.higher_is_better,
                 "percent": m.percent,
                 "decimals": m.decimals,
+                "relative": m.relative,
             }
             for m in study.measures
         ],
         "values": {
             m.name: _columns(
-                study, study.values[m.name], (0.0, 100.0) if m.percent else (-math.inf, math.inf)
+                study,
+                study.values[m.name],
+                (0.0, 100.0) if m.percent else (-math.inf, math.inf),
+                study.scores.get(m.name, {}),
             )
             for m in study.measures
         },
@@ -143,13 +147,17 @@ def highlighted(study: Study, most: int = 5) -> list[str]:
     return [m for m in dict.fromkeys(order) if m in study.methods][:most]
 
 
-def _columns(study: Study, values: BySeed, ends: tuple[float, float]) -> list[dict[str, Any]]:
-    """Seeds, values and an interval for each method."""
+def _columns(
+    study: Study, values: BySeed, ends: tuple[float, float], scores: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """Seeds, values and an interval for each method; a score that is no mean of the values has none."""
     found = []
     for method in study.methods:
         by_seed = dict(sorted(values.get(method, {}).items()))
         numbers = list(by_seed.values())
         limits = mean_interval(numbers, test_share=study.test_share) if numbers else (math.nan,) * 3
+        if scores and method in scores:
+            limits = (scores[method], math.nan, math.nan)
         found.append({"seeds": list(by_seed), "values": numbers, "mean": _within(limits, ends)})
     return found
 

@@ -117,6 +117,15 @@ const charts = (() => {
     return { ...CONFIG, plotGlPixelRatio: sharpness };
   }
 
+  // cards grow and shrink with their neighbours; what is drawn follows
+  const filling = new ResizeObserver((entries) => {
+    for (const { target: plot } of entries) {
+      const { width, height } = plot._fullLayout ?? {}, { clientWidth, clientHeight } = plot;
+      const differs = Math.abs(width - clientWidth) > 1 || Math.abs(height - clientHeight) > 1;
+      if (width && clientWidth && clientHeight && differs) Plotly.Plots.resize(plot);
+    }
+  });
+
   function draw(figure) {
     ready();
     const study = studies.get(figure.dataset.study);
@@ -138,8 +147,10 @@ const charts = (() => {
     if (!active) figure.querySelector("[data-controls]").replaceChildren(...(made.controls ?? []));
     figure.querySelector(".legend")?.remove();
     if (made.legend && study.methods.length > 1) plot.before(legend(study, made.legend, made.isLines));
-    plot.style.height = `${made.layout.height ?? 320}px`;
+    plot.style.minHeight = `${made.layout.height ?? 320}px`;
+    delete made.layout.height;  // a card is as high as its neighbour, and its chart fills it
     Plotly.react(plot, made.traces, made.layout, kind === "surface" ? surfaceConfig() : CONFIG);
+    filling.observe(plot);
     made.after?.(plot);
     state.numbers = made.numbers;
     if (figure.querySelector("details.numbers").open) showNumbers(figure);
@@ -185,7 +196,7 @@ const charts = (() => {
     });
     let opened = [];
     addEventListener("beforeprint", () => {
-      opened = [...document.querySelectorAll("details.why:not([open]), details.run-with:not([open])")];
+      opened = [...document.querySelectorAll("details.why:not([open]), details.words:not([open]), details.run-with:not([open])")];
       for (const details of opened) details.open = true;
       document.documentElement.classList.add("paper");  // as wide as a page: charts cannot be scaled afterwards
       theme.forPaper(true);

@@ -53,35 +53,40 @@
     };
   };
 
-  builders.differences = (study, state, { figure }) => {
+  // a difference as the table has it: method minus reference, whichever sign is the better one
+  builders.differences = (study, state, { figure, narrow }) => {
     const names = [...new Set(study.differences.map((d) => d.measure))];
     const controls = measureSelect(figure, study, state, names);
-    const measure = state.measure, sign = measure.up ? 1 : -1;
+    const measure = state.measure, unit = measure.relative ? " %" : measure.percent ? " points" : "";
+    const decimals = measure.relative || measure.percent ? 1 : measure.decimals;
+    const signed = (v) => (v === null ? "–" : (Number(v.toFixed(decimals)) > 0 ? "+" : "") + v.toFixed(decimals).replace("-", "−"));
     const found = study.differences.filter((d) => d.measure === measure.name);
     const order = study.methods.filter((m) => found.some((d) => d.method === m));
     const list = order.map((m) => found.find((d) => d.method === m));
     const colours = { better: theme.colour("good"), worse: theme.colour("bad"), open: theme.colour("other") };
-    const symbols = { better: "triangle-right", worse: "triangle-left", open: "circle" };
-    const ends = (d) => [d.low, d.high].map((v) => (v === null ? sign * d.mean : sign * v)).sort((a, b) => a - b);
-    const traces = [{
-      type: "scatter", mode: "markers", x: list.map((d) => sign * d.mean), y: list.map((_, i) => i), hoverinfo: "text",
-      hovertext: list.map((d) => `${plain(d.method)}: ${show(measure, sign * d.mean)} ` +
-        `(${ends(d).map((v) => show(measure, v)).join(" to ")}), ${d.result}, ${d.n_seeds} ${study.repetition}s`),
+    const symbols = { better: "diamond", worse: "x", open: "circle" };
+    const words = { better: "better", worse: "worse", open: "not distinguishable" };
+    const ends = (d) => [d.low ?? d.mean, d.high ?? d.mean];
+    const dots = {
+      type: "scatter", mode: "markers", x: list.map((d) => d.mean), y: list.map((_, i) => i), hoverinfo: "text",
+      hovertext: list.map((d) => `${plain(d.method)}: ${signed(d.mean)}${unit} (${ends(d).map(signed).join(" to ")}), ${words[d.result]}`),
       marker: { size: 10, color: list.map((d) => colours[d.result]), symbol: list.map((d) => symbols[d.result]) },
-    }, ...list.map((d, i) => ({
+    };
+    const bars = list.map((d, i) => ({
       type: "scatter", mode: "lines", x: ends(d), y: [i, i], hoverinfo: "skip", line: { color: colours[d.result], width: 2 },
-    }))];
-    const title = measure.up ? `gain in ${measure.label}` : `reduction of ${measure.label}`;
+    }));
+    const side = measure.up ? "right" : "left";
+    const title = narrow ? `${unit.trim() || short(measure.label, 20)} (${side} is better)`
+      : `${plain(measure.label)}${unit ? `,${unit}` : ""} (${side} of the line is better)`;
     return {
-      controls, traces: [...traces.slice(1), traces[0]],
+      controls, traces: [...bars, dots],
       layout: layout({
-        height: rowHeight(study.methods.length), xaxis: axis(title + (measure.percent ? ", points" : "")),
-        yaxis: axis("", rows(order)),
+        height: rowHeight(order.length), xaxis: axis(title), yaxis: axis("", rows(order, narrow ? 18 : 26)),
         shapes: [{ type: "line", x0: 0, x1: 0, yref: "paper", y0: 0, y1: 1, line: { color: theme.colour("ink"), width: 1 } }],
       }),
       numbers: {
-        caption: `${measure.label}, method minus ${study.reference}`, head: ["method", "difference", "low", "high", `${study.repetition}s`, "result"],
-        rows: list.map((d) => [d.method, d.mean, d.low, d.high, d.n_seeds, d.result]),
+        caption: `${measure.label}${unit ? `,${unit}` : ""}, method minus ${study.reference}`, head: ["method", "difference", "low", "high", "result"],
+        rows: list.map((d) => [d.method, d.mean, d.low, d.high, words[d.result]]),
       },
     };
   };

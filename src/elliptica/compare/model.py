@@ -1,0 +1,228 @@
+"""The model that a comparison leaves: the winner, trained on all rows, and how it meets unlabelled rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.neighbors import NearestNeighbors
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import StandardScaler
+
+from elliptica._utils.random import stream_seed
+from elliptica.compare.comparison import Comparison
+from elliptica.compare.networks import JTT, training_groups
+from elliptica.compare.plan import NAMES, NETWORKS, SEES_GROUPS, TREES, Plan, draw_settings
+from elliptica.compare.problem import TableProblem
+from elliptica.compare.protocol import Record, final_trial
+from elliptica.compare.references import make_reference
+from elliptica.compare.shift import make_preprocessor
+from elliptica.compare.table import TableError
+from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
+
+#: Training rows among which nearest neighbours are sought, at most.
+_NEIGHBOURS_AMONG = 20_000
+
+
+@dataclass(frozen=True)
+class FinalSettings:
+    """What the saved model is trained with."""
+
+    method: str
+    settings: dict[str, Any]
+    log_target: bool  # whether it learns the logarithm of the targets
+    length: int  # epochs or boosting iterations; 0: not applicable
+    temperature: float | None  # of classes, the mean over folds
+
+
+def final_settings(comparison: Comparison, method: str | None = None) -> FinalSettings:
+    """Settings of the winner (or another method): the trial that was best over folds, in its usual length.
+
+    Raises:
+        TableError: If no fold of the method is finished.
+    """
+    method = method or comparison.best
+    records = [record for record in comparison.records if record.method == method and not record.error]
+    if not records:
+        raise TableError(f"No fold of {NAMES[method]} is finished, so that no model can be trained.")
+    trial = final_trial(records, comparison.problem, comparison.plan)
+    tried = [record for record in records if _was_tried(record, trial)]
+    lengths = [r.length if r.chosen == trial else r.trials[trial].length for r in tried]
+    temperatures = [record.temperature for record in records if record.temperature is not None]
+    return FinalSettings(
+        method,
+        draw_settings(method, trial, comparison.plan),
+        comparison.plan.logs_target(trial),
+        int(np.median(lengths or [record.length for record in records])),
+        float(np.exp(np.mean(np.log(temperatures)))) if temperatures else None,
+    )
+
+
+def _was_tried(record: Record, trial: int) -> bool:
+    """Whether a fold knows the length that settings need."""
+    return bool(record.trials[trial].validation) and not record.trials[trial].dropped
+
+
+def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Pipeline:
+    """Train the winner of a comparison on all rows.
+
+    Its settings are those of the trial that was best on the validation rows over all folds, its length the
+    one that folds had in the middle. All rows are used, test rows among them, since nothing is measured with
+    this model.
+
+    Args:
+        comparison: With at least one finished fold.
+        file: Where to save it; None: not saved.
+        method: Another method than the winner.
+
+    Returns:
+        Preprocessing and model in a pipeline; takes frames with the columns of the inputs.
+    """
+    problem, plan = comparison.problem, comparison.plan
+    final = final_settings(comparison, method)
+    preprocess = make_preprocessor(problem)
+    inputs = np.asarray(preprocess.fit_transform(problem.features))
+    if final.method in NETWORKS:
+        model = _fit_network(problem, plan, final, inputs)
+    elif final.method == TREES:
+        model = _fit_reference(problem, final, inputs)
+    else:
+        model = _fit_linear(problem, final, inputs)
+    pipeline = Pipeline([("table", preprocess), ("model", model)])
+    if file is not None:
+        save(pipeline, file, notes=notes_of(comparison, final))
+    return pipeline
+
+
+def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
+    """Collect what predictions for another table must know beside the model itself."""
+    problem = comparison.problem
+    notes: dict[str, Any] = {
+        "target": problem.target_name,
+        "ids": list(problem.ids),
+        "text_as_missing": list(problem.text_as_missing),
+        "reading": problem.reading(),
+        "method": final.method,
+        "shift": comparison.shift.words,
+        # so that predictions can count the rows that lie outside
+        "ranges": {
+            column.name: [column.min(), column.max()]
+            for column in problem.features.iter_columns()
+            if column.dtype.is_numeric() and column.null_count() < len(column)
+        },
+    }
+    if problem.task == "regression":
+        notes["range"] = [float(problem.target.min()), float(problem.target.max())]
+        notes["bounded"] = comparison.plan.bounded and final.method in comparison.plan.network_methods
+    return notes
+
+
+def _fit_network(problem: TableProblem, plan: Plan, final: FinalSettings, inputs: np.ndarray) -> Any:
+    settings = dict(final.settings)
+    weight = None
+    method = final.method
+    if method == JTT:  # counts the errors of a first network more often
+        first = FinalSettings("erm", _without(settings, "upweight"), False, final.length, None)
+        errors = _fit_network(problem, plan, first, inputs).predict(inputs) != problem.target
+        method, weight = "erm", np.where(errors, settings.pop("upweight"), 1.0)
+    if method == "elliptic-weighted":
+        method, settings["weighting"] = "elliptic", "gradient_softmax"
+    options = {
+        "method": method,
+        "hidden": plan.hidden,
+        "batch_size": plan.batch_size,
+        "max_iter": max(1, final.length),
+        "n_networks": plan.networks,
+        "random_state": stream_seed("model", plan.seed) % 2**32,
+        **settings,
+    }
+    groups = training_groups(problem) if final.method in SEES_GROUPS else None
+    if problem.task == "regression":
+        log = "log" if final.log_target else None
+        regressor = EllipticRegressor(**options, bounded=plan.bounded, target_transform=log)
+        return regressor.fit(inputs, problem.target, groups=groups)
+    classifier = EllipticClassifier(**options).fit(inputs, problem.target, weight, groups=groups)
+    if final.temperature is not None:  # of the folds, so that no rows need to be held out
+        classifier.set_params(calibrate="temperature")
+        classifier.temperature_ = final.temperature
+    return classifier
+
+
+def _without(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != name}
+
+
+def _fit_reference(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
+    model = make_reference(final.method, problem.task, final.settings, final.length, 0)
+    if final.log_target:
+        model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp)
+    return model.fit(inputs, problem.target)
+
+
+def _fit_linear(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
+    """Train on scaled inputs, as folds do, then put the scaling into the weights."""
+    scaler = StandardScaler().fit(inputs)
+    model = _fit_reference(problem, final, scaler.transform(inputs))
+    inner = model.regressor_ if final.log_target else model
+    weights = inner.coef_ / scaler.scale_
+    inner.intercept_ = inner.intercept_ - weights @ scaler.mean_
+    inner.coef_ = weights
+    if final.temperature is not None:
+        inner.coef_, inner.intercept_ = inner.coef_ / final.temperature, inner.intercept_ / final.temperature
+    return model
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """How unlabelled rows lie to the training rows, and what is predicted for them."""
+
+    rows: int
+    #: Share of rows whose nearest training row is farther than that of 95 % and 99 % of the training rows.
+    beyond_95: float
+    beyond_99: float
+    #: Share of predicted numbers outside of the range of the targets; None for classes.
+    beyond_range: float | None
+
+
+def describe_target_rows(comparison: Comparison, model: Pipeline) -> TargetRows | None:
+    """Measure how far the unlabelled rows lie from the training rows; None if there are none.
+
+    Args:
+        comparison: With ``target_rows`` in its problem.
+        model: What `fit_model` returned.
+    """
+    problem, wanted = comparison.problem, comparison.problem.target_rows
+    if wanted is None:
+        return None
+    draws = np.random.default_rng(stream_seed("neighbours", comparison.plan.seed))
+    known = np.asarray(model[0].transform(problem.features))
+    rows = np.asarray(model[0].transform(wanted))
+    scaler = StandardScaler().fit(known)
+    if len(known) > _NEIGHBOURS_AMONG:
+        known = known[draws.choice(len(known), _NEIGHBOURS_AMONG, replace=False)]
+    search = NearestNeighbors(n_neighbors=1).fit(scaler.transform(known))
+    own = search.kneighbors()[0][:, 0]  # without the row itself
+    far = search.kneighbors(scaler.transform(rows))[0][:, 0]
+    limits = np.quantile(own, (0.95, 0.99))
+    beyond = None
+    if problem.task == "regression":
+        predicted = _unbounded(model[-1], rows)
+        low, high = problem.target.min(), problem.target.max()
+        beyond = float(((predicted < low) | (predicted > high)).mean())
+    beyond_95, beyond_99 = (float((far > limit).mean()) for limit in limits)
+    return TargetRows(len(rows), beyond_95, beyond_99, beyond)
+
+
+def _unbounded(model: Any, rows: np.ndarray) -> np.ndarray:
+    """Predicted numbers before they are bounded."""
+    if not isinstance(model, EllipticRegressor):
+        return np.asarray(model.predict(rows))
+    before = model.bounded
+    model.bounded = False
+    try:
+        return np.asarray(model.predict(rows))
+    finally:
+        model.bounded = before

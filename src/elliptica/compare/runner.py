@@ -1,0 +1,228 @@
+"""Run the folds of a comparison on several workers: threads, processes, or Ray."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from joblib import Parallel, delayed
+from threadpoolctl import threadpool_limits
+
+from elliptica._utils.extras import import_extra
+from elliptica.compare.cost import Speed, network_seconds, reference_seconds
+from elliptica.compare.networks import JTT, run_networks
+from elliptica.compare.plan import NETWORKS, REFERENCE, Plan
+from elliptica.compare.problem import TableProblem
+from elliptica.compare.protocol import Record, Report, prepare
+from elliptica.compare.references import run_reference
+from elliptica.compare.shift import Fold, ShiftPlan
+from elliptica.compare.store import Store
+from elliptica.compare.table import TableError
+
+Workers = Literal["threads", "processes", "ray"]
+#: Called with the share of the whole that is done, and what is being done.
+Listener = Callable[[float, str], None]
+
+#: Folds of small tables are trained together, up to so many seconds of an ordinary machine: larger stacks are
+#: faster, but more is lost by an interruption.
+_STACK_SECONDS = 8.0
+_MOST_WORKERS = 8
+
+
+class Stopped(Exception):
+    """Raised in workers after an interruption."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some methods in some folds, done by one worker."""
+
+    folds: tuple[Fold, ...]
+    methods: tuple[str, ...]  # all of them networks, or none
+    seconds: float  # it may take, on an ordinary machine
+
+
+def count_workers(jobs: int | None, kind: Workers = "threads") -> int:
+    """Number of workers: as asked for, or one per processor that we may use, up to eight.
+
+    Raises:
+        TableError: If it is no number above zero, or if there are no workers of this kind.
+    """
+    if kind not in get_args(Workers):
+        raise TableError(f"Workers must be one of {', '.join(get_args(Workers))}, but got {kind!r}.")
+    if jobs is not None:
+        if not isinstance(jobs, int) or jobs < 1:
+            raise TableError(f"jobs must be a whole number of at least 1, but got {jobs!r}.")
+        return jobs
+    if hasattr(os, "sched_getaffinity"):
+        return min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    return min(_MOST_WORKERS, os.cpu_count() or 1)  # pragma: no cover - not on Linux
+
+
+def make_tasks(problem: TableProblem, shift: ShiftPlan, plan: Plan, store: Store, workers: int) -> list[Task]:
+    """What is not finished yet, fold by fold, so that an interruption leaves whole folds."""
+    speed = Speed()
+    tasks, open_folds = [], []
+    for fold in shift.folds:
+        missing = [m for m in plan.methods if not store.has(fold.repeat, fold.number, m)]
+        networks = [m for m in missing if m in NETWORKS]
+        if networks:
+            open_folds.append((fold, networks))
+        if others := tuple(m for m in missing if m not in NETWORKS):
+            tasks.append(Task((fold,), others, reference_seconds(fold, problem, plan, speed)))
+    for group in _group(open_folds, plan, speed, workers):
+        methods = {m for _, networks in group for m in networks}
+        if JTT in methods:
+            methods.add(REFERENCE)  # whose errors it learns from
+        named = tuple(m for m in plan.methods if m in methods)
+        own = replace(plan, methods=named)
+        folds = tuple(fold for fold, _ in group)
+        tasks.append(Task(folds, named, sum(network_seconds(fold, own, speed) for fold in folds)))
+    return sorted(tasks, key=lambda t: (t.folds[-1].repeat, t.folds[-1].number, t.methods[0] not in NETWORKS))
+
+
+def _group(
+    folds: Sequence[tuple[Fold, list[str]]], plan: Plan, speed: Speed, workers: int
+) -> Iterator[Sequence[tuple[Fold, list[str]]]]:
+    """Put folds of a small table together, as many groups as there are workers."""
+    if not folds:
+        return
+    seconds = network_seconds(folds[0][0], plan, speed)
+    size = max(1, min(math.ceil(len(folds) / workers), int(_STACK_SECONDS / max(seconds, 1e-3))))
+    for begin in range(0, len(folds), size):
+        yield folds[begin : begin + size]
+
+
+def run_task(
+    problem: TableProblem, task: Task, plan: Plan, n_folds: int, report: Report | None, deadline: float | None
+) -> list[Record]:
+    """Do a task; runs in a worker.
+
+    Args:
+        problem: The table.
+        task: What to do.
+        plan: How.
+        n_folds: Folds of a repeat, for words.
+        report: Called with the share of the task that is done; None: nobody listens.
+        deadline: Value of ``time.monotonic()`` at which it should end.
+    """
+    threadpool_limits(1, user_api="openmp")  # of this thread only; the caller limits and restores the rest
+    report = report or (lambda share, words: None)
+    rows = [prepare(problem, fold, plan) for fold in task.folds]
+    if task.methods[0] in NETWORKS:
+        return run_networks(problem, rows, replace(plan, methods=task.methods), report, deadline)
+    return [
+        run_reference(problem, own, method, plan, report, n_folds, deadline)
+        for own in rows
+        for method in task.methods
+    ]
+
+
+def run_tasks(
+    problem: TableProblem,
+    shift: ShiftPlan,
+    plan: Plan,
+    store: Store,
+    *,
+    listen: Listener,
+    workers: int,
+    kind: Workers = "threads",
+    deadline: float | None = None,
+) -> None:
+    """Do what the store does not have, and keep each piece as it is finished.
+
+    Args:
+        problem: The table.
+        shift: Its folds.
+        plan: What is compared, and how.
+        store: Where finished pieces are kept.
+        listen: Called with the share that is done.
+        workers: How many tasks run at a time.
+        kind: What workers are. Only threads report progress within a task.
+        deadline: Value of ``time.monotonic()`` at which trainings stop where they are.
+    """
+    tasks = make_tasks(problem, shift, plan, store, workers)
+    progress = _Progress(tasks, listen, min(workers, max(1, len(tasks))), deadline)
+    calls = []
+    for number, task in enumerate(tasks):
+        n_folds = shift.folds_per_repeat
+        if kind == "threads":
+            calls.append(delayed(progress.run)(number, problem, task, plan, n_folds))
+        else:
+            calls.append(delayed(_run_numbered)(number, problem, task, plan, n_folds, deadline))
+    with threadpool_limits(1):
+        try:
+            for number, records in _results(calls, workers, kind):
+                store.add(records)
+                progress.update(number, 1.0, "")
+        except BaseException:
+            progress.stop.set()
+            raise
+    listen(1.0, "done")
+
+
+def _run_numbered(number: int, *arguments: Any) -> tuple[int, list[Record]]:
+    """Do a task in another process."""
+    problem, task, plan, n_folds, deadline = arguments
+    return number, run_task(problem, task, plan, n_folds, None, deadline)
+
+
+def _results(calls: Sequence[Any], workers: int, kind: Workers) -> Iterator[tuple[int, list[Record]]]:
+    """Results of tasks as they are finished; Ray's backend of joblib gives them a round at a time."""
+    if kind == "ray":
+        import_extra("Workers of Ray", "scale", "ray.util.joblib").register_ray()
+        for begin in range(0, len(calls), workers):
+            yield from Parallel(workers, backend="ray")(calls[begin : begin + workers])
+    else:
+        backend = {"threads": "threading", "processes": "loky"}[kind]
+        yield from Parallel(workers, backend=backend, return_as="generator_unordered")(calls)
+
+
+class _Progress:
+    """Join the progress of tasks that run at the same time, and allot them the time that is left."""
+
+    def __init__(self, tasks: Sequence[Task], listen: Listener, workers: int, deadline: float | None) -> None:
+        self.tasks, self.listen, self.workers, self.deadline = tasks, listen, workers, deadline
+        self.stop = threading.Event()
+        self._shares = [0.0] * len(tasks)
+        self._begun = [False] * len(tasks)
+        self._lock = threading.Lock()
+
+    def run(
+        self, number: int, problem: TableProblem, task: Task, plan: Plan, n_folds: int
+    ) -> tuple[int, list[Record]]:
+        """Do a task in a thread."""
+        deadline = self._allot(number)
+        return number, run_task(
+            problem, task, plan, n_folds, lambda share, words: self.update(number, share, words), deadline
+        )
+
+    def update(self, number: int, share: float, words: str) -> None:
+        """Note the progress of a task.
+
+        Raises:
+            Stopped: After an interruption.
+        """
+        if self.stop.is_set():
+            raise Stopped
+        with self._lock:
+            self._shares[number] = max(self._shares[number], share)
+            total = sum(task.seconds for task in self.tasks)
+            done = sum(task.seconds * each for task, each in zip(self.tasks, self._shares, strict=True))
+            self.listen(done / total, words)
+
+    def _allot(self, number: int) -> float | None:
+        """When a task should end, so that the others have their share of the time."""
+        with self._lock:
+            self._begun[number] = True
+            left = sum(t.seconds for t, begun in zip(self.tasks, self._begun, strict=True) if not begun)
+            if self.deadline is None:
+                return None
+            now, own = time.monotonic(), self.tasks[number].seconds
+            rounds = max(1.0, (own + left) / (own * self.workers))
+            return now + max(0.0, self.deadline - now) / rounds

@@ -1,0 +1,348 @@
+"""Everything that a report of a comparison shows, computed once and kept as JSON beside the records."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from elliptica._utils.text import count
+from elliptica.compare.columns import ColumnUse
+from elliptica.compare.comparison import Comparison
+from elliptica.compare.metrics import Metric, Predictions, metrics_of, score, score_parts
+from elliptica.compare.model import TargetRows
+from elliptica.compare.plan import METHODS, NAMES, REFERENCE, SEES_GROUPS, TREES, at_border
+from elliptica.compare.verdict import Judgement
+from elliptica.report.content import Difference, Verdict
+
+#: Fewer epochs compare the beginning of training.
+FEW_EPOCHS = 20
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a comparison found, without its rows.
+
+    Attributes:
+        name: Of the table.
+        target: Column that is predicted.
+        task: ``"classification"`` or ``"regression"``.
+        group: Column of groups, or None.
+        classes: Of the target, as text; empty for regression.
+        n_rows: With a target.
+        n_inputs: Columns that are inputs.
+        shift: What is trained on and what is tested, in a sentence.
+        methods: Names of the methods with scores, the best one first.
+        deciding: Name of the metric that decides.
+        finished: Folds that all methods have finished, and all folds.
+        scores: By method and metric, over all tested rows.
+        by_fold: The same in each fold, by method and metric.
+        parts: Kind, tested rows and score of each class, group or fifth, by method.
+        calibration: By method: temperature, and log loss and calibration error before and after it.
+        bounded: Whether predictions were confined to the range of the training targets.
+        seconds: Of training, by method.
+        settings: That the validation rows chose, in words, by method.
+        verdict: The answer.
+        cells: By method and judged metric, the difference from ordinary training in words.
+        saved: Method of the saved model.
+        cautions: What limits the answer.
+        protocol: How it was done.
+        columns: What every column is used as.
+        notices: About the table.
+        target_rows: What is known about the rows that will be predicted.
+    """
+
+    name: str
+    target: str
+    task: str
+    group: str | None
+    classes: list[str]
+    n_rows: int
+    n_inputs: int
+    shift: str
+    methods: list[str]
+    deciding: str
+    finished: tuple[int, int]
+    scores: dict[str, dict[str, float]]
+    by_fold: dict[str, dict[str, list[float]]]
+    parts: dict[str, Any]
+    calibration: dict[str, dict[str, float]]
+    bounded: bool
+    seconds: dict[str, float]
+    settings: dict[str, str]
+    verdict: Verdict
+    cells: dict[str, dict[str, str]]
+    saved: str
+    cautions: list[str] = field(default_factory=list)
+    protocol: list[str] = field(default_factory=list)
+    columns: list[ColumnUse] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    target_rows: list[str] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What methods are judged by; the first two decide."""
+        return metrics_of(self.task, self.group is not None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all folds are finished."""
+        return self.finished[0] == self.finished[1]
+
+    def label(self, method: str) -> str:
+        """Name of a method; a dagger marks those that see groups in training."""
+        return NAMES.get(method, method) + (" †" if method in SEES_GROUPS else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Summary:
+        """Put a summary together again.
+
+        Raises:
+            ValueError: If the content is something else.
+        """
+        try:
+            values = {each.name: content[each.name] for each in fields(cls)}
+            verdict = dict(values["verdict"])
+            verdict["differences"] = [Difference(**each) for each in verdict["differences"]]
+            values["verdict"] = Verdict(**verdict)
+            values["columns"] = [ColumnUse(**each) for each in values["columns"]]
+            values["finished"] = tuple(values["finished"])
+            found = cls(**values)
+            found._check()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise ValueError(f"the summary is damaged: {error!r}"[:200]) from error
+        return found
+
+    def _check(self) -> None:
+        """What is shown must be what it is taken for."""
+        names = [metric.name for metric in self.metrics]
+        numbers: list[Any] = [self.n_rows, self.n_inputs, *self.finished]
+        for method in self.methods:
+            numbers += [self.scores[method][name] for name in names]
+            numbers += [value for name in names for value in self.by_fold[method].get(name, [])]
+            numbers += self.parts["values"][method].values()
+            numbers += [self.seconds[method], *self.calibration.get(method, {}).values()]
+        numbers += [difference.mean for difference in self.verdict.differences]
+        texts = [self.name, self.target, self.shift, *self.methods, *self.notices, *self.cautions]
+        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+            raise ValueError("scores, rows or costs are not finite numbers")
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("names or notices are not text")
+
+
+def summarise(comparison: Comparison) -> Summary:
+    """Compute what reports show, of a finished comparison or of a part of one."""
+    problem, plan, metrics = comparison.problem, comparison.plan, comparison.metrics
+    scores, judgement = comparison.scores, comparison.verdict
+    cautions = judgement.cautions if isinstance(judgement, Judgement) else ()
+    cells = judgement.cell if isinstance(judgement, Judgement) else (lambda method, measure: "")
+    deciding = metrics[0] if plan.select == "average" else metrics[1]
+    sign = -1 if deciding.higher_is_better else 1
+    methods = sorted(scores, key=lambda name: sign * scores[name][deciding.name])
+    return Summary(
+        name=comparison.name,
+        target=problem.target_name,
+        task=problem.task,
+        group=problem.group_name,
+        classes=[str(each) for each in problem.classes],
+        n_rows=len(problem.target),
+        n_inputs=problem.features.width,
+        shift=comparison.shift.words,
+        methods=methods,
+        deciding=deciding.name,
+        finished=(len(comparison.finished), len(comparison.shift.folds)),
+        scores=scores,
+        by_fold=_by_fold(comparison.predictions, metrics) if methods else {},
+        parts=asdict(score_parts(comparison.predictions)) if methods else {},
+        calibration=_calibration(comparison) if problem.task == "classification" else {},
+        bounded=plan.bounded,
+        seconds={method: sum(record.seconds for record in comparison.of(method)) for method in methods},
+        settings={method: _settings(comparison, method) for method in methods},
+        verdict=_plain_verdict(judgement, cautions),
+        cells={m: {x.name: cells(m, x.name) for x in metrics if x.judged} for m in methods},
+        saved=comparison.best,
+        cautions=[*cautions, *_cautions(comparison)],
+        protocol=_protocol(comparison),
+        columns=list(problem.columns),
+        notices=list(problem.notices),
+        target_rows=[],
+    )
+
+
+def _plain_verdict(judgement: Verdict, cautions: Sequence[str]) -> Verdict:
+    """The verdict without its cautions, which stand by themselves, as any page shows it."""
+    names = [each.name for each in fields(Difference)]
+    return Verdict(
+        judgement.headline,
+        [sentence for sentence in judgement.sentences if sentence not in cautions],
+        [],
+        [Difference(**{name: getattr(each, name) for name in names}) for each in judgement.differences],
+        judgement.best,
+        list(judgement.winners),
+        judgement.confidence,
+    )
+
+
+def _by_fold(predictions: Predictions, metrics: Sequence[Metric]) -> dict[str, dict[str, list[float]]]:
+    """Scores of every tested fold of every repeat, by method and metric."""
+    found: dict[str, dict[str, list[float]]] = {m: defaultdict(list) for m in predictions.values}
+    for repeat, row in enumerate(predictions.fold):
+        for number in sorted(set(row[row >= 0].tolist())):
+            fold = np.full_like(predictions.fold, -1)
+            fold[repeat, row == number] = number
+            try:
+                scores = score(replace(predictions, fold=fold))
+            except ValueError:  # no row of a group that is judged
+                continue
+            for method, values in scores.items():
+                for metric in metrics:
+                    found[method][metric.name].append(values[metric.name])
+    return {method: dict(values) for method, values in found.items()}
+
+
+def _calibration(comparison: Comparison) -> dict[str, dict[str, float]]:
+    """Log loss and calibration error before and after the temperature of the validation rows."""
+    found = {}
+    for method, scores in comparison.scores.items():
+        temperatures = [record.temperature or 1.0 for record in comparison.of(method)]
+        found[method] = {
+            "temperature": float(np.exp(np.mean(np.log(temperatures)))),
+            **{f"{name}_before": scores[name] for name in ("log_loss", "calibration_error")},
+            **{f"{name}_after": scores[f"calibrated_{name}"] for name in ("log_loss", "calibration_error")},
+        }
+    return found
+
+
+def _settings(comparison: Comparison, method: str) -> str:
+    """Settings that the validation rows chose, as ranges over folds."""
+    trials = [r.trials[r.chosen] for r in comparison.of(method) if r.chosen is not None]
+    values: dict[str, list[float]] = defaultdict(list)
+    for trial in trials:
+        for name, value in trial.settings.items():
+            values[name].append(value)
+        if trial.length:
+            values["iterations" if method == TREES else "epochs"].append(trial.length)
+    words = []
+    for name, found in values.items():
+        low, high = min(found), max(found)
+        words.append(f"{name} {low:g}" + (f" to {high:g}" if high > low else ""))
+    if logs := sum(trial.log_target for trial in trials):
+        words.append(f"log of the target in {logs} of {count(len(trials), 'fold')}")
+    return ", ".join(words)
+
+
+def _cautions(comparison: Comparison) -> list[str]:
+    """What limits the answer, beside what the verdict says."""
+    plan = comparison.plan
+    found = [
+        f"{NAMES[method].capitalize()} is not compared. {error}"
+        for method, error in comparison.failed.items()
+    ]
+    if plan.trials == 1:
+        found.append(
+            "There was no search: every method had one trial, with its usual settings. More --trials are "
+            "fairer to methods whose usual settings do not suit the table."
+        )
+    if plan.epochs < FEW_EPOCHS:
+        found.append(
+            f"Few epochs: with --epochs {plan.epochs}, what is compared is the beginning of training."
+        )
+    for method in comparison.methods:
+        trials = [trial for record in comparison.of(method) for trial in record.trials]
+        if failed := sum(bool(trial.error) for trial in trials):
+            found.append(f"{failed} of {len(trials)} trainings by {NAMES[method]} failed and were left out.")
+    if plan.trials > 1 and (ends := _borders(comparison)):
+        found.append(
+            f"The search ended at the border of its range: {'; '.join(ends)}. Better settings may lie "
+            "beyond; elliptica.estimators takes any."
+        )
+    return found
+
+
+def _borders(comparison: Comparison) -> list[str]:
+    """Settings that most folds chose at the border of their range: of the best method and the reference."""
+    found: dict[tuple[str, tuple[float, float]], list[str]] = defaultdict(list)
+    for method in dict.fromkeys((comparison.best, REFERENCE)):
+        mine = [record for record in comparison.of(method) if record.chosen is not None]
+        ends: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for record in mine:
+            for name, reach in at_border(method, record.trials[record.chosen or 0].settings).items():
+                ends[name].append(reach)
+        for name, reaches in ends.items():
+            if 2 * len(reaches) > len(mine):
+                found[name, reaches[0]].append(NAMES[method])
+    return [
+        f"{name} ({low:g} to {high:g}) of {' and '.join(methods)}"
+        for (name, (low, high)), methods in found.items()
+    ]
+
+
+def target_rows_words(rows: TargetRows, method: str) -> list[str]:
+    """Say how far the rows that will be predicted lie from the training rows.
+
+    Example:
+        >>> target_rows_words(TargetRows(200, 0.31, 0.12, 0.02), "erm")[0]
+        '31 % of the 200 rows to predict lie farther from the nearest training row than 95 % of these do.'
+    """
+    far = f"{100 * rows.beyond_95:.0f} % of the {rows.rows:,} rows to predict"
+    found = [f"{far} lie farther from the nearest training row than 95 % of these do."]
+    if rows.beyond_95 <= 0.1:
+        found.append("That is about what rows of the same kind would do.")
+    elif rows.beyond_95 > 0.25:
+        found.append(
+            "They are shifted: judge methods by --extrapolate, --time or --split-by, not by random rows."
+        )
+    if rows.beyond_range is not None:
+        share = f"{100 * rows.beyond_range:.1f} %"
+        found.append(
+            f"{share} of the predictions of {NAMES[method]} for them leave the range of the targets."
+        )
+    return found
+
+
+def _protocol(comparison: Comparison) -> list[str]:
+    """How it was done, point by point."""
+    plan, problem, shift = comparison.plan, comparison.problem, comparison.shift
+    average = "Brier score" if problem.task == "classification" else "RMSE"
+    rule = average if plan.select == "average" else comparison.metrics[1].label
+    rows = "all training rows"
+    if any(len(fold.fit) > plan.tuning_rows for fold in shift.folds):
+        rows = "the training rows without the validation rows, which say when to stop"
+    folds, repeats = shift.folds_per_repeat, shift.n_repeats
+    ensemble = f"{plan.networks} networks together" if plan.networks > 1 else "one network"
+    own = [name for name in plan.methods if METHODS[name].sees_groups]
+    points = [
+        f"{shift.words} {count(folds, 'fold')}"
+        + (f", {repeats} times with other draws." if repeats > 1 else "."),
+        "Preprocessing is learnt on the training rows of each fold and is the same for all methods: missing "
+        "numbers are filled and marked, heavy tails squashed, dates become numbers and seasons, categories "
+        "indicators, free text parts of words.",
+        f"Every method tries {count(plan.trials, 'setting')} in every fold. Networks (hidden layers of "
+        f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay, "
+        f"and stop when the validation rows say so, after at most {plan.epochs} epochs.",
+        f"The validation rows choose by {rule} (--select {plan.select}) and mimic the shift. The chosen "
+        f"settings are trained on {rows} ({ensemble}), and predict the test rows once.",
+        "Boosted trees and the linear model are scikit-learn's; they get the same rows, inputs, number of "
+        "trials and rule of choice. Their settings are their own, and time is not matched.",
+    ]
+    if plan.bounded and problem.task == "regression":
+        points.append(
+            "Predictions of networks are confined to the range of the training targets (--unbounded switches "
+            "that off)."
+        )
+    if plan.log_target:
+        points.append("The target is positive and skewed: every second setting learns its logarithm.")
+    if own:
+        points.append(f"† sees groups in training: {', '.join(NAMES[name] for name in own)}.")
+    points.append(
+        "Names for --methods: " + ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods) + "."
+    )
+    return [*points, f"Seed {plan.seed}."]

@@ -1,0 +1,192 @@
+"""Predictions of saved models: what is read, what is written, and what is never overwritten."""
+
+import os
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import Pipeline
+
+from elliptica.compare.predict import load_model, predict_file, quote_formulas, read_labelled
+from elliptica.compare.table import TableError
+from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, save
+
+N = 80
+
+
+@pytest.fixture(scope="module")
+def rows():
+    draws = np.random.default_rng(0)
+    label = draws.integers(0, 2, N)
+    return pl.DataFrame(
+        {
+            "name": [f"=HYPERLINK({i})" if i % 2 else f"-{i}" for i in range(N)],
+            "size": draws.normal(label, 1.0),
+            "colour": [["red", "blue"][int(v)] for v in draws.integers(0, 2, N)],
+            "price": 10 + 3 * label + draws.normal(size=N),
+            "kind": [["rose", "@iris"][v] for v in label],
+        }
+    )
+
+
+def saved(folder, rows, model, target="kind", **notes):
+    """A model on size and colour, in a file."""
+    pipeline = Pipeline([("table", TablePreprocessor()), ("model", model)])
+    pipeline.fit(rows.select("size", "colour"), rows[target].to_numpy())
+    return pipeline, save(pipeline, folder / "model.elliptica", notes={"target": target, **notes})
+
+
+QUICK = {"hidden": (4,), "max_iter": 2, "random_state": 0}
+
+
+@pytest.mark.parametrize(
+    ("model", "target"),
+    [
+        (HistGradientBoostingClassifier(max_iter=5), "kind"),
+        (HistGradientBoostingRegressor(max_iter=5), "price"),
+        (Ridge(), "price"),
+        (EllipticClassifier(**QUICK), "kind"),
+        (EllipticRegressor(n_networks=2, **QUICK), "price"),
+    ],
+    ids=["tree classes", "trees", "linear", "network", "ensemble"],
+)
+def test_every_kind_of_model_predicts_as_it_did(rows, tmp_path, model, target):
+    pipeline, file = saved(tmp_path, rows, model, target)
+    found, _ = predict_file(file, rows)
+    np.testing.assert_array_equal(
+        found["prediction"].to_numpy(), pipeline.predict(rows.select("size", "colour"))
+    )
+    assert found["row"].to_list() == list(range(1, N + 1))
+
+
+def test_trees_have_probabilities(rows, tmp_path):
+    pipeline, file = saved(tmp_path, rows, HistGradientBoostingClassifier(max_iter=5))
+    found, _ = predict_file(file, rows, proba=True)
+    expected = pipeline.predict_proba(rows.select("size", "colour"))
+    np.testing.assert_allclose(found.select(pl.col("^probability.*$")).to_numpy(), expected)
+
+
+def test_trees_have_no_landscape_and_say_so(rows, tmp_path):
+    model = HistGradientBoostingClassifier(max_iter=2)
+    _, file = saved(tmp_path, rows, model, method="trees")
+    with pytest.raises(TableError, match="holds no network but boosted trees, and only networks have a loss"):
+        read_labelled(file, rows)
+    assert load_model(file).model.max_iter == 2
+
+
+@pytest.fixture
+def place(rows, tmp_path):
+    """A folder with a table and a model."""
+    rows.write_csv(tmp_path / "table.csv")
+    saved(tmp_path, rows, Ridge(), "price", ids=["name"])
+    return tmp_path
+
+
+@pytest.mark.parametrize("victim", ["table.csv", "model.elliptica"])
+@pytest.mark.parametrize("way", ["same", "other spelling", "symlink", "hard link", "symlinked folder"])
+def test_inputs_are_never_overwritten(place, victim, way):
+    """Fails for a check that compares names only, or that forgets the model."""
+    file, out = place / victim, place / "out.csv"
+    if way == "same":
+        out = file
+    elif way == "other spelling":
+        out = place / "." / "nowhere" / ".." / victim
+    elif way == "symlink":
+        out.symlink_to(file)
+    elif way == "hard link":
+        os.link(file, out)
+    else:
+        (place / "again").symlink_to(place)
+        out = place / "again" / victim
+    before = file.read_bytes()
+    what = "table" if victim == "table.csv" else "model"
+    with pytest.raises(TableError, match=f"would overwrite the {what} .* Choose another --out"):
+        predict_file(place / "model.elliptica", place / "table.csv", out)
+    assert file.read_bytes() == before
+
+
+def test_a_link_to_another_file_is_written_through_its_name(place):
+    other, out = place / "other.csv", place / "out.csv"
+    other.write_text("old")
+    out.symlink_to(other)
+    predict_file(place / "model.elliptica", place / "table.csv", out)
+    assert out.is_symlink()
+    assert len(pl.read_csv(other)) == N
+
+
+def test_formulas_are_quoted_in_csv_and_nowhere_else(place, rows):
+    out = place / "p.csv"
+    found, _ = predict_file(place / "model.elliptica", place / "table.csv", out, ids=["kind"])
+    assert found["name"].to_list() == rows["name"].to_list()
+    written = pl.read_csv(out, infer_schema=False)
+    assert written["name"].to_list() == [f"'{v}" if v.startswith("=") else v for v in rows["name"].to_list()]
+    assert set(written["kind"].to_list()) == {"rose", "'@iris"}
+    numbers = written["prediction"].cast(pl.Float64)
+    np.testing.assert_allclose(numbers.to_numpy(), found["prediction"].to_numpy())
+    predict_file(place / "model.elliptica", place / "table.csv", place / "p.parquet")
+    assert pl.read_parquet(place / "p.parquet")["name"].to_list() == rows["name"].to_list()
+
+
+def test_what_is_quoted():
+    cells = ["=1+1", "+49 30", "-", "@me", "\t=1", "-5", "+1e-3", "a=b", "", None]
+    quoted = quote_formulas(pl.DataFrame({"+id": cells, "n": range(len(cells))}))
+    assert quoted.columns == ["'+id", "n"]
+    expected = ["'=1+1", "'+49 30", "'-", "'@me", "'\t=1", "-5", "+1e-3", "a=b", "", None]
+    assert quoted["'+id"].to_list() == expected
+
+
+def test_a_place_that_takes_nothing_is_found_before_the_table_is_read(place, monkeypatch):
+    monkeypatch.setattr("elliptica.compare.predict.read_table", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(TableError, match=r"/dev/full cannot be written \(No space left on device\)"):
+        predict_file(place / "model.elliptica", place / "table.csv", place.__class__("/dev/full"))
+
+
+def test_a_failure_in_writing_keeps_what_was_there(place, monkeypatch):
+    out = place / "p.csv"
+    out.write_text("precious")
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pl.DataFrame, "write_csv", fail)
+    with pytest.raises(TableError, match=r"p\.csv cannot be written \(No space left on device\)"):
+        predict_file(place / "model.elliptica", place / "table.csv", out)
+    assert out.read_text() == "precious"
+    assert sorted(p.name for p in place.iterdir()) == ["model.elliptica", "p.csv", "table.csv"]
+
+
+def test_rows_outside_the_range_of_training_are_counted(rows, tmp_path):
+    ranges = {"size": [-1.0, 1.0], "colour": [0, 1], "gone": [0, 1], "broken": "x"}
+    _, file = saved(tmp_path, rows, Ridge(), "price", ranges=ranges)
+    new = pl.DataFrame({"size": [0.0, 1.0, 1.5, -3.0, None], "colour": ["red"] * 5})
+    _, notices = predict_file(file, new)
+    (said,) = [n for n in notices if "outside" in n]
+    assert said.startswith("2 of 5 rows lie outside the range of the training rows ('size' in 2)")
+    _, notices = predict_file(file, new.head(2))
+    assert not any("outside" in n for n in notices)
+
+
+def test_numbers_are_bounded_where_the_model_does_not_do_so(rows, tmp_path):
+    _, file = saved(tmp_path, rows, Ridge(alpha=1e-6), "price", range=[11.0, 12.0], bounded=True)
+    free, _ = predict_file(saved(tmp_path / "free", rows, Ridge(alpha=1e-6), "price")[1], rows)
+    found, notices = predict_file(file, rows)
+    np.testing.assert_array_equal(found["prediction"], free["prediction"].clip(11.0, 12.0))
+    changed = int((free["prediction"] != found["prediction"]).sum())
+    assert 0 < changed < N
+    assert any(
+        n.startswith(f"{changed} of {N} predictions left the range of the training targets (11 to 12)")
+        for n in notices
+    )
+    for odd in ([12.0, 11.0], "wide", [1], {"low": 1}):
+        _, file = saved(tmp_path, rows, Ridge(), "price", range=odd, bounded=True)
+        assert predict_file(file, rows)[0]["prediction"].is_finite().all()
+
+
+def test_notes_that_do_not_fit_are_ignored(rows, tmp_path):
+    reading = [{"name": "colour", "kind": "category"}, {"name": "size", "kind": "number"}]
+    for columns in (7, ["size"], reading):  # of another model: the order differs
+        pipeline, file = saved(tmp_path, rows, Ridge(), "price", reading={"columns": columns})
+        found, _ = predict_file(file, rows)
+        np.testing.assert_array_equal(found["prediction"], pipeline.predict(rows.select("size", "colour")))

@@ -1,0 +1,62 @@
+"""Boosted trees and linear models: the same rows, trials and rule of choice as networks."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from compare_cases import PLAN, quiet, two_classes
+from elliptica.compare import references as references_module
+from elliptica.compare.plan import Plan
+from elliptica.compare.protocol import prepare
+from elliptica.compare.references import run_reference
+from elliptica.compare.shift import make_shift
+from table_cases import problem_of
+
+
+@pytest.fixture(scope="module")
+def classes():
+    return two_classes()
+
+
+def test_the_linear_model_may_leave_the_range_of_the_targets():
+    """A line beyond the training range: clipped, the one model that is right would lose."""
+    x = np.arange(200.0)
+    problem = problem_of(pl.DataFrame({"t": x, "x": x, "y": x + 0.5}), time="t")
+    plan = Plan(("linear",), trials=1)
+    rows = prepare(problem, make_shift(problem).folds[0], plan)
+    record = run_reference(problem, rows, "linear", plan, quiet, 5)
+    highest = problem.target[rows.train].max()
+    assert plan.bounded
+    assert record.predicted.min() > highest
+    assert np.array_equal(record.predicted, record.unbounded)
+
+
+@pytest.mark.parametrize("method", ["trees", "linear"])
+def test_references_get_the_same_rows_and_trials(classes, method):
+    rows = prepare(classes, make_shift(classes).folds[0], PLAN)
+    record = run_reference(classes, rows, method, PLAN, quiet, 5)
+    assert len(record.trials) == PLAN.trials
+    assert record.rows == rows.counts
+    assert record.predicted.sum(1) == pytest.approx(1)
+    assert (record.length > 0) == (method == "trees")
+    large = prepare(classes, rows.fold, replace(PLAN, tuning_rows=40))
+    assert run_reference(classes, large, method, PLAN, quiet, 5).predicted.shape == (30, 2)
+
+
+@pytest.mark.parametrize("method", ["trees", "linear"])
+def test_the_tested_model_is_fitted_to_all_training_rows(classes, method, monkeypatch):
+    """Trials leave the validation rows out; the model that is tested does not."""
+    sizes, make = [], references_module.make_reference
+
+    def watched(*given):
+        model = make(*given)
+        fit = model.fit
+        monkeypatch.setattr(model, "fit", lambda x, y, **more: sizes.append(len(x)) or fit(x, y, **more))
+        return model
+
+    monkeypatch.setattr(references_module, "make_reference", watched)
+    rows = prepare(classes, make_shift(classes).folds[0], PLAN)
+    run_reference(classes, rows, method, PLAN, quiet, 5)
+    assert sizes == [len(rows.fit)] * PLAN.trials + [len(rows.train)]

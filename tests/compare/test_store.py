@@ -1,0 +1,90 @@
+"""Finished pieces on disk: read back, refused if they belong to something else."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from elliptica.compare import TableError, compare
+from elliptica.compare import runner as runner_module
+
+bad_input = pytest.mark.bad_input
+
+
+@pytest.fixture
+def kept(flowers, tiny, tmp_path):
+    """Options of a comparison that is finished, in a folder."""
+    options = {**tiny, "trials": 1, "methods": ["linear"], "out": tmp_path}
+    compare(flowers.drop("height"), "kind", **options)
+    return options
+
+
+@bad_input
+def test_another_comparison_is_not_mixed_in(flowers, kept):
+    frame = flowers.drop("height")
+    for change, words in (
+        ({"seed": 1}, "seed was 0 and is now 1"),
+        ({"trials": 2}, "trials was 1 and is now 2"),
+        ({"folds": 4}, "folds was 3 and is now 4"),
+        ({"bounded": False}, "bounded was True and is now False"),
+        ({"extrapolate": True}, "shift was 'random' and is now 'extrapolate'"),
+        ({"budget": "5m"}, "budget was None and is now 300.0"),
+    ):
+        with pytest.raises(TableError, match=f"holds another comparison: {words}"):
+            compare(frame, "kind", **{**kept, **change})
+    with pytest.raises(TableError, match="target was 'kind' and is now 'colour'"):
+        compare(frame, "colour", **kept)
+    with pytest.raises(TableError, match="rows or cells of the table have changed"):
+        compare(frame.with_columns(pl.col("size") * 2), "kind", **kept)
+
+
+@bad_input
+def test_a_damaged_file(flowers, kept, tmp_path):
+    (tmp_path / "results.json").write_text('{"about": ')
+    with pytest.raises(TableError, match=r"results.json cannot be read .* choose another --out"):
+        compare(flowers.drop("height"), "kind", **kept)
+
+
+@bad_input
+def test_results_of_an_earlier_version(flowers, kept, tmp_path):
+    old = {"about": {"elliptica": "0.1"}, "records": [{"repeat": 0, "method": "erm"}]}
+    (tmp_path / "results.json").write_text(json.dumps(old))
+    with pytest.raises(TableError, match=r"an earlier version of elliptica \(0.1\), which cannot be resumed"):
+        compare(flowers.drop("height"), "kind", **kept)
+
+
+def test_records_without_predictions_are_done_again(flowers, kept, tmp_path, monkeypatch):
+    first = compare(flowers.drop("height"), "kind", **kept)
+    with np.load(tmp_path / "predictions.npz", allow_pickle=False) as arrays:
+        kept_arrays = {name: arrays[name] for name in arrays if name != "0/1/linear"}
+    np.savez(tmp_path / "predictions.npz", **kept_arrays)
+    tasks = []
+    usual = runner_module.run_task
+    monkeypatch.setattr(
+        runner_module, "run_task", lambda p, task, *rest: (tasks.append(task), usual(p, task, *rest))[1]
+    )
+    again = compare(flowers.drop("height"), "kind", **kept)
+    assert [(task.folds[0].number, task.methods) for task in tasks] == [(1, ("linear",))]
+    assert again.scores == first.scores
+
+
+def test_files_of_others_are_not_overwritten(flowers, tiny, tmp_path):
+    (tmp_path / "model.elliptica").write_text("mine")
+    with pytest.raises(TableError, match=r"holds model.elliptica, but no results.json of a comparison"):
+        compare(flowers, "kind", out=tmp_path, **tiny)
+    assert (tmp_path / "model.elliptica").read_text() == "mine"
+
+
+@bad_input
+def test_a_folder_that_cannot_be_written_is_found_before_any_training(flowers, tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(runner_module, "run_task", lambda *_: pytest.fail("trained"))
+    file = tmp_path / "file"
+    file.write_text("x")
+    for out in (file, file / "below"):
+        with pytest.raises(TableError, match=r"Nothing can be written to the folder .* Choose another --out"):
+            compare(flowers, "kind", out=out, **tiny)
+    (tmp_path / "odd" / "results.json").mkdir(parents=True)
+    with pytest.raises(TableError, match=r"cannot be read .* choose another --out"):
+        compare(flowers, "kind", out=tmp_path / "odd", **tiny)
+    assert file.read_text() == "x"
