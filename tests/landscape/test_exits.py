@@ -196,6 +196,19 @@ def test_a_linear_function_needs_no_luck(generator):
     torch.testing.assert_close(stderr, (y @ slope).std(1) / 8, rtol=0.3, atol=0)
 
 
+@pytest.mark.parametrize(("shift", "share"), [(0.0, 0.5), (0.0, 0.9999), (1000.0, 0.5)])
+def test_control_variates_of_float32_exits_lose_nothing(generator, shift, share):
+    """The same exits in float64: the mean differs by a hundredth of its error, or the rounding of float32."""
+    start = torch.nn.functional.normalize(torch.randn(20, 10, generator=generator), dim=1) * share + shift
+    centre, direction = torch.full((10,), shift), torch.randn(20, 10, generator=generator)
+    y = sample_ball_exit(start, centre, 1.0, 200, generator=generator)
+    values = torch.einsum("qwd,qd->qw", y - centre, direction).tanh()
+    mean, stderr = control_variates(values, y, start, direction, centre, 1.0)
+    exact = control_variates(*(t.double() for t in (values, y, start, direction, centre)), 1.0)
+    assert bool(((mean - exact[0]).abs() <= 0.01 * exact[1] + 2**-23).all())
+    torch.testing.assert_close(stderr.double(), exact[1], rtol=0.05, atol=0)
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 20, 500])
 @pytest.mark.parametrize("kappa", [0.0, 1e-3, 1.0, 8.0, 300.0])

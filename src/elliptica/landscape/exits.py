@@ -115,10 +115,18 @@ def control_variates(
         Mean and its standard error, one per query.
     """
     rest, _ = control_residuals(values, exits, start, direction, centre, radius)
-    halves = rest.shape[1] // 2, rest.shape[1] - rest.shape[1] // 2
-    parts = rest.split(halves, 1)
-    variance = sum(n * part.var(1) for n, part in zip(halves, parts, strict=True)) / rest.shape[1] ** 2
-    return rest.mean(1).to(values.dtype), torch.as_tensor(variance).sqrt().to(values.dtype)
+    mean, stderr = residual_mean(rest)
+    return mean.to(values.dtype), stderr.to(values.dtype)
+
+
+def residual_mean(
+    rest: Float[Tensor, "q n_walks"],
+) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+    """Mean of `control_residuals` and its standard error; each half varies about a mean of its own."""
+    n_walks = rest.shape[1]
+    halves = n_walks // 2, n_walks - n_walks // 2
+    first, second = (n * part.var(1) for n, part in zip(halves, rest.split(halves, 1), strict=True))
+    return rest.mean(1), (first + second).sqrt() / n_walks
 
 
 def control_residuals(
@@ -142,7 +150,10 @@ def control_residuals(
     def terms(along: Tensor) -> Tensor:
         return torch.stack([along, along.square() - known[:, None]], dim=2)
 
-    own = terms(torch.einsum("qwd,qd->qw", exits.double() - start.double()[:, None], unit))
+    # the large product in the precision of the exits, whose own rounding is as large
+    with torch.autocast(exits.device.type, enabled=False):
+        along = torch.einsum("qwd,qd->qw", exits - start[:, None], unit.to(exits.dtype))
+    own = terms(along.double())
     halves = n_walks // 2, n_walks - n_walks // 2
     (y0, y1), (t0, t1) = values.double().split(halves, 1), own.split(halves, 1)
     slopes = _slopes(t1, y1), _slopes(t0, y0)

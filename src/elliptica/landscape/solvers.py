@@ -15,7 +15,7 @@ from elliptica._utils import checks
 from elliptica.landscape.data_domain import OUTER, DataDomain
 from elliptica.landscape.domains import Ball, Box, Domain
 from elliptica.landscape.euler import euler_maruyama
-from elliptica.landscape.exits import ball_exit_time, control_residuals, control_variates, sample_ball_exit
+from elliptica.landscape.exits import ball_exit_time, control_residuals, residual_mean, sample_ball_exit
 from elliptica.landscape.monopole import Monopoles, check_domain, relative_bound
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.spheres import DriftMode, walk_on_spheres
@@ -218,8 +218,8 @@ def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor,
     values = problem.boundary.at(end.flatten(0, 1), query).reshape(end.shape[:2])
     slope = problem.boundary.gradient(at, rows) if problem.control else None
     if slope is not None:
-        mean, spread = control_variates(values, end, at, slope, centre, ball.radius)
         payoff, elsewhere = control_residuals(values, end, at, slope, centre, ball.radius)
+        mean, spread = (number.to(values.dtype) for number in residual_mean(payoff))
     else:
         mean, spread = values.mean(1), values.std(1) / math.sqrt(problem.n_walks)
         payoff, elsewhere = values.double(), lambda points, known: known
