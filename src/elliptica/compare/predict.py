@@ -374,29 +374,28 @@ def fitted_predictor(
     """
     inputs = np.asarray(rows.inputs, dtype=np.float64)
     classes = getattr(rows.network, "classes_", None)
-    module = Predictor(rows.network, inputs)
+    module = Predictor(rows.network)
 
     def targets(found: LabelledRows) -> torch.Tensor:
         if classes is None:
-            return torch.from_numpy(np.asarray(found.target, dtype=np.float64))[:, None]
+            return torch.tensor(found.target, dtype=torch.float64)[:, None]
         return torch.from_numpy(np.searchsorted(classes, found.target))
 
     held = None
     if held_out is not None:
-        held = module.standardise(np.asarray(held_out.inputs, dtype=np.float64)), targets(held_out)
+        held = torch.tensor(np.asarray(held_out.inputs), dtype=torch.float64), targets(held_out)
     return FittedModel(
         module,
         torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss(),
-        module.standardise(inputs),
+        torch.from_numpy(inputs.copy()),
         targets(rows),
         groups=rows.groups,
         class_names=None if classes is None else [str(label) for label in classes],
         feature_names=rows.names if len(rows.names) == inputs.shape[1] else (),
         test=held,
         test_groups=None if held_out is None else held_out.groups,
-        unlabelled=None
-        if unlabelled is None
-        else module.standardise(np.asarray(unlabelled, dtype=np.float64)),
+        unlabelled=None if unlabelled is None else torch.from_numpy(unlabelled.copy()),
+        scales_inputs=True,
         row_numbers=rows.numbers,
         test_row_numbers=None if held_out is None else held_out.numbers,
     )

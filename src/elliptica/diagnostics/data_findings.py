@@ -15,7 +15,7 @@ from elliptica.diagnostics.findings import Finding, Quantity, Severity, fine, sk
 
 #: Deep inside a class labels that differ from their neighbourhood are natural up to this share, and in a
 #: single class up to the second one.
-NATURAL, NATURAL_IN_CLASS = 0.03, 0.08
+NATURAL, NATURAL_IN_CLASS = 0.03, 0.05
 #: A target this many local deviations away from those of its neighbours is suspected; natural up to a share.
 FAR_TARGET, NATURAL_FAR = 6.0, 0.01
 #: Copies are worth a look from this share of the rows, and a warning from the next.
@@ -268,12 +268,13 @@ def judge_inputs(e: Evidence) -> Finding:
             title="Inputs do not vary",
         )
     middle = float(deviation.median())
+    own = e.fitted.scales_inputs
     odd = [
         (name, float(s))
         for name, s in zip(names, deviation, strict=True)
-        if s > LARGE_SCALE * middle or s * SMALL_SCALE < middle
+        if not own and (s > LARGE_SCALE * middle or s * SMALL_SCALE < middle)
     ]
-    far = (e.centre[e.varies].abs() > 100 * deviation).nonzero().flatten().tolist()
+    far = [] if own else (e.centre[e.varies].abs() > 100 * deviation).nonzero().flatten().tolist()
     numbers = {
         "largest deviation over the median one": Quantity.number(float(deviation.max()) / middle, d),
         "constant features": Quantity.number(float(len(constant)), d),

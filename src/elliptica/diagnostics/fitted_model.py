@@ -69,6 +69,7 @@ class FittedModel:
         row_numbers: What to call the training rows; None counts them from 0.
         test_row_numbers: What to call the test rows.
         feature_names: Of the inputs.
+        scales_inputs: Whether the model scales its inputs by itself, so that their units do not matter.
         location: What to add, and
         scale: what to multiply inputs in the plane by, to have the units of the data.
         batch_size: Rows per call of the model.
@@ -94,6 +95,7 @@ class FittedModel:
     row_numbers: Sequence[int] | None = None
     test_row_numbers: Sequence[int] | None = None
     feature_names: Sequence[str] = ()
+    scales_inputs: bool = False
     location: Sequence[float] = (0.0, 0.0)
     scale: Sequence[float] = (1.0, 1.0)
     batch_size: int = 1024
@@ -456,28 +458,19 @@ def _item(groups: Tensor | Sequence[Hashable], i: int) -> Hashable:
 class Predictor(nn.Module):
     """Any fitted scikit-learn model as a module: log probabilities of classes, or a column of values.
 
-    Its inputs are standardised here, so that findings about scales speak of the data and not of columns that
-    the model scales by itself. It has no gradient.
+    It has no gradient. Pass ``scales_inputs=True`` to `FittedModel` with it.
 
     Args:
-        estimator: With ``predict_proba`` and ``classes_``, or with ``predict``.
-        inputs: Training inputs, for means and deviations.
+        estimator: With ``predict_proba`` and ``classes_``, or with ``predict``; takes arrays of float64.
     """
 
-    def __init__(self, estimator: Any, inputs: np.ndarray) -> None:
+    def __init__(self, estimator: Any) -> None:
         super().__init__()
         self.estimator = estimator
-        self.mean = inputs.mean(0)
-        deviation = inputs.std(0)
-        self.scale = np.where(deviation > 0, deviation, 1.0)
-
-    def standardise(self, inputs: np.ndarray) -> Tensor:
-        """Inputs of the estimator as this module takes them."""
-        return torch.from_numpy((inputs - self.mean) / self.scale)
 
     def forward(self, x: Float[Tensor, "rows features"]) -> Float[Tensor, "rows outputs"]:
         """Predict."""
-        inputs = x.detach().cpu().double().numpy() * self.scale + self.mean
+        inputs = x.detach().cpu().double().numpy()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
             if not hasattr(self.estimator, "classes_"):
