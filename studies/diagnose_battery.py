@@ -103,6 +103,8 @@ def tables(records: list[dict[str, Any]]) -> str:
 
 
 def _findings(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
+    if not cases:
+        return ["The diagnoses are not recorded yet."]
     runs = [run for seeds in cases.values() for run in seeds]
     sick, sound = [r for r in runs if r["truth"]], [r for r in runs if not r["truth"]]
     lines = [

@@ -417,9 +417,9 @@ def imbalanced_but_separable(seed: int) -> Situation:
 def twenty_classes(seed: int) -> Situation:
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(20, 16)) * 1.3
-    y = rng.integers(0, 20, 3000)
-    x = centres[y] + rng.normal(size=(3000, 16))
-    data = rows(x[:1600], y[:1600], x[1600:], y[1600:])
+    y = rng.integers(0, 20, 4500)
+    x = centres[y] + rng.normal(size=(4500, 16))
+    data = rows(x[:3000], y[:3000], x[3000:], y[3000:])
     return data.situation(trained(seed, data, (), steps=300, lr=2e-2, decay=0.03))
 
 
@@ -673,13 +673,17 @@ def shifted_regression(seed: int, cured=False) -> Situation:
     return _elsewhere(seed, _waves, -0.5, 1.5, cured, decay=0.1)
 
 
+def mildly_shifted_regression(seed: int, cured=False) -> Situation:
+    return _elsewhere(seed, _waves, -0.5, 0.5, cured, decay=0.1)
+
+
 def shifted_classification(seed: int, cured=False) -> Situation:
     return _elsewhere(seed, _parabola, -1.0, 1.0, cured, decay=0.1)
 
 
 def shifted_unlabelled(seed: int, cured=False) -> Situation:
     rng = np.random.default_rng(seed)
-    train_rows, test_rows = _waves(rng, 500, -0.5), _waves(rng, 500, -0.5)
+    train_rows, test_rows = _waves(rng, 1000, -0.5), _waves(rng, 1000, -0.5)
     later, later_y = _waves(rng, 800, 1.5)
     if cured:
         new = later[:100], later_y[:100]
@@ -941,6 +945,7 @@ CASES: tuple[Case, ...] = (
     _sick(("confidence", "overfitting"), over_confident, "log loss", "temperature scaling", elliptic=True),
     _sick(("confidence",), under_confident, "log loss", "temperature scaling"),
     _sick(("shift",), shifted_regression, "rmse", "label 100 of the new rows"),
+    _sick(("shift",), mildly_shifted_regression, "rmse", "label 100 of the new rows"),
     _sick(("shift",), shifted_classification, "error", "label 100 of the new rows"),
     _sick(("shift",), shifted_unlabelled, "rmse", "label 100 of the new rows"),
     _sick(("range", "shift"), beyond_the_range, "rmse", "clip to the range of the targets"),

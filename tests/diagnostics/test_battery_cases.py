@@ -1,13 +1,17 @@
 """The faults of the battery are really there, and its remedies help."""
 
 import functools
+import json
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+import diagnose_battery
+import elliptica
 from diagnostics.battery import CASES, Rows, distant, first_copies, measure, suspects
 
 SEEDS = (0, 1, 2)
@@ -260,6 +264,44 @@ def test_sound_models_are_sound(name):
 @pytest.mark.parametrize("name", ["rare class", "leaked rows", "other class shares", "far rows"])
 def test_faults_are_there(name):
     check_fault(name, 0)
+
+
+def found(*findings):
+    return [SimpleNamespace(name=name, severity=severity) for name, severity in findings]
+
+
+def test_study_judges_by_the_first_three_that_were_raised():
+    sick, sound = BY_NAME["rare class"], BY_NAME["sine"]
+    noise = [("between", "info"), ("inputs", "fine"), ("labels", "look"), ("range", "warning")]
+    near = diagnose_battery.judge(sick, found(*noise, ("weak_part", "look")))
+    assert near["right"]
+    assert near["rank"] == 3
+    assert near["other_warnings"] == ["range"]
+    assert [f["name"] for f in near["first"]] == ["labels", "range", "weak_part"]
+    late = diagnose_battery.judge(sick, found(*noise, ("shift", "look"), ("weak_part", "warning")))
+    assert not late["right"]
+    assert late["rank"] == 4
+    assert diagnose_battery.judge(sound, found(("labels", "look"), ("shift", "info")))["right"]
+    assert not diagnose_battery.judge(sound, found(("shift", "info"), ("labels", "warning")))["right"]
+
+
+def test_study_diagnoses_with_everything_known_and_writes_both_tables(monkeypatch):
+    calls = []
+
+    def diagnose(model, loss_fn, x, y, **known):
+        calls.append(known)
+        return SimpleNamespace(findings=found(("leak", "warning"), ("overfitting", "look")))
+
+    monkeypatch.setattr(elliptica, "diagnose", diagnose, raising=False)
+    records = [diagnose_battery.examine(BY_NAME[name], 0) for name in ("one feature logistic", "leaked rows")]
+    assert set(calls[0]) == {"held_out", "groups", "held_out_groups", "unlabelled"}
+    assert len(calls[1]["held_out"][0]) == 400
+    page = diagnose_battery.page(json.loads(json.dumps(records)))
+    assert "Named among the first three: 1 of 1 runs" in page
+    assert "Sound models with a warning: 1 of 1 runs" in page
+    assert "| one feature logistic | sound | **leak**, overfitting | wrong |" in page
+    assert "| leaked rows | leak | **leak**, overfitting | right |" in page
+    assert "| leaked rows | remove the shared rows from the held-out rows | optimism |" in page
 
 
 @pytest.mark.slow
