@@ -606,9 +606,7 @@ def overfitted_small_table(seed: int, cured=False, elliptic=False) -> Situation:
 
 def constant_regressor(seed: int, cured=False) -> Situation:
     data = loaded("diabetes", seed, 300)
-    if cured:
-        return data.situation(trained(seed, data, (16,), steps=150, decay=0.3, validation=True))
-    return data.situation(trained(seed, data, (16,), steps=300, decay=90.0))  # far too strong
+    return data.situation(trained(seed, data, (16,), steps=300, decay=1.0 if cured else 90.0))
 
 
 def constant_classifier(seed: int, cured=False) -> Situation:
@@ -621,9 +619,7 @@ def constant_classifier(seed: int, cured=False) -> Situation:
 
 def undertrained_digits(seed: int, cured=False) -> Situation:
     data = loaded("digits", seed, 1000)
-    if cured:
-        return data.situation(trained(seed, data, (32,), steps=100, decay=0.1))
-    return data.situation(trained(seed, data, (32,), steps=10, lr=1e-3))
+    return data.situation(trained(seed, data, (32,), steps=300 if cured else 10, lr=1e-3))
 
 
 def over_confident(seed: int, cured=False, elliptic=False) -> Situation:
@@ -674,7 +670,7 @@ def shifted_regression(seed: int, cured=False) -> Situation:
 
 
 def mildly_shifted_regression(seed: int, cured=False) -> Situation:
-    return _elsewhere(seed, _waves, -0.5, 0.5, cured, decay=0.1)
+    return _elsewhere(seed, _waves, -0.5, 0.25, cured, decay=0.1)
 
 
 def shifted_classification(seed: int, cured=False) -> Situation:
@@ -844,7 +840,7 @@ def leaked_rows(seed: int, cured=False) -> Situation:
 
 def unscaled_wine(seed: int, cured=False) -> Situation:
     data = loaded("wine", seed, 110, scale=cured)
-    return data.situation(trained(seed, data, (32,), steps=100, lr=1e-3 if not cured else 1e-2, decay=0.1))
+    return data.situation(trained(seed, data, (32,), steps=100, lr=1e-3, decay=0.1))
 
 
 def huge_irrelevant_feature(seed: int, cured=False) -> Situation:

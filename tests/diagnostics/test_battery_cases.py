@@ -248,8 +248,8 @@ def test_battery_is_as_large_as_it_says():
 
 def test_situations_follow_from_the_seed():
     state = torch.get_rng_state()
-    one, two = (BY_NAME["rare class"].build(1) for _ in range(2))
-    other = BY_NAME["rare class"].build(2)
+    one, two = (BY_NAME["constant classifier"].build(1) for _ in range(2))
+    other = BY_NAME["constant classifier"].build(2)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(one.x, two.x)
     assert torch.equal(one.model(one.x), two.model(two.x))
@@ -261,7 +261,7 @@ def test_sound_models_are_sound(name):
     check_sound(name, 0)
 
 
-@pytest.mark.parametrize("name", ["rare class", "leaked rows", "other class shares", "far rows"])
+@pytest.mark.parametrize("name", ["rare class", "leaked rows", "other class shares", "constant classifier"])
 def test_faults_are_there(name):
     check_fault(name, 0)
 
