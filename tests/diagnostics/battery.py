@@ -417,10 +417,10 @@ def imbalanced_but_separable(seed: int) -> Situation:
 def twenty_classes(seed: int) -> Situation:
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(20, 16)) * 1.3
-    y = rng.integers(0, 20, 3000)
-    x = centres[y] + rng.normal(size=(3000, 16))
-    data = rows(x[:1600], y[:1600], x[1600:], y[1600:])
-    return data.situation(trained(seed, data, (), steps=200, decay=0.1))
+    y = rng.integers(0, 20, 4500)
+    x = centres[y] + rng.normal(size=(4500, 16))
+    data = rows(x[:3000], y[:3000], x[3000:], y[3000:])
+    return data.situation(trained(seed, data, (), steps=300, lr=2e-2, decay=0.03))
 
 
 def eighty_rows(seed: int) -> Situation:
@@ -606,9 +606,7 @@ def overfitted_small_table(seed: int, cured=False, elliptic=False) -> Situation:
 
 def constant_regressor(seed: int, cured=False) -> Situation:
     data = loaded("diabetes", seed, 300)
-    if cured:
-        return data.situation(trained(seed, data, (16,), steps=150, decay=0.3, validation=True))
-    return data.situation(trained(seed, data, (16,), steps=300, decay=90.0))  # far too strong
+    return data.situation(trained(seed, data, (16,), steps=300, decay=1.0 if cured else 90.0))
 
 
 def constant_classifier(seed: int, cured=False) -> Situation:
@@ -621,9 +619,7 @@ def constant_classifier(seed: int, cured=False) -> Situation:
 
 def undertrained_digits(seed: int, cured=False) -> Situation:
     data = loaded("digits", seed, 1000)
-    if cured:
-        return data.situation(trained(seed, data, (32,), steps=100, decay=0.1))
-    return data.situation(trained(seed, data, (32,), steps=10, lr=1e-3))
+    return data.situation(trained(seed, data, (32,), steps=300 if cured else 10, lr=1e-3))
 
 
 def over_confident(seed: int, cured=False, elliptic=False) -> Situation:
@@ -673,13 +669,17 @@ def shifted_regression(seed: int, cured=False) -> Situation:
     return _elsewhere(seed, _waves, -0.5, 1.5, cured, decay=0.1)
 
 
+def mildly_shifted_regression(seed: int, cured=False) -> Situation:
+    return _elsewhere(seed, _waves, -0.5, 0.25, cured, decay=0.1)
+
+
 def shifted_classification(seed: int, cured=False) -> Situation:
     return _elsewhere(seed, _parabola, -1.0, 1.0, cured, decay=0.1)
 
 
 def shifted_unlabelled(seed: int, cured=False) -> Situation:
     rng = np.random.default_rng(seed)
-    train_rows, test_rows = _waves(rng, 500, -0.5), _waves(rng, 500, -0.5)
+    train_rows, test_rows = _waves(rng, 1000, -0.5), _waves(rng, 1000, -0.5)
     later, later_y = _waves(rng, 800, 1.5)
     if cured:
         new = later[:100], later_y[:100]
@@ -840,7 +840,7 @@ def leaked_rows(seed: int, cured=False) -> Situation:
 
 def unscaled_wine(seed: int, cured=False) -> Situation:
     data = loaded("wine", seed, 110, scale=cured)
-    return data.situation(trained(seed, data, (32,), steps=100, lr=1e-3 if not cured else 1e-2, decay=0.1))
+    return data.situation(trained(seed, data, (32,), steps=100, lr=1e-3, decay=0.1))
 
 
 def huge_irrelevant_feature(seed: int, cured=False) -> Situation:
@@ -941,6 +941,7 @@ CASES: tuple[Case, ...] = (
     _sick(("confidence", "overfitting"), over_confident, "log loss", "temperature scaling", elliptic=True),
     _sick(("confidence",), under_confident, "log loss", "temperature scaling"),
     _sick(("shift",), shifted_regression, "rmse", "label 100 of the new rows"),
+    _sick(("shift",), mildly_shifted_regression, "rmse", "label 100 of the new rows"),
     _sick(("shift",), shifted_classification, "error", "label 100 of the new rows"),
     _sick(("shift",), shifted_unlabelled, "rmse", "label 100 of the new rows"),
     _sick(("range", "shift"), beyond_the_range, "rmse", "clip to the range of the targets"),
