@@ -2,7 +2,7 @@
 
 Trains small networks in 1 to 64 dimensions and compares what can be said without the labels of the held-out
 rows (the PDE's landscape, neighbours, distance, the network's confidence) with the actual losses, without
-a shift and under three. About ten minutes on one core::
+a shift and under three. About eleven minutes on one core::
 
     python studies/anticipation.py run        # what is not recorded yet, then the tables
     python studies/anticipation.py table      # tables from the records
