@@ -65,7 +65,10 @@ def test_errors_are_one_for_a_constant_and_bounded(generator):
     assert float(e.errors(e.train).mean()) == pytest.approx(1, rel=1e-5)
     values = torch.randn(300, 1, generator=generator)
     wild = evidence(lambda x: 1e9 * x[:, :1], x, values)
-    assert float(wild.errors(wild.train).max()) <= float(((values - values.mean()) ** 2).max() / values.var()) + 0.1
+    assert (
+        float(wild.errors(wild.train).max())
+        <= float(((values - values.mean()) ** 2).max() / values.var()) + 0.1
+    )
     exact = evidence(lambda x: x[:, :1], x, x[:, :1])
     assert float(exact.errors(exact.train).max()) == 0
 

@@ -23,7 +23,6 @@ from elliptica.diagnostics.landscape_findings import (
     judge_noise,
     judge_profile,
     judge_slope,
-    neighbour_losses,
     pair_names,
 )
 from elliptica.diagnostics.probes import draw_bridges
@@ -146,20 +145,6 @@ def test_a_pair_is_named_only_if_it_surely_stands_out():
     worst_pair = max(found.breakdown.values(), key=lambda q: q.lower, default=None)
     if worst_pair is not None and worst_pair.lower <= found.numbers["share above"].value:
         assert "Most between" not in found.sentence
-
-
-def test_losses_against_neighbours_equal_a_loop(generator):
-    x = torch.randn(50, 3, generator=generator).double() * torch.tensor([1.0, 20.0, 0.1])
-    y = torch.randn(50, 1, generator=generator).double()
-    model = nn.Linear(3, 1).double()
-    fitted = fitted_of(model, nn.MSELoss(), x, y, generator=generator)
-    at = torch.randn(7, 3, generator=generator).double()
-    expected = []
-    for row in at:
-        distance = [float((((row - other) / x.std(0)) ** 2).sum()) for other in x]
-        near = sorted(range(50), key=distance.__getitem__)[:10]
-        expected.append(sum(float((model(row) - y[i]).detach() ** 2) for i in near) / 10)
-    torch.testing.assert_close(neighbour_losses(fitted, at), torch.tensor(expected).double())
 
 
 def test_both_sides_of_the_pde_have_the_label_of_the_nearest_row(generator):

@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from elliptica._utils.statistics import bonferroni
-from elliptica.diagnostics.evidence import NEIGHBOURS, Difference, Evidence
+from elliptica.diagnostics.evidence import Difference, Evidence
 from elliptica.diagnostics.findings import Finding, Quantity, Severity, fine, skipped
+from elliptica.diagnostics.neighbours import NEIGHBOURS
 
 #: Deep inside a class labels that differ from their neighbourhood are natural up to this share, and in a
 #: single class up to the second one.

@@ -16,13 +16,12 @@ from elliptica._utils.statistics import student_quantile
 from elliptica.core.batchnorm import evaluation_mode
 from elliptica.diagnostics.findings import RowsOf
 from elliptica.diagnostics.fitted_model import FittedModel, Labelled, sample_by_part
+from elliptica.diagnostics.neighbours import NEIGHBOURS
 
 #: What targets are: one class per row, one or several numbers, or something else that only has a loss.
 Task = Literal["classes", "values", "other"]
 #: Distances that are computed at most, times the number of features.
 _DISTANCES = 2e10
-#: Neighbours whose average stands for a prediction from the rows alone.
-NEIGHBOURS = 10
 
 
 @dataclass(frozen=True, eq=False)

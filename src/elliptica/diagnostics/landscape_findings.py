@@ -18,6 +18,7 @@ from elliptica.diagnostics.findings import Finding, Quantity
 from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.diagnostics.hitting import hitting_report
 from elliptica.diagnostics.maximum_principle import maximum_principle_report
+from elliptica.diagnostics.neighbours import NEIGHBOURS, neighbour_loss
 from elliptica.diagnostics.probes import REFLECTING, region
 from elliptica.diagnostics.subharmonicity import subharmonicity_report
 from elliptica.landscape.data_domain import DataDomain
@@ -37,8 +38,6 @@ STEEP = 10.0
 #: Probes and pairs of directions of the curvature; queries and walks of the PDE.
 CURVATURE_PROBES, DIRECTIONS = 100, 32
 QUERIES, WALKS = 50, 200
-#: Neighbours whose targets the loss between the data is compared with.
-_NEIGHBOURS = 10
 
 
 def judge_between(fitted: FittedModel) -> Finding:
@@ -57,7 +56,7 @@ def judge_between(fitted: FittedModel) -> Finding:
     judged = [group for group in report.by_group if group.n >= FEWEST_PROBES]
     level = bonferroni(fitted.confidence, len(judged))
     found = _ordered({group.name: Quantity.share(group.count, group.n, level) for group in judged})
-    near = neighbour_losses(fitted, bridges.x)
+    near = neighbour_loss(fitted.field, bridges.x, (fitted.x, fitted.targets)).loss.double()
     numbers = {
         "share above": share,
         "mean excess of those": Quantity.number(_mean_excess(fitted.between - bar), overall.count),
@@ -72,7 +71,7 @@ def judge_between(fitted: FittedModel) -> Finding:
     sentence = (
         f"Between the data, {share} of {overall.n} points have a loss above every loss at the data "
         f"({bar:.3g}), against {target}; the mean loss there is {float(fitted.between.mean()):.3g}, and "
-        f"{float(near.mean()):.3g} against the targets of the {_NEIGHBOURS} nearest rows."
+        f"{float(near.mean()):.3g} against the targets of the {NEIGHBOURS} nearest rows."
     )
     if found and next(iter(found.values())).lower > share.value:
         name, pair = next(iter(found.items()))
@@ -84,17 +83,6 @@ def judge_between(fitted: FittedModel) -> Finding:
     )
     breakdown = {f"between {name}": pair for name, pair in found.items()}
     return Finding("between", "info", sentence, advice, numbers, breakdown, title="Loss between the data")
-
-
-def neighbour_losses(fitted: FittedModel, x: Tensor) -> Float[Tensor, " rows"]:
-    """Mean loss of the model against the targets of the nearest rows."""
-    flat, at = fitted.x.flatten(1), x.flatten(1)
-    scale = fitted.deviation.flatten().to(flat).clamp_min(1e-12)
-    k = min(_NEIGHBOURS, len(flat))
-    near = torch.cdist(at / scale, flat / scale).topk(k, largest=False).indices
-    total = sum(fitted.field(x, fitted.targets[near[:, i]]).double() for i in range(k))
-    assert isinstance(total, Tensor)
-    return total / k
 
 
 def _mean_excess(above: Tensor) -> float:
@@ -279,7 +267,7 @@ def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tenso
     """Compare the landscape, with the losses at the data as boundary values, with the network's loss.
 
     Both sides have the label of the nearest row, and beside them stands the loss against the labels of the
-    ten nearest rows, which anticipates the loss at other rows at least as well (docs/diagnose.md).
+    ten nearest rows. Which of them anticipates the loss at other rows is measured in results/anticipation.
     """
     at = fitted.bridges.x[rows]
     found = loss_map(
@@ -295,7 +283,8 @@ def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tenso
     nearest = torch.cdist(at.flatten(1), fitted.x.flatten(1)).argmin(1)
     own = fitted.field(at, fitted.targets[nearest]).double()
     above = Quantity.mean(own - found.value.double(), fitted.confidence)
-    near = Quantity.mean(neighbour_losses(fitted, at), fitted.confidence, fitted.floor)
+    losses = neighbour_loss(fitted.field, at, (fitted.x, fitted.targets)).loss
+    near = Quantity.mean(losses, fitted.confidence, fitted.floor)
     numbers = {
         "loss above the PDE's": above,
         "expected by the PDE": Quantity.mean(found.value, fitted.confidence, fitted.floor),
@@ -307,7 +296,7 @@ def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tenso
         f"Given the losses at the data, the PDE (in a {name}) expects a mean loss of "
         f"{numbers['expected by the PDE']} at {len(rows)} points between, with the target of the nearest "
         f"row; the network has {numbers['loss of the network']}, and {near} against the targets of the "
-        f"{_NEIGHBOURS} nearest rows."
+        f"{NEIGHBOURS} nearest rows."
     )
     advice = (
         "The PDE's value cannot exceed the largest loss at the data. Held-out rows tell more than it does."
