@@ -15,7 +15,7 @@ from elliptica import sample_partners
 from elliptica._utils.statistics import clopper_pearson
 from elliptica.diagnostics import bridge_probes, maximum_principle_report, subharmonicity_report
 from elliptica.diagnostics.diagnose import diagnose
-from elliptica.diagnostics.findings import Quantity, median_rank, worst
+from elliptica.diagnostics.findings import Quantity, median_rank
 from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.diagnostics.landscape_findings import (
     judge_between,

@@ -98,7 +98,7 @@ def _judge_classes(e: Evidence) -> Finding:
         "Check the rows listed. Relabel or remove those that are wrong, then train again. Without that, stop "
         "early on held-out rows.",
         numbers,
-        named or {f"class {name}": q for name, q in by_class.items()},
+        {f"class {name}": q for name, q in (named or by_class).items()},
         title="Labels look wrong",
         rows=tuple(int(e.base[i]) for i in rows),
     )

@@ -655,6 +655,7 @@ def judge_confidence(e: Evidence) -> Finding:
         "Divide the logits by this temperature, chosen on rows that are not tested "
         '(EllipticClassifier(calibrate="temperature")). It need not hold under a shift.',
         numbers,
+        {"mean confidence": Quantity.number(confidence, len(y)), "share right": right},
         title=side.capitalize(),
     )
 

@@ -69,7 +69,9 @@ def remarks(diagnosis: Diagnosis) -> list[Remark]:
     """Findings as a page shows them, each with its picture and its rows."""
     found = []
     for finding in diagnosis.findings:
-        numbers = finding.breakdown or (finding.numbers if finding.severity in ("warning", "look") else {})
+        numbers = finding.breakdown or {
+            name: quantity for name, quantity in finding.numbers.items() if quantity.kind == "share"
+        }
         bars = [_bar(label, quantity) for label, quantity in list(numbers.items())[:_BARS]]
         rows = ""
         if finding.rows:
@@ -77,10 +79,7 @@ def remarks(diagnosis: Diagnosis) -> list[Remark]:
             shown = ", ".join(map(str, finding.rows[:_SHOWN_ROWS]))
             rows = f"{finding.rows_of.capitalize()} rows, counted from {diagnosis.first_row}: {shown}{more}."
         title = finding.title or finding.name.replace("_", " ")
-        is_alike = len({abs(bar.value) > 10 for bar in bars}) == 1  # numbers of one kind make a picture
-        found.append(
-            Remark(finding.severity, title, finding.sentence, finding.advice, bars if is_alike else (), rows)
-        )
+        found.append(Remark(finding.severity, title, finding.sentence, finding.advice, bars, rows))
     return found
 
 
