@@ -67,7 +67,9 @@ results: $(STAMPS)-lab   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/hitting_times.py run
+	$(BIN)/python studies/anticipation.py run
 	$(BIN)/python studies/green_bridge.py run
+	$(BIN)/python studies/diagnose_battery.py run
 	$(BIN)/elliptica run table3 --dataset airfoil,no2 --jobs 2 --out results/tables
 	$(BIN)/elliptica run table5 --dataset skillcraft,crime --jobs 2 --out results/tables
 	$(BIN)/elliptica run table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal --jobs 2 --out results/tables

@@ -117,13 +117,12 @@ def test_trees_have_no_landscape_and_the_page_says_so(regression):
     report = make_report(Request(str(regression / "out"), data=regression / "table.csv"))
     assert "holds no network but boosted trees" in report.studies[0].missing["landscape"]
     model = regression / "out" / "model.elliptica"
-    for words in (
-        ("report", model, "--data", regression / "table.csv", "-o", regression / "page.html"),
-        ("diagnose", regression / "table.csv", "--model", model),
-    ):
-        code, output = run(*words)
-        assert code == 2
-        assert "holds no network but boosted trees" in " ".join(output.split())
+    code, output = run("report", model, "--data", regression / "table.csv", "-o", regression / "page.html")
+    assert code == 2
+    assert "holds no network but boosted trees" in " ".join(output.split())
+    code, output = run("diagnose", regression / "table.csv", "--model", model)
+    assert code == 0, output  # trees are judged by what they predict
+    assert "400 training rows" in output
 
 
 @pytest.mark.slow

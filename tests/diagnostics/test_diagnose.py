@@ -1,46 +1,71 @@
-"""`elliptica.diagnose` on cases with known answers, its thresholds and its limits."""
+"""`elliptica.diagnose` as a whole: the battery of known cases, what it takes, and what it refuses."""
 
-import copy
-import functools
 import json
-import math
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from scipy import stats
+from sklearn.datasets import load_breast_cancer
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from torch import nn
-from torch.nn import functional as F
 
-from elliptica import sample_partners
-from elliptica._utils.statistics import clopper_pearson
-from elliptica.diagnostics import bridge_probes, maximum_principle_report, subharmonicity_report
-from elliptica.diagnostics.diagnose import diagnose
-from elliptica.diagnostics.findings import THRESHOLDS, Quantity, median_rank, worst
-from elliptica.diagnostics.fitted_model import FittedModel
-from elliptica.diagnostics.loss_shape import judge_curvature, judge_slope
-from elliptica.diagnostics.loss_values import (
-    judge_between,
-    judge_data,
-    judge_noise,
-    judge_profile,
-    pair_names,
-)
-from elliptica.diagnostics.probes import draw_bridges
-from elliptica.landscape.loss import LossField, constant_loss, excess_cross_entropy, excess_loss, least_loss
+import elliptica
+from diagnostics.battery import CASES
+from elliptica.diagnostics.diagnose import EXPLAINED, JUDGES, diagnose_fitted
+from elliptica.diagnostics.findings import LANDSCAPE
+from elliptica.diagnostics.fitted_model import FittedModel, Predictor
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
-CENTRES = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+LOSS = nn.CrossEntropyLoss()
 
 
-def fitted_of(model, loss_fn, x, y, *, generator, n=200, sigma=0.0, confidence=0.95, **settings):
-    fitted = FittedModel(model, loss_fn, x, y, batch_size=64, **settings)
-    return fitted.sample(n, sigma=sigma, confidence=confidence, generator=generator)
+def judge(case, seed, **options):
+    s = case.build(seed)
+    held = None if s.x_test is None else (s.x_test, s.y_test)
+    groups = {"groups": s.groups, "held_out_groups": s.test_groups, "unlabelled": s.unlabelled}
+    return elliptica.diagnose(s.model, s.loss_fn, s.x, s.y, held_out=held, **groups, **options)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_battery(case):
+    """A sick model is named among the first three findings; a sound one raises no warning."""
+    found = judge(case, 0, landscape=False)
+    if case.truth:
+        assert {f.name for f in found.problems[:3]} & set(case.truth), found
+    else:
+        assert found.severity != "warning", found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_battery_with_the_landscape(case):
+    """The landscape adds information, and changes nothing else."""
+    found = judge(case, 1)
+    assert {f.severity for f in found.landscape} == {"info"}
+    plain = judge(case, 1, landscape=False)
+    assert [f.to_dict() for f in found.problems] == [f.to_dict() for f in plain.problems]
+
+
+def test_every_finding_is_listed_in_the_docs(request):
+    page = (request.config.rootpath / "docs" / "diagnose.md").read_text()
+    for name in (*JUDGES, "shift", *LANDSCAPE):
+        assert f"| `{name}` |" in page, name
+    assert set(EXPLAINED) <= {*JUDGES, "shift"}
+
+
+# ---- rows
+
+
+def separated(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 2
+    return torch.randn(n, 3, generator=generator) + 6 * y[:, None], y
+
+
+def sure(x):
+    return torch.stack([9 - x.sum(1), x.sum(1) - 9], 1)
 
 
 class Function(nn.Module):
-    """A plain function as a model."""
-
     def __init__(self, function):
         super().__init__()
         self.function = function
@@ -49,489 +74,103 @@ class Function(nn.Module):
         return self.function(x)
 
 
-def barycentric(x):
-    """Logits of nearly the label mixture that a bridge between three corners has; worst at the corners."""
-    p = torch.stack([1 - x.sum(1) / 10, x[:, 0] / 10, x[:, 1] / 10], 1)
-    return (0.97 * p.clamp_min(0) + 0.01).log()
+def test_many_rows_are_sampled_by_class_and_rows_keep_their_numbers():
+    x, y = separated(3000)
+    y[x.sum(1).argsort()[:30]] = 1  # wrong labels, deep inside class 0
+    rare = torch.arange(3000) >= 2970
+    y = torch.where(rare, 2, y)
+    x = torch.where(rare[:, None], x + 40, x)
+    model = Function(lambda x: torch.cat([sure(x), (x.sum(1, keepdim=True) - 90)], 1))
+    found = elliptica.diagnose(model, LOSS, x, y, landscape=False, max_rows=800)
+    assert found.n_given == 3000
+    assert 820 <= found.n_rows <= 832  # a share of each class, and all thirty of the rare one
+    assert "of 3000 training rows (a sample by class and group)" in found.about[0]
+    same = elliptica.diagnose(model, LOSS, x, y, landscape=False, max_rows=800)
+    assert same.to_dict() == found.to_dict()
+    y = torch.where(rare, 0, y)
+    y[:300:2] = 1  # every fourth label of class 0 among the first
+    found = elliptica.diagnose(Function(sure), LOSS, x, y, landscape=False, max_rows=1000)
+    wrong = set(torch.arange(0, 300, 2).tolist()) | set(x.sum(1).argsort()[:30].tolist())
+    listed = found["labels"].rows
+    assert len(listed) > 20
+    assert len(set(listed) & wrong) > 0.9 * len(listed)  # numbers of the given rows, not of the sample
 
 
-def spiked(x):
-    """The same, but sure of class 2 half-way between 0 and 1."""
-    near = (x - torch.tensor([5.0, 0.0])).norm(dim=1) < 3
-    return barycentric(x) + near[:, None] * torch.tensor([0.0, 0.0, 20.0])
+def test_any_scikit_learn_model_can_be_judged():
+    x, y = load_breast_cancer(return_X_y=True)
+    trees = HistGradientBoostingClassifier(max_iter=10, random_state=0).fit(x[:400], y[:400])
+    module, rows = Predictor(trees), torch.from_numpy(x)
+    np.testing.assert_allclose(module(rows).exp().numpy(), trees.predict_proba(x), rtol=1e-9)
+    held = rows[400:], torch.from_numpy(y[400:])
+    fitted = FittedModel(module, LOSS, rows[:400], torch.from_numpy(y[:400]), test=held, scales_inputs=True)
+    found = diagnose_fitted(fitted, landscape=False)
+    assert found.severity != "warning", found
+    target = x[:, :1]
+    trees = HistGradientBoostingRegressor(max_iter=5).fit(x[:, 1:], target[:, 0])
+    assert Predictor(trees)(torch.from_numpy(x[:, 1:])).shape == (569, 1)
 
 
-def corners(n=90):
-    y = torch.arange(n) % 3
-    return CENTRES[y] + 0.01 * torch.randn(n, 2, generator=torch.Generator().manual_seed(0)), y
+def test_a_file_of_json_holds_everything():
+    x, y = separated(60)
+    found = elliptica.diagnose(Function(sure), LOSS, x, y, landscape=False)
+    record = json.loads(json.dumps(found.to_dict()))
+    assert record["severity"] == "fine"
+    assert {f["name"] for f in record["findings"]} == {*JUDGES, "shift"}
 
 
-# ---- known answers
+# ---- models that cannot be judged as they are
 
 
-def test_linear_model_with_squared_error_in_closed_form(generator):
-    """On a chord the residual is linear, so the loss lies s(1-s)(r_a - r_b)^2 below the line."""
-    x, y = torch.randn(60, 4, generator=generator).double(), torch.randn(60, 1, generator=generator).double()
-    model = nn.Linear(4, 1).double()
-    fitted = fitted_of(model, nn.MSELoss(), x, y, generator=generator)
-    residual = (model(x) - y).detach().flatten()
-    b = fitted.bridges
-    rise = -b.s * (1 - b.s) * (residual[b.start] - residual[b.end]) ** 2
-    found = judge_profile(fitted)
-    assert found.numbers["rise along the bridge"].value == pytest.approx(float(rise.mean()), rel=1e-9)
-    assert found.severity == "fine"
-    assert "dip" in found.sentence
-    share = judge_between(fitted).numbers["share above"]
-    assert (share.value, share.lower) == (0, 0)
-    assert share.upper == pytest.approx(1 - 0.025 ** (1 / share.n))
-    slope = judge_slope(fitted).numbers["median slope at the data"].value
-    gradient = 2 * residual[:, None] * model.weight.detach() * x.std(0)
-    ordered = gradient.norm(dim=1).sort().values
-    assert slope == pytest.approx(float(ordered[29:31].mean()), rel=1e-9)
-    lap = judge_curvature(fitted).numbers["median Laplacian"].value
-    assert lap == pytest.approx(2 * float(model.weight.detach().square().sum()), rel=0.1)
+def test_a_model_in_training_mode_is_evaluated_in_eval_mode():
+    x, y = separated(80)
+    model = nn.Sequential(nn.Dropout(0.9), Function(sure)).train()
+    found = elliptica.diagnose(model, LOSS, x, y, landscape=False)
+    assert model.training
+    assert found.severity == "fine", found
 
 
-def test_noise_of_a_linear_model_in_closed_form(generator):
-    """Squared error of a perfect linear fit under noise: sum of (w * 0.1 * deviation)^2."""
-    x = torch.randn(4000, 3, generator=generator).double() * torch.tensor([1.0, 5.0, 0.2])
-    model = nn.Linear(3, 1).double()
-    found = judge_noise(fitted_of(model, nn.MSELoss(), x, model(x).detach(), n=4000, generator=generator))
-    expected = float((0.1 * model.weight.detach() * x.std(0)).square().sum())
-    quantity = found.numbers["rise under noise of 10%"]
-    assert abs(quantity.value - expected) < 6 * quantity.stderr
-    assert found.severity == "fine"
-
-
-def test_constant_loss_has_nothing_to_report(generator):
-    model = nn.Linear(12, 1)
-    nn.init.zeros_(model.weight)
-    x = torch.randn(50, 12, generator=generator)
-    found = diagnose(model, nn.MSELoss(), x, torch.zeros(50, 1), n=80)
-    assert found["between"].numbers["share above"].value == 0
-    assert found["slope"].numbers["largest slope between the data"].value == 0
-    assert found["profile"].numbers["rise along the bridge"].value == pytest.approx(0, abs=1e-12)
-    assert {f.severity for f in found.findings if f.name != "dimension"} == {"fine"}
-    assert "little to act on" in found["advice"].sentence
-
-
-def test_rounding_is_not_called_a_violation(generator):
-    """A perfect linear fit has losses of 1e-14 everywhere: many are 'above', none matters."""
-    x = torch.randn(60, 3, generator=generator)
-    model = nn.Linear(3, 1)
-    found = diagnose(model, nn.MSELoss(), x, model(x).detach(), n=300, sigma=0.0)["between"]
-    assert found.severity == "fine"
-
-
-def test_a_spike_between_two_clusters_is_flagged_and_named(generator):
-    x, y = corners()
-    good = diagnose(Function(barycentric), nn.CrossEntropyLoss(), x, y, n=400, sigma=0.01)
-    bad = diagnose(Function(spiked), nn.CrossEntropyLoss(), x, y, n=400, sigma=0.01)
-    assert good["between"].severity == "fine"
-    assert good["profile"].severity == "fine"
-    assert bad["between"].severity == "warning"
-    assert next(iter(bad["between"].breakdown)) == "between 0 and 1"
-    assert "Most surely between class 0 and 1" in bad["between"].sentence
-    first, *others = bad["between"].breakdown.values()
-    assert all(q.upper < first.lower for q in others)
-    assert bad["profile"].severity == "warning"  # 20 nats over two ninths of the bridges
-    assert "something to act on (between, profile" in bad["advice"].sentence
-    groups = ["b" if label == 1 else "a" for label in y.tolist()]
-    named = diagnose(Function(spiked), nn.CrossEntropyLoss(), x, y, groups=groups, n=400, sigma=0.01)
-    assert "Most surely between group a and b" in named["between"].sentence
-
-
-def test_a_worst_class_is_named():
-    x, y = corners(300)
-    logits = 5 * F.one_hot(y, 3).float()
-    logits[y == 1] = torch.tensor([3.0, 0.0, 0.0])
-    table = {tuple(row.tolist()): out for row, out in zip(x, logits, strict=True)}
-    model = Function(lambda rows: torch.stack([table.get(tuple(r.tolist()), torch.zeros(3)) for r in rows]))
-    found = judge_data(fitted_of(model, nn.CrossEntropyLoss(), x, y, generator=torch.Generator()))
-    assert found.severity == "look"  # three times the mean: above 2, below 5
-    assert next(iter(found.breakdown)) == "class 1"
-    assert "Look at the rows of class 1" in found.advice
-    loss = F.cross_entropy(torch.tensor([[3.0, 0.0, 0.0]]), torch.tensor([1]))
-    assert found.numbers["worst class"].value == pytest.approx(float(loss))
-
-
-def test_the_worst_class_has_the_largest_mean_also_where_it_is_not_sure():
-    x, y = corners(303)
-    y = torch.where(torch.arange(303) < 12, 0, torch.where(y == 0, 1, y))
-    strength = torch.where(
-        y == 0, torch.tensor([9.0, 9, 9, -4]).repeat(76)[:303], 3.0
-    )  # one row of four is wrong
-    table = {tuple(r.tolist()): s * F.one_hot(c, 3).float() for r, s, c in zip(x, strength, y, strict=True)}
-    model = Function(lambda rows: torch.stack([table.get(tuple(r.tolist()), torch.zeros(3)) for r in rows]))
-    found = judge_data(fitted_of(model, nn.CrossEntropyLoss(), x, y, generator=torch.Generator()))
-    means = {name: part.value for name, part in found.breakdown.items()}
-    assert max(means, key=means.get) == "class 0" != next(iter(means))  # the surest comes first
-    assert "the worst class is 0 with" in found.sentence
-    assert found.numbers["worst class"].value == means["class 0"]
-
-
-def wave(amplitude, frequency):
-    return Function(lambda x: x[:, :1] + amplitude * torch.sin(frequency * x[:, :1]))
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "severity"),
-    [
-        # the yardstick is the variance of y, 1/3; what is added has mean square amplitude^2 / 2
-        ("data", wave(0.7, 1e3), "fine"),
-        ("data", wave(0.81, 1e3), "look"),
-        ("data", wave(1.0, 1e3), "warning"),
-        ("slope", wave(0.01, 30.0), "fine"),
-        ("slope", wave(0.5, 50.0), "warning"),  # huge gradients
-    ],
-)
-def test_severities_on_both_sides_of_a_threshold(name, model, severity):
-    x = torch.linspace(-1, 1, 3001, dtype=torch.float64)[:, None]
-    judge = {"data": judge_data, "slope": judge_slope}[name]
-    fitted = fitted_of(model, nn.MSELoss(), x, x, generator=torch.Generator(), n=3001, confidence=0.5)
-    assert judge(fitted).severity == severity
-
-
-@pytest.mark.parametrize(("height", "severity"), [(0.23, "fine"), (0.28, "look"), (0.6, "warning")])
-def test_a_bump_is_graded_by_its_height(height, severity):
-    """Clusters at 0 and 1, y = x: half of the bridges cross the bump; yardstick 1/4."""
-    x = (torch.arange(200) % 2).double()[:, None]
-    bump = Function(lambda x: x + height * ((x > 0.1) & (x < 0.9)))
-    fitted = fitted_of(bump, nn.MSELoss(), x, x, generator=torch.Generator(), n=4000)
-    found = judge_profile(fitted)
-    assert found.severity == severity
-    assert found.numbers["rise along the bridge"].value == pytest.approx(0.8 * height**2 / 2, rel=0.1)
-
-
-@pytest.mark.parametrize("name", list(THRESHOLDS))
-def test_thresholds_grade_on_both_sides(name):
-    threshold = THRESHOLDS[name]
-    assert threshold.look < threshold.warning
-    for limit, below, above in ((threshold.look, "fine", "look"), (threshold.warning, "look", "warning")):
-        assert threshold.grade(limit) == below
-        if math.isfinite(limit):
-            assert threshold.grade(limit * (1 + 1e-9)) == above
-    assert worst("fine", "warning", "look") == "warning"
-    assert worst() == "fine"
-
-
-# ---- limits
-
-
-@pytest.mark.statistical
-def test_limits_of_the_share_cover():
-    """Clusters at 0 and 1, a spike on (0.4, 0.6): the share is 0.2 times the share of mixed pairs."""
-    x = (torch.arange(40) % 2).double()[:, None]
-    spike = Function(lambda x: x + 1.0 * ((x > 0.4) & (x < 0.6)))
-    truth, runs = 0.2 * 20 / 39, 120
-    covered = {0.95: 0, 0.5: 0}
-    for seed in range(runs):
-        g = torch.Generator().manual_seed(seed)
-        share = judge_between(fitted_of(spike, nn.MSELoss(), x, x, generator=g, n=40)).numbers["share above"]
-        for level in covered:
-            low, high = clopper_pearson(round(share.value * share.n), share.n, level)
-            covered[level] += low <= truth <= high
-        assert (share.lower, share.upper) == clopper_pearson(round(share.value * share.n), share.n)
-    assert stats.binom.cdf(covered[0.95], runs, 0.95) > 1e-6
-    assert stats.binom.cdf(covered[0.5], runs, 0.95) < 1e-6  # limits that are too narrow are found out
-
-
-@pytest.mark.statistical
-def test_limits_of_a_mean_and_of_a_median_cover(generator):
-    runs, n = 200, 80
-    y = torch.randn(runs, n, generator=generator).square()  # the loss of a model that says 0
-    for make, truth in ((Quantity.mean, 1.0), (Quantity.median, float(stats.chi2(1).median()))):
-        found = [make(row, 0.95) for row in y]
-        covered = sum(q.lower <= truth <= q.upper for q in found)
-        assert stats.binom.cdf(covered, runs, 0.93) > 1e-6  # squares are skewed: Student loses a little
-        narrow = sum(
-            q.value - 0.5 * (q.value - q.lower) <= truth <= q.value + 0.5 * (q.upper - q.value) for q in found
-        )
-        assert stats.binom.cdf(narrow, runs, 0.93) < 1e-6
-    assert found[0].stderr is None
-
-
-@pytest.mark.parametrize("n", [1, 5, 6, 50, 201])
-def test_rank_of_the_median_is_the_best_that_holds(n):
-    rank = median_rank(n, 0.95)
-    coverage = lambda k: 1 - 2 * stats.binom.cdf(k, n, 0.5)  # noqa: E731
-    if rank is None:
-        assert coverage(0) < 0.95
-        assert math.isinf(Quantity.median(torch.rand(n), 0.95).upper)
-    else:
-        assert coverage(rank) >= 0.95
-        assert coverage(rank + 1) < 0.95
-
-
-# ---- agreement with the single reports
-
-
-def test_agrees_with_the_reports_on_the_same_generator():
-    x, y = corners()
-    model, loss = nn.Linear(2, 3), nn.CrossEntropyLoss()
-    found = diagnose(model, loss, x, y, n=90, sigma=0.1, generator=torch.Generator().manual_seed(5))
-    g = torch.Generator().manual_seed(5)
-    rows = torch.randperm(90, generator=g)
-    probes = bridge_probes(
-        x[rows],
-        y[rows],
-        target_space="simplex",
-        num_classes=3,
-        sampling="marginal",
-        quadrature="uniform",
-        sigma=0.1,
-        sigma_y=0.0,
-        partners=sample_partners(x[rows], generator=g),
-        generator=g,
-    )
-    field = LossField(model, excess_cross_entropy, num_classes=3)
-    report = maximum_principle_report(field, (x, y), probes)
-    share = found["between"].numbers["share above"]
-    assert (share.value, share.lower, share.upper) == (
-        report.overall.rate,
-        report.overall.lower,
-        report.overall.upper,
-    )
-    assert found["between"].numbers["mean loss between"].value == pytest.approx(report.overall.mean_loss)
-    fitted = fitted_of(model, loss, x, y, n=90, sigma=0.1, generator=torch.Generator().manual_seed(5))
-    radius = found["curvature"].numbers["radius"].value
-    single = subharmonicity_report(field, *probes, [radius], 32, generator=fitted.stream("curvature"))
-    assert found["curvature"].numbers["share not subharmonic"].value == len(single.failed) / 90
-    assert found["curvature"].numbers["median Laplacian"].value == pytest.approx(
-        float(single.laplacian.double().quantile(0.5)), rel=1e-4
-    )
-
-
-def test_bridges_know_their_ends(generator):
-    x, y = torch.randn(7, 2, generator=generator), torch.randn(7, 1, generator=generator)
-    b = draw_bridges(x, y, 50, target_space="real", sigma=0.0, generator=generator)
-    assert len(b.s) <= 50
-    assert not bool((b.start == b.end).any())
-    torch.testing.assert_close(b.x, torch.lerp(x[b.start], x[b.end], b.s[:, None]))
-    torch.testing.assert_close(b.y, torch.lerp(y[b.start], y[b.end], b.s[:, None]))
-    names = pair_names(("10", "9", "b", "a", "9", "9", "9"), torch.tensor([0, 3, 2]), torch.tensor([1, 2, 3]))
-    assert names == ["9 and 10", "a and b", "a and b"]
-
-
-def test_the_pde_is_only_asked_where_walks_meet_the_data(generator):
-    y = torch.arange(60) % 2
-    flat, deep = (torch.randn(60, d, generator=generator) + 2 * y[:, None] for d in (2, 30))
-    low = diagnose(nn.Linear(2, 2), nn.CrossEntropyLoss(), flat, y, n=60)
-    high = diagnose(nn.Linear(30, 2), nn.CrossEntropyLoss(), deep, y, n=60)
-    middle = diagnose(nn.Linear(5, 2), nn.CrossEntropyLoss(), deep[:, :5], y, n=60)["dimension"]
-    assert 0 < middle.numbers["share of walks that meet the data"].value < 1  # walks were counted
-    assert low["dimension"].severity == "fine"
-    expected = low["pde"].numbers["expected by the PDE"].value
-    assert low["data"].numbers["largest loss"].value >= expected >= 0  # an average of the losses at the data
-    assert high["dimension"].severity == "look"
-    assert high["dimension"].numbers["share of walks that meet the data"].upper < 0.05
-    with pytest.raises(KeyError, match="no finding 'pde'; there are data, between"):
-        high["pde"]
-
-
-# ---- least and constant losses
-
-
-@pytest.mark.parametrize(
-    "loss_fn",
-    [
-        nn.CrossEntropyLoss(),
-        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 0.5]), label_smoothing=0.1),
-        functools.partial(F.cross_entropy, label_smoothing=0.2, reduction="none"),
-        F.cross_entropy,
-        nn.BCEWithLogitsLoss(),
-        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 1.0, 0.3]), weight=torch.tensor([1.0, 2.0, 3.0])),
-        nn.MSELoss(),
-    ],
-    ids=["ce", "ce weighted", "ce partial", "ce function", "bce", "bce weighted", "mse"],
-)
-def test_least_loss_is_what_optimisation_reaches(loss_fn, generator):
-    target = torch.rand(4, 3, generator=generator).double()
-    target = target / target.sum(1, keepdim=True)
-    loss_fn = copy.deepcopy(loss_fn).double() if isinstance(loss_fn, nn.Module) else loss_fn
-    least = least_loss(loss_fn, target)
-    output = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([output], max_iter=200, line_search_fn="strong_wolfe")
-    excess = excess_loss(loss_fn)
-
-    def step():
-        optimizer.zero_grad()
-        total = excess(output, target).sum()
-        total.backward()
-        return total
-
-    optimizer.step(step)
-    assert float(excess(output, target).detach().abs().max()) < 1e-5
-    assert bool((excess(torch.randn(4, 3, generator=generator).double(), target) >= -1e-12).all())
-    assert least.shape == (4,)
-    # the best constant output, by the same optimisation
-    constant = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([constant], max_iter=200, line_search_fn="strong_wolfe")
-
-    def constant_step():
-        optimizer.zero_grad()
-        total = excess(constant.expand(4, 3), target).mean()
-        total.backward()
-        return total
-
-    optimizer.step(constant_step)
-    reached = float(excess(constant.expand(4, 3), target).detach().mean())
-    assert constant_loss(loss_fn, target) == pytest.approx(reached, abs=1e-6)
-
-
-def test_losses_that_are_not_known_have_no_floor():
-    class Own(nn.CrossEntropyLoss):
-        def forward(self, output, target):
-            return super().forward(output, target) ** 2
-
-    target = torch.tensor([[0.5, 0.5]])
-    assert least_loss(Own(), target) is None
-    assert constant_loss(Own(), target) is None
-    assert least_loss(functools.partial(F.cross_entropy, torch.zeros(1, 2)), target) is None
-    assert constant_loss(nn.HuberLoss(), target) is None
-    assert constant_loss(nn.L1Loss(), torch.tensor([[0.0], [1.0], [5.0]])) == pytest.approx(5 / 3)
-
-
-# ---- tasks, and what must not change
-
-
-@pytest.mark.parametrize(
-    "task", ["labels", "soft", "regression", "flat regression", "multilabel", "own loss"]
-)
-def test_every_task(task, generator):
-    x = torch.randn(60, 12, generator=generator)  # so many that no walk is needed
-    y = torch.arange(60) % 3
-    model, settings = nn.Linear(12, 3), {}
-    loss: object = nn.CrossEntropyLoss()
-    if task == "soft":
-        y = F.one_hot(y, 3) * 0.9 + 0.1 / 3
-    elif task == "regression":
-        loss, y = nn.MSELoss(), x @ torch.randn(12, 3, generator=generator)
-    elif task == "flat regression":
-        loss, y, model = nn.L1Loss(), x[:, 0], nn.Sequential(nn.Linear(12, 1), nn.Flatten(0))
-    elif task == "multilabel":
-        loss, y = nn.BCEWithLogitsLoss(), x[:, :3] > 0
-    elif task == "own loss":
-        loss = lambda output, target: (output.softmax(1) - target).abs().sum(1)  # noqa: E731
-        y, settings = F.one_hot(y, 3).float(), {"target_space": "simplex"}
-    found = diagnose(model, loss, x, y, n=60, **settings)
-    assert all(f.computed for f in found.findings), found
-    text = json.dumps(found.to_dict())
-    assert json.loads(text)["findings"][1]["name"] == "between"
-    assert ("class" in found["data"].sentence) == (task in ("labels", "soft", "own loss"))
-    if task == "own loss":
-        assert "the largest loss at the data" in found.about[1]
-        assert "not known" in found.about[2]
-    with torch.inference_mode():
-        assert diagnose(model, loss, x, y, n=60, **settings).to_dict() == found.to_dict()
-
-
-def test_images_go_through_a_convolution(generator):
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
-    x = torch.randn(30, 1, 6, 6, generator=generator)
-    found = diagnose(model, nn.CrossEntropyLoss(), x, torch.arange(30) % 2, n=30, batch_size=7)
-    assert all(f.computed for f in found.findings), found
-    assert found["dimension"].numbers["features"].value == 36
-
-
-def test_nothing_of_the_callers_is_touched(generator):
-    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
-    x, y = torch.randn(40, 3, generator=generator), torch.arange(40) % 2
-    model(x).sum().backward()  # gradients of a training that goes on afterwards
-    model.train()
-    model[2].eval()
-    weight = model[0].weight
-    weight.requires_grad_(False)
-    before = copy.deepcopy(
-        (
-            model.state_dict(),
-            [p.grad for p in model.parameters()],
-            [m.training for m in model.modules()],
-            x,
-            y,
-        )
-    )
+def test_a_model_that_draws_is_named():
+    x, y = separated(80)
+    noisy = Function(lambda x: sure(x) + 5 * torch.randn(len(x), 2))
     state = torch.get_rng_state()
-    diagnose(model, nn.CrossEntropyLoss(), x, y, n=50)
-    diagnose(model, nn.CrossEntropyLoss(), x, y, n=50, generator=generator)
+    found = elliptica.diagnose(noisy, LOSS, x, y, landscape=False)
+    assert found.problems[0].title == "The model draws at random"
     assert torch.equal(torch.get_rng_state(), state)
-    assert [m.training for m in model.modules()] == before[2]
-    assert not weight.requires_grad
-    torch.testing.assert_close(
-        (dict(model.state_dict()), x, y), (dict(before[0]), *before[3:]), rtol=0, atol=0
-    )
-    for parameter, grad in zip(model.parameters(), before[1], strict=True):
-        assert (parameter.grad is None) == (grad is None)
-        assert grad is None or torch.equal(parameter.grad, grad)
+    dependent = Function(lambda x: sure(x - x.mean(0) + 3))
+    found = elliptica.diagnose(dependent, LOSS, x, y, landscape=False)
+    assert found.problems[0].title == "Outputs depend on the batch"
 
 
-def test_large_data_are_subsampled_reproducibly_and_it_says_so(generator):
-    x, y = torch.randn(300, 12, generator=generator), torch.randn(300, 1, generator=generator)
-    model = nn.Linear(12, 1)
-    groups = torch.arange(300) % 2
-    runs = [
-        diagnose(model, nn.MSELoss(), x, y, groups=groups, n=50, generator=torch.Generator().manual_seed(s))
-        for s in (0, 0, 1)
-    ]
-    assert runs[0].to_dict() == runs[1].to_dict() != runs[2].to_dict()
-    assert diagnose(model, nn.MSELoss(), x, y, groups=groups.tolist(), n=50).to_dict() == runs[0].to_dict()
-    assert (runs[0].n_rows, runs[0].n_given) == (50, 300)
-    assert "Looked at 50 of 300 rows, drawn at random" in str(runs[0])
-    rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:50]
-    mean = runs[0]["data"].numbers["mean loss"].value
-    assert mean == pytest.approx(float((model(x[rows]) - y[rows]).detach().double().square().mean()))
+@pytest.mark.parametrize("n", [2, 3, 9])
+def test_few_rows_and_one_class_raise_nothing(n):
+    x, y = separated(n)
+    assert elliptica.diagnose(Function(sure), LOSS, x, y, held_out=(x, y), landscape=False).n_rows == n
+    found = elliptica.diagnose(Function(sure), LOSS, x, y * 0, landscape=False)
+    assert found.n_rows == n
 
 
-def test_a_finding_that_fails_does_not_stop_the_others():
-    """NaN between the data only."""
-    x = (torch.arange(40) % 2).double()[:, None]
-    model = Function(lambda x: torch.where((x > 0.4) & (x < 0.6), torch.nan, x))
-    found = diagnose(model, nn.MSELoss(), x, x, n=60)
-    assert found["data"].computed
-    assert not found["between"].computed
-    assert "NaN or infinite" in found["between"].sentence
-    assert found["between"].severity == "look"
-
-
-def test_features_of_different_scale_are_mentioned(generator):
-    x = torch.randn(40, 4, generator=generator) * torch.tensor([1.0, 1.0, 1.0, 500.0])
-    found = diagnose(nn.Linear(4, 1), nn.MSELoss(), x, x[:, :1], n=40)
-    assert found["advice"].severity == "look"
-    assert "standardise the inputs" in found["advice"].advice
-    same = diagnose(nn.Linear(3, 1), nn.MSELoss(), x[:, :3], x[:, :1], n=40)
-    assert "standardise the inputs" not in same["advice"].advice
+def test_one_class_among_many_rows():
+    x, y = separated(80)
+    found = elliptica.diagnose(Function(sure), LOSS, x, y * 0, held_out=(x, y), landscape=False)
+    assert found["prior"].severity == "warning"
 
 
 @pytest.mark.bad_input
-def test_wrong_input_is_explained():
-    x, y, model = torch.randn(20, 3), torch.arange(20) % 2, nn.Linear(3, 2)
-    loss = nn.CrossEntropyLoss()
-    with pytest.raises(TypeError, match=r"order is diagnose\(model, loss_fn\)"):
-        diagnose(loss, model, x, y)
-    with pytest.raises(TypeError, match="floating point"):
-        diagnose(model, loss, x.long(), y)
-    with pytest.raises(ValueError, match="as many rows as x"):
-        diagnose(model, loss, x, y[:5])
-    with pytest.raises(ValueError, match="must be finite"):
-        diagnose(model, loss, x / 0, y)
-    with pytest.raises(ValueError, match="nothing between one point"):
-        diagnose(model, loss, x[:1], y[:1])
-    with pytest.raises(ValueError, match="one entry for each of the 20 rows, but has 3"):
-        diagnose(model, loss, x, y, groups=[1, 2, 3])
-    with pytest.raises(ValueError, match=r"cannot be evaluated on x \(inputs \(2, 2\).*preprocessing"):
-        diagnose(model, loss, x[:, :2], y)
-    with pytest.raises(ValueError, match="Pass num_classes"):
-        diagnose(nn.Flatten(0), loss, x, y)
-    with pytest.raises(ValueError, match="n must be"):
-        diagnose(model, loss, x, y, n=3)
-    with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
-        diagnose(model, loss, x, y, confidence=95)
-    with pytest.raises(ValueError, match=r"Labels must lie in 0\.\.1"):
-        diagnose(model, loss, x, y + 1)
-
-
-def test_the_page_states_the_thresholds_of_the_code():
-    text = PAGE.read_text()
-    for threshold in THRESHOLDS.values():
-        warning = f"{threshold.warning:g}" if math.isfinite(threshold.warning) else "never"
-        assert f"| {threshold.of} | {threshold.look:g} | {warning} |" in text, threshold
+def test_wrong_rows_are_explained():
+    x, y = separated(40)
+    model = Function(sure)
+    for options, message in (
+        ({"held_out": (x[:, :2], y)}, r"held-out inputs must have rows of shape \(3,\)"),
+        ({"held_out": (x, y[:5])}, "held-out targets"),
+        ({"held_out": (x, y.float())}, "Pass both as class numbers or both as real"),
+        ({"held_out": (x, y + 1)}, r"Labels must lie in 0\.\.1"),
+        ({"held_out_groups": ["a"] * 40}, r"Pass held_out=\(x, y\)"),
+        ({"held_out": (x, y), "held_out_groups": ["a"]}, "held_out_groups must have one entry"),
+        ({"unlabelled": x[:, :1]}, "unlabelled must have rows of shape"),
+        ({"unlabelled": x / 0}, "unlabelled must be finite"),
+        ({"max_rows": 3}, "max_rows"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            elliptica.diagnose(model, LOSS, x, y, landscape=False, **options)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        elliptica.diagnose(Function(lambda x: sure(x) * torch.nan), LOSS, x, y)

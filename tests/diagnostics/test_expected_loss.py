@@ -13,13 +13,15 @@ from elliptica.diagnostics import (
     hitting_report,
     loss_map,
     maximum_principle_report,
+    neighbour_loss,
     occupation_report,
     ordering_report,
     shift_bound,
     subharmonicity_report,
 )
+from elliptica.diagnostics.result import plain as plain_numbers
 from elliptica.landscape.data_domain import DataDomain, Whitened
-from elliptica.landscape.domains import Ball
+from elliptica.landscape.domains import Ball, Box
 from elliptica.landscape.loss import LossField, join
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.solve import estimate_landscape
@@ -146,6 +148,81 @@ def test_labels_of_the_nearest_point(generator):
     )
     assert abs(float(found.value) - 0.25) < 4.5 * math.sqrt(0.25 * 0.75 / 4000) + 1e-3
     assert float(found.hit_share) == 1.0
+
+
+def map_of_far_queries(x, at, outer):
+    """The loss is the label, 0 to 3: u lies between them wherever the query is."""
+    field = LossField(Square(), lambda output, y: 0 * output + y)
+    y = (torch.arange(len(x)) % 4).double()
+    domain = DataDomain(
+        x, outer=outer.around(torch.cat([x, at]), **({"wall": "reflect"} if outer is Box else {}))
+    )
+    draws = {"n_walks": 50, "generator": torch.Generator().manual_seed(0)}
+    return loss_map(field, domain, at, labels="nearest", train=(x, y), data_values=y, **draws)
+
+
+def test_outside_the_training_region_the_text_says_what_u_cannot_do(generator):
+    x = torch.rand(60, 2, generator=generator).double()
+    near, far = x[:5] * 0.5 + x[5:10] * 0.5, x[:5] + 3
+    found = map_of_far_queries(x, torch.cat([near, far]), Box)
+    assert found.neighbours.far[5:].all()
+    (note,) = [note for note in found.notes if "cannot exceed" in note]
+    assert "of 10 queries lie outside the training region" in note
+    assert "largest training loss (3)" in note
+    assert "outer boundary" not in note  # reflecting walls
+    inside = map_of_far_queries(x, x[:5] + 1e-4, Box)
+    assert not any("cannot exceed" in note for note in inside.notes)
+
+
+def test_in_more_dimensions_the_outer_boundary_is_said_to_decide(generator):
+    x = torch.randn(60, 8, generator=generator).double()
+    with pytest.warns(EllipticWarning, match=r"\(8 dimensions\): the outer boundary decides"):
+        found = map_of_far_queries(x, x[:5] * 3, Ball)
+    (note,) = [note for note in found.notes if "cannot exceed" in note]
+    assert "of their walks that end on the outer boundary" in note
+    report = hitting_report(DataDomain(x), x[:4] * 0.5, n_walks=50, generator=generator)
+    assert any("the outer boundary decides" in note for note in report.notes)
+
+
+def test_the_loss_against_the_nearest_labels_stands_beside_u(generator):
+    x = torch.rand(60, 2, generator=generator).double()
+    found = map_of_far_queries(x, x[:3] + 0.01, Box)
+    direct = neighbour_loss(
+        LossField(Square(), lambda output, y: 0 * output + y),
+        x[:3] + 0.01,
+        (x, (torch.arange(60) % 4).double()),
+    )
+    torch.testing.assert_close(found.neighbours.loss, direct.loss)
+    heading, first = str(found).splitlines()[1:3]
+    assert heading.split()[:3] == ["u", "10-NN", "labels"]
+    assert first.split()[1] == f"{float(direct.loss[0]):.4g}"
+    json.dumps(plain_numbers(found), allow_nan=False)
+    carried = loss_map(
+        LossField(Square(), plain), ball(2), x[:3] * 0.1, torch.zeros(3), n_walks=20, generator=generator
+    )
+    assert carried.neighbours is None
+    assert "labels" not in str(carried)
+
+
+def test_the_region_of_a_domain_is_used_where_no_rows_are_passed(generator):
+    """With labels carried along and values on the balls, u is bounded by these."""
+    x = torch.rand(60, 2, generator=generator).double()
+    at, values = x[:4] + 3, torch.arange(60).double()
+    domain = DataDomain(x, outer=Box.around(torch.cat([x, at]), wall="reflect"))
+    found = loss_map(
+        LossField(Square(), plain),
+        domain,
+        at,
+        torch.zeros(4),
+        data_values=values,
+        n_walks=20,
+        generator=generator,
+    )
+    assert any("cannot exceed the largest training loss (59)" in note for note in found.notes)
+    free = loss_map(LossField(Square(), plain), domain, at, torch.zeros(4), n_walks=20, generator=generator)
+    assert not any(
+        "cannot exceed" in note for note in free.notes
+    )  # the balls have the loss of the query's label
 
 
 @pytest.mark.statistical

@@ -103,6 +103,51 @@ def test_the_bound_is_attained_in_any_dimension(dim, generator):
     assert moved.violations == 0
 
 
+@pytest.mark.parametrize("slope", [0.5, 3.0])
+def test_the_bound_of_the_loss_is_attained(slope):
+    """f = slope * x: an error of 1 and a shift of 0.2 away from the target give (1 + 0.2 slope)^2."""
+    model = nn.Linear(1, 1, bias=False).double()
+    model.weight.data.fill_(slope)
+    shift, ball = (None, torch.tensor([0.2]).double()), Ball(torch.zeros(1).double(), 2.0)
+    field, x = LossField(model, nn.MSELoss()), one(0.3)
+    report = shift_bound(field, x, slope * x - 1, shift, ball, joint=False)
+    assert report.lipschitz == pytest.approx(slope)
+    assert float(report.loss_bound) == pytest.approx((1 + 0.2 * slope) ** 2)
+    torch.testing.assert_close(report.loss, report.loss_bound)
+    assert report.loss_violations == 0
+    towards = shift_bound(field, x, slope * x + 1, shift, ball, joint=False)
+    assert float(towards.loss) == pytest.approx((1 - 0.2 * slope) ** 2)
+    torch.testing.assert_close(towards.loss_bound, report.loss_bound)
+    wrong = shift_bound(field, x, slope * x - 1, shift, ball, joint=False, lipschitz=0.9 * slope)
+    assert wrong.loss_violations == 1  # the check has teeth
+
+
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_the_bound_of_the_loss_holds_for_every_shift_of_that_length(n_outputs, generator):
+    """Against the largest loss over many directions, which also shows that it is not far off."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, n_outputs)).double()
+    field = LossField(model, nn.MSELoss())
+    x = torch.randn(6, 2, generator=generator).double()
+    y = torch.randn(6, n_outputs, generator=generator).double()
+    angle = torch.arange(720).double() * (torch.pi / 360)
+    directions = 0.7 * torch.stack([angle.cos(), angle.sin()], 1)
+    ball = Ball.around(torch.cat([x - 0.7, x + 0.7]), 1.5)
+    report = shift_bound(field, x, y, (None, directions[0]), ball, joint=False, n_walks=20)
+    worst = torch.stack([field(x + d, y) for d in directions]).amax(0)
+    assert bool((worst <= report.loss_bound).all())
+    assert bool((report.loss <= worst).all())
+    assert bool((report.loss_bound <= report.bound).all())
+    slope = estimated_lipschitz(model, x)  # nowhere near the constant of the layers, but a part of it
+    assert bool((report.loss_bound >= (report.error + slope * 0.7).square() / n_outputs).all())
+
+
+def test_the_bound_of_the_loss_is_printed_first(generator):
+    report = shift_bound(absolute_value(), one(0.5), one(0.5), STAY, interval(), joint=False, n_walks=20)
+    text = str(report)
+    assert text.index("bound of the loss") < text.index("bound of u")
+    assert text.startswith("loss after the shift at 1 rows, targets kept")
+
+
 @pytest.mark.statistical
 def test_linear_regression_is_known_exactly(generator):
     """u = (w.x - y)^2 + sigma^2 (|w|^2 + 1) E tau, and not without the target's share."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from elliptica import __version__
 from elliptica._utils.files import write_atomically
@@ -16,6 +17,8 @@ from elliptica._utils.text import did_you_mean
 from elliptica.cli.app import app, one_of, require_extra
 
 if TYPE_CHECKING:
+    import torch
+
     from elliptica.diagnostics.findings import Diagnosis
     from elliptica.diagnostics.fitted_model import FittedModel
     from elliptica.diagnostics.landscape_reports import LandscapeOptions, Section
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 SUFFIX = ".elliptica"
 #: Folder of the reports.
 _FOLDER = Path("landscape")
-_COLOURS = {"fine": "green", "look": "yellow", "warning": "red"}
+_COLOURS = {"look": "yellow", "warning": "red"}
 #: Options that belong to the findings, and those that belong to the reports, by the name of the argument.
 _OF_FINDINGS = {"n": "--n", "sigma": "--sigma", "format_": "--format"}
 _OF_REPORTS = {name: f"--{name}" for name in ("domain", "fraction", "probes", "walks", "shift")}
@@ -56,8 +59,9 @@ def diagnose(
     data: Annotated[
         str,
         typer.Argument(
-            help="An .npz file with arrays x and y (and group, x_test, y_test, group_test, if you have "
-            "them), or two-moons, or digits; for a saved model, a CSV or Parquet file."
+            help="Training rows: an .npz file with arrays x and y (and x_test, y_test, group, group_test, "
+            "x_unlabelled, if you have them), or two-moons, or digits; for a saved model, a CSV or "
+            "Parquet file."
         ),
     ],
     model: Annotated[
@@ -77,6 +81,14 @@ def diagnose(
     group: Annotated[
         str | None, typer.Option(help="For a saved model: column of groups to compare, instead of classes.")
     ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="For a saved model: table of held-out rows with targets.", dir_okay=False),
+    ] = None,
+    unlabelled: Annotated[
+        Path | None,
+        typer.Option(help="For a saved model: table of rows on which it will be used.", dir_okay=False),
+    ] = None,
     weights: Weights = None,
     train: Train = "erm",
     steps: Steps = 2000,
@@ -85,7 +97,7 @@ def diagnose(
         one_of(Loss, help="Loss of your model; auto: cross-entropy for whole numbers in y, else mse."),
     ] = "auto",
     n: Annotated[
-        int, typer.Option("--n", min=10, help="Most rows to look at, and points between them.")
+        int, typer.Option("--n", min=10, help="Points between the rows, for the loss landscape.")
     ] = 1000,
     sigma: Annotated[
         str, typer.Option(help="Noise of the bridges: auto, green, or a number in units of x.")
@@ -115,17 +127,21 @@ def diagnose(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write to this file instead of the screen; with --reports, the folder for landscape.json "
-            "and landscape.png.",
+            help="Write to this file instead of the screen: a page (.html), JSON or text; with --reports, "
+            "the folder for landscape.json and landscape.png.",
             show_default="the screen; with --reports, landscape",
         ),
     ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Print every finding, also those that are fine, and the landscape.")
+    ] = False,
 ) -> None:
-    """Diagnose a trained model: loss at, between and around its data, in words, with what to do.
+    """Find out what is wrong with a trained model, and what to do.
 
-    Exit status 0 whatever is found; 2 if model or data cannot be used. Examples: elliptica diagnose
-    two-moons --train erm; elliptica diagnose patients.csv --model compare/patients/model.elliptica;
-    elliptica diagnose two-moons --reports all
+    Pass held-out rows if you have any (--test, or x_test and y_test in the file): without them nothing can be
+    said of overfitting, confidence or a shift. Exit status 0 whatever is found; 2 if model or data cannot be
+    used. Examples: elliptica diagnose patients.csv --model patients/model.elliptica --test later.csv;
+    elliptica diagnose data.npz --model my_code:make_model --weights model.pt --out page.html
     """
     saved = model is not None and (model.endswith(SUFFIX) or Path(model).is_file())
     if saved:
@@ -142,11 +158,16 @@ def diagnose(
         noise = parse_sigma(sigma)
         if saved:
             odd = [f"--{name}" for name in ("weights", "loss") if name in given]
-            fitted, remarks = _from_file(str(model), data, target, group, odd)
+            fitted, network, remarks = _from_file(str(model), data, target, group, test, unlabelled, odd)
         else:
             from elliptica.cli.model_source import fitted_from_code, remarks_on
 
             _check_columns(data, model, target, group)
+            if test is not None or unlabelled is not None:
+                raise ValueError(
+                    "--test and --unlabelled are tables for a saved model. In an .npz file they are the "
+                    "arrays x_test, y_test and x_unlabelled."
+                )
             fitted = fitted_from_code(
                 data,
                 model=model,
@@ -157,12 +178,17 @@ def diagnose(
                 seed=seed,
                 messages=messages,
             )
-            remarks = remarks_on(model, weights, train, steps)
+            network, remarks = fitted, remarks_on(model, weights, train, steps)
         for remark in remarks:
             messages.print(remark, markup=False, highlight=False, soft_wrap=True)
         if reports is None:
-            _show_findings(fitted, n, noise, seed, format_, out, messages)
+            generator = torch_generator(seed)
+            with messages.status("judging"):
+                found = diagnose_fitted_file(fitted, network, n, noise, generator, first_row=int(saved))
+            _show_findings(found, str(model or data), format_, out, messages, everything=all_)
         else:
+            if network is None:
+                raise ValueError(f"{model} holds no network, and only networks have a loss landscape.")
             from elliptica.diagnostics.landscape_reports import LandscapeOptions
 
             options = LandscapeOptions(
@@ -173,7 +199,7 @@ def diagnose(
                 shift=shift,
                 seed=seed,
             )
-            _show_reports(fitted, wanted, options, data, out or _FOLDER)
+            _show_reports(network, wanted, options, data, out or _FOLDER)
     except (ValueError, TypeError) as error:
         messages.print("[red]error:[/red] ", end="")
         messages.print(str(error), markup=False, highlight=False)
@@ -227,44 +253,84 @@ def _check_columns(data: str, model: str | None, target: str | None, group: str 
 
 
 def _from_file(
-    model: str, data: str, target: str | None, group: str | None, odd: list[str]
-) -> tuple[FittedModel, list[str]]:
-    """Read a model that a comparison or an estimator has left, and a table for it."""
-    from elliptica.compare.predict import read_labelled
+    model: str,
+    data: str,
+    target: str | None,
+    group: str | None,
+    test: Path | None,
+    unlabelled: Path | None,
+    odd: list[str],
+) -> tuple[FittedModel, FittedModel | None, list[str]]:
+    """Read a model that a comparison or an estimator has left, and tables for it.
+
+    Returns:
+        The model as it predicts; its network, None for trees and linear models; and notices.
+    """
+    from elliptica.compare.predict import fitted_predictor, read_labelled, read_unlabelled
+    from elliptica.estimators import EllipticClassifier, EllipticRegressor
 
     if odd:
         raise ValueError(f"{odd[0]} is for a model from your code; {model} holds weights and loss.")
-    rows = read_labelled(Path(model), Path(data), target, group=group)
-    remarks = [f"- {notice}" for notice in rows.notices]
-    if not hasattr(rows.network, "classes_") and rows.network.standardize:
-        remarks.append("- Targets are standardised as in training: a loss of 1 is their variance there.")
-    return replace(rows.fitted(), name=Path(model).name), remarks
+    rows = read_labelled(Path(model), Path(data), target, group=group, networks_only=False)
+    held = (
+        None if test is None else read_labelled(Path(model), test, target, group=group, networks_only=False)
+    )
+    other, notices = (None, []) if unlabelled is None else read_unlabelled(Path(model), unlabelled)
+    remarks = [f"- {notice}" for notice in (*rows.notices, *(held.notices if held else ()), *notices)]
+    remarks = list(dict.fromkeys(remarks))
+    fitted = replace(fitted_predictor(rows, held, other), name=Path(model).name)
+    network = None
+    if isinstance(rows.network, EllipticClassifier | EllipticRegressor):
+        network = replace(rows.fitted(), name=Path(model).name)
+    return fitted, network, remarks
+
+
+def torch_generator(seed: int) -> torch.Generator:
+    """A generator with this seed."""
+    import torch
+
+    return torch.Generator().manual_seed(seed)
+
+
+def diagnose_fitted_file(
+    fitted: FittedModel,
+    network: FittedModel | None,
+    n: int,
+    sigma: float | Literal["auto", "green"],
+    generator: torch.Generator,
+    first_row: int,
+) -> Diagnosis:
+    """Diagnose a model from a file or from code; without a network there is no landscape."""
+    from elliptica.diagnostics.diagnose import diagnose_fitted
+
+    landscape: bool | FittedModel = False if network is None else True if network is fitted else network
+    return diagnose_fitted(
+        fitted, n=n, sigma=sigma, generator=generator, landscape=landscape, first_row=first_row
+    )
 
 
 def _show_findings(
-    fitted: FittedModel,
-    n: int,
-    sigma: float | Literal["auto", "green"],
-    seed: int,
-    form: Format,
-    out: Path | None,
-    messages: Console,
+    diagnosis: Diagnosis, name: str, form: Format, out: Path | None, messages: Console, *, everything: bool
 ) -> None:
-    """Diagnose; the result goes to the screen or to a file, and nothing else goes to stdout."""
-    import torch
+    """Print or write a diagnosis; nothing else goes to stdout."""
+    if out is not None and out.suffix.lower() in (".html", ".htm"):
+        require_extra("lab", "jinja2", "plotly")
+        from elliptica.diagnostics.model_page import diagnosis_report
+        from elliptica.report.page import render_page
 
-    from elliptica.diagnostics.diagnose import diagnose_fitted
-
-    with messages.status("looking at the loss"):
-        generator = torch.Generator().manual_seed(seed)
-        diagnosis = diagnose_fitted(fitted, n=n, sigma=sigma, generator=generator)
-    text = json.dumps(diagnosis.to_dict(), indent=1) if form == "json" else str(diagnosis)
+        text = render_page(diagnosis_report(diagnosis, f"Diagnosis of {Path(name).name}"))
+    elif form == "json" or (out is not None and out.suffix.lower() == ".json"):
+        text = json.dumps(diagnosis.to_dict(), indent=1)
+    else:
+        text = diagnosis.everything() if everything else str(diagnosis)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, text + "\n")
-        messages.print(f"Written to {out}: {diagnosis.summary()}.", markup=False, highlight=False)
+        messages.print(f"{diagnosis.headline()} Written to {out}.", markup=False, highlight=False)
     elif form == "json":
         typer.echo(text)  # untouched by the width of the terminal
+    elif everything:
+        Console().print(text, markup=False, highlight=False, soft_wrap=True)
     else:
         _print_findings(diagnosis, Console())
 
@@ -273,11 +339,14 @@ def _print_findings(diagnosis: Diagnosis, console: Console) -> None:
     """Print the text of ``print(diagnosis)``, headings in colour."""
     plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
     console.print("\n".join(diagnosis.preface()), **plain)
-    for finding in diagnosis.findings:
-        colour = _COLOURS[finding.severity]
-        console.print(f"\n[bold {colour}]{finding.severity}[/]  [bold]{finding.name}[/]", highlight=False)
-        console.print("\n".join(finding.lines()), **plain)
-    console.print(f"\nFindings: {diagnosis.summary()}.", **plain)
+    if not diagnosis.problems:
+        console.print("\n[bold green]Nothing stands out.[/]", highlight=False)
+    for finding in diagnosis.problems:
+        heading = Text.assemble("\n", (finding.severity, f"bold {_COLOURS[finding.severity]}"), "  ")
+        heading.append(finding.title or finding.name, style="bold")
+        console.print(heading, highlight=False)
+        console.print("\n".join(finding.brief()), **plain)
+    console.print("\n" + "\n".join(diagnosis.closing()), **plain)
 
 
 def _show_reports(

@@ -53,6 +53,7 @@ class Samples:
     test_y: Tensor | None = None  # their targets
     group: list[str] | None = None  # group of each training point, or None
     test_group: list[str] | None = None  # group of each test point, or None
+    unlabelled: Tensor | None = None  # points without targets, or None
 
     @property
     def is_classification(self) -> bool:
@@ -114,6 +115,7 @@ def fitted_from_code(
         groups=samples.group,
         test=test,
         test_groups=samples.test_group,
+        unlabelled=samples.unlabelled,
         feature_names=("x1", "x2"),
     )
 
@@ -202,7 +204,8 @@ def load_samples(source: str, seed: int = 0) -> Samples:
     """Read a built-in data set, or an ``.npz`` file with arrays ``x``, ``y`` and, if wanted, test points.
 
     Arrays of the file: ``x`` (rows, *feature) and ``y`` (rows,) or (rows, targets), whole numbers for
-    classes; optional ``group``, ``x_test``, ``y_test`` and ``group_test``.
+    classes; optional ``group``, ``x_test``, ``y_test``,
+    ``group_test`` and ``x_unlabelled``.
     """
     if source in ("two-moons", "two_moons"):
         moons = two_moons(0, 1200, generator=torch.Generator().manual_seed(seed))
@@ -225,11 +228,12 @@ def load_samples(source: str, seed: int = 0) -> Samples:
         raise SourceError(f"{path.name} must hold arrays x and y, but holds {found}.")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise SourceError(f"{path.name} holds only one of x_test and y_test; give both or neither.")
-    if "x_test" in arrays and arrays["x_test"].shape[1:] != arrays["x"].shape[1:]:
-        raise SourceError(
-            f"x_test must have rows of shape {arrays['x'].shape[1:]} as x has, but has "
-            f"{arrays['x_test'].shape[1:]}."
-        )
+    for name in ("x_test", "x_unlabelled"):
+        if name in arrays and arrays[name].shape[1:] != arrays["x"].shape[1:]:
+            raise SourceError(
+                f"{name} must have rows of shape {arrays['x'].shape[1:]} as x has, but has "
+                f"{arrays[name].shape[1:]}."
+            )
     if "y_test" in arrays and (arrays["y_test"].dtype.kind == "f") != (arrays["y"].dtype.kind == "f"):
         raise SourceError("One of y and y_test holds whole numbers (classes) and the other does not.")
     return Samples(
@@ -242,6 +246,7 @@ def load_samples(source: str, seed: int = 0) -> Samples:
         _groups("group_test", arrays["group_test"], len(arrays["x_test"]))
         if "group_test" in arrays
         else None,
+        _inputs("x_unlabelled", arrays["x_unlabelled"]) if "x_unlabelled" in arrays else None,
     )
 
 

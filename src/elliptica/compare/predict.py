@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 from sklearn.pipeline import Pipeline
 
 from elliptica._utils.files import replacing
@@ -21,7 +22,7 @@ from elliptica.compare.problem import has_target
 from elliptica.compare.store import check_writable
 from elliptica.compare.table import MAX_ROWS as SAMPLE_ROWS
 from elliptica.compare.table import Table, TableError, as_numbers, check_column, read_table
-from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.diagnostics.fitted_model import FittedModel, Predictor
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, read_notes
 
 MAX_ROWS = 2_000_000
@@ -335,14 +336,15 @@ def _without_gaps(features: pl.DataFrame, model: Any) -> pl.DataFrame | np.ndarr
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """A saved network and rows for it."""
+    """A saved model and rows for it."""
 
-    network: EllipticClassifier | EllipticRegressor  # the estimator, without its preprocessing
+    network: Any  # the estimator, without its preprocessing; trees or a linear model if they were asked for
     inputs: pl.DataFrame | np.ndarray  # rows as it takes them
     names: list[str]  # of its inputs
     target: np.ndarray  # targets of the rows: labels among its classes, or numbers
     groups: list[str] | None  # group of each row as text, or None
     notices: tuple[str, ...]  # what was decided in reading, in words
+    numbers: list[int] | None = None  # of the rows in the file, from 1; None: of a sample they are not known
 
     def fitted(self) -> FittedModel:
         """Return the network with its rows as it saw them in training."""
@@ -360,6 +362,55 @@ class LabelledRows:
         )
 
 
+def fitted_predictor(
+    rows: LabelledRows, held_out: LabelledRows | None = None, unlabelled: np.ndarray | None = None
+) -> FittedModel:
+    """Bring a saved model together with rows, as it predicts: bounded, calibrated, trees as well as networks.
+
+    Args:
+        rows: Training rows.
+        held_out: Other rows with targets.
+        unlabelled: Other inputs, as the model takes them.
+    """
+    inputs = np.asarray(rows.inputs, dtype=np.float64)
+    classes = getattr(rows.network, "classes_", None)
+    module = Predictor(rows.network)
+
+    def targets(found: LabelledRows) -> torch.Tensor:
+        if classes is None:
+            return torch.tensor(found.target, dtype=torch.float64)[:, None]
+        return torch.from_numpy(np.searchsorted(classes, found.target))
+
+    held = None
+    if held_out is not None:
+        held = torch.tensor(np.asarray(held_out.inputs), dtype=torch.float64), targets(held_out)
+    return FittedModel(
+        module,
+        torch.nn.MSELoss() if classes is None else torch.nn.CrossEntropyLoss(),
+        torch.from_numpy(inputs.copy()),
+        targets(rows),
+        groups=rows.groups,
+        class_names=None if classes is None else [str(label) for label in classes],
+        feature_names=rows.names if len(rows.names) == inputs.shape[1] else (),
+        test=held,
+        test_groups=None if held_out is None else held_out.groups,
+        unlabelled=None if unlabelled is None else torch.from_numpy(unlabelled.copy()),
+        scales_inputs=True,
+        row_numbers=rows.numbers,
+        test_row_numbers=None if held_out is None else held_out.numbers,
+    )
+
+
+def read_unlabelled(model: Path, source: Any) -> tuple[np.ndarray, list[str]]:
+    """Read a table without targets as a saved model takes it, with notices about it."""
+    saved = load_model(model)
+    table = read_table(source, max_rows=SAMPLE_ROWS, sample=True, as_text=True)
+    target = saved.notes.get("target")
+    carried = {target} if isinstance(target, str) else set()
+    inputs, notices = _read_inputs(saved, table, carried)
+    return np.asarray(inputs, dtype=np.float64), [*table.notices, *notices]
+
+
 def read_labelled(
     model: Path,
     source: Any,
@@ -367,6 +418,7 @@ def read_labelled(
     *,
     group: str | None = None,
     max_rows: int | None = SAMPLE_ROWS,
+    networks_only: bool = True,
 ) -> LabelledRows:
     """Read a table with targets as a saved model takes it.
 
@@ -376,12 +428,14 @@ def read_labelled(
         target: Column of the targets; None: that of the comparison. Rows without one are dropped.
         group: Column of groups, if rows are to be judged by group.
         max_rows: Of a longer table, a random sample of this size is read; None: all rows.
+        networks_only: Whether trees and linear models raise an error.
 
     Raises:
         TableError: If the model cannot be read, or the table does not fit it.
     """
     saved = load_model(model)
-    saved.check_network()
+    if networks_only:
+        saved.check_network()
     network = saved.model
     if getattr(network, "_is_multilabel", False) or not getattr(network, "_is_flat", True):
         raise TableError(
@@ -399,6 +453,9 @@ def read_labelled(
     if target in names:
         raise TableError(f"{target!r} is an input of the model, so it cannot be what it predicts.")
     rows, notices = _with_target(table, target)
+    is_sample = any("random sample" in notice for notice in table.notices)
+    known = has_target(table.frame[target]).to_list()
+    numbers = None if is_sample else [i + 1 for i, each in enumerate(known) if each]
     labels = _labels(rows, target, network)
     groups = None
     if group is not None:
@@ -406,7 +463,8 @@ def read_labelled(
     inputs, more = _read_inputs(saved, rows, used)
     if saved.preprocessor is not None:
         names = [str(name) for name in saved.preprocessor.get_feature_names_out()]
-    return LabelledRows(network, inputs, names, labels, groups, (*table.notices, *notices, *more))
+    said = (*table.notices, *notices, *more)
+    return LabelledRows(network, inputs, names, labels, groups, said, numbers)
 
 
 def _with_target(table: Table, target: str) -> tuple[Table, list[str]]:

@@ -2,6 +2,7 @@
 
 from elliptica.diagnostics.cost import StepCost as StepCost
 from elliptica.diagnostics.cost import step_cost as step_cost
+from elliptica.diagnostics.expected_loss import LossMap as LossMap
 from elliptica.diagnostics.expected_loss import OccupationReport as OccupationReport
 from elliptica.diagnostics.expected_loss import loss_map as loss_map
 from elliptica.diagnostics.expected_loss import occupation_report as occupation_report
@@ -11,6 +12,8 @@ from elliptica.diagnostics.importance_weights import WeightsReport as WeightsRep
 from elliptica.diagnostics.importance_weights import weights_report as weights_report
 from elliptica.diagnostics.maximum_principle import MaximumPrincipleReport as MaximumPrincipleReport
 from elliptica.diagnostics.maximum_principle import maximum_principle_report as maximum_principle_report
+from elliptica.diagnostics.neighbours import NeighbourLoss as NeighbourLoss
+from elliptica.diagnostics.neighbours import neighbour_loss as neighbour_loss
 from elliptica.diagnostics.ordering import OrderingReport as OrderingReport
 from elliptica.diagnostics.ordering import ordering_report as ordering_report
 from elliptica.diagnostics.probes import bridge_probes as bridge_probes

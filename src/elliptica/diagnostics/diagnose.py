@@ -1,9 +1,10 @@
-"""`elliptica.diagnose`: what the loss of a trained model does at, between and around its data."""
+"""`elliptica.diagnose`: what is wrong with a trained model, and what to do."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +14,57 @@ from elliptica._utils.statistics import check_level
 from elliptica.core.noise import Sigma
 from elliptica.core.targets import TargetSpace
 from elliptica.core.types import EllipticWarning, LossFn
-from elliptica.diagnostics.findings import FEW_ROWS, Diagnosis, Finding
+from elliptica.diagnostics import data_findings as data
+from elliptica.diagnostics import landscape_findings as landscape_of
+from elliptica.diagnostics import model_findings as model_of
+from elliptica.diagnostics.evidence import Evidence
+from elliptica.diagnostics.findings import LANDSCAPE, SEVERITIES, Diagnosis, Finding
 from elliptica.diagnostics.fitted_model import FittedModel
-from elliptica.diagnostics.loss_shape import advise, judge_curvature, judge_dimension, judge_slope
-from elliptica.diagnostics.loss_values import PLURAL, judge_between, judge_data, judge_noise, judge_profile
 
-#: Findings in the order of the page.
-JUDGES: dict[str, Callable[[FittedModel], Finding | tuple[Finding, ...]]] = {
-    "data": judge_data,
-    "between": judge_between,
-    "profile": judge_profile,
-    "noise": judge_noise,
-    "slope": judge_slope,
-    "curvature": judge_curvature,
-    "dimension": judge_dimension,
+Found = Finding | tuple[Finding, ...]
+
+#: Most rows of each kind that are judged; more are sampled by class and group.
+MAX_ROWS = 20_000
+#: Below so many rows limits are rough: losses are far from normal.
+FEW_ROWS = 30
+
+#: What is looked for, the most important first among findings of the same severity.
+JUDGES: dict[str, Callable[[Evidence], Found]] = {
+    "outputs": model_of.judge_outputs,
+    "label_order": model_of.judge_label_order,
+    "leak": data.judge_leak,
+    "constant": model_of.judge_constant,
+    "labels": data.judge_labels,
+    "duplicates": data.judge_duplicates,
+    "inputs": data.judge_inputs,
+    "outliers": model_of.judge_outliers,
+    "underfit": model_of.judge_underfit,
+    "shortcut": model_of.judge_shortcut,
+    "overfitting": model_of.judge_gap,  # and "shift"
+    "range": model_of.judge_range,
+    "weak_part": model_of.judge_parts,
+    "prior": data.judge_prior,
+    "confidence": model_of.judge_confidence,
+}
+_ORDER = [*JUDGES]
+_ORDER.insert(_ORDER.index("overfitting"), "shift")
+
+#: The loss between and around the rows.
+LANDSCAPE_JUDGES: dict[str, Callable[[FittedModel], Found]] = {
+    "between": landscape_of.judge_between,
+    "profile": landscape_of.judge_profile,
+    "noise": landscape_of.judge_noise,
+    "slope": landscape_of.judge_slope,
+    "curvature": landscape_of.judge_curvature,
+    "dimension": landscape_of.judge_dimension,  # and "pde"
+}
+
+#: Findings that a graver one explains: they are not repeated.
+EXPLAINED = {
+    "outputs": ("label_order", "constant", "underfit", "confidence"),
+    "label_order": ("constant", "underfit", "labels", "weak_part", "confidence", "overfitting", "outliers"),
+    "constant": ("confidence", "weak_part"),
+    "shortcut": ("weak_part",),
 }
 
 
@@ -36,51 +74,60 @@ def diagnose(
     x: Tensor,
     y: Tensor,
     *,
+    held_out: tuple[Tensor, Tensor] | None = None,
+    unlabelled: Tensor | None = None,
     groups: Tensor | Sequence[Hashable] | None = None,
+    held_out_groups: Tensor | Sequence[Hashable] | None = None,
+    class_names: Sequence[Hashable] | None = None,
+    feature_names: Sequence[str] = (),
+    landscape: bool = True,
     n: int = 1000,
     sigma: Sigma = "auto",
     num_classes: int | None = None,
-    class_names: Sequence[Hashable] | None = None,
     target_space: TargetSpace | None = None,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
     batch_size: int = 1024,
+    max_rows: int = MAX_ROWS,
 ) -> Diagnosis:
-    """Look at the loss of any trained model as a function of its data, and say what stands out.
+    """Find out what is wrong with a trained model and its data, and say what to do.
 
     The model may come from anywhere; it is only evaluated (in evaluation mode, which is put back), never
-    changed. Costs about ``5 n + 6400`` forward passes and ``2 n`` gradients with respect to inputs.
-
-    Do not use it to choose between models by one severity: thresholds are conventions, and limits are
-    about these rows and the chance of drawing points between them (docs: diagnose).
+    changed. Pass held-out rows: without them neither overfitting nor confidence nor a shift can be judged.
 
     Args:
         model: Called as ``model(x)``; in evaluation mode it must treat rows independently.
         loss_fn: The loss it was trained with: any that `elliptica.Elliptic` takes.
-        x: Inputs as the model takes them, ``(rows, *feature)``, floating point. Usually training data.
-        y: Targets: integer labels, class probabilities, values in [0, 1] (multilabel) or real numbers.
-        groups: Group of each row; without, classes are compared.
-        n: Most rows to look at (more are subsampled), and the number of points between them.
+        x: Training inputs as the model takes them, ``(rows, *feature)``, floating point.
+        y: Their targets: integer labels, class probabilities, values in [0, 1] (multilabel) or real numbers.
+        held_out: Inputs and targets of rows that were not trained on.
+        unlabelled: Inputs on which the model will be used.
+        groups: Group of each training row (hospital, background, ...).
+        held_out_groups: Group of each held-out row.
+        class_names: What to call the classes, in the order of the model's outputs; None: 0, 1, ...
+        feature_names: What to call the features of flat inputs; empty: 0, 1, ...
+        landscape: Whether to look at the loss between and around the rows, too (information).
+        n: Points between the rows for that, and most rows they join.
         sigma: Noise of the bridges, as in `elliptica.Elliptic`: a number is in units of ``x``.
         num_classes: Number of classes of integer labels; None reads it off the model's output.
-        class_names: What to call the classes, in the order of the model's outputs; None: 0, 1, ...
         target_space: What targets are, for losses of your own: ``"simplex"``, ``"unit"`` or ``"real"``.
         confidence: Level of all limits.
         generator: Source of randomness; None is a generator of seed 0, so the result is reproducible and
             torch's global state is left alone in either case.
-        device: Where to compute; None is where the model is. A model that is elsewhere is copied.
+        device: Where to evaluate the model; None is where it is. A model that is elsewhere is copied.
         batch_size: Rows per call of the model.
+        max_rows: Of more rows of a kind, a sample by class and group is judged.
 
     Returns:
-        A `Diagnosis`: print it, or read ``.findings`` and ``.to_dict()``.
+        A `Diagnosis`: print it, or read ``.problems``, ``.findings`` and ``.to_dict()``.
 
     Example:
-        >>> x = torch.linspace(-1, 1, 40)[:, None] * torch.ones(1, 4)
-        >>> model = nn.Linear(4, 1)
-        >>> diagnosis = diagnose(model, nn.MSELoss(), x, x[:, :1], n=50)
-        >>> diagnosis["between"].severity  # a squared error of a linear model is convex
-        'fine'
+        >>> x = torch.linspace(-1, 1, 60)[:, None] * torch.tensor([[1.0, 2.0]])
+        >>> model = nn.Linear(2, 1)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> diagnose(model, nn.MSELoss(), x, x[:, :1], landscape=False).headline()
+        'No better than a constant.'
     """
     fitted = FittedModel(
         model,
@@ -89,12 +136,23 @@ def diagnose(
         y,
         groups=groups,
         class_names=class_names,
+        feature_names=feature_names,
         num_classes=num_classes,
         target_space=target_space,
         batch_size=batch_size,
+        test=held_out,
+        test_groups=held_out_groups,  # type: ignore[arg-type]
+        unlabelled=unlabelled,
     )
     return diagnose_fitted(
-        fitted, n=n, sigma=sigma, confidence=confidence, generator=generator, device=device
+        fitted,
+        n=n,
+        sigma=sigma,
+        confidence=confidence,
+        generator=generator,
+        device=device,
+        landscape=landscape,
+        max_rows=max_rows,
     )
 
 
@@ -106,61 +164,100 @@ def diagnose_fitted(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
+    landscape: bool | FittedModel = True,
+    max_rows: int = MAX_ROWS,
+    first_row: int = 0,
 ) -> Diagnosis:
-    """Diagnose a model with its rows; arguments are those of `diagnose`."""
+    """Diagnose a model with its rows; arguments are those of `diagnose`.
+
+    ``landscape`` may be another form of the model, a network whose loss has a gradient. ``first_row`` is the
+    number of the first row, for messages.
+    """
     check_level("confidence", confidence)
     checks.count("batch_size", fitted.batch_size)
+    checks.count("max_rows", max_rows, 10)
+    checks.count("n", n, 10)
     source = torch.Generator().manual_seed(0) if generator is None else generator
-    devices = _accelerators(fitted.model)
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), warnings.catch_warnings():
+    with (
+        torch.random.fork_rng(devices=_accelerators(fitted.model)),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", EllipticWarning)  # the findings say the same
-        sampled = fitted.sample(n, sigma=sigma, confidence=confidence, generator=source, device=device)
-        findings = tuple(_findings(sampled))
-        advice = advise(sampled, findings)
-        return Diagnosis(_about(sampled), (*findings, advice), len(sampled.x), sampled.n_given, confidence)
+        judged = fitted.prepare(max_rows, confidence=confidence, generator=source, device=device)
+        evidence = Evidence(judged)
+        found = list(_run(JUDGES, evidence))
+        found = [_numbered(finding, judged) for finding in found]
+        if landscape is not False:
+            network = judged if landscape is True else landscape
+            sampled = network.sample(n, sigma=sigma, confidence=confidence, generator=source)
+            found += _run(LANDSCAPE_JUDGES, sampled)
+        return Diagnosis(
+            _about(evidence), tuple(_ordered(found)), len(judged.x), len(fitted.x), confidence, first_row
+        )
 
 
-def _findings(fitted: FittedModel) -> Iterator[Finding]:
+def _numbered(finding: Finding, fitted: FittedModel) -> Finding:
+    """Call rows by the numbers that they have in the user's data."""
+    numbers = {"training": fitted.row_numbers, "held-out": fitted.test_row_numbers}.get(finding.rows_of)
+    if not finding.rows or numbers is None:
+        return finding
+    return replace(finding, rows=tuple(numbers[i] for i in finding.rows))
+
+
+def _run(judges: dict[str, Callable[..., Found]], subject: object) -> Iterator[Finding]:
     """Compute one finding after the other; one that fails says why and does not stop the others."""
-    for name, judge in JUDGES.items():
+    for name, judge in judges.items():
         try:
-            found = judge(fitted)
+            found = judge(subject)
         except (ValueError, RuntimeError) as error:
-            yield Finding(
-                name,
-                "look",
-                f"Not computed: {error}",
-                "Correct what the message names and run again; the other findings stand.",
-                computed=False,
-            )
+            severity = "info" if name in LANDSCAPE else "look"
+            advice = "Correct what the message names and run again; the other findings stand."
+            yield Finding(name, severity, f"Not computed: {error}", advice, computed=False)  # type: ignore[arg-type]
             continue
         yield from found if isinstance(found, tuple) else (found,)
 
 
-def _about(fitted: FittedModel) -> tuple[str, ...]:
-    """Describe rows, task, yardstick and limits in sentences."""
-    tasks = {
-        "simplex": f"classification into {fitted.targets.shape[1] if fitted.targets.ndim > 1 else 1} classes",
-        "unit": "multilabel",
-        "real": "regression",
-    }
-    rows = f"{len(fitted.x)} rows"
-    if fitted.n_given > len(fitted.x):
-        rows = f"{len(fitted.x)} of {fitted.n_given} rows, drawn at random"
-    together = "" if fitted.parts is None else f", for {PLURAL[fitted.part]} and pairs all at once"
-    few: tuple[str, ...] = ()
-    if len(fitted.x) < FEW_ROWS:
-        few = (
-            f"These are few rows: limits at the rows themselves are rough below {FEW_ROWS}, and what lies "
-            f"between {len(fitted.x)} rows says little about others.",
+def _ordered(found: Iterable[Finding]) -> list[Finding]:
+    """The gravest first, then by importance; without what a graver finding explains."""
+    found = list(found)
+    grave = {f.name for f in found if f.severity == "warning"}
+    explained = {name for cause in grave for name in EXPLAINED.get(cause, ())}
+    kept = [f for f in found if f.name not in explained or f.severity in ("fine", "info")]
+    order = [*_ORDER, *LANDSCAPE]
+
+    def rank(finding: Finding) -> tuple[bool, int, int]:
+        return finding.name in LANDSCAPE, -SEVERITIES.index(finding.severity), order.index(finding.name)
+
+    return sorted(kept, key=rank)
+
+
+def _about(e: Evidence) -> tuple[str, ...]:
+    """Describe rows, task, errors and limits in sentences."""
+    fitted = e.fitted
+    tasks = {"classes": "", "values": "regression", "other": "judged by its loss alone"}
+    task = f"{e.n_classes} classes" if e.task == "classes" else tasks[e.task]
+    rows = f"{len(e.train)} training rows"
+    if fitted.n_given > len(e.train):
+        rows = f"{len(e.train)} of {fitted.n_given} training rows (a sample by class and group)"
+    held = "no held-out rows" if e.held is None else f"{len(e.held)} held-out rows"
+    lines = [f"{rows}, {held}; {task}."]
+    if e.task == "classes" and e.train.outputs is not None:
+        kinds = [s for s in (e.train, e.held) if s is not None]
+        right = [f"{1 - float(e.is_wrong(s).double().mean()):.1%} of {s.name} rows are right" for s in kinds]
+        lines[0] = f"{lines[0]} {', '.join(right)}."
+    if e.held is None:
+        lines.append(
+            "Without held-out rows a model that has learnt its rows by heart looks perfect: pass held_out=."
         )
-    return (
-        f"Looked at {rows}, and at {len(fitted.bridges.s)} points between them; {tasks[fitted.space]}.",
-        f"Losses are compared with {fitted.yardstick_name}, {fitted.yardstick:.3g}. Limits in brackets are "
-        f"{fitted.confidence:.0%} limits{together}.",
-        *few,
-        *fitted.notes,
-    )
+    if e.task != "other":
+        lines.append(
+            "Errors are bounded and in units of the best constant prediction: 0 is perfect, 1 is a constant. "
+            f"Limits in brackets are {e.confidence:.0%} limits."
+        )
+    if len(e.train) < FEW_ROWS:
+        lines.append(f"These are few rows: below {FEW_ROWS} limits are rough, and little can be shown.")
+    return tuple(lines)
 
 
 def _accelerators(model: object) -> list[torch.device]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -11,9 +11,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica._utils import checks
+from elliptica.diagnostics.neighbours import (
+    NeighbourLoss,
+    check_train,
+    far_queries,
+    nearest_rows,
+    neighbour_loss,
+    usual_distance,
+)
 from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.diagnostics.subharmonicity import point_loss
-from elliptica.landscape.data_domain import Whitened
+from elliptica.landscape.data_domain import DataDomain, Whitened
 from elliptica.landscape.domains import Domain
 from elliptica.landscape.estimate import LandscapeEstimate
 from elliptica.landscape.loss import LossField, join
@@ -26,6 +34,24 @@ Labels = Literal["carry", "nearest", "joint"]
 _CHUNK = 2**22
 
 
+@dataclass(frozen=True)
+class LossMap(LandscapeEstimate):
+    """What `loss_map` found: a `LandscapeEstimate`, and beside it a plainer estimate of the loss.
+
+    Attributes:
+        neighbours: Loss against the labels of the nearest training rows; None if these are not known.
+    """
+
+    neighbours: NeighbourLoss | None = None
+
+    def columns(self) -> dict[str, tuple[Tensor, str]]:
+        """Return what is printed: name, values and format of each column."""
+        first, *rest = super().columns().items()
+        if self.neighbours is None:
+            return dict([first, *rest])
+        return dict([first, (f"{self.neighbours.k}-NN labels", (self.neighbours.loss, ".4g")), *rest])
+
+
 def loss_map(
     field: LossField,
     domain: Domain | Whitened,
@@ -35,8 +61,11 @@ def loss_map(
     labels: Labels = "carry",
     train: tuple[Tensor, Tensor] | None = None,
     **settings: Any,
-) -> LandscapeEstimate:
+) -> LossMap:
     """Estimate the expected loss where a diffusion from each query first meets the boundary.
+
+    Beside it, where training rows are known, stands the loss against the labels of the ten nearest of them
+    (`neighbour_loss`), which costs no walks.
 
     Args:
         field: Loss of the model.
@@ -46,12 +75,43 @@ def loss_map(
         labels: Which target a walk is judged by. ``"carry"``: the query's own. ``"nearest"``: that of the
             training point nearest to where it ended, for queries without a label. ``"joint"``: real targets
             that diffuse with the inputs, as in the paper.
-        train: Training inputs and targets, for ``"nearest"``.
+        train: Training inputs and targets: needed by ``"nearest"``, elsewhere for the neighbours alone.
         **settings: Those of `estimate_landscape`, e.g. ``n_walks``, ``operator``, ``generator``.
     """
     checks.choice("labels", labels, ("carry", "nearest", "joint"))
     checks.floating("at", at)
     checks.batch("at", at)
+    if train is not None:
+        check_train(train, at)
+    found = _solve(field, domain, at, y, labels, train, settings)
+    neighbours = None if train is None else neighbour_loss(field, at, train)
+    notes = found.notes
+    if neighbours is not None:
+        notes += (
+            f"{neighbours.k}-NN labels: loss of the model at the query against the labels of its "
+            f"{neighbours.k} nearest training rows.",
+        )
+    far = _far(domain, at, labels, neighbours)
+    data_values = settings.get("data_values")
+    if far is not None and bool(far.any()) and (labels == "nearest" or data_values is not None):
+        if data_values is None:
+            assert train is not None
+            data_values = field(*train)
+        notes += (_ceiling(far, float(data_values.max()), float(found.outer_share[far].mean())),)
+    known = {column.name: getattr(found, column.name) for column in fields(found)}
+    return LossMap(**known | {"notes": notes}, neighbours=neighbours)
+
+
+def _solve(
+    field: LossField,
+    domain: Domain | Whitened,
+    at: Tensor,
+    y: Tensor | None,
+    labels: Labels,
+    train: tuple[Tensor, Tensor] | None,
+    settings: dict[str, Any],
+) -> LandscapeEstimate:
+    """Estimate the landscape, walks judged by the labels that are asked for."""
     flat, feature = at.reshape(len(at), -1), at.shape[1:]
     if labels == "nearest":
         return estimate_landscape(nearest_label(field, train, feature), domain, flat, **settings)
@@ -67,6 +127,29 @@ def loss_map(
     return estimate_landscape(value, domain, join(at, y), **settings)
 
 
+def _far(
+    domain: Domain | Whitened, at: Tensor, labels: Labels, neighbours: NeighbourLoss | None
+) -> Tensor | None:
+    """Tell which queries lie outside the training region; None if it is not known."""
+    if neighbours is not None:
+        return neighbours.far
+    if labels == "joint":  # the points of the domain hold targets, too
+        return None
+    inner = domain.inner if isinstance(domain, Whitened) else domain
+    if not isinstance(inner, DataDomain):
+        return None
+    points = domain.from_inner(inner.points) if isinstance(domain, Whitened) else inner.points
+    return nearest_rows(at, points, 1)[0][:, 0] > usual_distance(points)
+
+
+def _ceiling(far: Tensor, largest: float, outer: float) -> str:
+    """Say why ``u`` is no forecast outside the training region."""
+    where = f"{far_queries(far)}. u cannot exceed the largest training loss ({largest:.3g}) there"
+    if outer > 0:
+        where += f", but for the {outer:.0%} of their walks that end on the outer boundary"
+    return f"{where}: it is an average of losses on the boundary, however large the loss at the query is."
+
+
 def nearest_label(
     field: LossField, train: tuple[Tensor, Tensor] | None, feature: torch.Size
 ) -> Callable[[Tensor], Tensor]:
@@ -74,14 +157,6 @@ def nearest_label(
     if train is None:
         raise ValueError('labels="nearest" needs the labelled data: pass train=(x, y).')
     train_x, train_y = train
-    checks.floating("train x", train_x)
-    checks.batch("train x", train_x)
-    checks.same_rows("train y", train_y, len(train_x), "train x")
-    if train_x.shape[1:] != feature:
-        raise ValueError(
-            f"Training inputs have shape {tuple(train_x.shape[1:])} per row, but the queries "
-            f"{tuple(feature)}. Both must be what the model takes."
-        )
     centres = train_x.reshape(len(train_x), -1)
 
     def value(z: Tensor) -> Tensor:

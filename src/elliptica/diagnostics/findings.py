@@ -1,11 +1,11 @@
-"""What a diagnosis consists of: numbers with limits, thresholds, severities and findings in words."""
+"""What a diagnosis consists of: numbers with limits, severities, and findings in words."""
 
 from __future__ import annotations
 
 import bisect
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,17 +14,21 @@ from torch import Tensor
 
 from elliptica import __version__
 from elliptica._utils.statistics import clopper_pearson, incomplete_beta, student_quantile
+from elliptica._utils.text import count
 from elliptica.diagnostics.result import Result
 
-#: More values than anybody will be asked for.
-_MANY = 1_000_000
 #: Lines of a breakdown that are printed; `Finding.breakdown` holds all of them.
 _SHOWN = 6
 _WIDTH = 100
 
-Severity = Literal["fine", "look", "warning"]
+#: ``"info"`` is a fact about the loss landscape that calls for nothing by itself.
+Severity = Literal["fine", "info", "look", "warning"]
 #: From best to worst.
-SEVERITIES: tuple[Severity, ...] = ("fine", "look", "warning")
+SEVERITIES: tuple[Severity, ...] = ("fine", "info", "look", "warning")
+#: Findings about the loss between and around the rows.
+LANDSCAPE = ("between", "profile", "noise", "slope", "curvature", "dimension", "pde")
+#: Rows that a finding points at.
+RowsOf = Literal["training", "held-out", "unlabelled"]
 
 
 @dataclass(frozen=True)
@@ -90,25 +94,6 @@ class Quantity:
             return f"{as_text(self.value)} ({self.n} values are too few for limits)"
         return f"{as_text(self.value)} ({as_text(self.lower)} to {as_text(self.upper)})"
 
-    def values_needed(self, limit: float) -> int | None:
-        """About how many values would tell on which side of ``limit`` the number is; None if these do.
-
-        Exact for a share of which none was seen, and if none is seen again; otherwise limits are taken to
-        narrow with the square root of the number of values.
-
-        Example:
-            >>> Quantity.share(0, 6, 0.95).values_needed(0.05)
-            72
-        """
-        if self.kind == "number" or not self.lower <= limit < self.upper:
-            return None
-        if math.isinf(self.upper) or limit == self.value:
-            return _MANY
-        if self.kind == "share" and self.value == 0:
-            return math.ceil(self.n * math.log1p(-self.upper) / math.log1p(-limit))
-        reach = self.upper - self.value if self.value < limit else self.value - self.lower
-        return min(math.ceil(self.n * (reach / (limit - self.value)) ** 2), _MANY)
-
 
 def median_rank(n: int, confidence: float) -> int | None:
     """Largest ``k`` such that the ``k``-th lowest and ``k``-th highest (from 0) enclose the median."""
@@ -122,77 +107,6 @@ def median_rank(n: int, confidence: float) -> int | None:
     return enough - 1 if enough else None
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """From where a number deserves a look, and from where it is a warning.
-
-    Attributes:
-        of: What is compared: the lower confidence limit of this, unless it says otherwise.
-        look: Above this: ``"look"``.
-        warning: Above this: ``"warning"``; infinite where there is no such case.
-    """
-
-    of: str
-    look: float
-    warning: float
-
-    def grade(self, value: float) -> Severity:
-        """Equality is still the better grade.
-
-        Example:
-            >>> THRESHOLDS["between"].grade(0.01), THRESHOLDS["between"].grade(0.3)
-            ('fine', 'warning')
-        """
-        if value > self.warning:
-            return "warning"
-        return "look" if value > self.look else "fine"
-
-
-#: Share of the yardstick below which a difference of losses is not worth a word, whatever its significance.
-NEGLIGIBLE = 1e-3
-
-#: Below so many rows, limits at the rows are rough: losses are far from normal.
-FEW_ROWS = 30
-
-#: Conventions, not theorems. "Yardstick" is the loss of the best constant prediction (docs: diagnose).
-THRESHOLDS = {
-    "constant": Threshold("mean loss at the data / yardstick", 0.9, 1.0),
-    "worst part": Threshold("mean loss of a class or group / mean loss at the data", 2.0, 5.0),
-    "between": Threshold("share of points between the data above every loss at the data", 0.01, 0.2),
-    "excess": Threshold("mean excess of these points / yardstick (no limits)", NEGLIGIBLE, 0.1),
-    "profile": Threshold("rise of the mean loss along a bridge / yardstick", 0.1, 0.5),
-    "noise": Threshold("rise of the mean loss under noise of 10 % of the deviations / yardstick", 0.1, 0.5),
-    "slope": Threshold("share of points where the slope per deviation exceeds 10 yardsticks", 0.05, 0.5),
-    "curvature": Threshold("share of points where the loss is not subharmonic", 0.05, 0.25),
-    "pde": Threshold("mean loss between the data above what the PDE expects / yardstick", 0.1, 0.5),
-    "scales": Threshold("largest deviation of a feature / smallest (no limits)", 10.0, math.inf),
-}
-
-
-def undecided(
-    name: str, quantity: Quantity, unit: float = 1.0, of: Literal["rows", "points"] = "rows"
-) -> str | None:
-    """What to say where nothing is shown because the limits reach beyond the threshold; None if they do not.
-
-    Args:
-        name: Of the threshold.
-        quantity: What is compared with it.
-        unit: What the threshold is a multiple of.
-        of: What the quantity rests on: rows of the user's, or points between them, as many as ``n``.
-    """
-    limit = THRESHOLDS[name].look * unit
-    needed = quantity.values_needed(limit)
-    if needed is None:
-        return None
-    shown = f"{limit:.0%}" if quantity.kind == "share" else f"{limit:.3g}"
-    many = "many more" if needed >= _MANY else f"about {float(f'{needed:.2g}'):.0f}"
-    remedy = {"rows": "Pass more rows", "points": "Raise n"}[of]
-    return (
-        f"Nothing is shown, but nothing is excluded either: {quantity.n} {of} are too few to tell whether it "
-        f"is above {shown}, where it would deserve a look. {remedy}: {many} are needed."
-    )
-
-
 def worst(*severities: Severity) -> Severity:
     """The gravest of several.
 
@@ -203,24 +117,21 @@ def worst(*severities: Severity) -> Severity:
     return max(severities, key=SEVERITIES.index, default="fine")
 
 
-def mildest(*severities: Severity) -> Severity:
-    """The least grave of several, for findings in which all of them must hold."""
-    return min(severities, key=SEVERITIES.index, default="fine")
-
-
 @dataclass(frozen=True)
 class Finding(Result):
-    """One thing found out about a model.
+    """One thing found out about a model and its rows.
 
     Attributes:
-        name: Short and fixed: ``"data"``, ``"between"``, ``"profile"``, ``"noise"``, ``"slope"``,
-            ``"curvature"``, ``"dimension"``, ``"pde"`` or ``"advice"``.
-        severity: ``"fine"``, ``"look"`` or ``"warning"``, by the thresholds in `docs/diagnose.md`.
+        name: Short and fixed; docs/diagnose.md lists all of them.
+        severity: ``"warning"`` (a problem is shown), ``"look"`` (it may be one), ``"info"`` or ``"fine"``.
         sentence: What was found, in plain words.
         advice: What to do about it.
         numbers: The numbers behind the sentence.
-        breakdown: The same by class, by pair or by place, most remarkable first.
-        computed: False if the finding could not be computed; the sentence then says why.
+        breakdown: The same by class, group, feature or place, most remarkable first.
+        computed: False if the finding could not be judged; the sentence then says why.
+        title: A few words; the name if there is none.
+        rows: Numbers of rows to look at, most remarkable first.
+        rows_of: Which rows these are.
     """
 
     name: str
@@ -230,6 +141,9 @@ class Finding(Result):
     numbers: Mapping[str, Quantity] = field(default_factory=dict)
     breakdown: Mapping[str, Quantity] = field(default_factory=dict)
     computed: bool = True
+    title: str = ""
+    rows: Sequence[int] = ()
+    rows_of: RowsOf = "training"
 
     def lines(self) -> list[str]:
         """The finding without its heading, wrapped for a terminal."""
@@ -239,22 +153,45 @@ class Finding(Result):
         lines += [f"    {name.ljust(width)}  {quantity}" for name, quantity in rows[:_SHOWN]]
         if len(rows) > _SHOWN:
             lines.append(f"    ... and {len(rows) - _SHOWN} more")
-        return [*lines, *_wrapped(self.advice, "  -> ", "     ")]
+        return [*lines, *self._last_lines()]
+
+    def brief(self) -> list[str]:
+        """The same without the breakdown."""
+        return [*_wrapped(self.sentence, "  ", "  "), *self._last_lines()]
+
+    def _last_lines(self) -> list[str]:
+        lines = _wrapped(self.advice, "  -> ", "     ")
+        if self.rows:
+            shown = ", ".join(map(str, self.rows[:8]))
+            more = f" and {len(self.rows) - 8} more" if len(self.rows) > 8 else ""
+            lines.append(f"     {self.rows_of} rows {shown}{more}")
+        return lines
 
     def __str__(self) -> str:
-        return "\n".join([f"[{self.severity}] {self.name}", *self.lines()])
+        return "\n".join([f"[{self.severity}] {self.title or self.name}", *self.lines()])
+
+
+def fine(name: str, sentence: str) -> Finding:
+    """Nothing to report."""
+    return Finding(name, "fine", sentence, "")
+
+
+def skipped(name: str, reason: str) -> Finding:
+    """Not judged, and why."""
+    return Finding(name, "fine", f"Not judged: {reason}.", "", computed=False)
 
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
-    """What `elliptica.diagnose` found. Print it, or read `findings`.
+    """What `elliptica.diagnose` found. Print it, or read `problems` and `findings`.
 
     Attributes:
-        about: Which rows, task, loss and yardstick the findings are about.
-        findings: One after the other; ``diagnosis["between"]`` picks one.
-        n_rows: Rows that were looked at.
-        n_given: Rows that were given.
+        about: Which rows, task and errors the findings are about.
+        findings: The most important first; ``diagnosis["labels"]`` picks one.
+        n_rows: Training rows that were judged.
+        n_given: Training rows that were given.
         confidence: Level of all limits.
+        first_row: Number of the first row, where rows are listed.
     """
 
     about: tuple[str, ...]
@@ -262,11 +199,22 @@ class Diagnosis(Result):
     n_rows: int
     n_given: int
     confidence: float
+    first_row: int = 0
 
     @property
     def severity(self) -> Severity:
-        """The gravest of the findings."""
-        return worst(*(finding.severity for finding in self.findings))
+        """The gravest of the findings; ``"fine"`` if there are no problems."""
+        return worst(*(finding.severity for finding in self.problems))
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """Findings to act on or to look at."""
+        return tuple(f for f in self.findings if f.severity in ("warning", "look"))
+
+    @property
+    def landscape(self) -> tuple[Finding, ...]:
+        """What the loss does between and around the rows: information."""
+        return tuple(f for f in self.findings if f.name in LANDSCAPE)
 
     def __getitem__(self, name: str) -> Finding:
         for finding in self.findings:
@@ -278,18 +226,54 @@ class Diagnosis(Result):
         """Everything as plain numbers, lists and strings, ready for `json.dumps`."""
         return {"elliptica": __version__, "severity": self.severity, **super().to_dict()}
 
+    def headline(self) -> str:
+        """The most important finding, or that there is none."""
+        if not self.problems:
+            return "Nothing stands out."
+        first, *others = self.problems
+        more = f" (and {count(len(others), 'more finding')})" if others else ""
+        return f"{first.title or first.name}{more}."
+
     def summary(self) -> str:
-        """How many findings there are of each severity."""
-        counts = {name: sum(f.severity == name for f in self.findings) for name in SEVERITIES}
-        return ", ".join(f"{counts[name]} {name}" for name in reversed(SEVERITIES))
+        """How many problems there are of each severity."""
+        counts = [f"{sum(f.severity == name for f in self.findings)} {name}" for name in ("warning", "look")]
+        return ", ".join(counts)
 
     def preface(self) -> list[str]:
         """What the findings are about, wrapped for a terminal."""
-        return [line for sentence in self.about for line in _wrapped(sentence, "", "")]
+        about = self.about
+        if any(finding.rows for finding in self.problems):
+            header = ", without the header" if self.first_row else ""
+            about = (*about, f"Rows are counted from {self.first_row}{header}.")
+        return _wrapped(" ".join(about), "", "")
+
+    def closing(self) -> list[str]:
+        """What was checked without a finding, what could not be judged, and the landscape in one line."""
+        checked = [f.name for f in self.findings if f.severity == "fine" and f.computed]
+        lines = _wrapped(f"Checked, nothing found: {', '.join(checked) or 'nothing'}.", "", "  ")
+        left: dict[str, list[str]] = {}
+        for finding in self.findings:
+            if not finding.computed:
+                left.setdefault(finding.sentence.removeprefix("Not judged: ").rstrip("."), []).append(
+                    finding.name
+                )
+        for reason, names in left.items():
+            lines += _wrapped(f"Not judged: {', '.join(names)} ({reason}).", "", "  ")
+        for finding in self.landscape:
+            if finding.name == "between":
+                lines += _wrapped(f"For information: {finding.sentence}", "", "  ")
+        return lines
+
+    def everything(self) -> str:
+        """All findings with their breakdowns, the landscape included."""
+        return "\n\n".join(["\n".join(self.preface()), *map(str, self.findings)])
 
     def __str__(self) -> str:
-        parts = ["\n".join(self.preface()), *map(str, self.findings), f"Findings: {self.summary()}."]
-        return "\n\n".join(parts)
+        blocks = ["\n".join(self.preface())]
+        blocks += ["\n".join([f"[{f.severity}] {f.title or f.name}", *f.brief()]) for f in self.problems] or [
+            "Nothing stands out."
+        ]
+        return "\n\n".join([*blocks, "\n".join(self.closing())])
 
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from elliptica._utils import checks, random
-from elliptica._utils.random import stream
+from elliptica._utils.random import draw_permutation, stream
 from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.noise import Sigma, auto_sigma, check_sigma
 from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space
@@ -29,6 +32,21 @@ from elliptica.landscape.loss import (
 
 #: Losses that are zero for some output whatever the target: there is no least loss to take off.
 _REACH_ZERO = ("squared", "absolute", "distance")
+#: Rows of a class or group that a sample keeps at least.
+_FLOOR = 50
+
+
+class Labelled(NamedTuple):
+    """Inputs with their targets, and the group of each row if there are groups."""
+
+    x: Tensor
+    y: Tensor
+    groups: Sequence[Hashable] | None = None
+
+    def take(self, rows: Tensor) -> Labelled:
+        """Return some of the rows."""
+        groups = None if self.groups is None else [_item(self.groups, i) for i in rows.tolist()]
+        return Labelled(self.x[rows.to(self.x.device)], self.y[rows.to(self.y.device)], groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +65,11 @@ class FittedModel:
         target_space: What targets are; None reads it off the loss.
         test: Other inputs with their targets, or None.
         test_groups: Group of each test row, or None.
+        unlabelled: Inputs without targets, or None.
+        row_numbers: What to call the training rows; None counts them from 0.
+        test_row_numbers: What to call the test rows.
         feature_names: Of the inputs.
+        scales_inputs: Whether the model scales its inputs by itself, so that their units do not matter.
         location: What to add, and
         scale: what to multiply inputs in the plane by, to have the units of the data.
         batch_size: Rows per call of the model.
@@ -69,7 +91,11 @@ class FittedModel:
     target_space: TargetSpace | None = None
     test: tuple[Tensor, Tensor] | None = None
     test_groups: Sequence[Hashable] | None = None
+    unlabelled: Tensor | None = None
+    row_numbers: Sequence[int] | None = None
+    test_row_numbers: Sequence[int] | None = None
     feature_names: Sequence[str] = ()
+    scales_inputs: bool = False
     location: Sequence[float] = (0.0, 0.0)
     scale: Sequence[float] = (1.0, 1.0)
     batch_size: int = 1024
@@ -77,6 +103,67 @@ class FittedModel:
     n_given: int = 0
     confidence: float = 0.95
     seed: int = 0
+
+    def prepare(
+        self,
+        max_rows: int,
+        *,
+        generator: torch.Generator,
+        confidence: float = 0.95,
+        device: torch.device | str | None = None,
+    ) -> FittedModel:
+        """Check all rows, bring them to the model, and sample by class and group what is too much.
+
+        Args:
+            max_rows: Most rows of each kind.
+            generator: Source of the samples.
+            confidence: Level of the limits.
+            device: Where to compute; None is where the model is. A model that is elsewhere is copied.
+
+        Raises:
+            ValueError: If model, loss and rows do not go together.
+        """
+        self._check()
+        model, place = _placed(self.model, device, self.x)
+        random.check_generator(generator, place)
+        given = self.n_given or len(self.x)
+        kept = self._sampled(self.rows, max_rows, generator)
+        x, y, groups = self.rows.take(kept)
+        found = replace(
+            self,
+            model=model,
+            x=x.detach().to(place),
+            y=y.detach().to(place),
+            groups=groups,
+            n_given=given,
+            confidence=confidence,
+            row_numbers=_taken(self.row_numbers, kept),
+        )
+        if self.held_out is not None:
+            kept = self._sampled(self.held_out, max_rows, generator)
+            test = self.held_out.take(kept)
+            found = replace(
+                found,
+                test=(test.x.detach().to(place), test.y.detach().to(place)),
+                test_groups=test.groups,
+                test_row_numbers=_taken(self.test_row_numbers, kept),
+            )
+        if self.unlabelled is not None:
+            found = replace(found, unlabelled=self.unlabelled[:max_rows].detach().to(place))
+        _forward(model, found.x)
+        found._check_class_names()
+        _ = found.losses  # raises now if the model gives no numbers
+        return found
+
+    def _sampled(self, rows: Labelled, n: int, generator: torch.Generator) -> Int[Tensor, " sample"]:
+        """Return numbers of at most about ``n`` rows, sampled by class and group."""
+        if len(rows.x) <= n:
+            return torch.arange(len(rows.x))
+        groups = rows.groups if rows.groups is not None else [""] * len(rows.x)
+        is_label = rows.y.ndim == 1 and not rows.y.is_floating_point()
+        labels = rows.y.tolist() if is_label else [""] * len(rows.x)
+        strata = [f"{label}/{_item(groups, i)}" for i, label in enumerate(labels)]
+        return sample_by_part(strata, n, generator)
 
     def sample(
         self,
@@ -101,14 +188,11 @@ class FittedModel:
         Raises:
             ValueError: If model, loss and rows do not go together.
         """
-        self._check(n)
+        self._check()
+        checks.count("n", n, 10)
         model, place = _placed(self.model, device, self.x)
         random.check_generator(generator, place)
-        x, y, groups = self.x, self.y, self.groups
-        if len(x) > n:
-            rows = random.draw_permutation(len(x), device=x.device, generator=generator)[:n].sort().values
-            x, y = x[rows], y[rows.to(y.device)]
-            groups = None if groups is None else [_item(groups, i) for i in rows.tolist()]
+        x, y, groups = self.rows.take(self._sampled(self.rows, n, generator))
         x, y = x.detach().to(place), y.detach().to(place)
         found = replace(self, model=model, x=x, y=y, groups=groups)
         targets = found.targets
@@ -122,6 +206,22 @@ class FittedModel:
         found._check_class_names()
         _ = found.losses  # raises now if the model gives no numbers
         return found
+
+    @property
+    def rows(self) -> Labelled:
+        """Training rows."""
+        return Labelled(self.x, self.y, self.groups)  # type: ignore[arg-type]
+
+    @property
+    def held_out(self) -> Labelled | None:
+        """Test rows; None if there are none."""
+        return None if self.test is None else Labelled(*self.test, self.test_groups)
+
+    def losses_of(self, rows: Labelled) -> Float[Tensor, " rows"]:
+        """Loss at each of some rows."""
+        given = self.num_classes if rows.y.is_floating_point() else self.n_classes
+        targets = encode_targets(rows.y, self.space, num_classes=given, dtype=rows.x.dtype)
+        return self.field(rows.x, targets)
 
     def stream(self, name: str) -> torch.Generator:
         """Return a stream for one finding, so that none changes the others."""
@@ -241,19 +341,49 @@ class FittedModel:
             "targets are not mixed or smoothed, the numbers are your loss.",
         )
 
-    def _check(self, n: int) -> None:
+    def _check(self) -> None:
         checks.model(self.model, "diagnose")
         checks.floating("x", self.x)
         checks.batch("x", self.x)
         checks.finite("x", self.x)
         checks.same_rows("y", self.y, len(self.x))
-        checks.count("n", n, 10)
         if len(self.x) < 2:
-            raise ValueError("x has one row, and there is nothing between one point. Pass at least two rows.")
-        if self.groups is not None and len(self.groups) != len(self.x):
+            raise ValueError("x has one row, and nothing can be judged by one row. Pass at least two rows.")
+        _check_groups("groups", self.groups, len(self.x))
+        if self.test is None:
+            if self.test_groups is not None:
+                raise ValueError(
+                    "held_out_groups were given without held-out rows. Pass held_out=(x, y), too."
+                )
+        else:
+            self._check_held_out(*self.test)
+        if self.unlabelled is not None:
+            self._check_inputs("unlabelled", self.unlabelled)
+
+    def _check_inputs(self, name: str, x: Tensor) -> None:
+        checks.floating(name, x)
+        checks.batch(name, x)
+        checks.finite(name, x)
+        if x.shape[1:] != self.x.shape[1:]:
             raise ValueError(
-                f"groups must have one entry for each of the {len(self.x)} rows, but has {len(self.groups)}."
+                f"{name} must have rows of shape {tuple(self.x.shape[1:])} as x has, but has "
+                f"{tuple(x.shape[1:])}. Pass the same features in the same order."
             )
+
+    def _check_held_out(self, x: Tensor, y: Tensor) -> None:
+        self._check_inputs("held-out inputs", x)
+        checks.same_rows("held-out targets", y, len(x))
+        if y.is_floating_point() != self.y.is_floating_point():
+            raise ValueError(
+                f"Held-out targets are {y.dtype}, but training targets are {self.y.dtype}. Pass both as "
+                "class numbers or both as real numbers."
+            )
+        if y.shape[1:] != self.y.shape[1:]:
+            raise ValueError(
+                f"Held-out targets have shape {tuple(y.shape[1:])} per row, but training targets "
+                f"{tuple(self.y.shape[1:])}. Pass both alike."
+            )
+        _check_groups("held_out_groups", self.test_groups, len(x))
 
     def _check_class_names(self) -> None:
         n_classes = None if self.labels is None else self.n_classes
@@ -263,6 +393,29 @@ class FittedModel:
                 f"class_names must hold one name for each class, but there are {len(self.class_names)} names "
                 f"and {classes}. Leave it out, or pass them in the order of the model's outputs."
             )
+
+
+def sample_by_part(parts: Sequence[str], n: int, generator: torch.Generator) -> Int[Tensor, " sample"]:
+    """Draw ``n`` rows or a few more, in proportion, but at least fifty of each part that has them."""
+    rows: dict[str, list[int]] = {}
+    for i, part in enumerate(parts):
+        rows.setdefault(part, []).append(i)
+    chosen = []
+    for own in rows.values():
+        count = min(len(own), max(math.ceil(n * len(own) / len(parts)), min(_FLOOR, n // len(rows) or 1)))
+        order = draw_permutation(len(own), device=generator.device, generator=generator)
+        chosen += [own[i] for i in order[:count].tolist()]
+    return torch.tensor(sorted(chosen))
+
+
+def _taken(numbers: Sequence[int] | None, rows: Tensor) -> Sequence[int]:
+    """Return the names of some rows; by default their numbers."""
+    return rows.tolist() if numbers is None else [numbers[i] for i in rows.tolist()]
+
+
+def _check_groups(name: str, groups: Tensor | Sequence[Hashable] | None, n: int) -> None:
+    if groups is not None and len(groups) != n:
+        raise ValueError(f"{name} must have one entry for each of the {n} rows, but has {len(groups)}.")
 
 
 def _placed(model: nn.Module, device: torch.device | str | None, x: Tensor) -> tuple[nn.Module, torch.device]:
@@ -300,3 +453,28 @@ def _count_classes(model: nn.Module, x: Tensor) -> int:
 def _item(groups: Tensor | Sequence[Hashable], i: int) -> Hashable:
     value = groups[i]
     return value.item() if isinstance(value, Tensor) else value
+
+
+class Predictor(nn.Module):
+    """Any fitted scikit-learn model as a module: log probabilities of classes, or a column of values.
+
+    It has no gradient. Pass ``scales_inputs=True`` to `FittedModel` with it.
+
+    Args:
+        estimator: With ``predict_proba`` and ``classes_``, or with ``predict``; takes arrays of float64.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+    def forward(self, x: Float[Tensor, "rows features"]) -> Float[Tensor, "rows outputs"]:
+        """Predict."""
+        inputs = x.detach().cpu().double().numpy()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="X does not have valid feature names")
+            if not hasattr(self.estimator, "classes_"):
+                found = np.asarray(self.estimator.predict(inputs), dtype=np.float64).reshape(len(inputs), -1)
+            else:
+                found = np.log(np.clip(self.estimator.predict_proba(inputs), 1e-30, None))
+        return torch.from_numpy(found).to(x)

@@ -154,7 +154,8 @@ def _notes(
         if few:
             notes.append(
                 f"At {few} of {len(hit)} queries fewer than {FEW_HITS:.0%} of the walks meet the data "
-                f"(dimension {dim}): p_hit is noise there and at best repeats the nearest-neighbour distance."
+                f"(dimension {dim}): the outer boundary decides there. p_hit is noise and at best repeats "
+                "the nearest-neighbour distance."
             )
         notes.append(
             "E tau falls towards the outer boundary, too: a short time can mean near to the data or near to "

@@ -229,7 +229,7 @@ class LandscapeReports:
         return hitting_report(self.domain, at, n_walks=self.options.n_walks, generator=self.generator())
 
     def shift(self) -> Any:
-        """Bound the landscape under a shift of the inputs, for regression."""
+        """Bound the loss and the landscape under a shift of the inputs, for regression."""
         if not self.field.is_squared:
             return "For regression with the squared error only."
         fitted, size = self.fitted, self.options.shift
@@ -294,7 +294,7 @@ QUESTIONS = {
     "landscape": "Which loss does the PDE expect at the queries, given the losses at the data?",
     "occupation": "What is the mean loss on the way of a diffusion from a point to the boundary?",
     "hitting": "How far are the queries from the data, in the terms of the diffusion?",
-    "shift": "Which bound holds for the landscape under a shift of the inputs?",
+    "shift": "Which bound holds for the loss, and for the landscape, under a shift of the inputs?",
     "weights": "Could importance weights on bridges (multiplicative, xi = 1) be trusted for this model?",
     "ordering": "Is the expected loss (labels kept) higher where data are rare?",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,16 +14,31 @@ from elliptica._utils.extras import missing_package
 from elliptica._utils.statistics import clopper_pearson, student_quantile
 from elliptica.core.batchnorm import evaluation_mode
 from elliptica.diagnostics.diagnose import diagnose_fitted
+from elliptica.diagnostics.findings import Diagnosis, Quantity
 from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.diagnostics.scores import score_classes
 from elliptica.diagnostics.surfaces import loss_surfaces
-from elliptica.report.content import DASH, Grid, Measure, Parts, Report, ReportError, Study, Verdict, pooled
+from elliptica.report.content import (
+    DASH,
+    Bar,
+    Grid,
+    Measure,
+    Parts,
+    Remark,
+    Report,
+    ReportError,
+    Study,
+    Verdict,
+    pooled,
+)
 
 _NOTE = (
     "Scores on the rows that were given. If the model was trained on them, they say nothing about other rows."
 )
-#: Rows that are diagnosed, and points between them.
+#: Points between the rows whose loss is looked at.
 _ROWS = 400
+#: Bars of a picture, and rows that are listed.
+_BARS, _SHOWN_ROWS = 10, 30
 
 
 def model_report(study: Study, fitted: FittedModel, title: str, *, landscape: bool, seed: int) -> Report:
@@ -41,13 +55,37 @@ def model_report(study: Study, fitted: FittedModel, title: str, *, landscape: bo
         diagnosis = diagnose_fitted(fitted, n=_ROWS, generator=torch.Generator().manual_seed(seed))
     except (ValueError, TypeError) as error:
         raise ReportError(str(error)) from error
-    order = ("warning", "look", "fine")
-    ranked = sorted(diagnosis.findings, key=lambda f: order.index(f.severity))  # the gravest first
-    # a sentence that ends in a colon leads to a list, which is on the screen only
-    findings = [(f.severity, f.name, re.sub(r"[^.]*:$", "", f.sentence).strip(), f.advice) for f in ranked]
-    is_fine = diagnosis.severity == "fine"
-    headline = "Nothing stands out in the loss of this model." if is_fine else findings[0][2]
-    return Report(title, "model", headline, [study], findings=findings)
+    return Report(title, "model", diagnosis.headline(), [study], findings=remarks(diagnosis))
+
+
+def diagnosis_report(diagnosis: Diagnosis, title: str) -> Report:
+    """Put a diagnosis on a page of its own."""
+    return Report(
+        title, "diagnosis", diagnosis.headline(), [], notes=diagnosis.about, findings=remarks(diagnosis)
+    )
+
+
+def remarks(diagnosis: Diagnosis) -> list[Remark]:
+    """Findings as a page shows them, each with its picture and its rows."""
+    found = []
+    for finding in diagnosis.findings:
+        numbers = finding.breakdown or {
+            name: quantity for name, quantity in finding.numbers.items() if quantity.kind == "share"
+        }
+        bars = [_bar(label, quantity) for label, quantity in list(numbers.items())[:_BARS]]
+        rows = ""
+        if finding.rows:
+            more = f" and {len(finding.rows) - _SHOWN_ROWS} more" if len(finding.rows) > _SHOWN_ROWS else ""
+            shown = ", ".join(map(str, finding.rows[:_SHOWN_ROWS]))
+            rows = f"{finding.rows_of.capitalize()} rows, counted from {diagnosis.first_row}: {shown}{more}."
+        title = finding.title or finding.name.replace("_", " ")
+        found.append(Remark(finding.severity, title, finding.sentence, finding.advice, bars, rows))
+    return found
+
+
+def _bar(label: str, quantity: Quantity) -> Bar:
+    low, high = (v if math.isfinite(v) else quantity.value for v in (quantity.lower, quantity.upper))
+    return Bar(label, quantity.value, low, high, str(quantity))
 
 
 def model_study(

@@ -61,6 +61,13 @@ class LandscapeEstimate:
         reach = z * self.stderr + self.bias
         return self.value - reach, self.value + reach
 
+    def columns(self) -> dict[str, tuple[Tensor, str]]:
+        """Return what is printed: name, values and format of each column."""
+        numbers = {"u": self.value, "s.e.": self.stderr, "bias": self.bias}
+        shares = {"on data": self.hit_share, "outside": self.outer_share, "unfinished": self.unfinished_share}
+        formats = ((numbers, ".4g"), (shares, ".1%"))
+        return {name: (values, form) for part, form in formats for name, values in part.items()}
+
     def __len__(self) -> int:
         return len(self.value)
 
@@ -68,13 +75,12 @@ class LandscapeEstimate:
         """A table of the first ten queries, then the notes."""
         walks = f", {self.n_walks} walks each" if self.n_walks else ""
         lines = [f"landscape at {len(self)} queries by {self.solver}{walks} (bias: {self.bias_kind})"]
-        head = ("u", "s.e.", "bias", "on data", "outside", "unfinished")
-        lines.append("  " + "".join(name.rjust(11) for name in head))
-        columns = (self.value, self.stderr, self.bias)
-        shares = (self.hit_share, self.outer_share, self.unfinished_share)
+        columns = self.columns()
+        widths = [max(11, len(name) + 2) for name in columns]
+        lines.append("  " + "".join(name.rjust(width) for name, width in zip(columns, widths, strict=True)))
         for i in range(min(len(self), 10)):
-            numbers = "".join(f"{float(column[i]):11.4g}" for column in columns)
-            lines.append("  " + numbers + "".join(f"{float(share[i]):11.1%}" for share in shares))
+            cells = (f"{float(values[i]):{form}}" for values, form in columns.values())
+            lines.append("  " + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
         if len(self) > 10:
             lines.append(f"  ... and {len(self) - 10} more")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
@@ -83,6 +89,7 @@ class LandscapeEstimate:
 def judge(
     *,
     has_balls: bool,
+    dim: int,
     hit_share: Tensor,
     unfinished_share: Tensor,
     effective: Tensor,
@@ -106,13 +113,15 @@ def judge(
     if has_balls and few:
         notes.append(
             f"At {few} of {len(hit_share)} queries fewer than {FEW_HITS:.0%} of the walks meet a ball around "
-            "a data point: the values there are the outer boundary's, not the data's. Work in fewer "
-            "dimensions (PCA, features), use larger balls, or reflecting walls."
+            f"a data point ({dim} dimensions): the outer boundary decides, and the values there are the "
+            "outer boundary's, not the data's. Work in fewer dimensions (PCA, features), use larger balls, "
+            "or reflecting walls."
         )
     elif has_balls and float(hit_share.median()) < 0.5:
         remarks.append(
             f"At half of the queries {float(1 - hit_share.median()):.0%} or more of the walks end on the "
-            "outer boundary: the values are largely what `value` says there, not the losses at the data."
+            f"outer boundary ({dim} dimensions), and it decides: the values are largely what `value` says "
+            "there, not the losses at the data."
         )
     lost = int((unfinished_share > 0.01).sum())
     if lost:

@@ -164,6 +164,7 @@ def _assemble(
         unknown = unknown & ~in_ball
     notes = judge(
         has_balls=problem.balls is not None,
+        dim=problem.dim,
         hit_share=whole.hit_share,
         unfinished_share=whole.unfinished_share,
         effective=whole.effective,

@@ -259,6 +259,52 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A number in a picture of bars, with its limits.
+
+    Attributes:
+        label: Beside it.
+        value: Its length.
+        low: Lower limit.
+        high: Upper limit.
+        text: The number in words.
+    """
+
+    label: str
+    value: float
+    low: float
+    high: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One finding on a page.
+
+    Attributes:
+        severity: ``"warning"``, ``"look"``, ``"info"`` or ``"fine"``.
+        title: A few words.
+        sentence: What was found.
+        advice: What to do; may be empty.
+        bars: Its picture, scaled to the largest.
+        rows: Rows to look at, in words; may be empty.
+    """
+
+    severity: str
+    title: str
+    sentence: str
+    advice: str = ""
+    bars: Sequence[Bar] = ()
+    rows: str = ""
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Where bars begin and end: zero is among them."""
+        ends = [v for bar in self.bars for v in (bar.value, bar.low, bar.high) if math.isfinite(v)]
+        return min([0.0, *ends]), max([0.0, *ends]) or 1.0
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole page.
 
@@ -269,7 +315,7 @@ class Report:
         studies: One after the other.
         unusable: Files that could not be used, with the reason.
         notes: What the reader should know about the source.
-        findings: What `elliptica diagnose` found, for a model: severity, name, sentence, advice.
+        findings: What `elliptica diagnose` found, for a model; the most important first.
     """
 
     title: str
@@ -278,7 +324,7 @@ class Report:
     studies: Sequence[Study]
     unusable: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
-    findings: Sequence[tuple[str, str, str, str]] = ()
+    findings: Sequence[Remark] = ()
 
 
 def mean_interval(

@@ -1,0 +1,675 @@
+"""Findings on the model: does it predict, where does it fail, and is it sure of what it says?"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from elliptica._utils.statistics import bonferroni
+from elliptica.core.batchnorm import evaluation_mode
+from elliptica.diagnostics.data_findings import (
+    beyond,
+    is_farther,
+    moved_features,
+    named_moves,
+    unlabelled_shift,
+)
+from elliptica.diagnostics.evidence import Difference, Evidence, Sample
+from elliptica.diagnostics.findings import Finding, Quantity, RowsOf, Severity, fine, skipped
+
+#: A constant is beaten by less than this share of its error: hardly.
+HARDLY = 0.1
+#: Nearest neighbours are better than the model by so many errors of a constant: a look, a warning.
+UNDERFIT, CLEARLY_UNDERFIT = 0.05, 0.15
+#: Held-out error above the training error, in errors of a constant: a look, a warning.
+GAP, LARGE_GAP = 0.08, 0.15
+#: The same where inputs moved, and the factor by which the error must have grown.
+SHIFTED_GAP, GROWTH = 0.03, 1.5
+#: Error of a class or group, in shares of wrong rows: a look, a warning; and over that of the others.
+WEAK, VERY_WEAK, TIMES_OTHERS = 0.1, 0.25, 2.0
+#: The same for values, in errors of a constant above that of the others.
+WEAK_VALUES, VERY_WEAK_VALUES = 0.1, 0.25
+#: Predictions beyond the range of the training targets by this share of it; such rows: a warning.
+OUTSIDE, MANY_OUTSIDE = 0.1, 0.01
+#: Log loss that one temperature would save, in nats: a look, a warning if over- and if under-confident.
+SAVED, MUCH_SAVED, MUCH_SAVED_BELOW = 0.02, 0.1, 0.3
+#: Far rows carry at least this share of the loss: a look, a warning.
+CARRIED, MOST_CARRIED = 0.3, 0.5
+_ROWS = 1000
+
+
+# ---- can it be judged at all?
+
+
+def judge_outputs(e: Evidence) -> Finding:
+    """Evaluate the same rows twice: a model that draws cannot be judged by single outputs."""
+    model, x = e.fitted.model, e.fitted.x[:256]
+    with evaluation_mode(model), torch.no_grad():
+        first, second = (model(x).double() for _ in range(2))
+        alone = torch.cat([model(x[i : i + 1]).double() for i in range(min(3, len(x)))])
+    size = float(first.abs().max()) or 1.0
+    change = float((first - second).abs().max()) / size
+    if change > 1e-4:
+        return Finding(
+            "outputs",
+            "warning",
+            f"Two evaluations of the same rows differ by up to {change:.0%} of the largest output: the model "
+            "draws at random in evaluation mode.",
+            "Switch dropout, noise and sampling off in eval mode, or average several evaluations yourself.",
+            title="The model draws at random",
+        )
+    apart = float((first[: len(alone)] - alone).abs().max()) / size
+    if apart > 1e-2:
+        return Finding(
+            "outputs",
+            "warning",
+            f"A row evaluated alone has another output than in a batch (up to {apart:.0%} of the largest "
+            "output): rows are not treated independently in evaluation mode.",
+            "Use running statistics in eval mode (model.eval() must reach every batch norm).",
+            title="Outputs depend on the batch",
+        )
+    return fine("outputs", "The same row has the same output.")
+
+
+def judge_label_order(e: Evidence) -> Finding:
+    """Compare the labels with the outputs in another order."""
+    if e.task != "classes" or e.train.y is None or e.train.outputs is None:
+        return skipped("label_order", "targets are not classes")
+    guess, y = e.train.outputs.argmax(1), e.train.y
+    table = torch.zeros(e.n_classes, e.n_classes).index_put((y, guess), torch.ones(len(y)), accumulate=True)
+    present = table.sum(1) > 0
+    order = table.argmax(1)
+    right = float((guess == y).double().mean())
+    renamed = float(table.amax(1).sum() / table.sum())
+    numbers = {
+        "right as they are": Quantity.share(int((guess == y).sum()), len(y), e.confidence),
+        "right after renaming": Quantity.share(int(table.amax(1).sum()), len(y), e.confidence),
+    }
+    is_order = len(order[present].unique()) == int(present.sum())
+    if not is_order or renamed < right + 0.3 or renamed < 0.6:
+        return fine("label_order", "Labels and outputs are in the same order.")
+    pairs = [
+        f"{e.fitted.class_name(c)} as {e.fitted.class_name(int(order[c]))}"
+        for c in range(e.n_classes)
+        if present[c] and int(order[c]) != c
+    ]
+    return Finding(
+        "label_order",
+        "warning",
+        f"The outputs are in another order than the labels: {right:.0%} are right as they are, {renamed:.0%} "
+        f"after renaming (the model calls class {', '.join(pairs[:4])}{' ...' if len(pairs) > 4 else ''}).",
+        "Check how labels were turned into numbers in training and here. Other findings are about the wrong "
+        "labels until then.",
+        numbers,
+        title="Outputs are in another order than the labels",
+    )
+
+
+# ---- does it predict?
+
+
+def judge_constant(e: Evidence) -> Finding:
+    """Compare the model with the best constant prediction, row by row, on its own training rows."""
+    if e.task == "other":
+        return skipped("constant", "targets are neither classes nor values")
+    gains = {s.name: _gain(e, s) for s in (e.train, e.held) if s is not None}
+    numbers = {
+        f"error below a constant's, {name} rows": Quantity(g.value, g.lower, g.upper, None, 0, "share")
+        for name, g in gains.items()
+    }
+    train = gains["training"]
+    # a held-out set alone is judged by the gap
+    hardly = all(g.value < HARDLY for g in gains.values())
+    if train.lower > 0 and not hardly:
+        return fine("constant", f"The error at training rows is {1 - train.value:.2f} of a constant's.")
+    is_shown = train.upper < HARDLY / 2 or (train.lower <= 0 and len(e.train) >= 30)
+    severity: Severity = "warning" if is_shown else "look"
+    what = "class" if e.task == "classes" else "value"
+    compared = "is no better" if train.lower <= 0 else "is hardly better"
+    return Finding(
+        "constant",
+        severity,
+        f"The model {compared} than always predicting the same {what}s: its error at the training rows is "
+        f"{1 - train.value:.2f} ({1 - train.upper:.2f} to {1 - train.lower:.2f}) of a constant's.",
+        "Check first: are these the inputs, preprocessing and weights of training? Then train longer, at "
+        "other rates, or on other inputs. Compare with boosted trees (elliptica compare).",
+        numbers,
+        title="No better than a constant",
+    )
+
+
+def _gain(e: Evidence, sample: Sample) -> Difference:
+    """Share of the constant's error that the model saves."""
+    constant = e.constant_errors(sample)
+    size = float(constant.mean()) or 1.0
+    return Difference.paired((constant - e.errors(sample)) / size, e.confidence)
+
+
+def judge_underfit(e: Evidence) -> Finding:
+    """Compare the model with the average of nearest neighbours at the training rows."""
+    if e.task == "other" or len(e.base) < 40:
+        return skipped("underfit", "classes or values of at least 40 rows are needed")
+    gain = e.neighbours_gain()
+    numbers = {
+        "error above that of neighbours": Quantity(
+            gain.value, gain.lower, gain.upper, None, len(e.base), "mean"
+        )
+    }
+    if gain.lower <= UNDERFIT:
+        return fine("underfit", "Nearest neighbours do not predict clearly better than the model.")
+    severity: Severity = "warning" if gain.lower > CLEARLY_UNDERFIT else "look"
+    error = float(e.errors(e.train).mean())
+    return Finding(
+        "underfit",
+        severity,
+        f"The ten nearest neighbours predict better than the model even at its own training rows: its error "
+        f"is {error:.2f} of a constant's, theirs {gain.value:.2f} less.",
+        "Train longer, at a higher rate or with a larger network, and check that inputs are standardised. "
+        "Compare with boosted trees (elliptica compare).",
+        numbers,
+        title="The model has not learnt its data",
+    )
+
+
+def judge_gap(e: Evidence) -> tuple[Finding, ...]:
+    """Compare held-out with training rows: overfitting, or a shift of the inputs."""
+    given = unlabelled_shift(e)
+    found = [] if given is None else [given]
+    if e.held is None or e.task == "other":
+        reason = "no held-out rows were given" if e.held is None else "targets are neither classes nor values"
+        return (*found, skipped("overfitting", reason), *(() if found else (skipped("shift", reason),)))
+    gap = Difference.between(e.errors(e.held), e.errors(e.train), e.confidence)
+    before, after = float(e.errors(e.train).mean()), float(e.errors(e.held).mean())
+    moved = moved_features(e, e.held.raw)
+    farther = is_farther(e, e.held_distance)
+    is_shifted = bool(moved) or farther.lower > 0.6
+    numbers = {
+        "training error": Quantity.mean(e.errors(e.train), e.confidence, 0.0),
+        "held-out error": Quantity.mean(e.errors(e.held), e.confidence, 0.0),
+        "training loss": Quantity.mean(e.train.losses, e.confidence, e.fitted.floor),
+        "held-out loss": Quantity.mean(e.held.losses, e.confidence, e.fitted.floor),
+    }
+    worst = _worst_gaps(e)
+    where = f" Most in {next(iter(worst))}." if worst else ""
+    rise = f"from {before:.2f} to {after:.2f} of a constant's"
+    if is_shifted:
+        found.append(_shift(e, gap, before, after, moved, numbers, rise + where))
+        return (
+            *found,
+            fine("overfitting", "Held-out rows lie elsewhere, so that the gap is no overfitting."),
+        )
+    if given is None:
+        found.append(fine("shift", "Held-out rows lie where the training rows do."))
+    if gap.lower <= GAP:
+        found.append(fine("overfitting", f"The error rises {rise} in held-out rows."))
+        return tuple(found)
+    severity: Severity = "warning" if gap.lower > LARGE_GAP else "look"
+    worse = " That is no better than a constant." if after >= 0.95 else ""
+    found.append(
+        Finding(
+            "overfitting",
+            severity,
+            f"The error rises {rise} from training to held-out rows, although these lie where the training "
+            f"rows do.{worse}{where}",
+            "Stop training where the held-out loss is least, and raise weight decay. Training between the "
+            "data (mixup, elliptica.Elliptic) is the next thing to try: in our battery both helped, alike. "
+            "More rows help most.",
+            numbers,
+            worst,
+            title="Overfitting",
+            rows=tuple(e.errors(e.held).argsort(descending=True)[:_ROWS].tolist()),
+            rows_of="held-out",
+        )
+    )
+    return tuple(found)
+
+
+def _shift(
+    e: Evidence,
+    gap: Difference,
+    before: float,
+    after: float,
+    moved: dict[str, Quantity],
+    numbers: dict[str, Quantity],
+    rise: str,
+) -> Finding:
+    """Judge held-out rows that lie elsewhere than the training rows."""
+    far = beyond(e, e.held_distance)
+    share = Quantity.share(int(far.sum()), len(far), e.confidence)
+    worse = gap.lower > GAP or (gap.lower > SHIFTED_GAP and after > GROWTH * before)
+    text = f"Held-out rows lie elsewhere than the training rows ({share} are farther than 99 % of those are "
+    text += (
+        f"from each other), and the error rises {rise}."
+        if worse
+        else "from each other). The error does not rise."
+    )
+    advice = (
+        "Train on rows from there, if you can get any. Until then: predictions bounded by the training "
+        "targets (bounded=True), and elliptica compare with --time, --split-by or --test to find what holds "
+        "under this shift."
+        if worse
+        else "Nothing to do for these rows; judge the model again when inputs move further."
+    )
+    return Finding(
+        "shift",
+        "warning" if worse else "info",
+        text + named_moves(moved),
+        advice,
+        {"far from the training rows": share, **numbers},
+        {f"feature {name}": q for name, q in list(moved.items())[:20]},
+        title="The error is higher where held-out rows lie" if worse else "Held-out rows lie elsewhere",
+        rows=tuple(e.held_distance.argsort(descending=True)[:_ROWS].tolist()),
+        rows_of="held-out",
+    )
+
+
+def _worst_gaps(e: Evidence) -> dict[str, Quantity]:
+    """Classes and groups by how much their error rises, where that is sure; largest first."""
+    assert e.held is not None
+    ours, theirs = _parts(e, e.train), _parts(e, e.held)
+    names = [
+        name for name in theirs if name in ours and min(int(theirs[name].sum()), int(ours[name].sum())) >= 10
+    ]
+    level = bonferroni(e.confidence, max(1, len(names)))
+    found = {}
+    for name in names:
+        gap = Difference.between(e.errors(e.held)[theirs[name]], e.errors(e.train)[ours[name]], level)
+        if gap.lower > GAP:
+            found[name] = Quantity(gap.value, gap.lower, gap.upper, None, int(theirs[name].sum()), "mean")
+    return dict(sorted(found.items(), key=lambda item: -item[1].lower))
+
+
+def _parts(e: Evidence, sample: Sample) -> dict[str, Bool[Tensor, " rows"]]:
+    """Rows of each class and of each group."""
+    found = {}
+    if e.task == "classes" and sample.y is not None:
+        found = {f"class {e.fitted.class_name(c)}": sample.y == c for c in range(e.n_classes)}
+    if sample.groups is not None:
+        names = sorted(set(sample.groups))
+        numbers = torch.tensor([names.index(group) for group in sample.groups])
+        found |= {f"group {name}": numbers == i for i, name in enumerate(names)}
+    return {name: rows for name, rows in found.items() if bool(rows.any())}
+
+
+# ---- where does it fail?
+
+
+def judge_parts(e: Evidence) -> Finding:
+    """Find the class or group with far more errors than the others."""
+    if e.task == "other":
+        return skipped("weak_part", "targets are neither classes nor values")
+    held, train = _parts(e, e.judged), _parts(e, e.train)
+    parts = {}
+    for name in {**held, **train}:  # few held-out rows: training rows, where errors are fewer
+        use, rows = (
+            (e.judged, held.get(name))
+            if name in held and int(held[name].sum()) >= 8
+            else (e.train, train.get(name))
+        )
+        if rows is not None and 8 <= int(rows.sum()) < len(rows):
+            parts[name] = (use, rows)
+    if not parts:
+        return skipped("weak_part", "there are no classes or groups with eight rows and others beside them")
+    level = bonferroni(e.confidence, len(parts))
+    found, sizes = {}, {}
+    grades: dict[str, Severity] = {}
+    for name, (sample, rows) in parts.items():
+        sizes[name] = int(train[name].sum()) if name in train else 0
+        found[name], grades[name] = _grade_part(e, sample, rows, level)
+    ranked = sorted(
+        found,
+        key=lambda name: (grades[name] == "warning", grades[name] == "look", found[name].lower),
+        reverse=True,
+    )
+    breakdown = {f"{name} ({sizes[name]} training rows)": found[name] for name in ranked[:10]}
+    worst = ranked[0]
+    if grades[worst] == "fine":
+        return fine("weak_part", "No class or group has far more errors than the others.")
+    sample, rows = parts[worst]
+    share = sizes[worst] / len(e.train)
+    unit = "of its rows are wrong" if e.task == "classes" else "of a constant's error there"
+    others = (
+        e.is_wrong(sample)[~rows].double().mean() if e.task == "classes" else e.errors(sample)[~rows].mean()
+    )
+    wrong = (
+        e.is_wrong(sample).double() + e.errors(sample) / 100 if e.task == "classes" else e.errors(sample)
+    ) * rows
+    also = sum(grade != "fine" for grade in grades.values()) - 1
+    more = f" {also} more stand{'s' if also == 1 else ''} out." if also else ""
+    return Finding(
+        "weak_part",
+        grades[worst],
+        f"{worst[0].upper()}{worst[1:]} is predicted far worse than the others: {found[worst]} {unit}, "
+        f"{float(others):.1%} elsewhere. It has {sizes[worst]} of {len(e.train)} training rows "
+        f"({share:.1%}).{more}",
+        "Give it more weight: class weights in the loss, batches balanced by group, or a group method "
+        "(elliptica.baselines: GroupDRO, JTT, LISA). More rows of it help most.",
+        {"error there": found[worst], "error elsewhere": Quantity.number(float(others))},
+        breakdown,
+        title=f"{worst[0].upper()}{worst[1:]} is predicted badly",
+        rows=tuple(i for i in wrong.argsort(descending=True)[:_ROWS].tolist() if rows[i]),
+        rows_of=sample.name,
+    )
+
+
+def _grade_part(e: Evidence, sample: Sample, rows: Tensor, level: float) -> tuple[Quantity, Severity]:
+    """Error of a part with limits, and how much it stands out."""
+    if e.task == "classes":
+        wrong = e.is_wrong(sample)
+        error = Quantity.share(int(wrong[rows].sum()), int(rows.sum()), level)
+        bar = TIMES_OTHERS * float(wrong[~rows].double().mean())
+        limits = (max(WEAK, bar), max(VERY_WEAK, bar))
+    else:
+        errors = e.errors(sample)
+        error = Quantity.mean(errors[rows], level, 0.0)
+        others = float(errors[~rows].mean())
+        limits = (
+            max(others + WEAK_VALUES, TIMES_OTHERS * others),
+            max(others + VERY_WEAK_VALUES, TIMES_OTHERS * others),
+        )
+    grade: Severity = "warning" if error.lower > limits[1] else "look" if error.lower > limits[0] else "fine"
+    return error, grade
+
+
+def judge_shortcut(e: Evidence) -> Finding:
+    """Look for a feature or group that predicts the target in training but not in held-out rows."""
+    if e.held is None or e.task == "other":
+        return skipped("shortcut", "held-out rows with classes or values are needed")
+    by_group = _group_shortcut(e) if e.task == "classes" and e.train.groups is not None else None
+    if by_group is not None:
+        return by_group
+    if len(e.held) < 40 or len(e.varies) > 512:
+        return skipped("shortcut", "at least 40 held-out rows with at most 512 features are needed")
+    ours, other = _relations(e, e.train), _relations(e, e.held)
+    candidates = []
+    for j in e.varies.nonzero().flatten().tolist():
+        before, after = ours[j], other[j]
+        strength = float(before.square().sum())
+        kept = float((before * after).sum()) / max(strength, 1e-12)
+        if strength > 0.05 and kept < 0.3 and _ks_small(e, j):
+            candidates.append((j, kept))
+    level = bonferroni(e.confidence, max(1, len(candidates)))
+    best: tuple[float, int, float, Difference] | None = None
+    for j, kept in candidates[:64]:
+        changed = e.held.raw.clone()
+        changed[:, j] = e.train.raw[:, j].median()
+        gain = Difference.paired(e.errors(e.held) - e.errors(e.held, e.predict_flat(changed)), level)
+        if gain.lower > 0.03 and (best is None or gain.value > best[0]):
+            best = (gain.value, j, kept, gain)
+    if best is None:
+        return fine("shortcut", "No feature loses its relation to the target in held-out rows.")
+    value, j, kept, gain = best
+    name = e.feature(j)
+    how = "reverses" if kept < -0.1 else "vanishes"
+    error = float(e.errors(e.held).mean())
+    return Finding(
+        "shortcut",
+        "warning",
+        f"The model relies on feature {name}, whose relation to the target {how} in held-out rows. With the "
+        f"feature set to its median, their error falls from {error:.2f} to {error - value:.2f} of a "
+        "constant's.",
+        f"Train again without feature {name}, or on rows in which it does not go with the target.",
+        {"error saved without it": Quantity(gain.value, gain.lower, gain.upper, None, len(e.held), "mean")},
+        {"relation kept": Quantity.number(kept)},
+        title=f"Shortcut: feature {name}",
+        rows=tuple(e.errors(e.held).argsort(descending=True)[:_ROWS].tolist()),
+        rows_of="held-out",
+    )
+
+
+def _relations(e: Evidence, sample: Sample) -> Float[Tensor, "features targets"]:
+    """Correlation of each feature with each class or value."""
+    assert sample.y is not None
+    y = sample.y
+    y = torch.nn.functional.one_hot(y, e.n_classes).double() if e.task == "classes" else y
+    x = (sample.raw - sample.raw.mean(0)) / sample.raw.std(0).clamp_min(1e-12)
+    y = (y - y.mean(0)) / y.std(0).clamp_min(1e-12)
+    return x.T @ y / max(1, len(x) - 1)
+
+
+def _ks_small(e: Evidence, j: int) -> bool:
+    """Whether a feature keeps its range, so that it is its relation that changed and not its place."""
+    assert e.held is not None
+    low, high = (
+        float(v) for v in e.train.raw[:, j].quantile(torch.tensor([0.01, 0.99], dtype=torch.float64))
+    )
+    inside = (e.held.raw[:, j] >= low) & (e.held.raw[:, j] <= high)
+    return float(inside.double().mean()) > 0.8
+
+
+def _group_shortcut(e: Evidence) -> Finding | None:
+    """Find a class that is right in the groups that it goes with in training, and wrong in others."""
+    held, train = e.judged, e.train
+    assert held.y is not None
+    assert train.y is not None
+    if held.groups is None or train.groups is None:
+        return None
+    names = sorted(set(train.groups) & set(held.groups))
+    cells = {
+        (c, g): (
+            (held.y == c) & torch.tensor([each == g for each in held.groups]),
+            int(((train.y == c) & torch.tensor([each == g for each in train.groups])).sum()),
+        )
+        for c in range(e.n_classes)
+        for g in names
+    }
+    wrong = e.is_wrong(held)
+    pairs = [
+        (c, a, b)
+        for c in range(e.n_classes)
+        for a, b in combinations(names, 2)
+        if min(int(cells[c, a][0].sum()), int(cells[c, b][0].sum())) >= 8
+    ]
+    level = bonferroni(e.confidence, max(1, len(pairs)))
+    best: tuple[float, int, str, str, Difference] | None = None
+    for c, first, second in pairs:
+        for a, b in ((first, second), (second, first)):  # wrong in a, right in b
+            gap = Difference.between(wrong[cells[c, a][0]].double(), wrong[cells[c, b][0]].double(), level)
+            share_a, share_b = (
+                cells[c, g][1] / max(1, sum(cells[k, g][1] for k in range(e.n_classes))) for g in (a, b)
+            )
+            if gap.lower > 0.1 and share_b > 2 * share_a and (best is None or gap.lower > best[0]):
+                best = (gap.lower, c, a, b, gap)
+    if best is None:
+        return None
+    _, c, a, b, gap = best
+    label = e.fitted.class_name(c)
+    rates = [
+        Quantity.share(int(wrong[cells[c, g][0]].sum()), int(cells[c, g][0].sum()), level) for g in (a, b)
+    ]
+    return Finding(
+        "shortcut",
+        "warning",
+        f"Class {label} is wrong in group {a} ({rates[0]}) and right in group {b} ({rates[1]} wrong), where "
+        f"it is far more frequent in training: the model goes by the group, not by the class.",
+        "Train so that group and class do not go together: batches balanced by class and group, or a group "
+        "method (elliptica.baselines: GroupDRO, LISA).",
+        {"errors above": Quantity(gap.value, gap.lower, gap.upper, None, len(held), "mean")},
+        {
+            f"class {label}, group {a} ({cells[c, a][1]} training rows)": rates[0],
+            f"class {label}, group {b} ({cells[c, b][1]} training rows)": rates[1],
+        },
+        title="Shortcut: the group stands for the class",
+        rows=tuple((cells[c, a][0] & wrong).nonzero().flatten()[:_ROWS].tolist()),
+        rows_of=held.name,
+    )
+
+
+def judge_outliers(e: Evidence) -> Finding:
+    """Find out whether a few rows far from all others carry most of the loss."""
+    best: tuple[float, Sample, Tensor] | None = None
+    middle = e.train.x.median(0).values if e.train.x.shape[1] else None
+    for sample in (e.train, e.held):
+        if sample is None or middle is None or len(e.base) < 20:
+            continue
+        far = _is_far(e, sample, middle)
+        total = float(sample.losses.clamp_min(0).sum())
+        count = int(far.sum())
+        if total <= 0 or count == 0 or count > 0.15 * len(sample):
+            continue
+        share = float(sample.losses.clamp_min(0)[far].sum()) / total
+        if share > 5 * count / len(sample) and (best is None or share > best[0]):
+            best = (share, sample, far)
+    if (best is None or best[0] <= CARRIED) and middle is not None and len(e.base) >= 20:
+        harmful = _harmful_outliers(e, middle)
+        if harmful is not None:
+            return harmful
+    worst = e.judged.losses.clamp_min(0).sort(descending=True).values
+    top = max(1, math.ceil(0.05 * len(worst)))
+    tail = float(worst[:top].sum() / worst.sum()) if float(worst.sum()) > 0 else 0.0
+    numbers = {"share of the loss in the worst 5 % of rows": Quantity.number(tail, len(worst))}
+    if best is None or best[0] <= CARRIED:
+        return fine("outliers", f"The worst 5 % of the {e.judged.name} rows carry {tail:.0%} of the loss.")
+    share, sample, far = best
+    rows = far.nonzero().flatten()
+    order = sample.losses[rows].argsort(descending=True)
+    severity: Severity = "warning" if share > MOST_CARRIED else "look"
+    rest = float(sample.losses[~far].mean())
+    return Finding(
+        "outliers",
+        severity,
+        f"{len(rows)} of {len(sample)} {sample.name} rows lie far from all others and carry {share:.0%} of "
+        f"the loss; without them its mean is {rest:.3g} instead of {float(sample.losses.mean()):.3g}.",
+        "Look at these rows: errors of measurement, another unit, or a kind of row that is missing in "
+        "training? Remove errors; bound predictions (bounded=True) against wild extrapolation.",
+        {"share of the loss": Quantity.number(share, len(rows)), **numbers},
+        title="A few far rows carry the loss",
+        rows=tuple(rows[order][:_ROWS].tolist()),
+        rows_of=sample.name,
+    )
+
+
+def _harmful_outliers(e: Evidence, middle: Tensor) -> Finding | None:
+    """Find training rows so far out that they squeeze all others together, where the model has not learnt."""
+    far = _is_far(e, e.train, middle, 30.0)
+    count = int(far.sum())
+    if count == 0 or count > 0.15 * len(e.train) or e.neighbours_gain().lower <= UNDERFIT:
+        return None
+    rows = far.nonzero().flatten()
+    return Finding(
+        "outliers",
+        "warning",
+        f"{count} of {len(e.train)} training rows lie far from all others, more than 30 median deviations "
+        "away in a feature, and the model has not learnt the others well.",
+        "Look at these rows: errors of measurement, or another unit? Remove or correct them, or scale inputs "
+        "by quantiles (scikit-learn's QuantileTransformer), and train again.",
+        {"far rows": Quantity.number(float(count), len(e.train))},
+        title="A few far rows spoil the scale",
+        rows=tuple(rows[:_ROWS].tolist()),
+    )
+
+
+def _is_far(e: Evidence, sample: Sample, middle: Tensor, out_of: float = 12.0) -> Bool[Tensor, " rows"]:
+    """Rows that are lonely, or so many median deviations out in a feature."""
+    own = e.near[0][:, min(4, e.near[0].shape[1] - 1)]
+    limit = torch.maximum(4 * own.quantile(0.9), 10 * own.median())
+    own_rows = sample is e.train and len(e.base) == len(e.train)
+    distance = own if own_rows else e.nearest(sample.x, 5)[0][:, -1]
+    spread = 1.4826 * (e.train.x - middle).abs().median(0).values
+    use = spread > 0
+    out = ((sample.x - middle).abs()[:, use] / spread[use]).amax(1) if bool(use.any()) else distance * 0
+    return (distance > limit) | (out > out_of)
+
+
+def judge_range(e: Evidence) -> Finding:
+    """Count predictions beyond the range of the training targets, and see whether bounding helps."""
+    if e.task != "values" or e.train.y is None:
+        return skipped("range", "for predicted values only")
+    low, high = e.train.y.min(0).values, e.train.y.max(0).values
+    width = (high - low).clamp_min(1e-300)
+    places: dict[RowsOf, Tensor] = {}
+    for sample in (e.train, e.held):
+        if sample is not None and sample.outputs is not None:
+            places[sample.name] = sample.outputs
+    if e.unlabelled is not None:
+        places["unlabelled"] = e.predict_flat(e.unlabelled)
+    found = {name: (torch.maximum(low - v, v - high) / width).amax(1) for name, v in places.items()}
+    shares = {
+        f"{name} rows": Quantity.share(int((v > OUTSIDE).sum()), len(v), e.confidence)
+        for name, v in found.items()
+    }
+    worst = max(found, key=lambda name: float((found[name] > OUTSIDE).double().mean()))
+    count, n = int((found[worst] > OUTSIDE).sum()), len(found[worst])
+    if count == 0:
+        return fine("range", "Predictions stay within the range of the training targets.")
+    if e.held is not None and worst == "held-out" and not _bounding_helps(e, low, high):
+        return fine("range", f"{count} of {n} held-out predictions leave the range of the targets, rightly.")
+    is_shown = worst == "held-out" and count > MANY_OUTSIDE * n and count >= 3
+    return Finding(
+        "range",
+        "warning" if is_shown else "look",
+        f"{count} of {n} predictions at {worst} rows leave the range of the training targets by more than "
+        f"{OUTSIDE:.0%} of it, the farthest by {float(found[worst].max()):.2g} times the range.",
+        "Bound predictions to the range of the training targets (EllipticRegressor does by default, "
+        "bounded=True); for positive, skewed targets learn their logarithm.",
+        shares,
+        shares,
+        title="Predictions leave the range of the targets",
+        rows=tuple(found[worst].argsort(descending=True)[:count][:_ROWS].tolist()),
+        rows_of=worst,
+    )
+
+
+def _bounding_helps(e: Evidence, low: Tensor, high: Tensor) -> bool:
+    """Whether held-out errors are surely smaller with predictions confined to the range."""
+    assert e.held is not None
+    assert e.held.outputs is not None
+    assert e.held.y is not None
+    before = (e.held.outputs - e.held.y).square().mean(1)
+    after = (e.held.outputs.clamp(low, high) - e.held.y).square().mean(1)
+    return Difference.paired(before - after, e.confidence).value > 0
+
+
+# ---- is it sure of what it says?
+
+
+def judge_confidence(e: Evidence) -> Finding:
+    """Find the temperature that suits held-out rows, and what it would save."""
+    if e.task != "classes" or e.held is None or e.held.y is None or e.held.outputs is None:
+        return skipped("confidence", "held-out rows with classes are needed")
+    logs, y = e.held.outputs.clamp_min(1e-30).log(), e.held.y
+    temperature = _temperature(logs, y)
+    saved = Difference.paired(_log_loss(logs, y, 1.0) - _log_loss(logs, y, temperature), e.confidence)
+    confidence = float(e.held.outputs.amax(1).mean())
+    right = Quantity.share(int((~e.is_wrong(e.held)).sum()), len(y), e.confidence)
+    numbers = {
+        "temperature": Quantity.number(temperature, len(y)),
+        "log loss saved by it": Quantity(saved.value, saved.lower, saved.upper, None, len(y), "mean"),
+        "mean confidence": Quantity.number(confidence, len(y)),
+        "accuracy": right,
+    }
+    if saved.lower <= 0 or saved.value <= SAVED:
+        return fine("confidence", f"The mean confidence is {confidence:.0%} where {right} are right.")
+    much = MUCH_SAVED if temperature > 1 else MUCH_SAVED_BELOW
+    severity: Severity = "warning" if saved.value > much and saved.lower > SAVED else "look"
+    side = "over-confident" if temperature > 1 else "under-confident"
+    return Finding(
+        "confidence",
+        severity,
+        f"The model is {side}: at held-out rows its mean confidence is {confidence:.0%} where {right} are "
+        f"right. Dividing the logits by {temperature:.2g} would lower the log loss by {saved.value:.2g}.",
+        "Divide the logits by this temperature, chosen on rows that are not tested "
+        '(EllipticClassifier(calibrate="temperature")). It need not hold under a shift.',
+        numbers,
+        {"mean confidence": Quantity.number(confidence, len(y)), "share right": right},
+        title=side.capitalize(),
+    )
+
+
+def _log_loss(logs: Tensor, y: Tensor, temperature: float) -> Float[Tensor, " rows"]:
+    return torch.nn.functional.cross_entropy(logs / temperature, y, reduction="none")
+
+
+def _temperature(logs: Tensor, y: Tensor) -> float:
+    """Temperature of the least log loss, between 1/20 and 20 (a grid, refined twice)."""
+    low, high = -3.0, 3.0
+    for _ in range(3):
+        grid = torch.linspace(low, high, 25).tolist()
+        best = min(grid, key=lambda t: float(_log_loss(logs, y, math.exp(t)).mean()))
+        step = (high - low) / 24
+        low, high = best - step, best + step
+    return math.exp(best)

@@ -1,0 +1,304 @@
+"""Single findings against independent computations, and cases on both sides of each."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
+from torch import nn
+
+from elliptica.diagnostics import data_findings as data
+from elliptica.diagnostics import model_findings as model_of
+from elliptica.diagnostics.evidence import Difference, Evidence
+from elliptica.diagnostics.fitted_model import FittedModel, sample_by_part
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def evidence(model, x, y, held=None, loss=None, **more):
+    loss = loss or (nn.MSELoss() if y.is_floating_point() else nn.CrossEntropyLoss())
+    model = model if isinstance(model, nn.Module) else Function(model)
+    fitted = FittedModel(model, loss, x, y, test=held, **more)
+    return Evidence(fitted.prepare(20_000, generator=torch.Generator().manual_seed(0)))
+
+
+def logits(x):
+    return torch.stack([-2 * x[:, 0], 2 * x[:, 0]], 1)
+
+
+def two_classes(n, generator, d=2):
+    x = torch.randn(n, d, generator=generator)
+    return x, (x[:, 0] > 0).long()
+
+
+# ---- numbers against other implementations
+
+
+def test_neighbours_are_scikit_learns(generator):
+    x = torch.randn(120, 3, generator=generator) * torch.tensor([1.0, 50.0, 0.01])
+    y = torch.arange(120) % 3
+    e = evidence(lambda x: torch.zeros(len(x), 3), x, y)
+    scaled = (x.double() - x.double().mean(0)) / x.double().std(0)
+    search = NearestNeighbors(n_neighbors=11).fit(scaled.numpy())
+    distances, _ = search.kneighbors()
+    np.testing.assert_allclose(e.near[0], distances, rtol=1e-6)
+    votes = KNeighborsClassifier(10).fit(scaled.numpy(), y.numpy())
+    other = torch.randn(20, 3, generator=generator).double()
+    np.testing.assert_allclose(e.average(e.nearest(other, 10)[1]), votes.predict_proba(other.numpy()))
+
+
+def test_errors_are_one_for_a_constant_and_bounded(generator):
+    x, y = two_classes(300, generator)
+    share = y.double().mean()
+    constant = torch.tensor([1 - share, share]).log().float()
+    e = evidence(lambda x: constant.expand(len(x), 2), x, y)
+    assert float(e.errors(e.train).mean()) == pytest.approx(1, rel=1e-5)
+    values = torch.randn(300, 1, generator=generator)
+    wild = evidence(lambda x: 1e9 * x[:, :1], x, values)
+    assert (
+        float(wild.errors(wild.train).max())
+        <= float(((values - values.mean()) ** 2).max() / values.var()) + 0.1
+    )
+    exact = evidence(lambda x: x[:, :1], x, x[:, :1])
+    assert float(exact.errors(exact.train).max()) == 0
+
+
+def test_differences_are_students_and_welchs(generator):
+    a, b = torch.randn(30, generator=generator).double(), 2 * torch.randn(50, generator=generator).double()
+    paired = Difference.paired(a, 0.95)
+    expected = stats.t.interval(0.95, 29, float(a.mean()), stats.sem(a.numpy()))
+    assert (paired.lower, paired.upper) == pytest.approx(expected, rel=1e-6)
+    welch = stats.ttest_ind(a.numpy(), b.numpy(), equal_var=False).confidence_interval(0.95)
+    found = Difference.between(a, b, 0.95)
+    assert (found.lower, found.upper) == pytest.approx((welch.low, welch.high), rel=1e-3)
+    assert Difference.paired(a[:1], 0.95).lower == -math.inf
+
+
+def test_the_distance_of_distributions_is_scipys(generator):
+    a, b = torch.randn(80, generator=generator).double(), torch.randn(45, generator=generator).double() + 0.4
+    a[:10] = b[:10]  # ties
+    assert data._ks(a, b) == pytest.approx(stats.ks_2samp(a.numpy(), b.numpy()).statistic)
+
+
+def test_the_temperature_is_the_best_one(generator):
+    logs = torch.randn(400, 3, generator=generator).double() * 3
+    y = (logs / 2.5).softmax(1).multinomial(1, generator=generator)[:, 0]
+
+    def loss(t):
+        return float(nn.functional.cross_entropy(logs / math.exp(t), y))
+
+    best = optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded")
+    assert math.log(model_of._temperature(logs, y)) == pytest.approx(best.x, abs=0.01)
+
+
+def test_a_sample_by_part_keeps_small_parts():
+    parts = ["a"] * 5000 + ["b"] * 30 + ["c"] * 400
+    rows = sample_by_part(parts, 500, torch.Generator().manual_seed(0))
+    counts = {p: sum(parts[i] == p for i in rows.tolist()) for p in "abc"}
+    assert counts["b"] == 30
+    assert counts["c"] == 50
+    assert counts["a"] == math.ceil(500 * 5000 / 5430)
+    assert len(set(rows.tolist())) == len(rows)
+
+
+# ---- labels
+
+
+@pytest.mark.statistical
+def test_suspicion_ranks_wrong_labels_first(generator):
+    x, y = two_classes(600, generator)
+    x[:, 0] += 2 * (2 * y - 1)
+    wrong = torch.rand(600, generator=generator) < 0.1
+    e = evidence(logits, x, torch.where(wrong, 1 - y, y))
+    assert roc_auc_score(wrong, data.label_suspicion(e)[: len(wrong)]) > 0.98
+    found = data.judge_labels(e)
+    assert found.severity == "warning"
+    assert np.mean(wrong[list(found.rows)].numpy()) > 0.9
+    assert data.judge_labels(evidence(logits, x, y)).severity == "fine"
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("distance", [1.0, 2.0, 4.0])
+def test_overlapping_classes_are_not_called_wrong(distance):
+    """No label is wrong at any overlap; the model is the best there is."""
+    warned = 0
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        y = torch.arange(1200) % 2
+        x = torch.randn(1200, 2, generator=g)
+        x[:, 0] += distance * (y - 0.5)
+        best = Function(lambda x: torch.stack([x[:, 0] * 0, distance * x[:, 0]], 1))
+        e = evidence(best, x[:500], y[:500], (x[500:], y[500:]))
+        warned += data.judge_labels(e).severity == "warning"
+    assert warned <= 1
+
+
+def test_wrong_values_are_listed(generator):
+    x = torch.randn(400, 2, generator=generator)
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(400, 1, generator=generator)
+    assert data.judge_labels(evidence(lambda x: x.sum(1, keepdim=True), x, y)).severity == "fine"
+    y[:20] += 30
+    found = data.judge_labels(evidence(lambda x: x.sum(1, keepdim=True), x, y))
+    assert found.severity == "warning"
+    assert set(found.rows[:20]) == set(range(20))
+
+
+# ---- copies and shared rows
+
+
+def test_copies_are_told_from_values_in_few_steps(generator):
+    few = torch.randint(3, (600, 4), generator=generator).float()  # 81 possible rows
+    y = torch.arange(600) % 2
+    assert data.judge_duplicates(evidence(lambda x: x[:, :2], few, y)).severity == "fine"
+    x = torch.randn(60, 4, generator=generator).repeat(10, 1)
+    found = data.judge_duplicates(evidence(lambda x: x[:, :2], x, y))
+    assert found.severity == "warning"
+    assert "only 60 are distinct" in found.sentence
+    once = torch.randn(600, 4, generator=generator)
+    assert data.judge_duplicates(evidence(lambda x: x[:, :2], once, y)).severity == "fine"
+
+
+def test_shared_rows_are_found_and_chance_is_not_blamed(generator):
+    x, y = two_classes(300, generator)
+    other, labels = two_classes(100, generator)
+    other[:20], labels[:20] = x[:20], y[:20]
+    found = data.judge_leak(evidence(logits, x, y, (other, labels)))
+    assert (found.severity, found.rows_of, set(found.rows)) == ("warning", "held-out", set(range(20)))
+    few = torch.randint(3, (400, 3), generator=generator).float()
+    labels = torch.arange(400) % 2
+    split = evidence(lambda x: x[:, :2], few[:300], labels[:300], (few[300:], labels[300:]))
+    assert data.judge_leak(split).severity == "fine"
+
+
+# ---- what moved
+
+
+def test_moved_features_are_named(generator):
+    x, y = two_classes(300, generator, d=4)
+    other, labels = two_classes(300, generator, d=4)
+    same = evidence(logits, x, y, (other, labels), feature_names=list("abcd"))
+    assert data.moved_features(same, same.held.raw) == {}
+    moved = other.clone()
+    moved[:, 2] += 2
+    assert list(data.moved_features(same, moved.double())) == ["c"]
+
+
+@pytest.mark.statistical
+def test_farther_rows_are_told_apart_at_the_level():
+    """Rows from the same law are hardly ever called farther."""
+    false = 0
+    for seed in range(60):
+        x, y = two_classes(200, torch.Generator().manual_seed(seed), d=5)
+        e = evidence(logits, x[:120], y[:120], (x[120:], y[120:]))
+        false += data.is_farther(e, e.held_distance).lower > 0.55
+        wide = e.nearest(3 * e.held.x, 1)[0][:, 0]
+        assert data.is_farther(e, wide).lower > 0.6
+    assert false == 0
+
+
+def test_class_shares(generator):
+    x, y = two_classes(400, generator)
+    common = y == 0
+    keep = common | (torch.arange(400) % 4 == 0)
+    e = evidence(logits, x, y, (x[keep] + 0.01, y[keep]))
+    assert data.judge_prior(e).severity == "warning"
+    assert data.judge_prior(evidence(logits, x, y, (x[:200] + 0.01, y[:200]))).severity == "fine"
+
+
+# ---- the model
+
+
+def test_a_class_that_is_always_wrong_is_weak(generator):
+    x, y = two_classes(400, generator)
+    y = torch.where(torch.arange(400) % 10 == 0, 2, y)
+    three = Function(lambda x: torch.cat([logits(x), torch.full((len(x), 1), -50.0)], 1))
+    e = evidence(three, x, y, (x, y), class_names=["no", "yes", "rare"])
+    found = model_of.judge_parts(e)
+    assert found.severity == "warning"
+    assert found.title == "Class rare is predicted badly"
+    assert "40 of 400 training rows (10.0%)" in found.sentence
+    assert all(y[i] == 2 for i in found.rows)
+    even = torch.where(torch.rand(400, generator=generator) < 0.2, 1 - (y > 0).long(), (y > 0).long())
+    assert model_of.judge_parts(evidence(logits, x, even, (x, even))).severity == "fine"
+
+
+def test_predictions_beyond_the_range_matter_only_if_they_are_wrong(generator):
+    x = torch.randn(300, 1, generator=generator).clamp(-2, 2)
+    far = torch.linspace(4, 6, 50)[:, None]
+    steep = Function(lambda x: x)
+    rightly = evidence(steep, x, x, (torch.cat([x, far]) + 0.001, torch.cat([x, far])))
+    assert model_of.judge_range(rightly).severity == "fine"
+    assert "rightly" in model_of.judge_range(rightly).sentence
+    wrongly = evidence(steep, x, x, (torch.cat([x, far]) + 0.001, torch.cat([x, far.clamp_max(2)])))
+    found = model_of.judge_range(wrongly)
+    assert found.severity == "warning"
+    assert set(found.rows) == set(range(300, 350))
+
+
+@pytest.mark.parametrize(("factor", "title"), [(6.0, "Over-confident"), (0.1, "Under-confident")])
+def test_confidence_has_two_sides(factor, title, generator):
+    x, _ = two_classes(1500, generator)
+    y = logits(x).softmax(1).multinomial(1, generator=generator)[:, 0]
+    right = evidence(logits, x[:500], y[:500], (x[500:], y[500:]))
+    assert model_of.judge_confidence(right).severity == "fine"
+    scaled = evidence(lambda x: factor * logits(x), x[:500], y[:500], (x[500:], y[500:]))
+    found = model_of.judge_confidence(scaled)
+    assert found.title == title
+    assert found.numbers["temperature"].value == pytest.approx(factor, rel=0.3)
+
+
+def test_wild_rows_do_not_decide_about_the_others(generator):
+    """Twelve far rows carry nearly all of the loss, and 95 % of the rows are right."""
+    x = torch.randn(240, 2, generator=generator)
+    y = x[:, :1].clone()
+    x[:12] *= 300
+    e = evidence(lambda x: x[:, :1], x, y)
+    assert float(e.train.losses[:12].sum() / e.train.losses.sum()) > 0.99
+    assert model_of.judge_constant(e).severity == "fine"
+    found = model_of.judge_outliers(e)
+    assert found.severity == "warning"
+    assert set(found.rows) == set(range(12))
+
+
+def test_a_shortcut_is_a_relation_that_turns(generator):
+    y = torch.arange(800) % 2
+    side = (2 * y - 1).float()[:, None]
+    true = side + torch.randn(800, 1, generator=generator)
+    cue = side + 0.3 * torch.randn(800, 1, generator=generator)
+    cue[400:] *= -1
+    x = torch.cat([true, cue], 1)
+    greedy = Function(lambda x: torch.stack([-x[:, 0] - 3 * x[:, 1], x[:, 0] + 3 * x[:, 1]], 1))
+    split = (x[:400], y[:400], (x[400:], y[400:]))
+    found = model_of.judge_shortcut(evidence(greedy, *split, feature_names=["size", "colour"]))
+    assert found.title == "Shortcut: feature colour"
+    assert "reverses" in found.sentence
+    modest = Function(lambda x: torch.stack([-x[:, 0], x[:, 0]], 1))  # does not use it
+    assert model_of.judge_shortcut(evidence(modest, *split)).severity == "fine"
+
+
+def test_labels_in_another_order(generator):
+    x, y = two_classes(200, generator)
+    assert model_of.judge_label_order(evidence(logits, x, y)).severity == "fine"
+    found = model_of.judge_label_order(evidence(lambda x: -logits(x), x, y))
+    assert found.severity == "warning"
+    guess = model_of.judge_label_order(evidence(lambda x: 0 * logits(x), x, y))
+    assert guess.severity == "fine"  # a constant is not an order
+
+
+def test_one_logit_is_two_classes(generator):
+    x, y = two_classes(300, generator)
+    e = evidence(lambda x: 4 * x[:, :1], x, y[:, None].float(), loss=nn.BCEWithLogitsLoss())
+    assert e.task == "classes"
+    assert not bool(e.is_wrong(e.train).any())
+    p = evidence(lambda x: (4 * x[:, :1]).sigmoid(), x, y[:, None].float(), loss=nn.BCELoss())
+    torch.testing.assert_close(p.train.outputs, e.train.outputs, rtol=1e-5, atol=1e-6)
