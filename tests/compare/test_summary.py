@@ -35,14 +35,14 @@ def test_scores_of_folds_are_those_of_their_rows(comparison, found):
     target = comparison.problem.target[rows]
     gap = comparison.predictions.values["linear"][0, rows] - target
     assert found.by_fold["linear"]["rmse"][1] == pytest.approx(np.sqrt(np.mean(gap**2)))
-    assert [len(own["rmse"]) for own in found.by_fold.values()] == [3, 3, 3]
+    assert [len(own["rmse"]) for own in found.by_fold.values()] == [3, 3, 3, 3]
     assert found.scores["linear"]["rmse"] == score(comparison.predictions)["linear"]["rmse"]
 
 
 def test_the_verdict_is_that_of_the_comparison(comparison, found):
     assert found.verdict.headline == comparison.verdict.headline
     assert found.saved == comparison.best
-    assert found.methods[0] == min(comparison.methods, key=lambda m: comparison.scores[m]["rmse"])
+    assert found.trained[0] == min(comparison.methods, key=lambda m: comparison.scores[m]["rmse"])
     assert found.cells["linear"]["rmse"] == comparison.verdict.cell("linear", "rmse")
     assert not set(comparison.verdict.cautions) & set(found.verdict.sentences)
 

@@ -19,6 +19,8 @@ Select = Literal["average", "worst"]
 Range = tuple[float, float, float]
 
 REFERENCE, TREES, LINEAR = "erm", "trees", "linear"
+#: Not trained: always the mean, or the class frequencies, of the training rows.
+CONSTANT = "constant"
 _BOTH = ("classification", "regression")
 
 
@@ -61,7 +63,7 @@ METHODS = {
     ),
     LINEAR: Method("linear model", own={"penalty": (1.0, 1e-3, 1e3)}),
 }
-NAMES = {name: method.words for name, method in METHODS.items()}
+NAMES = {name: method.words for name, method in METHODS.items()} | {CONSTANT: "constant prediction"}
 #: Methods whose training uses the column of groups.
 SEES_GROUPS = tuple(name for name, method in METHODS.items() if method.sees_groups)
 NETWORKS = tuple(name for name in METHODS if name not in (TREES, LINEAR))

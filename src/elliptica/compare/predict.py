@@ -75,6 +75,12 @@ def predict_file(
         **_ids(table, ids, saved.notes),
     }
     inputs, notices = _read_inputs(saved, table, set(columns))
+    if saved.notes.get("predicts") is False:
+        notices.insert(
+            0,
+            "Warning: in the comparison no method was shown to be better than a constant prediction, this "
+            "model included.",
+        )
     ends = saved.notes.get("range") if saved.notes.get("bounded") is True else None
     predicted, said = _bounded(saved.model.predict(inputs), ends)
     notices += said
