@@ -741,9 +741,9 @@ class _Words:
         return [
             f"Nothing here {shown} {self.target}: no method is {'distinguishably ' if is_gain else ''}better "
             f"than {self.constant}.",
-            f"{_upper(self.name(self.best))} {'come' if self.best in _PLURAL else 'comes'} closest, with "
-            f"{show_change(change, metric)} {metric.label}. No model is worth keeping; the one that is saved "
-            "has the best estimate.",
+            f"{_upper(self.name(self.best))} {'come' if self.best in _PLURAL else 'comes'} closest: compared "
+            f"with that, the {metric.label} changes by {show_change(change, metric)}. No model is worth "
+            "keeping; the one that is saved has the best estimate.",
         ]
 
     def no_gain(self) -> list[str]:
