@@ -376,6 +376,7 @@ def recognise(
     column: pl.Series,
     table_column: pl.Series | None = None,
     *,
+    distinct: pl.Series | None = None,
     decimal_comma: bool = False,
     as_: Override | None = None,
     notices: list[str],
@@ -386,6 +387,7 @@ def recognise(
         column: Values of all training rows.
         table_column: The same before rows were dropped or sorted, in which it may count the rows; None: it
             is ``column``.
+        distinct: The same without copies of rows, by which it is decided; None: it is ``column``.
         decimal_comma: Whether the file has decimal commas.
         as_: What the user says that it is.
         notices: What the table of columns does not say is added here, in words.
@@ -398,16 +400,17 @@ def recognise(
         'thousands separators removed; in €'
     """
     column = _without_blanks(column)
+    distinct = column if distinct is None else _without_blanks(distinct)
     reason = _useless(column)
-    counts = counts_rows(column if table_column is None else table_column)
-    if as_ == "id" or (as_ is None and reason is None and (counts or _is_id(column))):
+    counts = counts_rows(column if table_column is None else table_column) or counts_rows(distinct)
+    if as_ == "id" or (as_ is None and reason is None and (counts or _is_id(distinct))):
         return _identifier(column, as_)
     if reason is not None:
         if as_ is not None and not is_usable(column):
             raise TableError(f"Column {column.name!r} cannot be read as {as_}: {reason}.")
         return Recognised(ColumnUse(column.name, "unused", reason), None, None)
     reading = (
-        _decide(column, decimal_comma, notices) if as_ is None else _override(column, decimal_comma, as_)
+        _decide(distinct, decimal_comma, notices) if as_ is None else _override(column, decimal_comma, as_)
     )
     if reading is None:
         return _identifier(column, as_)
@@ -552,8 +555,8 @@ def _as_numbers(column: pl.Series, decimal_comma: bool, notices: list[str]) -> R
 
 
 def _is_compact_date(column: pl.Series) -> bool:
-    known = column.drop_nulls()
-    if not bool(known.is_between(19_000_101, 21_001_231).all()):
+    known = column.drop_nulls().cast(pl.Int64, strict=False)  # small types do not hold the bounds
+    if known.null_count() or not bool(known.is_between(19_000_101, 21_001_231).all()):
         return False
     return _parse_dates(known.unique().cast(pl.String), "%Y%m%d").null_count() == 0
 

@@ -271,6 +271,12 @@ def _cautions(comparison: Comparison) -> list[str]:
         f"{NAMES[method].capitalize()} is not compared. {error}"
         for method, error in comparison.failed.items()
     ]
+    if names := comparison.problem.giveaways:
+        shown = ", ".join(map(repr, names[:5])) + (" and others" if len(names) > 5 else "")
+        found.append(
+            f"{shown} alone {'predicts' if len(names) == 1 else 'predict'} {comparison.problem.target_name} "
+            "almost perfectly: the scores are too good to be true if that is not known beforehand."
+        )
     if plan.trials == 1:
         found.append(
             "There was no search: every method had one trial, with its usual settings. More --trials are "
