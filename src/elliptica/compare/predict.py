@@ -32,15 +32,19 @@ _FORMULA = r"^[=+\-@\t\r]"
 
 
 def predict_file(
-    model: Path,
+    model: str | Path,
     source: Any,
-    out: Path | None = None,
+    out: str | Path | None = None,
     *,
     proba: bool = False,
     ids: Sequence[str] = (),
     max_rows: int = MAX_ROWS,
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Predict every row of a table, in its order.
+    """Predict every row of a table, in its order, as ``elliptica predict`` does.
+
+    The table is read by the decisions of the comparison: dates, currency signs, units and thousands
+    separators become what they were in training. A pipeline of `elliptica.estimators.load` takes columns that
+    have been read so.
 
     Args:
         model: File that `fit_model` or ``elliptica compare`` wrote.
@@ -57,6 +61,7 @@ def predict_file(
     Raises:
         TableError: If the model cannot be read, the table does not fit it, or ``out`` cannot be written.
     """
+    model, out = Path(model), None if out is None else Path(out)
     if out is not None:
         _check_inputs_kept(out, model, source)
     saved = load_model(model)

@@ -15,7 +15,7 @@ from elliptica.compare.columns import ColumnUse
 from elliptica.compare.comparison import Comparison
 from elliptica.compare.metrics import Metric, Predictions, metrics_of, score, score_parts
 from elliptica.compare.model import TargetRows
-from elliptica.compare.plan import CONSTANT, METHODS, NAMES, REFERENCE, SEES_GROUPS, TREES, at_border
+from elliptica.compare.plan import CONSTANT, METHODS, NAMES, REFERENCE, SEES_GROUPS, TREES, at_border, sizes
 from elliptica.compare.verdict import Judgement
 from elliptica.report.content import Difference, Verdict
 
@@ -277,6 +277,11 @@ def _cautions(comparison: Comparison) -> list[str]:
             f"{shown} alone {'predicts' if len(names) == 1 else 'predict'} {comparison.problem.target_name} "
             "almost perfectly: the scores are too good to be true if that is not known beforehand."
         )
+    if cut := _cut(comparison):
+        found.append(
+            f"A first impression: --quick had {cut}. Better settings may change the order; run it without "
+            "--quick before you decide."
+        )
     if plan.trials == 1:
         found.append(
             "There was no search: every method had one trial, with its usual settings. More --trials are "
@@ -296,6 +301,22 @@ def _cautions(comparison: Comparison) -> list[str]:
             "beyond; elliptica.estimators takes any."
         )
     return found
+
+
+def _cut(comparison: Comparison) -> str:
+    """Say what --quick has cut; empty if nothing."""
+    plan = comparison.plan
+    if not plan.quick:
+        return ""
+    usual = sizes(max(len(fold.train) for fold in comparison.shift.folds))
+    nouns = {"trials": "setting", "epochs": "epoch", "networks": "network"}
+    own = {name: getattr(plan, name) for name in nouns}
+    cut = [
+        f"{count(own[name], noun)} instead of {usual[name]}"
+        for name, noun in nouns.items()
+        if own[name] < usual[name]
+    ]
+    return ", ".join(cut)
 
 
 def _borders(comparison: Comparison) -> list[str]:
@@ -364,6 +385,17 @@ def _protocol(comparison: Comparison) -> list[str]:
         "Boosted trees and the linear model are scikit-learn's; they get the same rows, inputs, number of "
         "trials and rule of choice. Their settings are their own, and time is not matched.",
     ]
+    if problem.task == "classification" and plan.select == "average":
+        points.append(
+            "The verdict names the method with the best accuracy. Among those whose accuracy cannot be told "
+            "from it, the Brier score decides."
+        )
+    constant = "mean" if problem.task == "regression" else "class frequencies"
+    points.append(
+        f"The constant prediction is the {constant} of the training rows of each fold. No model is worth "
+        "keeping if none is shown to be better, in "
+        f"{'RMSE' if problem.task == 'regression' else 'accuracy or Brier score'}."
+    )
     if plan.bounded and problem.task == "regression":
         points.append(
             "Predictions of networks are confined to the range of the training targets (--unbounded switches "

@@ -698,7 +698,7 @@ class _Words:
                 rival = f"{self.name(change.against)}, which {self._is(change.against)} simpler"
             return [
                 f"Use {best}: the best {metric.label} {self.place}, but not distinguishable from {rival}.",
-                f"The change is {show_change(change, metric)}.",
+                f"Compared with that, the {metric.label} changes by {show_change(change, metric)}.",
             ]
         return [
             f"Use {best}: {_gain(change, metric)} than {self.rival(change)} {self.place}.",
@@ -786,22 +786,22 @@ class _Words:
         better, worse, open_ = (self.of(r, self.networks) for r in ("better", "worse", "open"))
         reference = self.name(self.reference)
         if better:
-            text = f"Among networks {self._are(better)} better than {reference}"
+            text = f"Among networks {self._are(better)} better than {reference}{self._where}"
         elif open_ and not worse:
-            text = f"Among networks none is distinguishable from {reference}"
+            text = f"Among networks none is distinguishable from {reference}{self._where}"
         else:
-            text = f"Among networks none is better than {reference}"
+            text = f"Among networks none is better than {reference}{self._where}"
         return [f"{text}; {self._are(worse)} worse." if worse else f"{text}."]
 
     def others(self) -> list[str]:
         """How the remaining methods compare with ordinary training."""
         reference, said = self.name(self.reference), []
         if better := self.of("better"):
-            said.append(f"Also better than {reference}: {_list(self._named(better))}.")
+            said.append(f"Also better than {reference}{self._where}: {_list(self._named(better))}.")
         if self.best == self.reference and (open_ := self.of("open")):
-            said.append(f"Not distinguishable from it: {_list(self._named(open_))}.")
+            said.append(f"Not distinguishable from it{self._where}: {_list(self._named(open_))}.")
         if worse := self.of("worse"):
-            said.append(f"Worse than {reference}: {_list(self._named(worse))}.")
+            said.append(f"Worse than {reference}{self._where}: {_list(self._named(worse))}.")
         return said
 
     def elsewhere(self) -> list[str]:
@@ -857,6 +857,11 @@ class _Words:
 
     def _named(self, methods: Sequence[str]) -> list[str]:
         return [self.name(method) for method in methods]
+
+    @property
+    def _where(self) -> str:
+        """Name the column, if it is not the one that the table of scores compares."""
+        return "" if self.found.telling == self.found.deciding else f" in {self.telling.label}"
 
     def _is(self, method: str) -> str:
         return "are" if method in _PLURAL else "is"
