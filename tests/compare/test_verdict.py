@@ -451,10 +451,10 @@ def test_simpler_methods_that_do_as_well_are_named():
     assert verdict.best == "elliptic"
     assert verdict.change("elliptic", "rmse").result == "better"  # than ordinary training
     assert [c.against for c in verdict.simpler] == ["linear"]
-    assert "Simpler and not distinguishable from it: the linear model (" in verdict.text
+    assert "Simpler and not distinguishable from it: the linear model, " in verdict.text
     alike = judge(regression({**errors, "erm": like(E, 1.002, 4)}))
     assert alike.headline.endswith("but not distinguishable from the linear model, which is simpler.")
-    assert "Also simpler and not distinguishable from it: ordinary training (" in alike.text
+    assert "Also simpler and not distinguishable from it: ordinary training, " in alike.text
     assert not judge(regression({**errors, "linear": like(E, 0.99, 2)})).simpler  # it is the simplest
 
 

@@ -711,10 +711,10 @@ class _Words:
         said = change is not None and change.result != "better"
         if not self.found.simpler[int(said) :]:
             return []
-        names = [
-            f"{self.name(c.against)} ({show_change(c, self.telling)})" for c in self.found.simpler[said:]
+        names = [f"{self.name(c.against)}, {show_change(c, self.telling)}" for c in self.found.simpler[said:]]
+        return [
+            f"{'Also simpler' if said else 'Simpler'} and not distinguishable from it: {'; '.join(names)}."
         ]
-        return [f"{'Also simpler' if said else 'Simpler'} and not distinguishable from it: {_list(names)}."]
 
     def tie(self) -> list[str]:
         """Say that the Brier score has decided, and how accuracies compare."""
