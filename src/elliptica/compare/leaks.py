@@ -57,10 +57,12 @@ def find_giveaways(features: pl.DataFrame, target: np.ndarray, task: str) -> lis
     is_class = task == "classification"
     labels = np.unique(target, return_inverse=True)[1]
     values = labels.astype(float) if is_class else pl.Series(target).rank().to_numpy()
+    jitter = np.random.default_rng(stream_seed("neighbours", 0)).random(len(target))
     found = []
     for column in features.iter_columns():
         codes = column.rank("dense").fill_null(0).to_numpy().astype(np.int64)
-        skill = max(_skill_of_equals(codes, values, is_class), _skill_of_neighbours(codes, values, is_class))
+        ordered = values[np.lexsort((jitter, codes))]  # equal values in random order
+        skill = max(_skill_of_equals(codes, values, is_class), _skill_of_neighbours(ordered, is_class))
         if skill > GIVEN_AWAY:
             pairs = len(np.unique(np.stack([codes, labels]), axis=1).T)
             same = pairs == len(np.unique(codes)) == len(np.unique(labels))
@@ -86,10 +88,8 @@ def _skill_of_equals(codes: np.ndarray, values: np.ndarray, is_class: bool) -> f
     return 1 - float((votes.argmax(1) != labels).mean()) / _chance(labels)
 
 
-def _skill_of_neighbours(codes: np.ndarray, values: np.ndarray, is_class: bool) -> float:
-    """Predict from the rows before and after in the order of a column; equal values in random order."""
-    draws = np.random.default_rng(stream_seed("neighbours", 0))
-    ordered = values[np.lexsort((draws.random(len(codes)), codes))]
+def _skill_of_neighbours(ordered: np.ndarray, is_class: bool) -> float:
+    """Predict from the rows before and after in the order of a column."""
     if is_class:  # the borders between classes that are in order are no errors
         labels = ordered.astype(np.int64)
         changes = int((labels[1:] != labels[:-1]).sum()) - int(labels.max())
@@ -139,8 +139,12 @@ def find_copies(frame: pl.DataFrame) -> Copies:
     n_equal = n - len(np.unique(block))
     if not n_equal:
         return Copies(block, 0, False)
-    expected = np.prod([_share_of_pairs(_number(frame.select(each))) for each in frame.columns])
-    return Copies(block, n_equal, bool(_share_of_pairs(block) < _UNLIKELY * expected))
+    share, expected = _share_of_pairs(np.bincount(block)), _UNLIKELY
+    for column in frame.iter_columns():
+        expected *= _share_of_pairs(column.value_counts()[:, 1].to_numpy())
+        if share >= expected:  # further columns make it smaller still
+            return Copies(block, n_equal, False)
+    return Copies(block, n_equal, True)
 
 
 def _number(frame: pl.DataFrame) -> np.ndarray:
@@ -151,7 +155,7 @@ def _number(frame: pl.DataFrame) -> np.ndarray:
     return np.unique(firsts, return_inverse=True)[1]
 
 
-def _share_of_pairs(codes: np.ndarray) -> float:
-    """Share of the pairs of different rows that are equal."""
-    counts = np.bincount(codes).astype(float)
-    return float((counts * (counts - 1)).sum() / (len(codes) * (len(codes) - 1)))
+def _share_of_pairs(counts: np.ndarray) -> float:
+    """Share of the pairs of different rows that are equal, from the numbers of equal rows."""
+    counts = counts.astype(float)
+    return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
