@@ -443,6 +443,7 @@ def test_the_brier_score_decides_where_accuracy_does_not():
     assert shown.change("trees", "accuracy").result == "worse"
     assert shown.scores["trees"]["brier"] < shown.scores["mixup"]["brier"]
     assert shown.best == "mixup"
+    assert "the best Brier score on new rows like these among the most accurate methods" in shown.headline
 
 
 def test_simpler_methods_that_do_as_well_are_named():

@@ -690,14 +690,15 @@ class _Words:
         change, metric = self.main, self.telling
         best = self.name(self.best)
         if change is None:
-            return [f"Use {best}: no method has a better {metric.label} {self.place}."]
+            return [f"Use {best}: no method has a better {metric.label} {self.place}{self._most_accurate}."]
         if change.result != "better":
             rival, change = self.rival(change), change
             if self.found.simpler:
                 change = self.found.simpler[0]
                 rival = f"{self.name(change.against)}, which {self._is(change.against)} simpler"
             return [
-                f"Use {best}: the best {metric.label} {self.place}, but not distinguishable from {rival}.",
+                f"Use {best}: the best {metric.label} {self.place}{self._most_accurate}, but not "
+                f"distinguishable from {rival}.",
                 f"Compared with that, the {metric.label} changes by {show_change(change, metric)}.",
             ]
         return [
@@ -862,6 +863,13 @@ class _Words:
     def _where(self) -> str:
         """Name the column, if it is not the one that the table of scores compares."""
         return "" if self.found.telling == self.found.deciding else f" in {self.telling.label}"
+
+    @property
+    def _most_accurate(self) -> str:
+        """Say so where a less accurate method has a better Brier score."""
+        trained = [method for method in self.found.scores if method != CONSTANT]
+        is_best = _best(self.found.scores, trained, self.telling, self.best) == self.best
+        return "" if is_best else " among the most accurate methods"
 
     def _is(self, method: str) -> str:
         return "are" if method in _PLURAL else "is"
