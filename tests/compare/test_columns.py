@@ -53,6 +53,12 @@ def found(values, name="c", **options):
         (["EUR 5", "7 EUR"], [5, 7]),
         (["12%", "3.5 %"], [12, 3.5]),
         (["1e3", "2.5e-1"], [1000, 0.25]),
+        (["104,62 m²", "80 m²", "1.204,5 m²"], [104.62, 80, 1204.5]),
+        (["104.62m2", "80 m2"], [104.62, 80]),
+        (["-3.5 °C", "12 °C"], [-3.5, 12]),
+        (["1 day", "12 days", "3 days"], [1, 12, 3]),
+        (["90 km/h", "1,204 km/h"], [90, 1204]),
+        (['5.5"', '6"'], [5.5, 6]),
     ],
 )
 def test_how_numbers_are_written(cells, numbers):
@@ -60,7 +66,9 @@ def test_how_numbers_are_written(cells, numbers):
     assert parse_numbers(column, find_notation(column)).to_list() == numbers
 
 
-@pytest.mark.parametrize("cells", [["$5", "€5"], ["12%", "0.12"], ["1,5,3", "2"], ["5 kg", "3"]])
+@pytest.mark.parametrize(
+    "cells", [["$5", "€5"], ["12%", "0.12"], ["1,5,3", "2"], ["5 kg", "3"], ["5 kg", "3 lb"]]
+)
 def test_what_is_not_read_as_numbers(cells):
     """Two currencies, shares and percents in one column, lists, units: no number without a guess."""
     column = pl.Series(cells)
@@ -342,3 +350,32 @@ def test_models_without_a_reading_are_read_by_their_preprocessor():
 def test_numbers_survive_the_trip_through_text():
     values = np.random.default_rng(0).normal(size=50) * 10.0 ** np.arange(-25, 25)
     assert found([repr(v) for v in values.tolist()])[2].to_list() == values.tolist()
+
+
+def test_a_unit_makes_no_identifier():
+    """400 different areas are numbers, also where one cell is a slip and another has no unit."""
+    areas = [f"{40 + 0.37 * i:.2f} m²".replace(".", ",") for i in range(400)]
+    use, reading, values, _ = found(areas, "area")
+    assert (use.kind, use.detail) == ("number", "in m²")
+    assert values.to_list() == pytest.approx([round(40 + 0.37 * i, 2) for i in range(400)])
+    again = read_column(pl.Series("area", ["104,62 m²", "99"]), reading, notices=[])
+    assert again.to_list() == [104.62, 99]
+    with pytest.raises(TableError, match="held numbers"):
+        read_column(pl.Series("area", ["104 sq ft"] * 20), reading, notices=[])
+    use, _, values, notices = found([*areas, "unknown", "77"], "area")
+    assert use.kind == "number"
+    assert values[-2:].to_list() == [None, 77]
+    assert any("1 of 402 values is no number" in each for each in notices)
+
+
+def test_several_units_are_asked_about():
+    heights = [f"{150 + i % 60} cm" if i % 3 else f"{5 + i / 100:.2f} ft" for i in range(300)]
+    use, _, _, notices = found(heights, "height")
+    assert use.kind == "text"
+    assert any("different units (cm, ft)" in each and "Convert them" in each for each in notices)
+    codes = [f"{100 + i} {'ABCDEFGHKL'[i % 10]}{'MNPQRSTVWX'[i // 10 % 10]}" for i in range(300)]
+    assert found(codes, "plate")[0].kind == "id"  # as before: these are no units
+    assert (
+        found([f"{i % 12 + 1}{['st', 'nd', 'rd', 'th'][min(i % 12, 3)]}" for i in range(300)])[0].kind
+        == "category"
+    )

@@ -23,7 +23,8 @@ def test_every_row_is_predicted_once_by_every_method(found):
     predictions = found.predictions
     assert predictions.fold.shape == (1, 120)
     assert set(predictions.fold[0]) == {0, 1, 2}
-    for method, values in predictions.values.items():
+    for method in found.methods:
+        values = predictions.values[method]
         assert values.shape == (1, 120, 2)
         for fold in found.shift.folds:
             record = next(r for r in found.records if (r.fold, r.method) == (fold.number, method))
@@ -33,7 +34,7 @@ def test_every_row_is_predicted_once_by_every_method(found):
 
 def test_scores_are_of_all_rows(found):
     table = found.table()
-    assert table["method"].to_list() == list(found.methods)
+    assert table["method"].to_list() == [*found.methods, "constant"]
     labels = np.unique(found.problem.target, return_inverse=True)[1]
     right = found.predictions.values["elliptic"][0].argmax(1) == labels
     assert found.scores["elliptic"]["accuracy"] == pytest.approx(right.mean())
@@ -43,6 +44,21 @@ def test_scores_are_of_all_rows(found):
     assert found.best in found.methods
     assert found.verdict.text
     assert "random rows" in found.shift.words
+
+
+def test_the_constant_prediction_knows_training_rows_only(found, heights):
+    """Fails if it is the mean or the shares of all rows, or of the rows without validation rows."""
+    for fold in found.shift.folds:
+        known = found.problem.target[fold.train]
+        shares = [(known == label).mean() for label in found.problem.classes]
+        assert np.allclose(found.predictions.values["constant"][0, fold.test], shares)
+    for fold in heights.shift.folds:
+        mean = heights.problem.target[fold.train].mean()
+        assert np.allclose(heights.predictions.values["constant"][0, fold.test], mean)
+    assert "constant" not in found.methods
+    assert found.best != "constant"
+    assert found.scores["constant"]["accuracy"] < 0.6
+    assert heights.scores["constant"]["beyond_range"] == 0
 
 
 def test_scores_of_numbers(heights):

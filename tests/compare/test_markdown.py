@@ -1,5 +1,6 @@
 """The written report of a comparison: what it says, and names that stay text."""
 
+import html
 import re
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from elliptica.compare.markdown import (
 from elliptica.compare.metrics import Metric
 from elliptica.compare.plan import NAMES
 from elliptica.compare.summary import summarise
+from elliptica.report.content import Difference
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,8 @@ def test_scores_stand_best_first_and_agree_with_the_comparison(comparison, found
     shown = [float(row[1].removesuffix(" %")) for row in rows]
     assert shown == sorted(shown, reverse=True)
     by_name = {row[0]: row for row in rows}
-    assert set(by_name) == {"ordinary training", "elliptic training", "GroupDRO †", "boosted trees"}
+    methods = {"ordinary training", "elliptic training", "GroupDRO †", "boosted trees"}
+    assert set(by_name) == methods | {"always the largest class"}
     for method in comparison.methods:
         row = by_name[found.label(method)]
         assert float(row[1].removesuffix(" %")) == pytest.approx(
@@ -90,7 +93,7 @@ def test_every_judged_column_has_its_difference(comparison, found):
     header, *rows = table_of(markdown(found), "Every column judged")
     judged = [metric for metric in comparison.metrics if metric.judged]
     assert header == ["method", *(metric.label for metric in judged)]
-    assert len(rows) == len(comparison.methods) - 1
+    assert len(rows) == len(comparison.methods)  # the constant prediction, and not ordinary training
     trees = next(row for row in rows if row[0] == "boosted trees")
     assert trees[1:] == [comparison.verdict.cell("trees", metric.name) for metric in judged]
 
@@ -152,7 +155,7 @@ def test_the_plain_page_loads_nothing(found):
     assert "src=" not in page
     assert "<script" not in page
     assert 'name="viewport"' in page
-    assert found.verdict.headline in page
+    assert html.escape(found.verdict.headline) in page
 
 
 def test_a_part_says_that_it_is_one(found):
@@ -209,12 +212,27 @@ def test_the_screen_gets_fewer_columns(found):
         "method",
         "accuracy",
         "worst site",
-        "log loss",
+        "Brier score",
         "compared with ordinary training",
     ]
     assert result_rows(found, 2)[0][:3] == ["method", "accuracy", "worst site"]
     assert len(result_rows(found, 2)[0]) == 4
-    assert {row[0].removesuffix(" †") for row in result_rows(found)[1:]} == {NAMES[m] for m in found.methods}
+    assert {row[0].removesuffix(" †") for row in result_rows(found)[1:]} == {
+        "always the largest class",
+        *(NAMES[m] for m in found.trained),
+    }
+
+
+def test_methods_that_differ_do_not_look_equal(found):
+    """97.34 % and 97.31 % are both 97.3 %: with a claim that one is better, a digit more is shown."""
+    scores = {m: {**found.scores[m], "accuracy": 0.9731} for m in found.methods}
+    scores["trees"]["accuracy"] = 0.9734
+    for result, digits in (("open", 1), ("better", 2)):
+        claims = [Difference("trees", "accuracy", 0.0003, 0.0001, 0.0005, 5, result)]
+        close = replace(found, scores=scores, verdict=replace(found.verdict, differences=claims))
+        rows = {row[0]: row[1] for row in result_rows(close)}
+        assert rows["boosted trees"] == f"{97.34:.{digits}f} %"
+        assert (rows["boosted trees"] == rows["ordinary training"]) == (result == "open")
 
 
 def test_scores_have_as_many_digits_as_others_of_their_column():

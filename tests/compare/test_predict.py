@@ -9,9 +9,11 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import Pipeline
 
+from elliptica.compare.comparison import compare
+from elliptica.compare.model import fit_model
 from elliptica.compare.predict import load_model, predict_file, quote_formulas, read_labelled
 from elliptica.compare.table import TableError
-from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, save
+from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, save
 
 N = 80
 
@@ -190,3 +192,48 @@ def test_notes_that_do_not_fit_are_ignored(rows, tmp_path):
         pipeline, file = saved(tmp_path, rows, Ridge(), "price", reading={"columns": columns})
         found, _ = predict_file(file, rows)
         np.testing.assert_array_equal(found["prediction"], pipeline.predict(rows.select("size", "colour")))
+
+
+def test_raw_frames_in_python(tmp_path, tiny):
+    """Dates, currency, thousands and units of a frame are read as the command reads them from a file."""
+    draws = np.random.default_rng(0)
+    area = draws.uniform(40, 200, N).round(2)
+    frame = pl.DataFrame(
+        {
+            "flat": [f"F{i}" for i in range(N)],
+            "area": [f"{each:.2f} m²".replace(".", ",") for each in area],
+            "rent": [f"€ {1000 + 10 * each:,.0f}" for each in area[::-1]],
+            "sold": [f"{1 + i % 28:02d}.{1 + i % 12:02d}.2015" for i in range(N)],
+            "price": 1000 * area + draws.normal(size=N),
+        }
+    )
+    found = compare(frame, "price", methods=["linear"], **tiny)
+    file = tmp_path / "model.elliptica"
+    pipeline = fit_model(found, file, method="linear")
+    expected = pipeline.predict(found.problem.features)
+    predicted, _ = predict_file(str(file), frame.drop("price"))
+    assert predicted["prediction"].to_numpy() == pytest.approx(expected)
+    assert predicted["flat"].to_list() == frame["flat"].to_list()
+    frame.drop("price").write_csv(tmp_path / "new.csv")
+    again, _ = predict_file(file, tmp_path / "new.csv")
+    assert again["prediction"].to_numpy() == pytest.approx(expected)
+    for name in ("area", "rent", "sold"):
+        raw = found.problem.features.with_columns(frame[name])
+        with pytest.raises(
+            ValueError, match=r"elliptica\.compare\.predict_file\(file, frame\) reads the frame"
+        ):
+            load(file).predict(raw)
+
+
+def test_a_model_of_noise_says_so(tmp_path, tiny):
+    draws = np.random.default_rng(0)
+    frame = pl.DataFrame({"x": draws.normal(size=N), "y": draws.normal(size=N)})
+    found = compare(frame, "y", methods=["linear"], **tiny)
+    fit_model(found, tmp_path / "model.elliptica")
+    _, notices = predict_file(tmp_path / "model.elliptica", frame)
+    assert notices[0].startswith(
+        "Warning: in the comparison no method was shown to be better than a constant"
+    )
+    other = pl.DataFrame({"x": frame["x"], "y": frame["x"] + 0.1 * frame["y"]})
+    fit_model(compare(other, "y", methods=["linear"], **tiny), tmp_path / "good.elliptica")
+    assert not predict_file(tmp_path / "good.elliptica", other.drop("y"))[1]

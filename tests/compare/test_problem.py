@@ -110,7 +110,7 @@ def test_every_column_is_listed_with_its_use():
         key=[f"id-{i}" for i in range(60)],
         number=range(100, 160),
         date=pl.Series(range(60)).cast(pl.Date),
-        half=["u", None] * 30,
+        half=["u", "u", None, None] * 15,
         site=[i % 6 for i in range(60)],
         g=["u", "v"] * 30,
         who=range(60),

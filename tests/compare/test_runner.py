@@ -77,7 +77,7 @@ def test_an_interruption_leaves_whole_folds(flowers, tiny, tmp_path, monkeypatch
     assert set(part.predictions.fold[0]) == {0, -1}
     assert part.scores["trees"]["accuracy"] > 0
     assert part.verdict.text
-    assert part.table()["method"].to_list() == ["erm", "elliptic", "trees"]
+    assert part.table()["method"].to_list() == ["erm", "elliptic", "trees", "constant"]
     fit_model(part)
     again = Session.open(
         flowers, "kind", Options(methods=["elliptic", "trees"], **{**tiny, "epochs": 30}), out=tmp_path

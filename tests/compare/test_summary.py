@@ -7,7 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from elliptica.compare.comparison import compare
+from elliptica.compare.comparison import Options, compare
+from elliptica.compare.markdown import describe_model, markdown
 from elliptica.compare.metrics import score
 from elliptica.compare.summary import Summary, summarise
 
@@ -35,14 +36,14 @@ def test_scores_of_folds_are_those_of_their_rows(comparison, found):
     target = comparison.problem.target[rows]
     gap = comparison.predictions.values["linear"][0, rows] - target
     assert found.by_fold["linear"]["rmse"][1] == pytest.approx(np.sqrt(np.mean(gap**2)))
-    assert [len(own["rmse"]) for own in found.by_fold.values()] == [3, 3, 3]
+    assert [len(own["rmse"]) for own in found.by_fold.values()] == [3, 3, 3, 3]
     assert found.scores["linear"]["rmse"] == score(comparison.predictions)["linear"]["rmse"]
 
 
 def test_the_verdict_is_that_of_the_comparison(comparison, found):
     assert found.verdict.headline == comparison.verdict.headline
     assert found.saved == comparison.best
-    assert found.methods[0] == min(comparison.methods, key=lambda m: comparison.scores[m]["rmse"])
+    assert found.trained[0] == min(comparison.methods, key=lambda m: comparison.scores[m]["rmse"])
     assert found.cells["linear"]["rmse"] == comparison.verdict.cell("linear", "rmse")
     assert not set(comparison.verdict.cautions) & set(found.verdict.sentences)
 
@@ -103,6 +104,24 @@ def test_failed_trainings_and_short_ones_are_noted(comparison):
     short = summarise(replace(comparison, plan=replace(comparison.plan, epochs=5))).cautions
     assert any(each.startswith("Few epochs: with --epochs 5") for each in short)
     assert not any("Few epochs" in each for each in summarise(comparison).cautions)
+
+
+def test_quick_says_what_it_has_cut(comparison):
+    usual = comparison.plan
+    quick = replace(comparison, plan=replace(usual, trials=2, epochs=30, networks=1, quick=True))
+    (note,) = [each for each in summarise(quick).cautions if "--quick" in each]
+    assert "2 settings instead of 8, 30 epochs instead of 100, 1 network instead of 3" in note
+    assert not any("--quick" in each for each in summarise(comparison).cautions)
+    assert Options(quick=True).plan(comparison.problem, comparison.shift).quick
+
+
+def test_the_answer_says_that_noise_is_not_predicted(comparison, found):
+    """Inputs and targets of the fixture are independent."""
+    assert found.verdict.headline.startswith("Nothing here ")
+    assert not found.predicts
+    assert "not shown to be better than always the mean" in describe_model(found)
+    assert "always the mean" in markdown(found)
+    assert found.saved in comparison.methods
 
 
 def test_a_method_that_failed_is_named(comparison):

@@ -1,6 +1,7 @@
 """Verdicts of a comparison name a method, say no more than their intervals, and agree with their tables."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,7 +87,8 @@ def test_what_is_not_distinguishable_is_named_and_called_so():
     assert verdict.best == "mixup"  # the best estimate, whatever its interval
     assert not verdict.winners
     assert verdict.headline == (
-        "Use mixup: the best RMSE on new rows like these, but not distinguishable from ordinary training."
+        "Use mixup: the best RMSE on new rows like these, but not distinguishable from ordinary training, "
+        "which is simpler."
     )
     assert verdict.cell("mixup", "rmse").endswith("not distinguishable")
     assert "whether mixup and ordinary training differ" in verdict.text
@@ -149,7 +151,9 @@ def test_every_judged_column_has_a_change_and_calibration_none():
     assert [d.measure for d in verdict.differences] == judged
     assert verdict.change("mixup", "log_loss").result == "better"
     assert verdict.cell("mixup", "calibration_error") == ""
-    assert "Mixup is better than ordinary training in log loss and in Brier score." in verdict.text
+    assert verdict.best == "mixup"  # at the same accuracy
+    assert verdict.headline.endswith("lower Brier score than ordinary training on new rows like these.")
+    assert "It is also better than ordinary training in log loss." in verdict.text
 
 
 @pytest.mark.parametrize("factor", [0.8, 0.999, 1.2])
@@ -337,3 +341,141 @@ def test_verdicts_on_simulated_tables():
     (gain,) = measure(Situation("gain", "regression", 500, 2, (ERM, GAIN[500]), columns=(0,)), 60, 0)
     assert gain.holds
     assert gain.power > 0.9
+
+
+def with_constant(predictions):
+    """The same with the mean, or the class shares, beside it."""
+    values = next(iter(predictions.values.values()))
+    if predictions.task == "regression":
+        constant = np.full(values.shape, predictions.target.mean())
+    else:
+        shares = np.bincount(predictions.labels) / len(predictions.target)
+        constant = np.broadcast_to(shares, values.shape)
+    return replace(predictions, values={**predictions.values, "constant": constant})
+
+
+def test_nothing_predicts_noise():
+    """Errors of methods are the targets and some noise: no method is better than the mean."""
+    target = noise(seed=3)
+    errors = {
+        name: noise(seed=seed, size=0.3) - target for seed, name in enumerate(("erm", "mixup", "trees"))
+    }
+    verdict = judge(with_constant(regression(errors, target=target)), target="price")
+    assert verdict.headline == (
+        "Nothing here predicts price: no method is better than always predicting the mean."
+    )
+    assert not verdict.predicts
+    assert verdict.best in errors
+    assert "No model is worth keeping" in verdict.text
+    assert "Use " not in verdict.text
+    some = {name: each + (0.7 if name == "trees" else 0.0) * target for name, each in errors.items()}
+    better = judge(with_constant(regression(some, target=target)), target="price")
+    assert better.predicts
+    assert better.headline.startswith("Use boosted trees: ")
+    assert "Nothing here" not in better.text
+
+
+def test_a_gain_over_the_mean_that_is_not_shown_is_called_so():
+    target = noise(60, seed=3)
+    found = regression({"erm": noise(60, seed=1, size=0.2) - 0.97 * target}, target=target)
+    verdict = judge(with_constant(found), target="price")
+    assert verdict.headline == (
+        "Nothing here is shown to predict price: no method is distinguishably better than always predicting "
+        "the mean."
+    )
+
+
+def test_the_constant_prediction_changes_no_interval_and_is_never_the_best():
+    target = noise(seed=3)
+    found = regression(
+        {"erm": noise(size=0.3) - target, "mixup": noise(seed=1, size=0.4) - target}, target=target
+    )
+    alone, beside = judge(found), judge(with_constant(found))
+    assert alone.differences == beside.differences
+    assert beside.best == alone.best
+    assert beside.scores["constant"]["rmse"] < beside.scores[beside.best]["rmse"]
+    assert beside.cell("constant", "rmse").endswith("better")
+
+
+def test_probabilities_may_predict_where_classes_do_not():
+    """One row in ten is of class 1, which no method ever chooses; their probabilities differ all the same."""
+    n = 1000
+    draws = np.random.default_rng(0)
+    target = (draws.random(n) < 0.1).astype(int)
+    chance = np.clip(0.05 + 0.25 * target + 0.03 * draws.normal(size=n), 0.01, 0.45)
+    values = {"erm": np.stack([1 - chance, chance], 1)[None]}
+    found = Predictions("classification", [0, 1], target, None, np.arange(n), folds(n), np.empty(0), values)
+    verdict = judge(with_constant(found), target="churn")
+    assert verdict.predicts
+    assert "better accuracy than always predicting 0, the largest class" in verdict.text
+    assert "only the probabilities tell rows apart" in verdict.text
+    assert f"No method finds any of the {target.sum()} rows of class 1." in verdict.text
+    assert "No method finds" not in judge(classes({"erm": draws.random(400) < 0.8})).text
+    flat = {
+        "erm": np.broadcast_to([0.9, 0.1], values["erm"].shape)
+        + 0.02 * draws.normal(size=(1, n, 1)) * [1, -1]
+    }
+    noisy = judge(with_constant(replace(found, values=flat)), target="churn")
+    assert noisy.headline == (
+        "Nothing here predicts churn: no method is better than always predicting 0, the largest class."
+    )
+
+
+def test_the_brier_score_decides_where_accuracy_does_not():
+    """Half a point more accuracy, and a far worse Brier score: accuracy alone would take mixup."""
+    draws = np.random.default_rng(5)
+    base = draws.random(600) < 0.8
+    more = base.copy()
+    more[np.flatnonzero(~base)[:3]] = True
+    right = {"erm": base, "mixup": more, "trees": base}
+    verdict = judge(classes(right, sure={"erm": 0.99, "mixup": 0.99, "trees": 0.8}))
+    assert verdict.best == "trees"
+    assert verdict.telling == "brier"
+    assert verdict.winners == ["trees"]
+    assert "lower Brier score than the best network (mixup)" in verdict.headline
+    accuracies = [f"{100 * each.mean():.1f} %" for each in (base, more)]
+    assert (
+        f"Its accuracy ({accuracies[0]}) cannot be told from the best one (mixup, {accuracies[1]}), so the "
+        "Brier score decides." in verdict.text
+    )
+    worse = base & (draws.random(600) < 0.95)  # but a better accuracy that is shown wins
+    shown = judge(classes({**right, "trees": worse}, sure={"erm": 0.99, "mixup": 0.99, "trees": 0.75}))
+    assert shown.change("trees", "accuracy").result == "worse"
+    assert shown.scores["trees"]["brier"] < shown.scores["mixup"]["brier"]
+    assert shown.best == "mixup"
+    assert "the best Brier score on new rows like these among the most accurate methods" in shown.headline
+
+
+def test_simpler_methods_that_do_as_well_are_named():
+    errors = {"erm": like(E, 1.2, 4), "elliptic": E, "linear": like(E, 1.003, 2), "trees": like(E, 1.2, 3)}
+    verdict = judge(regression(errors))
+    assert verdict.best == "elliptic"
+    assert verdict.change("elliptic", "rmse").result == "better"  # than ordinary training
+    assert [c.against for c in verdict.simpler] == ["linear"]
+    assert "Simpler and not distinguishable from it: the linear model, " in verdict.text
+    alike = judge(regression({**errors, "erm": like(E, 1.002, 4)}))
+    assert alike.headline.endswith("but not distinguishable from the linear model, which is simpler.")
+    assert "Also simpler and not distinguishable from it: ordinary training, " in alike.text
+    assert not judge(regression({**errors, "linear": like(E, 0.99, 2)})).simpler  # it is the simplest
+
+
+def test_methods_that_look_equal_are_a_tie():
+    """Neither is called the best where both are shown as 1.000: the simpler one is taken."""
+    target = np.linspace(0, 1, 500)
+    close = {"erm": 1.1 * E, "mixup": 0.99999 * E, "linear": E}
+    found = regression(close, target=target)
+    assert found.values.keys() == close.keys()
+    assert judge(found).best == "linear"
+
+
+def test_a_rare_class_that_another_method_finds():
+    n = 600
+    target = np.where(np.arange(n) % 10 == 0, 1, 0)
+    blind, sharp = target == 0, np.random.default_rng(0).random(n) < 0.7
+    verdict = judge(classes({"erm": blind, "mixup": sharp}, target=target))
+    assert verdict.best == "erm"
+    (caution,) = [each for each in verdict.cautions if "class 1" in each]
+    share = 100 * sharp[target == 1].mean()
+    assert caution.startswith(
+        f"Ordinary training finds 0 % of the 60 rows of class 1 (mixup: {share:.0f} %)."
+    )

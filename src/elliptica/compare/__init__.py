@@ -1,4 +1,7 @@
-"""Compare training methods on a table of your own, under the shift that you expect; keep the best model."""
+"""Compare training methods on a table of your own, under the shift that you expect; keep the best model.
+
+The package is a module, and the function is in it: ``from elliptica.compare import compare``.
+"""
 
 from elliptica._utils.extras import missing_package
 

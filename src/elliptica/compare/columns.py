@@ -4,7 +4,8 @@ The rules, in their order; `--as COLUMN=KIND` (``as_``) overrides all of them:
 
 1. *Unused*: no values at all, one value in all rows, or a type that is neither number, text nor time.
 2. *Number*: numbers, durations (days), times of day (hours), and text of which at least 90 % of the cells are
-   numbers. Text may have thousands separators, one currency sign or percent signs. Cells of text are missing.
+   numbers. Text may have thousands separators, one currency sign or percent signs, or one unit
+   (``104,62 m²``) in at least 90 % of the cells. Several units are asked about. Cells of text are missing.
    Where a comma or a point may be both (``3,655``), the other cells of the column decide, then the file: any
    cell that can only be a decimal comma makes all such commas decimal, otherwise it is three thousand.
 3. *Identifier*: whole numbers that count the rows; if at least 95 % of them differ, also whole numbers of 15
@@ -77,6 +78,14 @@ _ID_NAMES = frozenset(["id", "ids", "uuid", "guid", "key", "identifier"])
 _CURRENCY = r"[$€£¥₹]|EUR|USD|GBP|CHF|JPY|CAD|AUD|Rs\.?"
 _PREFIX = rf"^([-+]?)\s*(?:{_CURRENCY})\s*"
 _SUFFIX = rf"\s*(?:{_CURRENCY}|%)$"
+#: What may follow a number: letters, degrees, squares, a fraction of two units.
+_LETTERS = r"a-zA-Z\x{b5}\x{3bc}\x{3a9}\x{b0}\x{2103}\x{2109}\x{2032}\x{2033}\""
+_UNIT = (
+    r"^[-+]?(?:\d[\d.,\s'\x{2019}]*|[.,]\d+)(?:[eE][-+]?\d+)?\s*"
+    rf"([{_LETTERS}][{_LETTERS}\x{{b2}}\x{{b3}}/\s]*[23]?)$"
+)
+#: So many units in a column are units; more are parts of names.
+_MOST_UNITS = 6
 _SIGN = rf"^[-+]?\s*({_CURRENCY})\s*[-+]?[\d.,]|\d\s*({_CURRENCY}|%)$"
 #: Groups of three digits, by the decimal sign.
 _GROUPED = {
@@ -191,7 +200,7 @@ class Notation(NamedTuple):
     """How the numbers of a column are written."""
 
     decimal: str = "."
-    sign: str = ""  # a currency sign, or %
+    sign: str = ""  # a currency sign, % or a unit
     grouped: bool = False  # whether thousands have separators
 
     def words(self) -> list[str]:
@@ -230,7 +239,7 @@ def parse_numbers(column: pl.Series, notation: Notation | None = None) -> pl.Ser
     """
     text, notation = column.str.strip_chars(), notation or Notation()
     if notation.sign:
-        text = text.str.replace(_PREFIX, "$1").str.replace(_SUFFIX, "")
+        text = _without_sign(text, notation.sign)
     elif notation == Notation():
         return text.cast(pl.Float64, strict=False)
     grouped = text.str.contains(_GROUPED[notation.decimal]).fill_null(False)
@@ -259,9 +268,9 @@ def find_notation(
         Notation(decimal=',', sign='', grouped=False)
     """
     cells = column.drop_nulls().unique().str.strip_chars()
-    sign = _sign(cells)
+    sign = _sign(cells) or (known.sign if known else "") or _unit(cells)
     if sign:
-        cells = cells.str.replace(_PREFIX, "$1").str.replace(_SUFFIX, "")
+        cells = _without_sign(cells, sign)
     grouped = {decimal: cells.str.contains(pattern) for decimal, pattern in _GROUPED.items()}
     plain = cells.str.contains(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
     comma = cells.str.contains(r"^[-+]?\d*,\d+([eE][-+]?\d+)?$")
@@ -276,6 +285,35 @@ def find_notation(
         prefer_comma = n_comma > n_point
     decimal = "," if prefer_comma else "."
     return Notation(decimal, sign, bool((grouped[decimal] & ~no_thousand).any()))
+
+
+def _without_sign(cells: pl.Series, sign: str) -> pl.Series:
+    """Cells without a currency sign, percent sign or unit."""
+    if re.fullmatch(f"{_CURRENCY}|%", sign):
+        return cells.str.replace(_PREFIX, "$1").str.replace(_SUFFIX, "")
+    # of day and days one is the unit, the other is written in some cells
+    bare = cells.str.strip_suffix(f"{sign}s") if sign.isalpha() else cells
+    return bare.str.strip_suffix(sign).str.strip_chars()
+
+
+def find_units(cells: pl.Series) -> dict[str, int]:
+    """Units that follow the numbers in cells of text, and in how many cells, the most frequent one first.
+
+    Example:
+        >>> find_units(pl.Series(["104,62 m²", "80 m²", "1 day", "3 days", "unknown"]))
+        {'m²': 2, 'day': 2}
+    """
+    found: dict[str, int] = {}
+    for unit in cells.str.strip_chars().str.extract(_UNIT, 1).drop_nulls().str.strip_chars().to_list():
+        single = unit[:-1] if unit.isalpha() and len(unit) > 2 and unit.endswith("s") else unit
+        found[single] = found.get(single, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _unit(cells: pl.Series) -> str:
+    """The one unit of nearly all cells; empty if there is none."""
+    units = find_units(cells)
+    return next((unit for unit, n in units.items() if n >= (1 - STRAY_SHARE) * len(cells)), "")
 
 
 def _sign(cells: pl.Series) -> str:
@@ -338,6 +376,7 @@ def recognise(
     column: pl.Series,
     table_column: pl.Series | None = None,
     *,
+    distinct: pl.Series | None = None,
     decimal_comma: bool = False,
     as_: Override | None = None,
     notices: list[str],
@@ -348,6 +387,7 @@ def recognise(
         column: Values of all training rows.
         table_column: The same before rows were dropped or sorted, in which it may count the rows; None: it
             is ``column``.
+        distinct: The same without copies of rows, by which it is decided; None: it is ``column``.
         decimal_comma: Whether the file has decimal commas.
         as_: What the user says that it is.
         notices: What the table of columns does not say is added here, in words.
@@ -360,16 +400,17 @@ def recognise(
         'thousands separators removed; in €'
     """
     column = _without_blanks(column)
+    distinct = column if distinct is None else _without_blanks(distinct)
     reason = _useless(column)
-    counts = counts_rows(column if table_column is None else table_column)
-    if as_ == "id" or (as_ is None and reason is None and (counts or _is_id(column))):
+    counts = counts_rows(column if table_column is None else table_column) or counts_rows(distinct)
+    if as_ == "id" or (as_ is None and reason is None and (counts or _is_id(distinct))):
         return _identifier(column, as_)
     if reason is not None:
         if as_ is not None and not is_usable(column):
             raise TableError(f"Column {column.name!r} cannot be read as {as_}: {reason}.")
         return Recognised(ColumnUse(column.name, "unused", reason), None, None)
     reading = (
-        _decide(column, decimal_comma, notices) if as_ is None else _override(column, decimal_comma, as_)
+        _decide(distinct, decimal_comma, notices) if as_ is None else _override(column, decimal_comma, as_)
     )
     if reading is None:
         return _identifier(column, as_)
@@ -468,12 +509,27 @@ def _decide_text(column: pl.Series, decimal_comma: bool, notices: list[str]) -> 
         odd = known.filter(_parse_dates(known, form).is_null())
         return Reading(name, "date", {"format": form}, len(odd) > 0)
     n_values = known.n_unique()
+    if n_values > FEW_VALUES and (units := _mixed_units(known)):
+        notices.append(
+            f"Warning: column {name!r} holds numbers with different units ({', '.join(units)}), which are "
+            "taken as text. Convert them to one unit, so that they are read as numbers."
+        )
+        return Reading(name, "text")
     worded = is_free_text(known.to_list())
     if n_values >= _ID_SHARE * len(known) and not worded:
         return None
     if n_values > MANY_TEXTS and (worded or n_values > 0.2 * len(known)):
         return Reading(name, "text")
     return Reading(name, "category")
+
+
+def _mixed_units(known: pl.Series) -> list[str]:
+    """Units of a column in which nearly all cells are numbers with one; empty if it is something else."""
+    units = find_units(known)
+    is_number = known.str.contains(r"^[-+]?[\d.,]+$").sum() + sum(units.values())
+    if not 1 <= len(units) <= _MOST_UNITS or is_number < (1 - STRAY_SHARE) * len(known):
+        return []
+    return [*units, *(["none"] if is_number > sum(units.values()) else [])]
 
 
 def _as_numbers(column: pl.Series, decimal_comma: bool, notices: list[str]) -> Reading | None:
@@ -499,8 +555,8 @@ def _as_numbers(column: pl.Series, decimal_comma: bool, notices: list[str]) -> R
 
 
 def _is_compact_date(column: pl.Series) -> bool:
-    known = column.drop_nulls()
-    if not bool(known.is_between(19_000_101, 21_001_231).all()):
+    known = column.drop_nulls().cast(pl.Int64, strict=False)  # small types do not hold the bounds
+    if known.null_count() or not bool(known.is_between(19_000_101, 21_001_231).all()):
         return False
     return _parse_dates(known.unique().cast(pl.String), "%Y%m%d").null_count() == 0
 
@@ -775,7 +831,8 @@ def _describe_number(column: pl.Series, values: pl.Series, reading: Reading) -> 
     if values.null_count():
         parts.append(f"{values.null_count():,} missing")
     n_values = known.n_unique()
-    hint = ""
+    is_unit = notation.sign and not re.fullmatch(f"{_CURRENCY}|%", notation.sign)
+    hint = _change(reading.name, "category") if is_unit else ""
     if column.dtype.is_integer() and 3 <= n_values <= FEW_VALUES:
         spread = float(known.max()) - float(known.min()) + 1  # type: ignore[arg-type]
         hint = _change(reading.name, "category") if spread > 2 * n_values else ""

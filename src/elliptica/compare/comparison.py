@@ -15,6 +15,7 @@ import polars as pl
 from elliptica.compare.cost import estimate, fit_budget, measure_speed
 from elliptica.compare.metrics import Metric, Predictions, metrics_of, score
 from elliptica.compare.plan import (
+    CONSTANT,
     NAMES,
     REFERENCE,
     Plan,
@@ -27,7 +28,7 @@ from elliptica.compare.plan import (
 from elliptica.compare.problem import TableProblem, Task, make_problem
 from elliptica.compare.protocol import Record, prepare
 from elliptica.compare.runner import Listener, Workers, count_workers, run_tasks
-from elliptica.compare.shift import ShiftPlan, make_shift
+from elliptica.compare.shift import Fold, ShiftPlan, make_shift
 from elliptica.compare.store import Store, describe, file_head
 from elliptica.compare.table import BUILT_IN, MAX_ROWS, TableError, read_table
 from elliptica.compare.verdict import judge
@@ -87,7 +88,10 @@ class Comparison:
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Predictions of the test rows by all methods: numbers bounded, probabilities not calibrated."""
+        """Predictions of the test rows: numbers bounded, probabilities not calibrated.
+
+        Of all methods, and of `CONSTANT`: the mean, or the class frequencies, of the training rows.
+        """
         return self._predictions({m: [r.predicted for r in self.of(m)] for m in self.methods})
 
     @cached_property
@@ -132,6 +136,7 @@ class Comparison:
             names=NAMES,
             networks=self.plan.network_methods,
             place=place,
+            target=self.problem.target_name,
         )
 
     @property
@@ -140,23 +145,30 @@ class Comparison:
         return self.verdict.best or REFERENCE
 
     def table(self) -> pl.DataFrame:
-        """Scores, a row per method."""
+        """Scores, a row per method, and last the constant prediction."""
         rows: list[dict[str, Any]] = []
         for method in self.methods if self.scores else ():
             seconds = sum(record.seconds for record in self.of(method))
             rows.append({"method": method, "name": NAMES[method], **self.scores[method], "seconds": seconds})
+        if rows:
+            constant = {"method": CONSTANT, "name": NAMES[CONSTANT], **self.scores[CONSTANT], "seconds": 0.0}
+            rows.append(constant)
         return pl.DataFrame(rows, infer_schema_length=None)
 
     def _predictions(self, values: Mapping[str, Sequence[np.ndarray]]) -> Predictions:
-        """Put predictions of the finished folds in their places; repeats without any are left out."""
+        """Put predictions of the finished folds in their places, and those of a constant beside them.
+
+        Repeats without any are left out.
+        """
         problem, n = self.problem, len(self.problem.target)
+        folds = {(each.repeat, each.number): each for each in self.shift.folds}
+        values = {**values, CONSTANT: [_constant(problem, folds[key]) for key in self.finished]}
         repeats = sorted({repeat for repeat, _ in self.finished})
         fold = np.full((len(repeats), n), -1)
         classes = [len(problem.classes)] if problem.task == "classification" else []
         found = {method: np.full((len(repeats), n, *classes), np.nan) for method in values}
-        tests = {(each.repeat, each.number): each.test for each in self.shift.folds}
         for place, key in enumerate(self.finished):
-            repeat, rows = repeats.index(key[0]), tests[key]
+            repeat, rows = repeats.index(key[0]), folds[key].test
             fold[repeat, rows] = key[1]
             for method, parts in values.items():
                 found[method][repeat, rows] = parts[place]
@@ -174,6 +186,15 @@ class Comparison:
             bounds,
             found,
         )
+
+
+def _constant(problem: TableProblem, fold: Fold) -> np.ndarray:
+    """Predict the mean, or the class frequencies, of the training rows for every test row."""
+    known = problem.target[fold.train]
+    if problem.task == "regression":
+        return np.full(len(fold.test), known.mean())
+    shares = [np.mean(known == label) for label in problem.classes]
+    return np.tile(shares, (len(fold.test), 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,7 +418,7 @@ def compare(
         >>> rows = [{"x": i % 10, "y": "low" if i % 10 < 5 else "high"} for i in range(100)]
         >>> found = compare(pl.DataFrame(rows), "y", methods=["elliptic"], trials=1, epochs=5)
         >>> found.table()["method"].to_list()
-        ['erm', 'elliptic']
+        ['erm', 'elliptic', 'constant']
     """
     session = Session.open(source, target, Options(**options), out=out)
     session.run(listen)

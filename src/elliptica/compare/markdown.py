@@ -12,7 +12,7 @@ from elliptica._utils.text import count
 from elliptica.compare.columns import ColumnUse
 from elliptica.compare.comparison import Comparison
 from elliptica.compare.metrics import Metric, show_number
-from elliptica.compare.plan import NAMES, REFERENCE, SEES_GROUPS
+from elliptica.compare.plan import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 from elliptica.compare.problem import TableProblem
 from elliptica.compare.store import Store
 from elliptica.compare.summary import Summary, summarise
@@ -69,17 +69,31 @@ def result_rows(found: Summary, most: int | None = None) -> list[list[str]]:
 
     Args:
         found: What a comparison found.
-        most: Metrics to show, the deciding ones and the log loss first; None: all.
+        most: Metrics to show, the deciding ones and the Brier score first; None: all.
     """
     metrics = list(found.metrics)
     if most is not None:
-        first = [*metrics[:2], *(metric for metric in metrics[2:] if metric.name == "log_loss")]
+        first = [*metrics[:2], *(metric for metric in metrics[2:] if metric.name == "brier")]
         metrics = first[:most]
     rows = [["method", *(_title(m, found) for m in metrics), f"compared with {NAMES[REFERENCE]}"]]
+    scores = {metric.name: shown_scores(found, metric) for metric in metrics}
     for method in found.methods:
-        cells = [show_score(metric, found.scores[method][metric.name]) for metric in metrics]
+        cells = [scores[metric.name][method] for metric in metrics]
         rows.append([found.label(method), *cells, found.cells[method][found.deciding]])
     return rows
+
+
+def shown_scores(found: Summary, metric: Metric) -> dict[str, str]:
+    """Scores of all methods as text, with enough digits that those shown to differ do not look equal."""
+    results = {d.method: d.result for d in found.verdict.differences if d.measure == metric.name}
+    values = {method: found.scores[method][metric.name] for method in found.methods}
+    shown: dict[str, str] = {}
+    for more in range(4):
+        shown = {method: show_score(metric, value, more) for method, value in values.items()}
+        reference = shown.get(REFERENCE)
+        if not any(shown[m] == reference for m, result in results.items() if result != "open" and m in shown):
+            break
+    return shown
 
 
 def _title(metric: Metric, found: Summary) -> str:
@@ -129,7 +143,8 @@ def _percent(share: float) -> str:
 
 def describe_model(found: Summary) -> str:
     """Say what model.elliptica holds."""
-    return f"{NAMES[found.saved]}, refitted on all rows"
+    text = f"{NAMES[found.saved]}, refitted on all rows"
+    return text if found.predicts else f"{text}; not shown to be better than {found.label(CONSTANT)}"
 
 
 def progress_words(found: Summary) -> str:
@@ -195,7 +210,7 @@ def _parts(found: Summary) -> Section | None:
     kind, sizes, values = found.parts["kind"], found.parts["rows"], found.parts["values"]
     metric = found.metrics[0]
     names = sorted(sizes, key=lambda name: values[REFERENCE][name], reverse=not metric.higher_is_better)
-    methods = [m for m in dict.fromkeys((REFERENCE, *found.methods[:3], "elliptic")) if m in values]
+    methods = [m for m in dict.fromkeys((REFERENCE, *found.trained[:3], "elliptic")) if m in values]
     label = {"group": found.group or "group", "class": "class", "fifth": f"fifth of {found.target}"}[kind]
     rows = [[label, "tested rows", *(found.label(method) for method in methods)]]
     for name in names[:_MOST_PARTS]:
@@ -209,7 +224,7 @@ def _calibration(found: Summary) -> Section | None:
     if not found.calibration:
         return None
     rows = [["method", "temperature", "log loss", "after", "calibration error", "after"]]
-    for method in found.methods:
+    for method in found.trained:
         own = found.calibration[method]
         rows.append(
             [
@@ -234,7 +249,7 @@ def _columns(found: Summary) -> Section:
 
 def _costs(found: Summary) -> Section:
     rows = [["method", "seconds", "chosen settings"]]
-    for method in found.methods:
+    for method in found.trained:
         rows.append([found.label(method), f"{found.seconds[method]:.1f}", found.settings[method]])
     text = (
         "Seconds of trials and training, all folds together. Networks are trained side by side, so each has "
@@ -295,11 +310,13 @@ def plain_page(found: Summary) -> str:
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
-def show_score(metric: Metric, value: float) -> str:
-    """A score with as many digits as others of its column."""
+def show_score(metric: Metric, value: float, more: int = 0) -> str:
+    """A score with as many digits as others of its column, or with some more."""
     if metric.percent:
-        return f"{100 * value:.1f} %"
-    return f"{value:.3f}" if metric.name in ("log_loss", "brier") else show_number(value, 4, "#")
+        return f"{100 * value:.{1 + more}f} %"
+    if metric.name in ("log_loss", "brier"):
+        return f"{value:.{3 + more}f}"
+    return show_number(value, 4 + more, "#")
 
 
 def _plain(text: Any) -> str:

@@ -47,7 +47,8 @@ class Metric(Measure):
         """Write a value of this metric, or a difference of two (``sign=True``), as text."""
         form = "+" if sign else ""
         if not self.percent:
-            return show_number(value, 4, form)
+            is_loss = self.name in ("log_loss", "brier")
+            return f"{value:{form}.3f}" if is_loss else show_number(value, 4, form)
         return f"{100 * value:{form}.1f}" + ((" points" if sign else " %") if unit else "")
 
 

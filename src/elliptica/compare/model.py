@@ -106,6 +106,8 @@ def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
         "text_as_missing": list(problem.text_as_missing),
         "reading": problem.reading(),
         "method": final.method,
+        # False: no method was shown to be better than a constant prediction
+        "predicts": getattr(comparison.verdict, "predicts", True),
         "shift": comparison.shift.words,
         # so that predictions can count the rows that lie outside
         "ranges": {

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from elliptica._utils.text import count
-from elliptica.compare.markdown import footnotes, more_sections, progress_words, range_words, show_score
+from elliptica.compare.markdown import footnotes, more_sections, progress_words, range_words, shown_scores
 from elliptica.compare.metrics import Metric
-from elliptica.compare.plan import NAMES, REFERENCE
+from elliptica.compare.plan import CONSTANT, NAMES, REFERENCE
 from elliptica.compare.predict import LabelledRows, load_model, read_labelled
 from elliptica.compare.store import MODEL, RESULTS
 from elliptica.compare.summary import Summary
@@ -72,7 +72,7 @@ def comparison_report(
         study = _with_landscape(study, folder, found.target, data, seed)
     return Report(
         title=title or f"Comparison on {found.name}",
-        kind=f"comparison of {count(len(found.methods), 'method')}",
+        kind=f"comparison of {count(len(found.trained), 'method')}",
         headline=found.verdict.headline,
         studies=[study],
     )
@@ -109,7 +109,7 @@ def _study(found: Summary, content: Mapping[str, Any]) -> Study:
         verdict=_in_display(found, names),
         table=_grid(found, names),
         parts=[_parts(found, names)] if found.parts else [],
-        cost={"seconds": {names[m]: {0: found.seconds[m]} for m in found.methods}},
+        cost={"seconds": {names[m]: {0: found.seconds[m]} for m in found.trained}},
         commands=[str(content["command"])] if content.get("command") else [],
         versions={str(name): str(value) for name, value in versions.items()},
         missing=missing,
@@ -155,16 +155,17 @@ def _in_display(found: Summary, names: Mapping[str, str]) -> Verdict:
     best = verdict.best
     if best is None or best not in names:
         return Verdict(verdict.headline, sentences, (), differences)
-    deciding = metrics[found.deciding]
-    level = deciding.show(found.scores[best][deciding.name])
-    better = {d.method for d in verdict.differences if d.measure == deciding.name and d.result == "better"}
-    cell = found.cells[best][deciding.name]
+    telling = metrics[found.telling]
+    level = telling.show(found.scores[best][telling.name])
+    better = {d.method for d in verdict.differences if d.measure == telling.name and d.result == "better"}
+    cell = found.cells[best][telling.name]
     change, _, rest = cell.partition(" (")
     interval = rest.partition(")")[0]
     sure = DASH if not cell else "shown" if best in better else "not shown"
-    n_others = len(found.methods) - 1
+    n_others = len(found.trained) - 1
+    worth = f"{telling.label} {level}" if found.predicts else f"not better than {found.label(CONSTANT)}"
     facts = [
-        ("Which method", NAMES[best], f"{deciding.label} {level}"),
+        ("Which method", NAMES[best] if found.predicts else "none", worth),
         ("Against ordinary training", change or DASH, f"interval {interval}" if cell else "it is the best"),
         ("How sure", sure, f"{len(better)} of {n_others} methods are shown to be better"),
         (
@@ -180,8 +181,11 @@ def _grid(found: Summary, names: Mapping[str, str]) -> Grid:
     """The table of scores; what matters stands next to the method, where a phone shows it."""
     metrics = sorted(found.metrics, key=lambda metric: metric.name != found.deciding)
     rows: list[list[tuple[str, Number | str, bool]]] = []
+    shown = {metric.name: shown_scores(found, metric) for metric in metrics}
     for method in found.methods:
-        cells = [_cell(metric, found.scores[method][metric.name]) for metric in metrics]
+        cells: list[tuple[str, Number | str, bool]] = [
+            (shown[m.name][method], found.scores[method][m.name], False) for m in metrics
+        ]
         words = found.cells[method][found.deciding]
         change = next(
             (d.mean for d in found.verdict.differences if (d.method, d.measure) == (method, found.deciding)),
@@ -193,11 +197,8 @@ def _grid(found: Summary, names: Mapping[str, str]) -> Grid:
             change,
             is_best and words.endswith(" better"),
         )
-        seconds: tuple[str, Number | str, bool] = (
-            f"{found.seconds[method]:.1f}",
-            found.seconds[method],
-            False,
-        )
+        cost = found.seconds.get(method, 0.0)
+        seconds: tuple[str, Number | str, bool] = (f"{cost:.1f}" if cost else DASH, cost, False)
         rows.append([(names[method], names[method], False), cells[0], compared, *cells[1:], seconds])
     head = ["method", metrics[0].label, f"compared with {NAMES[REFERENCE]}", *(m.label for m in metrics[1:])]
     return Grid("Scores of the test rows, the best method first", [*head, "seconds"], rows, words=(2,))
@@ -212,10 +213,6 @@ def _in_chunks(words: str) -> str:
     """
     change, bracket, result = words.rpartition(")")
     return re.sub(r" (?!\()", "\u00a0", change) + bracket + result
-
-
-def _cell(metric: Metric, value: float) -> tuple[str, Number | str, bool]:
-    return show_score(metric, value), value, False
 
 
 def _parts(found: Summary, names: Mapping[str, str]) -> Parts:

@@ -19,6 +19,8 @@ Select = Literal["average", "worst"]
 Range = tuple[float, float, float]
 
 REFERENCE, TREES, LINEAR = "erm", "trees", "linear"
+#: Not trained: always the mean, or the class frequencies, of the training rows.
+CONSTANT = "constant"
 _BOTH = ("classification", "regression")
 
 
@@ -61,7 +63,7 @@ METHODS = {
     ),
     LINEAR: Method("linear model", own={"penalty": (1.0, 1e-3, 1e3)}),
 }
-NAMES = {name: method.words for name, method in METHODS.items()}
+NAMES = {name: method.words for name, method in METHODS.items()} | {CONSTANT: "constant prediction"}
 #: Methods whose training uses the column of groups.
 SEES_GROUPS = tuple(name for name, method in METHODS.items() if method.sees_groups)
 NETWORKS = tuple(name for name in METHODS if name not in (TREES, LINEAR))
@@ -93,6 +95,7 @@ class Plan:
         bounded: Keep predicted numbers within the range of the training targets.
         log_target: Learn the logarithm of the targets in every second trial.
         hidden: Widths of the networks' hidden layers.
+        quick: Whether sizes were cut for a first impression.
         seed: Of trials, initial weights and noise.
     """
 
@@ -109,6 +112,7 @@ class Plan:
     bounded: bool = True
     log_target: bool = False
     hidden: tuple[int, ...] = (128, 128)
+    quick: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -156,7 +160,8 @@ def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
         "tuning_rows": 6_000,
         "hidden": (128, 128) if large else (64, 64),
     }
-    return found | ({"trials": 2, "epochs": 30, "first_epochs": 0, "networks": 1} if quick else {})
+    cut = {"trials": 2, "epochs": 30, "first_epochs": 0, "networks": 1, "quick": True}
+    return found | (cut if quick else {})
 
 
 def check_methods(wanted: Sequence[str] | None) -> None:

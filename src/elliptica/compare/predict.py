@@ -33,15 +33,19 @@ _FORMULA = r"^[=+\-@\t\r]"
 
 
 def predict_file(
-    model: Path,
+    model: str | Path,
     source: Any,
-    out: Path | None = None,
+    out: str | Path | None = None,
     *,
     proba: bool = False,
     ids: Sequence[str] = (),
     max_rows: int = MAX_ROWS,
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Predict every row of a table, in its order.
+    """Predict every row of a table, in its order, as ``elliptica predict`` does.
+
+    The table is read by the decisions of the comparison: dates, currency signs, units and thousands
+    separators become what they were in training. A pipeline of `elliptica.estimators.load` takes columns that
+    have been read so.
 
     Args:
         model: File that `fit_model` or ``elliptica compare`` wrote.
@@ -58,6 +62,7 @@ def predict_file(
     Raises:
         TableError: If the model cannot be read, the table does not fit it, or ``out`` cannot be written.
     """
+    model, out = Path(model), None if out is None else Path(out)
     if out is not None:
         _check_inputs_kept(out, model, source)
     saved = load_model(model)
@@ -76,6 +81,12 @@ def predict_file(
         **_ids(table, ids, saved.notes),
     }
     inputs, notices = _read_inputs(saved, table, set(columns))
+    if saved.notes.get("predicts") is False:
+        notices.insert(
+            0,
+            "Warning: in the comparison no method was shown to be better than a constant prediction, this "
+            "model included.",
+        )
     ends = saved.notes.get("range") if saved.notes.get("bounded") is True else None
     predicted, said = _bounded(saved.model.predict(inputs), ends)
     notices += said

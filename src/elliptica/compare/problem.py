@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -21,11 +22,13 @@ from elliptica.compare.columns import (
     days_since_1970,
     find_notation,
     find_strays,
+    is_usable,
     read_column,
     read_inputs,
     recognise,
     time_reading,
 )
+from elliptica.compare.leaks import Copies, find_copies, find_giveaways
 from elliptica.compare.table import MAX_COLUMNS, Table, TableError, check_column
 from elliptica.estimators.columns import MISSING
 
@@ -58,6 +61,8 @@ class TableProblem:
     group_name: str | None = None  # name of that column
     #: Number of the block of rows that must stay together. None: rows are independent.
     blocks: np.ndarray | None = None
+    #: Number per row that copies of a row share. None: there are none.
+    copies: np.ndarray | None = None
     notices: tuple[str, ...] = ()  # what was decided and the table of columns does not say, in words
     ids: tuple[str, ...] = ()  # columns that name the rows: no inputs, but carried to predictions
     text_as_missing: tuple[str, ...] = ()  # inputs in which cells of text are taken as missing
@@ -74,6 +79,7 @@ class TableProblem:
     readings: tuple[Reading, ...] = ()  # how each input is read, to read other tables in the same way
     #: Whether the target is positive and skewed, so that learning its logarithm is worth a try.
     log_target_candidate: bool = False
+    giveaways: tuple[str, ...] = ()  # inputs that alone predict the target almost perfectly
 
     @property
     def classes(self) -> list[Any]:
@@ -148,6 +154,9 @@ def make_problem(
     main = _prepare(table, roles, notices)
     kind, labels = _target(main.frame[target], task, notices, table.decimal_comma)
     inputs = _recognise_inputs(main.frame, table, roles, notices)
+    inputs, giveaways = _warn_of_giveaways(inputs, target, labels, kind, notices)
+    copies = find_copies(_with_labels(inputs.features, labels))
+    _say_copies(copies, roles, test is not None, notices)
     parts, targets, features = [main], [labels], [inputs.features]
     is_test = wanted = None
     if test is not None:
@@ -155,6 +164,7 @@ def make_problem(
         other, more = _read_test(test, table, roles, main.time, (kind, labels), said)
         rows = replace(test, frame=other.frame)
         features.append(read_inputs(inputs.readings, rows, what="inputs", notices=said))
+        _say_known_rows(inputs.features, labels, features[-1], more, said)
         notices += _with_name(test, said)
         parts.append(other)
         targets.append(more)
@@ -171,6 +181,7 @@ def make_problem(
         groups=None if group is None else _groups(_joined(parts, group), is_test, notices),
         group_name=group,
         blocks=None if split_by is None else _blocks(_joined(parts, split_by)),
+        copies=_copies_of(copies, sum(len(part.frame) for part in parts[1:])),
         notices=tuple(dict.fromkeys(notices)),
         ids=tuple(dict.fromkeys((*ids, *(use.name for use in inputs.uses if use.kind == "id")))),
         text_as_missing=tuple(reading.name for reading in inputs.readings if reading.text_as_missing),
@@ -183,7 +194,75 @@ def make_problem(
         split_name=split_by,
         readings=inputs.readings,
         log_target_candidate=kind == "regression" and is_log_candidate(labels),
+        giveaways=giveaways,
     )
+
+
+def _warn_of_giveaways(
+    inputs: _Inputs, target: str, labels: np.ndarray, task: str, notices: list[str]
+) -> tuple[_Inputs, tuple[str, ...]]:
+    """Mark columns that give the target away."""
+    found = {each.name: each for each in find_giveaways(inputs.features, labels, task)}
+    for each in found.values():
+        notices.append(
+            f"Warning: {each.words(target)}. If it is not known before the target is, leave it out with "
+            f"--as {shlex.quote(f'{each.name}=id')}: scores would be too good to be true."
+        )
+    uses = tuple(
+        replace(
+            use,
+            detail="; ".join(part for part in (use.detail, "gives the target away?") if part),
+            hint=f"--as {shlex.quote(f'{use.name}=id')}",
+        )
+        if use.name in found
+        else use
+        for use in inputs.uses
+    )
+    return inputs._replace(uses=uses), tuple(found)
+
+
+def _with_labels(features: pl.DataFrame, labels: np.ndarray) -> pl.DataFrame:
+    return features.with_columns(pl.Series("target of elliptica", labels))  # a name that no table has
+
+
+def _say_copies(copies: Copies, roles: _Roles, has_test: bool, notices: list[str]) -> None:
+    """Report rows that are equal in all inputs and the target."""
+    n = copies.n_equal
+    if not n:
+        return
+    rows = f"{count(n, 'row')} of {len(copies.block):,}"
+    if copies.by_chance:
+        notices.append(
+            f"{rows} {'equals' if n == 1 else 'equal'} another one. The columns have few values, so that is "
+            "expected: all count as rows of their own."
+        )
+        return
+    text = f"{rows} {'is a copy' if n == 1 else 'are copies'} of another one."
+    if roles.time is None and roles.split_by is None and not has_test:
+        text += " Copies stay in the same fold, so that no row is tested by a model that knows it."
+    notices.append(text)
+
+
+def _copies_of(copies: Copies, n_more: int) -> np.ndarray | None:
+    """Number copies; rows of a test file are none."""
+    if not copies.n_equal or copies.by_chance:
+        return None
+    return np.append(copies.block, copies.block.max() + 1 + np.arange(n_more))
+
+
+def _say_known_rows(
+    features: pl.DataFrame, labels: np.ndarray, other: pl.DataFrame, more: np.ndarray, notices: list[str]
+) -> None:
+    """Warn of test rows that are among the training rows."""
+    both = pl.concat([_with_labels(features, labels), _with_labels(other, more)])
+    copies = find_copies(both)
+    known = np.isin(copies.block[len(labels) :], copies.block[: len(labels)]).sum()
+    if known and not copies.by_chance:
+        notices.append(
+            f"Warning: {count(int(known), 'test row')} of {len(more):,} "
+            f"{'is a copy of a training row' if known == 1 else 'are copies of training rows'}, which makes "
+            "scores too good. Remove them."
+        )
 
 
 def _with_name(table: Table, notices: list[str]) -> list[str]:
@@ -562,13 +641,20 @@ class _Inputs(NamedTuple):
 def _recognise_inputs(frame: pl.DataFrame, table: Table, roles: _Roles, notices: list[str]) -> _Inputs:
     """Decide what every column is used as."""
     kept, readings, uses = [], [], []
+    copies = find_copies(frame.select(column for column in frame.iter_columns() if is_usable(column)))
+    distinct = frame.filter(copies.is_first) if copies.n_equal and not copies.by_chance else frame
     for column in frame.iter_columns():
         if column.name == roles.target:
             continue
         if (use := _use_by_role(column, roles)) is None:
             as_ = roles.as_.get(column.name)
             use, reading, values = recognise(
-                column, table.frame[column.name], decimal_comma=table.decimal_comma, as_=as_, notices=notices
+                column,
+                table.frame[column.name],
+                distinct=distinct[column.name],
+                decimal_comma=table.decimal_comma,
+                as_=as_,
+                notices=notices,
             )
             if reading is not None and values is not None:
                 kept.append(values)

@@ -165,7 +165,7 @@ def _which(problem: TableProblem, extrapolate: bool) -> Shift:
 def _random_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
     """Cross-validation in which classes, fifths of the targets and groups are in proportion."""
     rows = np.arange(len(problem.target))
-    part = _deal(_strata(problem), folds, draws)
+    part = _deal_rows(problem, rows, folds, draws)
     return [_with_validation(problem, rows[part != k], rows[part == k], draws) for k in range(folds)]
 
 
@@ -253,11 +253,10 @@ def _with_validation(
             f"The training rows have one value of {problem.split_name!r} only, so that no validation rows "
             "can be held out by it. Leave --split-by out, or split by another column."
         )
-    strata = _strata(problem, train)
     if problem.blocks is None:
-        part = _deal(strata, n_parts, draws)
+        part = _deal_rows(problem, train, n_parts, draws)
     else:
-        part = _deal_blocks(problem.blocks[train], strata, n_parts, draws)
+        part = _deal_blocks(problem.blocks[train], _strata(problem, train), n_parts, draws)
     chosen = int(draws.integers(int(part.max()) + 1))
     return _Parts(train, train[part == chosen], test)
 
@@ -271,6 +270,17 @@ def _deal(strata: np.ndarray, n_parts: int, draws: np.random.Generator) -> np.nd
     part = np.empty(len(strata), dtype=np.int64)
     part[np.lexsort((draws.random(len(strata)), strata))] = np.arange(len(strata)) % n_parts
     return part
+
+
+def _deal_rows(
+    problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.random.Generator
+) -> np.ndarray:
+    """Deal rows to parts by strata; copies of a row go to the same part."""
+    strata = _strata(problem, rows)
+    if problem.copies is None:
+        return _deal(strata, n_parts, draws)
+    _, first, number = np.unique(problem.copies[rows], return_index=True, return_inverse=True)
+    return _deal(strata[first], n_parts, draws)[number]
 
 
 def _deal_blocks(
@@ -338,7 +348,7 @@ def _check_classes(problem: TableProblem, fold: Fold, shift: Shift) -> None:
         "unseen": f"its rows lie in too few values of {problem.split_name!r}. Join classes, or split by "
         "another column",
         "test_file": "only the test file has it, or too few training rows. Join classes, or remove its rows",
-    }.get(shift, "it has too few rows. Join classes, or remove its rows")
+    }.get(shift, "it has too few different rows. Join classes, or remove its rows")
     raise TableError(f"In fold {fold.number + 1} no training row has the class {missing[0]!r}: {reason}.")
 
 
@@ -357,6 +367,8 @@ def _clusters(problem: TableProblem, shift: Shift) -> np.ndarray:
     if shift == "time":
         assert problem.times is not None
         return _cut(problem.times, TIME_CLUSTERS)
+    if problem.copies is not None:
+        return problem.copies
     return np.arange(len(problem.target))
 
 

@@ -196,6 +196,7 @@ def describe(problem: TableProblem, name: str, options: Mapping[str, Any]) -> di
         "inputs": problem.features.columns,
         "contents": problem.digest(),
         "elliptica": __version__,
+        **({} if problem.copies is None else {"copies": "kept together"}),
         **options,
     }
 

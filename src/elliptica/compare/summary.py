@@ -15,7 +15,7 @@ from elliptica.compare.columns import ColumnUse
 from elliptica.compare.comparison import Comparison
 from elliptica.compare.metrics import Metric, Predictions, metrics_of, score, score_parts
 from elliptica.compare.model import TargetRows
-from elliptica.compare.plan import METHODS, NAMES, REFERENCE, SEES_GROUPS, TREES, at_border
+from elliptica.compare.plan import CONSTANT, METHODS, NAMES, REFERENCE, SEES_GROUPS, TREES, at_border, sizes
 from elliptica.compare.verdict import Judgement
 from elliptica.report.content import Difference, Verdict
 
@@ -36,7 +36,7 @@ class Summary:
         n_rows: With a target.
         n_inputs: Columns that are inputs.
         shift: What is trained on and what is tested, in a sentence.
-        methods: Names of the methods with scores, the best one first.
+        methods: Names of the methods with scores, the constant prediction among them, the best score first.
         deciding: Name of the metric that decides.
         finished: Folds that all methods have finished, and all folds.
         scores: By method and metric, over all tested rows.
@@ -49,6 +49,8 @@ class Summary:
         verdict: The answer.
         cells: By method and judged metric, the difference from ordinary training in words.
         saved: Method of the saved model.
+        telling: Name of the metric that the verdict speaks of.
+        predicts: Whether a method is shown to be better than the constant prediction.
         cautions: What limits the answer.
         protocol: How it was done.
         columns: What every column is used as.
@@ -77,6 +79,8 @@ class Summary:
     verdict: Verdict
     cells: dict[str, dict[str, str]]
     saved: str
+    telling: str
+    predicts: bool = True
     cautions: list[str] = field(default_factory=list)
     protocol: list[str] = field(default_factory=list)
     columns: list[ColumnUse] = field(default_factory=list)
@@ -89,12 +93,19 @@ class Summary:
         return metrics_of(self.task, self.group is not None)
 
     @property
+    def trained(self) -> list[str]:
+        """Methods without the constant prediction."""
+        return [method for method in self.methods if method != CONSTANT]
+
+    @property
     def is_complete(self) -> bool:
         """Whether all folds are finished."""
         return self.finished[0] == self.finished[1]
 
     def label(self, method: str) -> str:
         """Name of a method; a dagger marks those that see groups in training."""
+        if method == CONSTANT:
+            return "always the mean" if self.task == "regression" else "always the largest class"
         return NAMES.get(method, method) + (" †" if method in SEES_GROUPS else "")
 
     def to_json(self) -> dict[str, Any]:
@@ -129,6 +140,7 @@ class Summary:
             numbers += [self.scores[method][name] for name in names]
             numbers += [value for name in names for value in self.by_fold[method].get(name, [])]
             numbers += self.parts["values"][method].values()
+        for method in self.trained:
             numbers += [self.seconds[method], *self.calibration.get(method, {}).values()]
         numbers += [difference.mean for difference in self.verdict.differences]
         texts = [self.name, self.target, self.shift, *self.methods, *self.notices, *self.cautions]
@@ -146,7 +158,17 @@ def summarise(comparison: Comparison) -> Summary:
     cells = judgement.cell if isinstance(judgement, Judgement) else (lambda method, measure: "")
     deciding = metrics[0] if plan.select == "average" else metrics[1]
     sign = -1 if deciding.higher_is_better else 1
-    methods = sorted(scores, key=lambda name: sign * scores[name][deciding.name])
+    shown = {method: deciding.show(values[deciding.name]) for method, values in scores.items()}
+    best = comparison.best
+    methods = sorted(  # the best method before those that look as good
+        scores,
+        key=lambda m: (
+            sign * scores[best if shown[m] == shown[best] else m][deciding.name],
+            m != best,
+            sign * scores[m][deciding.name],
+        ),
+    )
+    trained = [method for method in methods if method != CONSTANT]
     return Summary(
         name=comparison.name,
         target=problem.target_name,
@@ -164,11 +186,13 @@ def summarise(comparison: Comparison) -> Summary:
         parts=asdict(score_parts(comparison.predictions)) if methods else {},
         calibration=_calibration(comparison) if problem.task == "classification" else {},
         bounded=plan.bounded,
-        seconds={method: sum(record.seconds for record in comparison.of(method)) for method in methods},
-        settings={method: _settings(comparison, method) for method in methods},
+        seconds={method: sum(record.seconds for record in comparison.of(method)) for method in trained},
+        settings={method: _settings(comparison, method) for method in trained},
         verdict=_plain_verdict(judgement, cautions),
         cells={m: {x.name: cells(m, x.name) for x in metrics if x.judged} for m in methods},
-        saved=comparison.best,
+        saved=best,
+        telling=judgement.telling if isinstance(judgement, Judgement) else deciding.name,
+        predicts=judgement.predicts if isinstance(judgement, Judgement) else True,
         cautions=[*cautions, *_cautions(comparison)],
         protocol=_protocol(comparison),
         columns=list(problem.columns),
@@ -211,7 +235,8 @@ def _by_fold(predictions: Predictions, metrics: Sequence[Metric]) -> dict[str, d
 def _calibration(comparison: Comparison) -> dict[str, dict[str, float]]:
     """Log loss and calibration error before and after the temperature of the validation rows."""
     found = {}
-    for method, scores in comparison.scores.items():
+    for method in comparison.methods if comparison.scores else ():
+        scores = comparison.scores[method]
         temperatures = [record.temperature or 1.0 for record in comparison.of(method)]
         found[method] = {
             "temperature": float(np.exp(np.mean(np.log(temperatures)))),
@@ -246,6 +271,17 @@ def _cautions(comparison: Comparison) -> list[str]:
         f"{NAMES[method].capitalize()} is not compared. {error}"
         for method, error in comparison.failed.items()
     ]
+    if names := comparison.problem.giveaways:
+        shown = ", ".join(map(repr, names[:5])) + (" and others" if len(names) > 5 else "")
+        found.append(
+            f"{shown} alone {'predicts' if len(names) == 1 else 'predict'} {comparison.problem.target_name} "
+            "almost perfectly: the scores are too good to be true if that is not known beforehand."
+        )
+    if cut := _cut(comparison):
+        found.append(
+            f"A first impression: --quick had {cut}. Better settings may change the order; run it without "
+            "--quick before you decide."
+        )
     if plan.trials == 1:
         found.append(
             "There was no search: every method had one trial, with its usual settings. More --trials are "
@@ -265,6 +301,22 @@ def _cautions(comparison: Comparison) -> list[str]:
             "beyond; elliptica.estimators takes any."
         )
     return found
+
+
+def _cut(comparison: Comparison) -> str:
+    """Say what --quick has cut; empty if nothing."""
+    plan = comparison.plan
+    if not plan.quick:
+        return ""
+    usual = sizes(max(len(fold.train) for fold in comparison.shift.folds))
+    nouns = {"trials": "setting", "epochs": "epoch", "networks": "network"}
+    own = {name: getattr(plan, name) for name in nouns}
+    cut = [
+        f"{count(own[name], noun)} instead of {usual[name]}"
+        for name, noun in nouns.items()
+        if own[name] < usual[name]
+    ]
+    return ", ".join(cut)
 
 
 def _borders(comparison: Comparison) -> list[str]:
@@ -333,6 +385,17 @@ def _protocol(comparison: Comparison) -> list[str]:
         "Boosted trees and the linear model are scikit-learn's; they get the same rows, inputs, number of "
         "trials and rule of choice. Their settings are their own, and time is not matched.",
     ]
+    if problem.task == "classification" and plan.select == "average":
+        points.append(
+            "The verdict names the method with the best accuracy. Among those whose accuracy cannot be told "
+            "from it, the Brier score decides."
+        )
+    constant = "mean" if problem.task == "regression" else "class frequencies"
+    points.append(
+        f"The constant prediction is the {constant} of the training rows of each fold. No model is worth "
+        "keeping if none is shown to be better, in "
+        f"{'RMSE' if problem.task == 'regression' else 'accuracy or Brier score'}."
+    )
     if plan.bounded and problem.task == "regression":
         points.append(
             "Predictions of networks are confined to the range of the training targets (--unbounded switches "

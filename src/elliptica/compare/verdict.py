@@ -10,12 +10,15 @@ import numpy as np
 
 from elliptica._utils.statistics import Spread, cross_validation_spread, simultaneous_level, student_quantile
 from elliptica.compare.metrics import Metric, Predictions, metrics_of, score
+from elliptica.compare.plan import CONSTANT
 from elliptica.report.content import Difference, Result, Verdict
 
 REFERENCE = "erm"
 CONFIDENCE = 0.95
 #: Methods that are not networks.
 OTHERS = ("trees", "linear")
+#: How simple methods are; all others count as 2.
+SIMPLICITY = {"linear": 0, "trees": 1, "erm": 1}
 
 #: Methods in words, on the screen and in reports alike.
 NAMES = {
@@ -53,6 +56,10 @@ CLASS_FACTOR = 2.0
 MAX_FACTOR = 100
 #: Folds disagree if the error of one is so many times that of the median fold.
 FOLD_RATIO = 2.0
+#: A class is rare if it has less than this part of an equal share, and missed if fewer rows are found.
+RARE, MISSED = 0.5, 0.1
+_PLURAL = ("trees", "balanced")
+_MOST_MISSED = 3
 
 
 @dataclass(frozen=True)
@@ -118,24 +125,39 @@ class Judgement(Verdict):
         metrics: Columns in order; `Metric.judged` says which of them are judged.
         scores: By method and column.
         among: Changes of the best method against the best network, where these are two.
-        needed: What would settle what is open in the deciding column.
+        simpler: Changes of the best method against simpler ones that it is not distinguishable from.
+        over_constant: Changes of every method against the constant prediction, in the average column and, for
+            classes, the Brier score.
+        constant: Changes of the constant prediction against ordinary training.
+        needed: What would settle what is open in the telling column.
         deciding: Name of the column that decides.
+        telling: Name of the column that tells the best method from others: the deciding one, or the Brier
+            score where accuracies cannot be told apart.
         cautions: What limits the answer.
     """
 
     metrics: Sequence[Metric] = ()
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     among: Sequence[Change] = ()
+    simpler: Sequence[Change] = ()
+    over_constant: Sequence[Change] = ()
+    constant: Sequence[Change] = ()
     needed: Sequence[Needed] = ()
     deciding: str = ""
+    telling: str = ""
     cautions: Sequence[str] = ()
+
+    @property
+    def predicts(self) -> bool:
+        """Whether a method is shown to be better than the constant prediction."""
+        return not self.over_constant or any(c.result == "better" for c in self.over_constant)
 
     def change(self, method: str, measure: str) -> Change | None:
         """The change of a method in a column; None for ordinary training and columns that are not judged."""
         return next(
             (
                 d
-                for d in self.differences
+                for d in (*self.differences, *self.constant)
                 if isinstance(d, Change) and (d.method, d.measure) == (method, measure)
             ),
             None,
@@ -203,6 +225,7 @@ def judge(
     names: Mapping[str, str] = NAMES,
     networks: Collection[str] | None = None,
     place: str | None = None,
+    target: str = "the target",
 ) -> Judgement:
     """Compare every method with ordinary training on every judged column, and name one to use.
 
@@ -210,7 +233,11 @@ def judge(
     variation between folds and repeats beyond what rows explain), see
     `elliptica._utils.statistics.cross_validation_spread`, and hold with 95 % for all methods of a column
     together (max-t). The method to use is the one with the best estimate in the deciding column; ordinary
-    training wins ties.
+    training wins ties, then the simplest method. Accuracy is a coarse measure: among the methods whose
+    accuracy cannot be told from the best one, the Brier score decides.
+
+    If predictions of `CONSTANT` are given and no method is shown to be better, neither in the average column
+    nor in the Brier score, the headline says so. ``best`` still names the method with the best estimate.
 
     Args:
         predictions: Of all methods, the reference among them.
@@ -221,57 +248,141 @@ def judge(
         names: Methods in words.
         networks: Methods that are networks; by default all but `OTHERS`.
         place: Words for where the verdict holds, such as ``"on unseen patients"``; by default from ``shift``.
+        target: Name of what is predicted.
     """
+    everyone = predictions
+    predictions = _only(everyone, [method for method in everyone.values if method != CONSTANT])
     metrics = metrics_of(predictions.task, predictions.groups is not None)
     methods = list(predictions.values)
     if reference not in methods:
         raise ValueError(f"Predictions of {reference!r} are missing; there are: {', '.join(methods)}.")
     judged = [metric for metric in metrics if metric.judged]
     deciding = metrics[0] if select == "average" else metrics[1]
-    scores = score(predictions)
+    scores = score(everyone)
     columns = {metric.name: Column.of(predictions, metric) for metric in judged}
+    choice = _Choice(predictions, columns, scores, deciding, reference)
     changes = [
         change for metric in judged for change in columns[metric.name].changes(predictions, reference, scores)
     ]
-    best = _best(scores, methods, deciding, reference)
+    best = choice.best(methods)
     nets = [m for m in methods if (m not in OTHERS if networks is None else m in networks)]
     among: list[Change] = []
     if best not in nets and nets:
-        rival = _best(scores, nets, deciding, reference)
-        among = [
-            next(c for c in columns[m.name].changes(predictions, rival, scores) if c.method == best)
-            for m in judged
-        ]
+        rival = choice.best(nets)
+        among = [choice.change(best, rival, m.name) for m in judged]
+    rivals = among or [c for c in changes if c.method == best]
+    telling = choice.telling(rivals)
+    over, constant = _constant(everyone, scores, reference)
     needed = [_needed(c, predictions, columns[c.measure]) for c in (*changes, *among) if c.result == "open"]
     found = Judgement(
         "",
         differences=changes,
         best=best,
-        winners=[c.method for c in _ranked(changes, deciding) if c.result == "better"],
+        winners=[c.method for c in _ranked(changes, telling) if c.result == "better"],
         confidence=CONFIDENCE,
         metrics=metrics,
         scores=scores,
         among=among,
-        needed=[need for need in needed if need.measure == deciding.name],
+        simpler=choice.simpler(best, telling),
+        over_constant=over,
+        constant=constant,
+        needed=[need for need in needed if need.measure == telling.name],
         deciding=deciding.name,
-        cautions=_cautions(predictions, methods, names),
+        telling=telling.name,
+        cautions=[*_cautions(predictions, methods, names), *_missed(predictions, best, names)],
     )
-    words = _Words(found, reference, nets, names, PLACES[shift] if place is None else place)
+    place = PLACES[shift] if place is None else place
+    words = _Words(found, reference, nets, names, place, target, _constant_words(predictions))
     headline, *sentences = [*words.sentences(), *found.cautions, *words.basis(shift_words)]
     return replace(found, headline=headline, sentences=sentences)
+
+
+def _only(predictions: Predictions, methods: Sequence[str]) -> Predictions:
+    """Predictions of some methods."""
+    return replace(predictions, values={method: predictions.values[method] for method in methods})
 
 
 def _best(
     scores: Mapping[str, Mapping[str, float]], methods: Sequence[str], metric: Metric, reference: str
 ) -> str:
-    """Find the method with the best score; the reference wins if it looks as good, then the first."""
-    sign = 1 if metric.higher_is_better else -1
-    best = max(methods, key=lambda method: sign * scores[method][metric.name])
-    if reference in methods:
-        shown = {metric.show(scores[method][metric.name]) for method in (best, reference)}
-        if len(shown) == 1:
-            return reference
-    return best
+    """Find the method with the best score; among those that look as good the reference, then the simplest."""
+    sign = -1 if metric.higher_is_better else 1
+    values = {method: scores[method][metric.name] for method in methods}
+    best = metric.show(min(values.values(), key=lambda value: sign * value))
+    equal = [method for method in methods if metric.show(values[method]) == best]
+    return min(equal, key=lambda method: (method != reference, _level(method), sign * values[method]))
+
+
+def _level(method: str) -> int:
+    return SIMPLICITY.get(method, 2)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Choose among methods by their estimates."""
+
+    predictions: Predictions
+    columns: Mapping[str, Column]
+    scores: Mapping[str, Mapping[str, float]]
+    deciding: Metric
+    reference: str
+
+    @property
+    def second(self) -> Metric | None:
+        """The column that decides where the first does not."""
+        return self.columns["brier"].metric if self.deciding.name == "accuracy" else None
+
+    def change(self, method: str, against: str, measure: str) -> Change:
+        """A method against another one in a column."""
+        changes = self.columns[measure].changes(self.predictions, against, self.scores)
+        return next(c for c in changes if c.method == method)
+
+    def best(self, methods: Sequence[str]) -> str:
+        """The best estimate; where accuracies cannot be told apart, that of the Brier score."""
+        first = _best(self.scores, methods, self.deciding, self.reference)
+        if self.second is None:
+            return first
+        changes = self.columns[self.deciding.name].changes(self.predictions, first, self.scores)
+        tied = {first, *(c.method for c in changes if c.result == "open")}
+        return _best(self.scores, [m for m in methods if m in tied], self.second, self.reference)
+
+    def telling(self, rivals: Sequence[Change]) -> Metric:
+        """The column that the verdict speaks of, given the changes of the best method against its rival."""
+        is_shown = any(c.measure == self.deciding.name and c.result == "better" for c in rivals)
+        return self.deciding if self.second is None or is_shown else self.second
+
+    def simpler(self, best: str, telling: Metric) -> list[Change]:
+        """Changes of the best method against simpler ones that no column of the choice tells from it."""
+        names = [m for m in SIMPLICITY if m in self.predictions.values and _level(m) < _level(best)]
+        measures = [self.deciding.name, *([self.second.name] if self.second else [])]
+        found = []
+        for name in names:
+            changes = [self.change(best, name, measure) for measure in measures]
+            if all(change.result == "open" for change in changes):
+                found += [change for change in changes if change.measure == telling.name]
+        return found
+
+
+def _constant(
+    everyone: Predictions, scores: Mapping[str, Mapping[str, float]], reference: str
+) -> tuple[list[Change], list[Change]]:
+    """Compare all methods with the constant prediction, and the constant prediction with the reference."""
+    if CONSTANT not in everyone.values:
+        return [], []
+    metrics = metrics_of(everyone.task, everyone.groups is not None)
+    own = [metric for number, metric in enumerate(metrics) if not number or metric.name == "brier"]
+    over = [c for m in own for c in Column.of(everyone, m).changes(everyone, CONSTANT, scores)]
+    pair = _only(everyone, [reference, CONSTANT])
+    judged = [metric for metric in metrics if metric.judged]
+    return over, [c for m in judged for c in Column.of(pair, m).changes(pair, reference, scores)]
+
+
+def _constant_words(predictions: Predictions) -> str:
+    """Say what the constant prediction does."""
+    if predictions.task == "regression":
+        return "always predicting the mean"
+    label = predictions.classes[int(np.bincount(predictions.labels).argmax())]
+    return f"always predicting {label!r}, the largest class"
 
 
 @dataclass(frozen=True)
@@ -470,13 +581,39 @@ def _wild(errors: np.ndarray, counts: np.ndarray, task: str) -> np.ndarray:
     return (errors > limit).any(0)
 
 
+def _missed(predictions: Predictions, best: str, names: Mapping[str, str]) -> list[str]:
+    """Name rare classes that the best method hardly ever predicts."""
+    if predictions.task != "classification":
+        return []
+    counts, found = _part_means(
+        predictions, predictions.losses["right"], predictions.labels, len(predictions.classes)
+    )
+    rows = np.bincount(predictions.labels[predictions.tested.any(0)], minlength=len(counts))
+    rare = (rows < RARE * rows.sum() / len(rows)) & (counts > 0)
+    methods = list(predictions.values)
+    missed = np.flatnonzero(rare & (found[methods.index(best)] < MISSED))
+    said = []
+    for number in missed[:_MOST_MISSED]:
+        own, most = found[methods.index(best), number], found[:, number].max()
+        what = f"the {rows[number]:,} rows of class {predictions.classes[number]!r}"
+        if most < MISSED:
+            text = (
+                f"No method finds more than {100 * most:.0f} % of {what}"
+                if most
+                else f"No method finds any of {what}"
+            )
+        else:
+            other = names.get(methods[int(found[:, number].argmax())], "another method")
+            verb = "find" if best in _PLURAL else "finds"
+            text = f"{_upper(names.get(best, best))} {verb} {100 * own:.0f} % of {what}"
+            text += f" ({other}: {100 * most:.0f} %)"
+        said.append(f"{text}. Use its probability, not the predicted class, or try --select worst.")
+    return said
+
+
 def _list(names: Sequence[str]) -> str:
     """Join names: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _are(names: Sequence[str]) -> str:
-    return f"{_list(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _upper(text: str) -> str:
@@ -492,13 +629,20 @@ class _Words:
     networks: Sequence[str]
     names: Mapping[str, str]
     place: str
+    target: str
+    constant: str  # what the constant prediction does
 
     def sentences(self) -> list[str]:
         """The answer first."""
+        if not self.found.predicts:
+            return self.nothing()
         if not self.found.differences:
-            return [f"Use {self.name(self.reference)}: no other method was run."]
+            return [f"Use {self.name(self.reference)}: no other method was run.", *self.no_gain()]
         return [
             *self.headline(),
+            *self.simpler(),
+            *self.tie(),
+            *self.no_gain(),
             *self.columns(),
             *(self.among_networks() if self.found.among else self.others()),
             *self.elsewhere(),
@@ -509,14 +653,11 @@ class _Words:
         """Write a method in a sentence."""
         return ("the " if method == "linear" else "") + self.names.get(method, method)
 
-    def of(
-        self, result: Result, measure: str | None = None, within: Collection[str] | None = None
-    ) -> list[str]:
-        """Methods with this result in a column (the deciding one), other than the best one."""
-        metric = self.found.metric(measure or self.found.deciding)
+    def of(self, result: Result, within: Collection[str] | None = None) -> list[str]:
+        """Methods with this result in the telling column, other than the best one."""
         return [
             c.method
-            for c in _ranked(self.changes, metric)
+            for c in _ranked(self.changes, self.telling)
             if c.result == result and c.method != self.found.best and (within is None or c.method in within)
         ]
 
@@ -525,14 +666,18 @@ class _Words:
         return [c for c in self.found.differences if isinstance(c, Change)]
 
     @property
-    def deciding(self) -> Metric:
-        return self.found.metric(self.found.deciding)
+    def telling(self) -> Metric:
+        return self.found.metric(self.found.telling)
+
+    @property
+    def best(self) -> str:
+        return str(self.found.best)
 
     @property
     def main(self) -> Change | None:
         """The change that the headline is about: against the best network, or against ordinary training."""
-        among = [c for c in self.found.among if c.measure == self.found.deciding]
-        return among[0] if among else self.found.change(str(self.found.best), self.found.deciding)
+        among = [c for c in self.found.among if c.measure == self.found.telling]
+        return among[0] if among else self.found.change(self.best, self.found.telling)
 
     def rival(self, change: Change) -> str:
         """What the best method is compared with."""
@@ -542,32 +687,89 @@ class _Words:
 
     def headline(self) -> list[str]:
         """Name one method, and say by how much it is better."""
-        change, metric = self.main, self.deciding
-        best = self.name(str(self.found.best))
+        change, metric = self.main, self.telling
+        best = self.name(self.best)
         if change is None:
-            return [f"Use {best}: no method has a better {metric.label} {self.place}."]
+            return [f"Use {best}: no method has a better {metric.label} {self.place}{self._most_accurate}."]
         if change.result != "better":
+            rival, change = self.rival(change), change
+            if self.found.simpler:
+                change = self.found.simpler[0]
+                rival = f"{self.name(change.against)}, which {self._is(change.against)} simpler"
             return [
-                f"Use {best}: the best {metric.label} {self.place}, but not distinguishable from "
-                f"{self.rival(change)}.",
-                f"The change is {show_change(change, metric)}.",
+                f"Use {best}: the best {metric.label} {self.place}{self._most_accurate}, but not "
+                f"distinguishable from {rival}.",
+                f"Compared with that, the {metric.label} changes by {show_change(change, metric)}.",
             ]
         return [
             f"Use {best}: {_gain(change, metric)} than {self.rival(change)} {self.place}.",
             f"The interval is {_gain_interval(change, metric)}.",
         ]
 
+    def simpler(self) -> list[str]:
+        """Name simpler methods that do about as well, unless the headline has done so."""
+        change = self.main
+        said = change is not None and change.result != "better"
+        if not self.found.simpler[int(said) :]:
+            return []
+        names = [f"{self.name(c.against)}, {show_change(c, self.telling)}" for c in self.found.simpler[said:]]
+        return [
+            f"{'Also simpler' if said else 'Simpler'} and not distinguishable from it: {'; '.join(names)}."
+        ]
+
+    def tie(self) -> list[str]:
+        """Say that the Brier score has decided, and how accuracies compare."""
+        if self.found.telling == self.found.deciding:
+            return []
+        metric, scores = self.found.metric(self.found.deciding), self.found.scores
+        top = _best(scores, [m for m in scores if m != CONSTANT], metric, self.best)
+        if top == self.best:
+            return []
+        own, most = (metric.show(scores[method][metric.name]) for method in (self.best, top))
+        return [
+            f"Its {metric.label} ({own}) cannot be told from the best one ({self.name(top)}, {most}), so the "
+            f"{self.telling.label} decides."
+        ]
+
+    def nothing(self) -> list[str]:
+        """Say that no method is better than a constant prediction."""
+        metric = self.found.metrics[0]
+        change = next(
+            c for c in self.found.over_constant if (c.method, c.measure) == (self.best, metric.name)
+        )
+        is_gain = change.mean and (change.mean > 0) == metric.higher_is_better
+        shown = "is shown to predict" if is_gain else "predicts"
+        return [
+            f"Nothing here {shown} {self.target}: no method is {'distinguishably ' if is_gain else ''}better "
+            f"than {self.constant}.",
+            f"{_upper(self.name(self.best))} {'come' if self.best in _PLURAL else 'comes'} closest: compared "
+            f"with that, the {metric.label} changes by {show_change(change, metric)}. No model is worth "
+            "keeping; the one that is saved has the best estimate.",
+        ]
+
+    def no_gain(self) -> list[str]:
+        """Say that no method is more accurate than a constant prediction, though probabilities are better."""
+        first = self.found.metrics[0]
+        mine = [c for c in self.found.over_constant if c.measure == first.name]
+        if not mine or any(c.result == "better" for c in mine):
+            return []
+        level = first.show(self.found.scores[CONSTANT][first.name])
+        return [
+            f"No method is shown to have a better {first.label} than {self.constant} ({level}); only the "
+            "probabilities tell rows apart."
+        ]
+
     def columns(self) -> list[str]:
         """How the best method does in the other columns, against ordinary training."""
-        best = str(self.found.best)
-        mine = [c for c in self.changes if c.method == best and c.measure != self.found.deciding]
-        main = self.found.change(best, self.found.deciding)
+        main = self.found.change(self.best, self.found.telling)
         if main is None:
             return []
+        mine = [c for c in self.changes if c.method == self.best and c.measure != self.found.telling]
         by_result = {r: [self._column(c) for c in mine if c.result == r] for r in RESULTS}
         said = []
         if self.found.among and main.against != self.found.among[0].against:
-            said.append(f"Against {self.name(self.reference)}: {self.found.cell(best, main.measure)}.")
+            cell = self.found.cell(self.best, main.measure)
+            said.append(f"Against {self.name(self.reference)}: {cell}.")
         if better := by_result["better"]:
             also = "also " if main.result == "better" else ""
             said.append(f"It is {also}better than {self.name(self.reference)} {_list(better)}.")
@@ -582,25 +784,25 @@ class _Words:
         """How networks compare with ordinary training, where trees or a linear model win."""
         if len(self.networks) < 2:
             return []
-        better, worse, open_ = (self.of(r, within=self.networks) for r in ("better", "worse", "open"))
+        better, worse, open_ = (self.of(r, self.networks) for r in ("better", "worse", "open"))
         reference = self.name(self.reference)
         if better:
-            text = f"Among networks {_are(self._named(better))} better than {reference}"
+            text = f"Among networks {self._are(better)} better than {reference}{self._where}"
         elif open_ and not worse:
-            text = f"Among networks none is distinguishable from {reference}"
+            text = f"Among networks none is distinguishable from {reference}{self._where}"
         else:
-            text = f"Among networks none is better than {reference}"
-        return [f"{text}; {_are(self._named(worse))} worse." if worse else f"{text}."]
+            text = f"Among networks none is better than {reference}{self._where}"
+        return [f"{text}; {self._are(worse)} worse." if worse else f"{text}."]
 
     def others(self) -> list[str]:
         """How the remaining methods compare with ordinary training."""
         reference, said = self.name(self.reference), []
         if better := self.of("better"):
-            said.append(f"Also better than {reference}: {_list(self._named(better))}.")
-        if self.found.best == self.reference and (open_ := self.of("open")):
-            said.append(f"Not distinguishable from it: {_list(self._named(open_))}.")
+            said.append(f"Also better than {reference}{self._where}: {_list(self._named(better))}.")
+        if self.best == self.reference and (open_ := self.of("open")):
+            said.append(f"Not distinguishable from it{self._where}: {_list(self._named(open_))}.")
         if worse := self.of("worse"):
-            said.append(f"Worse than {reference}: {_list(self._named(worse))}.")
+            said.append(f"Worse than {reference}{self._where}: {_list(self._named(worse))}.")
         return said
 
     def elsewhere(self) -> list[str]:
@@ -610,13 +812,13 @@ class _Words:
         for method in dict.fromkeys(c.method for c in self.changes if c.method != self.found.best):
             mine = {r: [c for c in self.changes if c.method == method and c.result == r] for r in RESULTS}
             better, worse = ([self._column(c) for c in mine[r]] for r in ("better", "worse"))
+            who = f"{_upper(self.name(method))} {self._is(method)}"
             if better and worse:
                 said.append(
-                    f"{_upper(self.name(method))} is a trade against {reference}: better {_list(better)}, "
-                    f"worse {_list(worse)}."
+                    f"{who} a trade against {reference}: better {_list(better)}, worse {_list(worse)}."
                 )
             elif better and method not in first:
-                said.append(f"{_upper(self.name(method))} is better than {reference} {_list(better)}.")
+                said.append(f"{who} better than {reference} {_list(better)}.")
         return said
 
     def settle(self) -> list[str]:
@@ -626,7 +828,7 @@ class _Words:
             return []
         need = next(n for n in self.found.needed if (n.method, n.against) == (change.method, change.against))
         pair = f"{self.name(need.method)} and {self.name(need.against)} differ"
-        return [f"{_upper(need.words)} whether {pair} in {self.deciding.label}."]
+        return [f"{_upper(need.words)} whether {pair} in {self.telling.label}."]
 
     def _open(self) -> Change | None:
         """The open comparison that the headline is about, or that of the best challenger."""
@@ -636,7 +838,7 @@ class _Words:
         if main is not None and not self.found.among:
             return None
         within = self.networks if self.found.among else list(self.found.scores)
-        mine = [c for c in _ranked(self.changes, self.deciding) if c.method in within]
+        mine = [c for c in _ranked(self.changes, self.telling) if c.method in within]
         is_settled = any(c.result == "better" for c in mine)
         return None if is_settled else next((c for c in mine if c.result == "open"), None)
 
@@ -656,6 +858,25 @@ class _Words:
 
     def _named(self, methods: Sequence[str]) -> list[str]:
         return [self.name(method) for method in methods]
+
+    @property
+    def _where(self) -> str:
+        """Name the column, if it is not the one that the table of scores compares."""
+        return "" if self.found.telling == self.found.deciding else f" in {self.telling.label}"
+
+    @property
+    def _most_accurate(self) -> str:
+        """Say so where a less accurate method has a better Brier score."""
+        trained = [method for method in self.found.scores if method != CONSTANT]
+        is_best = _best(self.found.scores, trained, self.telling, self.best) == self.best
+        return "" if is_best else " among the most accurate methods"
+
+    def _is(self, method: str) -> str:
+        return "are" if method in _PLURAL else "is"
+
+    def _are(self, methods: Sequence[str]) -> str:
+        verb = "are" if len(methods) > 1 else self._is(methods[0])
+        return f"{_list(self._named(methods))} {verb}"
 
 
 def _gain(change: Change, metric: Metric) -> str:

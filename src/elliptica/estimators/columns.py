@@ -71,7 +71,8 @@ def read_column(name: str, values: Any, kind: Kind | None = None) -> tuple[Kind,
     if len(known):
         raise ValueError(
             f"Column {name!r} held {kind}s when the preprocessor was fitted, but now holds {known[0]!r}. "
-            f"Convert the column to {kind}s first."
+            f"Convert the column to {kind}s first. Where the model is a file of elliptica compare, "
+            "elliptica.compare.predict_file(file, frame) reads the frame as elliptica predict does."
         )
     return kind, np.full(len(array), np.nan)
 
