@@ -334,6 +334,9 @@ def _run(source: str, target: str | None, out: Path, console: Console, **options
         return _interrupted(session, out, console)
     except OSError as error:  # a full disk, or an output that takes nothing
         return _not_written(error, session, out)
+    finally:
+        if session is not None:
+            session.close()
     return 0
 
 

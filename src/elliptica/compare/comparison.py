@@ -321,6 +321,23 @@ class Session:
         about = describe(problem, table.name, options.identity(shift))
         folder = None if out is None else Path(out)
         store = Store(folder, about, plan, file_head(problem, shift.words, command))
+        try:
+            return cls._planned(problem, shift, store, table.name, options, began)
+        except BaseException:
+            store.close()
+            raise
+
+    @classmethod
+    def _planned(
+        cls,
+        problem: TableProblem,
+        shift: ShiftPlan,
+        store: Store,
+        name: str,
+        options: Options,
+        began: float,
+    ) -> Session:
+        """Fit the plan to the budget, and estimate the time that is left."""
         plan, workers = store.plan, count_workers(options.jobs)
         first = shift.folds[0]
         n_inputs = prepare(problem, first, replace(plan, train_rows=1000)).x.shape[1]
@@ -334,7 +351,11 @@ class Session:
             if not all(store.has(fold.repeat, fold.number, method) for method in plan.methods)
         ]
         seconds = estimate(problem, open_folds, plan, speed, workers)
-        return cls(problem, shift, plan, store, table.name, options, seconds, began)
+        return cls(problem, shift, plan, store, name, options, seconds, began)
+
+    def close(self) -> None:
+        """Let other processes work in the folder."""
+        self.store.close()
 
     def run(self, listen: Listener | None = None) -> None:
         """Do what is not finished; ``listen`` gets the share that is done and words."""
@@ -400,5 +421,8 @@ def compare(
         ['erm', 'elliptic']
     """
     session = Session.open(source, target, Options(**options), out=out)
-    session.run(listen)
-    return session.result()
+    try:
+        session.run(listen)
+        return session.result()
+    finally:
+        session.close()
