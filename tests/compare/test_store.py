@@ -136,3 +136,16 @@ def test_two_processes_do_not_lose_work_and_a_killed_one_does_not_block(flowers,
     third = subprocess.run(command, capture_output=True, text=True, check=False)
     assert third.returncode == 0, third.stdout
     assert len(json.loads((out / "results.json").read_text())["records"]) == 10
+
+
+def test_fewer_repeats_are_answered_from_the_first(flowers, kept, tmp_path, monkeypatch):
+    frame = flowers.drop("height")
+    once = compare(frame, "kind", **kept)
+    more = compare(frame, "kind", **kept, repeats=2)
+    assert len(more.records) == 2 * len(once.records)
+    monkeypatch.setattr(runner_module, "run_task", lambda *_: pytest.fail("trained"))
+    again = compare(frame, "kind", **kept, repeats=1)
+    assert again.complete
+    assert again.scores == once.scores
+    assert [r.key for r in again.records] == [r.key for r in once.records]
+    assert len(json.loads((tmp_path / "results.json").read_text())["records"]) == len(more.records)

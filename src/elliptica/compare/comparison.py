@@ -375,7 +375,9 @@ class Session:
 
     def result(self) -> Comparison:
         """What is known so far."""
-        return Comparison(self.problem, self.shift, self.plan, self.store.records(), self.name)
+        folds = {(fold.repeat, fold.number) for fold in self.shift.folds}  # a folder may hold more repeats
+        records = tuple(record for record in self.store.records() if record.key[:2] in folds)
+        return Comparison(self.problem, self.shift, self.plan, records, self.name)
 
 
 def compare(
