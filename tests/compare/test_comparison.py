@@ -141,6 +141,7 @@ def test_shifts_end_to_end(flowers, tiny, options):
     tested = found.predictions.tested
     assert tested.any()
     assert ("time" not in options) or not tested[0, :30].any()
+    assert found.predictions.ordered == ("time" in options)  # stretches of time depend on their neighbours
     assert found.verdict.text
 
 

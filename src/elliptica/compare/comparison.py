@@ -173,6 +173,7 @@ class Comparison:
             fold,
             bounds,
             found,
+            ordered=self.shift.shift == "time",
         )
 
 

@@ -329,6 +329,7 @@ class Column:
             predictions.clusters,
             predictions.fold,
             shared=CLASS_FACTOR if self.metric.name == "worst_class_accuracy" else None,
+            ordered=predictions.ordered,
         )
         level = simultaneous_level(spread.correlation, CONFIDENCE)
         return [
