@@ -87,32 +87,36 @@ class Comparison:
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Predictions of the test rows by all methods: numbers bounded, probabilities not calibrated."""
-        return self._predictions({m: [r.predicted for r in self.of(m)] for m in self.methods})
+        """Predictions of the test rows by all methods, made as saved models make them.
+
+        Numbers are bounded, probabilities are calibrated by a temperature from the validation rows.
+        """
+        return self._predictions({m: [r.final() for r in self.of(m)] for m in self.methods})
 
     @cached_property
-    def calibrated(self) -> Predictions | None:
-        """The same after temperature scaling on the validation rows; None for regression."""
+    def uncalibrated(self) -> Predictions | None:
+        """The same before temperature scaling; None for regression."""
         if self.problem.task == "regression":
             return None
-        return self._predictions({m: [r.calibrated() for r in self.of(m)] for m in self.methods})
+        return self._predictions({m: [r.predicted for r in self.of(m)] for m in self.methods})
 
     @cached_property
     def scores(self) -> dict[str, dict[str, float]]:
         """One number per method and column; empty as long as no fold is finished.
 
         Beside the `metrics`: ``beyond_range`` (share of predicted numbers that left the range of the training
-        targets), or ``calibrated_log_loss`` and ``calibrated_calibration_error`` (after temperature scaling).
+        targets), or ``uncalibrated_log_loss`` and ``uncalibrated_calibration_error`` (before temperature
+        scaling).
         """
         if not self.finished:
             return {}
-        if self.calibrated is None:
+        if self.uncalibrated is None:
             unbounded = self._predictions({m: [r.unbounded for r in self.of(m)] for m in self.methods})
             return score(self.predictions, unbounded=unbounded.values)
-        found, after = score(self.predictions), score(self.calibrated)
+        found, before = score(self.predictions), score(self.uncalibrated)
         for method, values in found.items():
             for name in ("log_loss", "calibration_error"):
-                values[f"calibrated_{name}"] = after[method][name]
+                values[f"uncalibrated_{name}"] = before[method][name]
         return found
 
     @cached_property

@@ -88,7 +88,7 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
     if final.method in NETWORKS:
         model = _fit_network(problem, plan, final, inputs)
     elif final.method == TREES:
-        model = _fit_reference(problem, final, inputs)
+        model = _fit_trees(problem, final, inputs)
     else:
         model = _fit_linear(problem, final, inputs)
     pipeline = Pipeline([("table", preprocess), ("model", model)])
@@ -160,6 +160,17 @@ def _fit_reference(problem: TableProblem, final: FinalSettings, inputs: np.ndarr
     if final.log_target:
         model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp)
     return model.fit(inputs, problem.target)
+
+
+def _fit_trees(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
+    """Train on all rows; a temperature divides the leaves, whose sums are the logits."""
+    model = _fit_reference(problem, final, inputs)
+    if final.temperature is not None:
+        model._baseline_prediction = model._baseline_prediction / final.temperature
+        for trees in model._predictors:
+            for tree in trees:
+                tree.nodes["value"] /= final.temperature
+    return model
 
 
 def _fit_linear(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
