@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
 from elliptica.compare import compare, describe_target_rows, fit_model
+from elliptica.compare import model as model_module
 from elliptica.compare.model import final_settings
 from elliptica.compare.protocol import at_temperature
 from elliptica.compare.references import make_reference
@@ -110,3 +111,29 @@ def test_trees_and_lines_of_classes_are_those_of_scikit_learn_at_a_temperature(o
             plain = LogisticRegression(C=1 / final.settings["penalty"], max_iter=300)
         expected = at_temperature(plain.fit(x, problem.target).predict_proba(x), 2.0)
         assert model.predict_proba(problem.features) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_saved_jtt_has_the_stages_of_the_compared_one(found, monkeypatch):
+    """First one network of ordinary training, as trials train it; then its errors count more often."""
+    fits = []
+    usual = EllipticClassifier.fit
+
+    def watched(self, x, y, sample_weight=None, **more):
+        fits.append((self, len(y), sample_weight, usual(self, x, y, sample_weight, **more).predict))
+        return self
+
+    monkeypatch.setattr(model_module.EllipticClassifier, "fit", watched)
+    pipeline = fit_model(found, method="jtt")
+    (first, n_first, no_weight, predict), (second, n_second, weight, _) = fits
+    ordinary, final = final_settings(found, "erm"), final_settings(found, "jtt")
+    n = len(found.problem.target)
+    assert no_weight is None
+    assert (first.method, first.max_iter, first.n_networks) == ("erm", ordinary.length, 1)
+    assert {name: getattr(first, name) for name in ordinary.settings} == ordinary.settings
+    assert n_first == round(0.75 * n)
+    inputs = pipeline[0].transform(found.problem.features)
+    wrong = predict(inputs) != found.problem.target
+    assert 0 < wrong.mean() < 0.5
+    assert (second.method, second.max_iter, n_second) == ("erm", final.length, n)
+    assert np.array_equal(weight, np.where(wrong, final.settings["upweight"], 1.0))
+    assert final.settings["upweight"] > 1
