@@ -26,8 +26,8 @@ MODEL = "model.elliptica"
 LOCK = ".lock"
 #: What is written beside them.
 WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
-#: Version of the format.
-FORMAT = 2
+#: Version of the format; 3 draws other settings for its trials.
+FORMAT = 3
 
 
 class Store:
