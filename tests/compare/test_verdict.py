@@ -322,6 +322,18 @@ def test_few_blocks_are_a_caution():
     assert "form 10 independent blocks only" in verdict.text
 
 
+def test_one_block_decides_nothing():
+    """Its rows are not independent of each other, however many they are and however large the gain."""
+    one = {"clusters": np.zeros(500, int), "fold": np.zeros((2, 500), int)}
+    errors = {"erm": np.stack([E, E]), "mixup": np.stack([0.5 * ALIKE, 0.5 * ALIKE])}
+    verdict = judge(regression(errors, **one))
+    assert verdict.change("mixup", "rmse").result == "open"
+    assert verdict.cell("mixup", "rmse") == "-50.0 % (interval unknown) not distinguishable"
+    assert "All test rows belong to one block" in verdict.text
+    assert "more rows of this kind will not tell soon" in verdict.text.lower()
+    assert not verdict.winners
+
+
 def test_the_shift_is_named():
     found = regression({"erm": E, "mixup": 0.9 * ALIKE})
     words = "Train on rows before 2008-06, test on later ones."

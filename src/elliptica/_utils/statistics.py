@@ -190,7 +190,8 @@ def cross_validation_spread(
     same rows in another repeat. Folds are few, so half of it is the average over the other estimates.
 
     Degrees of freedom are those of Satterthwaite. For rows they take account of the fourth moments, so that
-    few clusters, a few large errors or a few rows on which two classifiers disagree count as little.
+    few clusters, a few large errors or a few rows on which two classifiers disagree count as little. With a
+    single cluster the variance is infinite.
 
     Clusters that are stretches of time depend on their neighbours. With ``ordered=True`` the variance of rows
     grows, and its degrees of freedom shrink, by the factor that the correlation of neighbours tells.
@@ -232,6 +233,9 @@ def cross_validation_spread(
     scale = np.sqrt(np.maximum(squares, _TINY))
     correlation = (by_cluster @ by_cluster.T) / scale[:, None] / scale
     np.fill_diagonal(correlation, 1.0)
+    if n_clusters < 2:  # its sum is what the estimate was taken from: nothing shows how far it scatters
+        unknown = np.full(n, np.inf)
+        return Spread(unknown, unknown, np.full(n, np.nan), np.ones(n), np.eye(n))
     return Spread(variance, rows, extra if degrees_training else np.full(n, np.nan), degrees, correlation)
 
 
