@@ -24,6 +24,7 @@ import numpy as np
 
 from elliptica._utils.statistics import bonferroni, student_quantile
 from elliptica.compare.metrics import Predictions, metrics_of
+from elliptica.compare.shift import EARLIEST_BLOCKS, TIME_CLUSTERS
 from elliptica.compare.verdict import Column
 
 HERE = Path(__file__).parent
@@ -71,6 +72,8 @@ class Situation:
         tails: Degrees of freedom of the noise; infinite is normal.
         blocks: Blocks that share inputs and intercepts, and are never divided; 0: rows are independent.
         is_time: Whether noise is autocorrelated, and folds train on the past.
+        phi: Autocorrelation of the noise from row to row where ``is_time``, and of the inputs if ``is_slow``.
+        is_slow: Whether inputs are autocorrelated, too.
         grouped: Whether there are groups of unequal size and noise.
         columns: Positions in `metrics_of`.
     """
@@ -83,6 +86,8 @@ class Situation:
     tails: float = math.inf
     blocks: int = 0
     is_time: bool = False
+    phi: float = 0.8
+    is_slow: bool = False
     grouped: bool = False
     columns: Sequence[int] = (0, 1)
 
@@ -132,6 +137,9 @@ def situations() -> Iterator[Situation]:
         yield Situation(f"{blocks} blocks, unseen", task, 500, repeats, blocks=blocks, columns=(0,))
     for task, repeats in product(columns, (1, 2)):
         yield Situation("later rows", task, 500, repeats, is_time=True, columns=(0,))
+        for phi in (0.9, 0.97):
+            name = f"later rows, slow inputs, autocorrelation {phi}"
+            yield Situation(name, task, 500, repeats, is_time=True, phi=phi, is_slow=True, columns=(0,))
         yield Situation("four groups", task, 500, repeats, grouped=True, columns=(1,))
         yield Situation("8 methods, all equal", task, 500, repeats, EIGHT)
     for n, repeats in product(GAIN, (1, 2)):
@@ -143,8 +151,10 @@ def situations() -> Iterator[Situation]:
 def draw(situation: Situation, n: int, rng: np.random.Generator) -> Table:
     """Draw a table."""
     x = rng.normal(size=(n, 5))
+    if situation.is_slow:
+        x = _autocorrelated(x, situation.phi)
     clusters, groups, shift = np.arange(n), None, np.zeros(n)
-    size, phi = np.ones(n), 0.8
+    size = np.ones(n)
     if situation.blocks:
         per_block = situation.n // situation.blocks
         clusters = clusters // per_block
@@ -157,15 +167,22 @@ def draw(situation: Situation, n: int, rng: np.random.Generator) -> Table:
         size = np.array([0.8, 1.0, 1.2, 1.4])[number]
     noise = rng.normal(size=n) if math.isinf(situation.tails) else rng.standard_t(situation.tails, size=n)
     if situation.is_time:
-        clusters = clusters // 25
-        for i in range(1, n):
-            noise[i] = phi * noise[i - 1] + math.sqrt(1 - phi**2) * noise[i]
+        clusters = clusters * TIME_CLUSTERS // situation.n
+        noise = _autocorrelated(noise, situation.phi)
     signal = np.sin(2 * x[:, 0]) + 0.7 * x[:, 1] * x[:, 2] + 0.5 * x[:, 3]
     y = signal + shift + 0.7 * size * noise
     if situation.task == "classification":
         other = x[:, 1] + 0.5 * x[:, 4] ** 2 - 0.5
         y = np.stack([y, other, np.zeros(n)]).argmax(0)
     return Table(x, y, signal, groups, clusters)
+
+
+def _autocorrelated(values: np.ndarray, phi: float) -> np.ndarray:
+    """Make an autoregressive series of the first order from independent values, of the same variance."""
+    found = values.copy()
+    for i in range(1, len(values)):
+        found[i] = phi * found[i - 1] + math.sqrt(1 - phi**2) * values[i]
+    return found
 
 
 def fit(learner: Learner, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Model:
@@ -189,7 +206,7 @@ def make_folds(situation: Situation, table: Table, rng: np.random.Generator) -> 
     """Number the folds of all rows for one repeat; -1 where a row only trains."""
     n = situation.n
     if situation.is_time:
-        return np.arange(n) * (N_FOLDS + 1) // n - 1
+        return np.maximum(np.arange(n) * (N_FOLDS + EARLIEST_BLOCKS) // n - EARLIEST_BLOCKS, -1)
     if situation.blocks:
         return rng.permutation(np.arange(situation.blocks) % N_FOLDS)[table.clusters]
     return rng.permutation(np.arange(n) % N_FOLDS)
@@ -218,7 +235,7 @@ def run(
     far: dict[str, list[np.ndarray]] = {learner.name: [] for learner in situation.learners}
     for repeat, number in np.ndindex(situation.repeats, N_FOLDS):
         test = fold[repeat] == number
-        train = fold[repeat] < number if situation.is_time else ~test
+        train = fold[repeat] < number if situation.is_time else ~test  # -1 is before all that is tested
         held = Table(table.x[test], table.y[test], table.signal[test], None, table.clusters[test])
         for learner in situation.learners:
             model = fit(learner, table.x[train], target[train], rng)
@@ -228,7 +245,15 @@ def run(
 
     def wrap(table: Table, fold: np.ndarray, values: dict[str, np.ndarray]) -> Predictions:
         return Predictions(
-            situation.task, classes, table.y, table.groups, table.clusters, fold, bounds, values
+            situation.task,
+            classes,
+            table.y,
+            table.groups,
+            table.clusters,
+            fold,
+            bounds,
+            values,
+            ordered=situation.is_time,
         )
 
     stacked = {name: np.stack(each) for name, each in far.items()}

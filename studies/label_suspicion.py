@@ -1,4 +1,4 @@
-"""Study: neighbours against cleanlab in finding wrong labels, on situations of the battery where they are known.
+"""Study: neighbours against cleanlab in finding wrong labels, where these are known (the battery).
 
 Needs ``pip install cleanlab``; prints a table and writes results/diagnose/labels.json::
 
@@ -48,7 +48,9 @@ def scores(situation: Situation) -> dict[str, float]:
     try:
         from cleanlab.rank import get_label_quality_scores
     except ModuleNotFoundError as error:
-        raise SystemExit(str(missing_package("This study", "lab", error.name)).split(".")[0] + ": cleanlab.") from None
+        raise SystemExit(
+            str(missing_package("This study", "lab", error.name)).split(".")[0] + ": cleanlab."
+        ) from None
     assert situation.culprits is not None
     wrong = np.zeros(len(situation.x), dtype=bool)
     wrong[situation.culprits.numpy()] = True
@@ -68,7 +70,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     cases = {case.name: case for case in CASES}
     records = [
-        {"case": name, "seed": seed, **scores(cases[name].build(seed))} for name in SITUATIONS for seed in SEEDS
+        {"case": name, "seed": seed, **scores(cases[name].build(seed))}
+        for name in SITUATIONS
+        for seed in SEEDS
     ]
     (ROOT / "results" / "diagnose" / "labels.json").write_text(json.dumps(records, indent=1) + "\n")
     names = [key for key in records[0] if key not in ("case", "seed")]

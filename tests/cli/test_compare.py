@@ -113,6 +113,7 @@ def test_everything_is_written(done):
     folder, _, _ = done
     out = folder / "out"
     assert {file.name for file in out.iterdir()} == {
+        ".lock",
         "report.md",
         "report.html",
         "results.json",

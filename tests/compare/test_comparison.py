@@ -28,7 +28,7 @@ def test_every_row_is_predicted_once_by_every_method(found):
         assert values.shape == (1, 120, 2)
         for fold in found.shift.folds:
             record = next(r for r in found.records if (r.fold, r.method) == (fold.number, method))
-            assert np.array_equal(values[0, fold.test], record.predicted)
+            assert np.array_equal(values[0, fold.test], record.final())
     assert "site" not in found.problem.features.columns
 
 
@@ -38,9 +38,12 @@ def test_scores_are_of_all_rows(found):
     labels = np.unique(found.problem.target, return_inverse=True)[1]
     right = found.predictions.values["elliptic"][0].argmax(1) == labels
     assert found.scores["elliptic"]["accuracy"] == pytest.approx(right.mean())
-    chosen = found.calibrated.values["elliptic"][0][np.arange(120), labels]
-    assert found.scores["elliptic"]["calibrated_log_loss"] == pytest.approx(-np.log(chosen).mean())
-    assert found.scores["elliptic"]["log_loss"] != found.scores["elliptic"]["calibrated_log_loss"]
+    for predictions, name in ((found.predictions, "log_loss"), (found.uncalibrated, "uncalibrated_log_loss")):
+        chosen = predictions.values["elliptic"][0][np.arange(120), labels]
+        assert found.scores["elliptic"][name] == pytest.approx(-np.log(chosen).mean())
+    assert found.scores["elliptic"]["log_loss"] != found.scores["elliptic"]["uncalibrated_log_loss"]
+    change = found.verdict.change("elliptic", "log_loss")  # judged as it is saved
+    assert (change.value, change.reference) == tuple(found.scores[m]["log_loss"] for m in ("elliptic", "erm"))
     assert found.best in found.methods
     assert found.verdict.text
     assert "random rows" in found.shift.words
@@ -63,7 +66,7 @@ def test_the_constant_prediction_knows_training_rows_only(found, heights):
 
 def test_scores_of_numbers(heights):
     assert heights.plan.log_target
-    assert heights.calibrated is None
+    assert heights.uncalibrated is None
     assert {"rmse", "worst_fifth_rmse", "mae", "beyond_range"} == set(heights.scores["c-mixup"])
     target = heights.problem.target
     for method in heights.plan.network_methods:
@@ -157,6 +160,7 @@ def test_shifts_end_to_end(flowers, tiny, options):
     tested = found.predictions.tested
     assert tested.any()
     assert ("time" not in options) or not tested[0, :30].any()
+    assert found.predictions.ordered == ("time" in options)  # stretches of time depend on their neighbours
     assert found.verdict.text
 
 

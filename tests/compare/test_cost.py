@@ -24,6 +24,7 @@ def test_a_budget_shrinks_and_grows_the_plan(flowers, tmp_path, steady, monkeypa
     first = Session.open(frame, "kind", Options(budget="9s", jobs=1, methods=["elliptic"]), out=tmp_path)
     first.run()
     assert first.result().scores
+    first.close()
     monkeypatch.setattr(comparison_module, "measure_speed", lambda *_: Speed(1.0, 1.0, 1.0))
     again = Session.open(frame, "kind", Options(budget="9s", jobs=1, methods=["elliptic"]), out=tmp_path)
     assert again.plan == first.plan  # whatever the machine is doing now

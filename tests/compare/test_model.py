@@ -5,11 +5,14 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
 from elliptica.compare import compare, describe_target_rows, fit_model
+from elliptica.compare import model as model_module
 from elliptica.compare.model import final_settings
+from elliptica.compare.protocol import at_temperature
+from elliptica.compare.references import make_reference
 from elliptica.estimators import EllipticClassifier, load, read_notes
 
 
@@ -69,3 +72,68 @@ def test_unlabelled_rows_are_measured_by_their_distance(flowers, tiny):
         describe_target_rows(replace(result, problem=replace(result.problem, target_rows=None)), model)
         is None
     )
+
+
+@pytest.fixture
+def overconfident(found):
+    """The same comparison, in which the validation rows have found a temperature of 2 in every fold."""
+    return replace(found, records=tuple(replace(record, temperature=2.0) for record in found.records))
+
+
+@pytest.mark.parametrize("method", ["erm", "trees", "linear"])
+def test_what_is_judged_is_calibrated_as_what_is_saved(overconfident, method, tmp_path):
+    """Scores are those of softened probabilities, and the file softens its own by as much."""
+    fold = overconfident.shift.folds[0]
+    (record,) = (r for r in overconfident.of(method) if r.fold == fold.number)
+    judged = overconfident.predictions.values[method][0, fold.test]
+    assert judged == pytest.approx(at_temperature(record.predicted, 2.0))
+    final = final_settings(overconfident, method)
+    assert final.temperature == pytest.approx(2.0)
+    file = tmp_path / "m.elliptica"
+    fit_model(overconfident, file, method)
+    warm = replace(overconfident, records=tuple(replace(r, temperature=1.0) for r in overconfident.records))
+    plain = fit_model(warm, None, method).predict_proba(overconfident.problem.features)
+    saved = load(file).predict_proba(overconfident.problem.features)
+    assert saved == pytest.approx(at_temperature(plain, 2.0), abs=1e-6)
+    assert np.abs(saved - plain).max() > 0.01
+
+
+def test_trees_and_lines_of_classes_are_those_of_scikit_learn_at_a_temperature(overconfident):
+    problem = overconfident.problem
+    for method in ("trees", "linear"):
+        final = final_settings(overconfident, method)
+        model = fit_model(overconfident, None, method)
+        x = model[0].transform(problem.features)
+        if method == "trees":
+            plain = make_reference("trees", "classification", final.settings, final.length, 0)
+        else:
+            x = StandardScaler().fit_transform(x)
+            plain = LogisticRegression(C=1 / final.settings["penalty"], max_iter=300)
+        expected = at_temperature(plain.fit(x, problem.target).predict_proba(x), 2.0)
+        assert model.predict_proba(problem.features) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_saved_jtt_has_the_stages_of_the_compared_one(found, monkeypatch):
+    """First one network of ordinary training, as trials train it; then its errors count more often."""
+    fits = []
+    usual = EllipticClassifier.fit
+
+    def watched(self, x, y, sample_weight=None, **more):
+        fits.append((self, len(y), sample_weight, usual(self, x, y, sample_weight, **more).predict))
+        return self
+
+    monkeypatch.setattr(model_module.EllipticClassifier, "fit", watched)
+    pipeline = fit_model(found, method="jtt")
+    (first, n_first, no_weight, predict), (second, n_second, weight, _) = fits
+    ordinary, final = final_settings(found, "erm"), final_settings(found, "jtt")
+    n = len(found.problem.target)
+    assert no_weight is None
+    assert (first.method, first.max_iter, first.n_networks) == ("erm", ordinary.length, 1)
+    assert {name: getattr(first, name) for name in ordinary.settings} == ordinary.settings
+    assert n_first == round(0.75 * n)
+    inputs = pipeline[0].transform(found.problem.features)
+    wrong = predict(inputs) != found.problem.target
+    assert 0 < wrong.mean() < 0.5
+    assert (second.method, second.max_iter, n_second) == ("erm", final.length, n)
+    assert np.array_equal(weight, np.where(wrong, final.settings["upweight"], 1.0))
+    assert final.settings["upweight"] > 1

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from elliptica.compare import plan as plan_module
 from elliptica.compare.plan import (
     METHODS,
     NETWORKS,
@@ -46,6 +47,20 @@ def test_trials_cover_every_range_evenly(method):
         assert values.max() <= high * 1.01
         places = np.log(values / low) / np.log(high / low)
         assert np.histogram(places, 3, (-0.01, 1.01))[0].min() >= 6
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seed", range(3))
+def test_few_trials_leave_no_wide_gap(method, seed):
+    """As many as there are by default; a step of a tenth would leave half of a range empty."""
+    plan = Plan(("erm",), seed=seed)
+    drawn = [draw_settings(method, trial, plan) for trial in range(1, plan.trials)]
+    ranges = plan_module._ranges(method)
+    assert len(ranges) <= plan_module._MOST_SETTINGS
+    for name, (_, low, high) in ranges.items():
+        places = np.sort([np.log(each[name] / low) / np.log(high / low) for each in drawn])
+        gaps = np.diff([*places, places[0] + 1])  # a random shift turns the circle
+        assert gaps.max() < 0.36, name
 
 
 def test_the_logarithm_is_learnt_in_every_second_trial():

@@ -213,6 +213,7 @@ def test_rows_without_target_are_dropped():
             {"task": "regression"},
             "value of 1e\\+308, whose square is no number",
         ),
+        ([1e-200 * i for i in range(60)], {}, "differ by 5.9e-199 at most, whose square is zero"),
         ([datetime.date(2020, 1, 1 + i % 9) for i in range(60)], {}, "holds dates or times"),
         ([None] * 60, {}, f"0 rows with a target, but at least {MIN_ROWS}"),
     ],

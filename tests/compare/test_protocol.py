@@ -90,9 +90,9 @@ def test_temperatures(classes):
         length=1,
         seconds=0.0,
     )
-    assert record.calibrated()[0] == pytest.approx([0.8, 0.2], abs=1e-3)
+    assert record.final()[0] == pytest.approx([0.8, 0.2], abs=1e-3)
     record = replace(record, temperature=1.0)
-    assert record.calibrated() == pytest.approx(record.predicted)
+    assert record.final() == pytest.approx(record.predicted)
     perfect = make_record(
         *(classes, rows, "erm", [], 0),
         validation=right,

@@ -10,7 +10,7 @@ from compare_cases import PLAN, quiet, two_classes
 from elliptica.compare import references as references_module
 from elliptica.compare.plan import Plan
 from elliptica.compare.protocol import prepare
-from elliptica.compare.references import run_reference
+from elliptica.compare.references import make_reference, run_reference
 from elliptica.compare.shift import make_shift
 from table_cases import problem_of
 
@@ -60,3 +60,25 @@ def test_the_tested_model_is_fitted_to_all_training_rows(classes, method, monkey
     rows = prepare(classes, make_shift(classes).folds[0], PLAN)
     run_reference(classes, rows, method, PLAN, quiet, 5)
     assert sizes == [len(rows.fit)] * PLAN.trials + [len(rows.train)]
+
+
+def test_trees_are_tested_at_their_best_iteration(classes):
+    """Early stopping looks ten iterations ahead; these are not part of the model."""
+    rows = prepare(classes, make_shift(classes).folds[0], replace(PLAN, tuning_rows=60))
+    assert rows.stop is not None
+    record = run_reference(classes, rows, "trees", PLAN, quiet, 5)
+    settings = record.trials[record.chosen].settings
+    x, y, test = rows.x, rows.y, rows.fold.test
+
+    def predicted(train, length, where):
+        model = make_reference("trees", "classification", settings, length, 0)
+        return model.fit(x[train], y[train]).predict_proba(x[where])
+
+    assert np.array_equal(record.predicted, predicted(rows.train, record.length, test))
+    assert not np.allclose(record.predicted, predicted(rows.train, record.length + 10, test))
+    trial = record.trials[record.chosen]
+    best = predicted(rows.fit, trial.length, rows.validation)
+    right = (best.argmax(1) == y[rows.validation]).mean()
+    chosen = best[np.arange(len(best)), y[rows.validation]]
+    assert trial.validation["accuracy"] == pytest.approx(right)
+    assert trial.validation["log_loss"] == pytest.approx(-np.log(chosen).mean())

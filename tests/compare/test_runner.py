@@ -79,6 +79,7 @@ def test_an_interruption_leaves_whole_folds(flowers, tiny, tmp_path, monkeypatch
     assert part.verdict.text
     assert part.table()["method"].to_list() == ["erm", "elliptic", "trees", "constant"]
     fit_model(part)
+    session.close()
     again = Session.open(
         flowers, "kind", Options(methods=["elliptic", "trees"], **{**tiny, "epochs": 30}), out=tmp_path
     )

@@ -1,13 +1,18 @@
 """Finished pieces on disk: read back, refused if they belong to something else."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import polars as pl
 import pytest
 
-from elliptica.compare import TableError, compare
+from elliptica.compare import Options, TableError, compare
 from elliptica.compare import runner as runner_module
+from elliptica.compare.comparison import Session
 
 bad_input = pytest.mark.bad_input
 
@@ -88,3 +93,59 @@ def test_a_folder_that_cannot_be_written_is_found_before_any_training(flowers, t
     with pytest.raises(TableError, match=r"cannot be read .* choose another --out"):
         compare(flowers, "kind", out=tmp_path / "odd", **tiny)
     assert file.read_text() == "x"
+
+
+def test_a_folder_belongs_to_one_comparison_at_a_time(flowers, kept, tmp_path):
+    options = {name: value for name, value in kept.items() if name != "out"}
+    session = Session.open(flowers.drop("height"), "kind", Options(**options), out=tmp_path)
+    with pytest.raises(TableError, match=rf"Another comparison is writing to .* \(process {os.getpid()}\)"):
+        compare(flowers.drop("height"), "kind", **kept)
+    session.close()
+    with pytest.raises(TableError, match="seed was 0"):  # an error does not keep the folder either
+        compare(flowers.drop("height"), "kind", **{**kept, "seed": 1})
+    assert compare(flowers.drop("height"), "kind", **kept).complete
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_two_processes_do_not_lose_work_and_a_killed_one_does_not_block(flowers, tmp_path):
+    table, out = tmp_path / "t.csv", tmp_path / "out"
+    flowers.drop("height").write_csv(table)
+    code = (
+        "import sys, time\n"
+        "from elliptica.compare import Options\n"
+        "from elliptica.compare.comparison import Session\n"
+        "options = Options(methods=['linear'], trials=1)\n"
+        "session = Session.open(sys.argv[1], 'kind', options, out=sys.argv[2])\n"
+        "print('open', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    first = subprocess.Popen([sys.executable, "-c", code, table, out], stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout.readline().strip() == "open"
+        command = [sys.executable, "-m", "elliptica", "compare", table, "--target", "kind", "--methods"]
+        command += ["linear", "--trials", "1", "--out", out]
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert second.returncode == 2
+        words = " ".join(second.stdout.split())
+        assert f"Another comparison is writing to {out} (process {first.pid}). Wait until it ends" in words
+        assert not (out / "results.json").exists()
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    third = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert third.returncode == 0, third.stdout
+    assert len(json.loads((out / "results.json").read_text())["records"]) == 10
+
+
+def test_fewer_repeats_are_answered_from_the_first(flowers, kept, tmp_path, monkeypatch):
+    frame = flowers.drop("height")
+    once = compare(frame, "kind", **kept)
+    more = compare(frame, "kind", **kept, repeats=2)
+    assert len(more.records) == 2 * len(once.records)
+    monkeypatch.setattr(runner_module, "run_task", lambda *_: pytest.fail("trained"))
+    again = compare(frame, "kind", **kept, repeats=1)
+    assert again.complete
+    assert again.scores == once.scores
+    assert [r.key for r in again.records] == [r.key for r in once.records]
+    assert len(json.loads((tmp_path / "results.json").read_text())["records"]) == len(more.records)

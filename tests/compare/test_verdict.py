@@ -243,6 +243,36 @@ def test_rows_that_would_tell():
     assert more.change("mixup", "rmse").result != "open" or abs(change.mean) < 0.005
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rows_that_are_needed_shrink_the_interval_to_the_difference(seed):
+    """No fewer than that, and no more than one digit of rounding adds."""
+    verdict = judge(regression({"erm": E, "mixup": like(E, 0.99, 20 + seed)}))
+    (need,) = verdict.needed
+    change = verdict.change("mixup", "rmse")
+    low, mean, high = np.log1p([change.low, change.mean, change.high])
+    exact = 500 * ((high - low) / 2 / mean) ** 2
+    assert need.rows is not None
+    assert exact <= need.rows <= 1.5 * exact + 1
+
+
+def test_rows_of_the_worst_class_count_double():
+    """By hand; the classes are alike in no other column."""
+    draws = np.random.default_rng(6)
+    target = np.arange(400) % 2
+    base = draws.random(400) < np.where(target == 0, 0.6, 0.9)
+    other = np.where(draws.random(400) < 0.2, ~base, base)
+    verdict = judge(classes({"erm": base, "mixup": other}, target=target))
+    for name, use, factor in (
+        ("accuracy", np.ones(400, bool), 5 / 4),
+        ("worst_class_accuracy", target == 0, 2.0),
+    ):
+        gap = other[use].astype(float) - base[use]
+        change = verdict.change("mixup", name)
+        assert change.mean == pytest.approx(gap.mean())
+        expected = factor * 400 / 399 * np.square(gap - gap.mean()).sum() / use.sum() ** 2
+        assert change.rows_variance == pytest.approx(expected)
+
+
 def test_absurd_numbers_of_rows_are_not_printed():
     verdict = judge(regression({"erm": E, "mixup": 0.99995 * (E + noise(seed=7, size=0.1))}))
     (need,) = verdict.needed
@@ -294,6 +324,18 @@ def test_few_blocks_are_a_caution():
     fold = (blocks % 5)[None]
     verdict = judge(regression({"erm": E, "mixup": 0.9 * ALIKE}, clusters=blocks, fold=fold))
     assert "form 10 independent blocks only" in verdict.text
+
+
+def test_one_block_decides_nothing():
+    """Its rows are not independent of each other, however many they are and however large the gain."""
+    one = {"clusters": np.zeros(500, int), "fold": np.zeros((2, 500), int)}
+    errors = {"erm": np.stack([E, E]), "mixup": np.stack([0.5 * ALIKE, 0.5 * ALIKE])}
+    verdict = judge(regression(errors, **one))
+    assert verdict.change("mixup", "rmse").result == "open"
+    assert verdict.cell("mixup", "rmse") == "-50.0 % (interval unknown) not distinguishable"
+    assert "All test rows belong to one block" in verdict.text
+    assert "more rows of this kind will not tell soon" in verdict.text.lower()
+    assert not verdict.winners
 
 
 def test_the_shift_is_named():

@@ -1,11 +1,22 @@
-"""Write files atomically."""
+"""Write files atomically, one process at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
+
+if sys.platform == "win32":  # pragma: no cover - tests run elsewhere
+    import msvcrt
+else:
+    import fcntl
+
+#: What systems say of a file that another process has locked.
+_TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
 @contextlib.contextmanager
@@ -37,3 +48,55 @@ def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
     """Replace the content of a text file as a whole, see `replacing`."""
     with replacing(path, durable=durable) as part:
         part.write_text(text, encoding="utf-8")
+
+
+class FileLock:
+    """Hold a file, so that no other process does at the same time.
+
+    The system releases it when the process ends, however it ends, so no lock is ever stale. The file stays:
+    removing it while another process opens it would let both in. File systems without locks let everybody in.
+
+    Args:
+        path: File to hold; created if needed. It says which process holds it.
+
+    Raises:
+        BlockingIOError: If it is held already, in this process or in another one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._handle: IO[str] | None = path.open("a+", encoding="utf-8")
+        try:
+            _lock(self._handle)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                self._handle.seek(0)
+                holder = self._holder()
+                self.release()
+                raise BlockingIOError(errno.EAGAIN, holder, str(path)) from error
+        else:
+            self._handle.seek(0)
+            self._handle.truncate()
+            self._handle.write(f"process {os.getpid()}")
+            self._handle.flush()
+
+    def _holder(self) -> str:
+        """Who holds the file, as far as it can be read."""
+        assert self._handle is not None
+        with contextlib.suppress(OSError, ValueError):  # Windows does not let others read a locked file
+            return self._handle.read(100).strip() or "another process"
+        return "another process"
+
+    def release(self) -> None:
+        """Let others have the file; does nothing the second time."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+
+def _lock(handle: IO[str]) -> None:
+    """Lock an open file or raise an OSError at once."""
+    if sys.platform == "win32":  # pragma: no cover
+        handle.seek(0)
+        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,6 +15,9 @@ from torch import Tensor
 from elliptica._utils import checks
 
 _TINY = 1e-300
+#: Neighbours of shorter series say nothing about their correlation.
+_SHORTEST_SERIES = 8
+_LARGEST_CORRELATION = 0.9
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
@@ -171,7 +174,12 @@ class Spread:
 
 
 def cross_validation_spread(
-    influence: np.ndarray, clusters: np.ndarray, fold: np.ndarray, shared: float | None = None
+    influence: np.ndarray,
+    clusters: np.ndarray,
+    fold: np.ndarray,
+    shared: float | None = None,
+    *,
+    ordered: bool = False,
 ) -> Spread:
     """Estimate the variance of estimates that are sums over rows tested by cross-validation.
 
@@ -182,7 +190,11 @@ def cross_validation_spread(
     same rows in another repeat. Folds are few, so half of it is the average over the other estimates.
 
     Degrees of freedom are those of Satterthwaite. For rows they take account of the fourth moments, so that
-    few clusters, a few large errors or a few rows on which two classifiers disagree count as little.
+    few clusters, a few large errors or a few rows on which two classifiers disagree count as little. With a
+    single cluster the variance is infinite.
+
+    Clusters that are stretches of time depend on their neighbours. With ``ordered=True`` the variance of rows
+    grows, and its degrees of freedom shrink, by the factor that the correlation of neighbours tells.
 
     Args:
         influence: What each row adds to each estimate, ``(repeats, estimates, rows)``; an estimate is the
@@ -191,6 +203,7 @@ def cross_validation_spread(
         fold: By repeat and row, -1 where a row is not tested.
         shared: Factor for rows that also train the other folds, by default K / (K - 1); a single fold has
             none.
+        ordered: Whether the numbers of clusters are their order in time.
     """
     mean = influence.mean(0)
     tested = (fold >= 0).any(0)
@@ -203,6 +216,9 @@ def cross_validation_spread(
     rows = small * squares * ((shared or n_folds / (n_folds - 1)) if n_folds > 1 else 1)
     fourth = (by_cluster**4).sum(1) - squares**2 / n_clusters
     degrees_rows = np.minimum(2 * squares**2 / np.maximum(fourth, _TINY), max(n_clusters - 1, 1))
+    if ordered:
+        serial = _serial_inflation(by_cluster)
+        rows, degrees_rows = rows * serial, degrees_rows / serial
     degrees_rows = np.maximum(degrees_rows, 1.0)
     training, subtracted, degrees_training = _training_noise(influence, clusters, fold)
     positive = rows > 0
@@ -217,7 +233,25 @@ def cross_validation_spread(
     scale = np.sqrt(np.maximum(squares, _TINY))
     correlation = (by_cluster @ by_cluster.T) / scale[:, None] / scale
     np.fill_diagonal(correlation, 1.0)
+    if n_clusters < 2:  # its sum is what the estimate was taken from: nothing shows how far it scatters
+        unknown = np.full(n, np.inf)
+        return Spread(unknown, unknown, np.full(n, np.nan), np.ones(n), np.eye(n))
     return Spread(variance, rows, extra if degrees_training else np.full(n, np.nan), degrees, correlation)
+
+
+def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
+    """Factor by which the correlation of neighbours widens the variance of sums over a series.
+
+    For an autoregressive series of the first order it is (1 + r) / (1 - r). The sample correlation of a
+    short series is too small by about (1 + 4 r) / n, which is added.
+    """
+    n = by_cluster.shape[1]
+    if n < _SHORTEST_SERIES:
+        return np.ones(len(by_cluster))
+    squares = np.maximum((by_cluster**2).sum(1), _TINY)
+    found = (by_cluster[:, 1:] * by_cluster[:, :-1]).sum(1) / squares
+    found = ((found + 1 / n) / (1 - 4 / n)).clip(0.0, _LARGEST_CORRELATION)
+    return np.asarray((1 + found) / (1 - found))
 
 
 def simultaneous_level(correlation: np.ndarray, confidence: float = 0.95, n_draws: int = 20_000) -> float:

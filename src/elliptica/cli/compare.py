@@ -334,6 +334,9 @@ def _run(source: str, target: str | None, out: Path, console: Console, **options
         return _interrupted(session, out, console)
     except OSError as error:  # a full disk, or an output that takes nothing
         return _not_written(error, session, out)
+    finally:
+        if session is not None:
+            session.close()
     return 0
 
 
@@ -399,7 +402,7 @@ def _print_start(session: Session, console: Console) -> None:
     settings = f", {count(plan.trials, 'setting')} each" if plan.trials > 1 else ""
     folds = count(shift.folds_per_repeat, "fold")
     repeats = f", {shift.n_repeats} times" if shift.n_repeats > 1 else ""
-    done = len({(r.repeat, r.fold) for r in session.store.records()})
+    done = len({(r.repeat, r.fold) for r in session.result().records})
     resumed = f" {count(done, 'fold')} of an earlier run kept." if done else ""
     print_text(
         console,

@@ -88,35 +88,37 @@ class Comparison:
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Predictions of the test rows: numbers bounded, probabilities not calibrated.
+        """Predictions of the test rows, made as saved models make them.
 
-        Of all methods, and of `CONSTANT`: the mean, or the class frequencies, of the training rows.
+        Of all methods, and of `CONSTANT`: the mean, or the class frequencies, of the training rows. Numbers
+        are bounded, probabilities are calibrated by a temperature from the validation rows.
         """
-        return self._predictions({m: [r.predicted for r in self.of(m)] for m in self.methods})
+        return self._predictions({m: [r.final() for r in self.of(m)] for m in self.methods})
 
     @cached_property
-    def calibrated(self) -> Predictions | None:
-        """The same after temperature scaling on the validation rows; None for regression."""
+    def uncalibrated(self) -> Predictions | None:
+        """The same before temperature scaling; None for regression."""
         if self.problem.task == "regression":
             return None
-        return self._predictions({m: [r.calibrated() for r in self.of(m)] for m in self.methods})
+        return self._predictions({m: [r.predicted for r in self.of(m)] for m in self.methods})
 
     @cached_property
     def scores(self) -> dict[str, dict[str, float]]:
         """One number per method and column; empty as long as no fold is finished.
 
         Beside the `metrics`: ``beyond_range`` (share of predicted numbers that left the range of the training
-        targets), or ``calibrated_log_loss`` and ``calibrated_calibration_error`` (after temperature scaling).
+        targets), or ``uncalibrated_log_loss`` and ``uncalibrated_calibration_error`` (before temperature
+        scaling).
         """
         if not self.finished:
             return {}
-        if self.calibrated is None:
+        if self.uncalibrated is None:
             unbounded = self._predictions({m: [r.unbounded for r in self.of(m)] for m in self.methods})
             return score(self.predictions, unbounded=unbounded.values)
-        found, after = score(self.predictions), score(self.calibrated)
+        found, before = score(self.predictions), score(self.uncalibrated)
         for method, values in found.items():
             for name in ("log_loss", "calibration_error"):
-                values[f"calibrated_{name}"] = after[method][name]
+                values[f"uncalibrated_{name}"] = before[method][name]
         return found
 
     @cached_property
@@ -185,6 +187,7 @@ class Comparison:
             fold,
             bounds,
             found,
+            ordered=self.shift.shift == "time",
         )
 
 
@@ -342,6 +345,23 @@ class Session:
         about = describe(problem, table.name, options.identity(shift))
         folder = None if out is None else Path(out)
         store = Store(folder, about, plan, file_head(problem, shift.words, command))
+        try:
+            return cls._planned(problem, shift, store, table.name, options, began)
+        except BaseException:
+            store.close()
+            raise
+
+    @classmethod
+    def _planned(
+        cls,
+        problem: TableProblem,
+        shift: ShiftPlan,
+        store: Store,
+        name: str,
+        options: Options,
+        began: float,
+    ) -> Session:
+        """Fit the plan to the budget, and estimate the time that is left."""
         plan, workers = store.plan, count_workers(options.jobs)
         first = shift.folds[0]
         n_inputs = prepare(problem, first, replace(plan, train_rows=1000)).x.shape[1]
@@ -355,7 +375,11 @@ class Session:
             if not all(store.has(fold.repeat, fold.number, method) for method in plan.methods)
         ]
         seconds = estimate(problem, open_folds, plan, speed, workers)
-        return cls(problem, shift, plan, store, table.name, options, seconds, began)
+        return cls(problem, shift, plan, store, name, options, seconds, began)
+
+    def close(self) -> None:
+        """Let other processes work in the folder."""
+        self.store.close()
 
     def run(self, listen: Listener | None = None) -> None:
         """Do what is not finished; ``listen`` gets the share that is done and words."""
@@ -375,7 +399,9 @@ class Session:
 
     def result(self) -> Comparison:
         """What is known so far."""
-        return Comparison(self.problem, self.shift, self.plan, self.store.records(), self.name)
+        folds = {(fold.repeat, fold.number) for fold in self.shift.folds}  # a folder may hold more repeats
+        records = tuple(record for record in self.store.records() if record.key[:2] in folds)
+        return Comparison(self.problem, self.shift, self.plan, records, self.name)
 
 
 def compare(
@@ -421,5 +447,8 @@ def compare(
         ['erm', 'elliptic', 'constant']
     """
     session = Session.open(source, target, Options(**options), out=out)
-    session.run(listen)
-    return session.result()
+    try:
+        session.run(listen)
+        return session.result()
+    finally:
+        session.close()

@@ -236,8 +236,9 @@ def _calibration(found: Summary) -> Section | None:
         )
     text = (
         "Temperature scaling divides the logits by one number that the validation rows choose; above 1, the "
-        "method was overconfident. It leaves the predicted classes as they are. A temperature from rows like "
-        "those of training need not hold under a shift."
+        "method was overconfident. It leaves the predicted classes as they are. Scores and verdict are after "
+        "it, as is the saved model. A temperature from rows like those of training need not hold under a "
+        "shift."
     )
     return Section("Calibration, before and after a temperature", [text], rows, is_open=True)
 

@@ -95,6 +95,8 @@ class Predictions:
         bounds: Upper bounds of the bands of the target, without the last one; empty for classification.
         values: By method: probabilities ``(repeats, rows, classes)`` or numbers ``(repeats, rows)``, NaN
             where the row is not tested.
+        ordered: Whether clusters are stretches of time, numbered in their order, so that neighbours depend
+            on each other, too.
 
     Example:
         >>> y = np.array([0.0, 0.0, 10.0, 10.0])
@@ -111,6 +113,7 @@ class Predictions:
     fold: np.ndarray
     bounds: np.ndarray
     values: Mapping[str, np.ndarray]
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         n = len(self.target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from sklearn.preprocessing import StandardScaler
 from elliptica._utils.random import stream_seed
 from elliptica.compare.comparison import Comparison
 from elliptica.compare.networks import JTT, training_groups
-from elliptica.compare.plan import NAMES, NETWORKS, SEES_GROUPS, TREES, Plan, draw_settings
+from elliptica.compare.plan import NAMES, NETWORKS, REFERENCE, SEES_GROUPS, TREES, Plan, draw_settings
 from elliptica.compare.problem import TableProblem
 from elliptica.compare.protocol import Record, final_trial
 from elliptica.compare.references import make_reference
-from elliptica.compare.shift import make_preprocessor
+from elliptica.compare.shift import make_preprocessor, trial_rows
 from elliptica.compare.table import TableError
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
 
@@ -86,9 +86,10 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
     preprocess = make_preprocessor(problem)
     inputs = np.asarray(preprocess.fit_transform(problem.features))
     if final.method in NETWORKS:
-        model = _fit_network(problem, plan, final, inputs)
+        wrong = _first_errors(comparison, inputs) if final.method == JTT else None
+        model = _fit_network(problem, plan, final, inputs, wrong)
     elif final.method == TREES:
-        model = _fit_reference(problem, final, inputs)
+        model = _fit_trees(problem, final, inputs)
     else:
         model = _fit_linear(problem, final, inputs)
     pipeline = Pipeline([("table", preprocess), ("model", model)])
@@ -122,14 +123,34 @@ def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
     return notes
 
 
-def _fit_network(problem: TableProblem, plan: Plan, final: FinalSettings, inputs: np.ndarray) -> Any:
+def _first_errors(comparison: Comparison, inputs: np.ndarray) -> np.ndarray:
+    """Which rows the first stage of JTT misclassifies; the same stage as in the folds.
+
+    It is one network of ordinary training with the settings and the length of ordinary training. It sees as
+    many rows as trials do: the others are among those whose errors count.
+    """
+    problem, plan = comparison.problem, comparison.plan
+    final = replace(final_settings(comparison, REFERENCE), temperature=None)
+    rows = trial_rows(problem, comparison.shift.shift, plan.tuning_rows, plan.seed)
+    part = replace(problem, target=problem.target[rows])
+    first = _fit_network(part, replace(plan, networks=1), final, inputs[rows])
+    return np.asarray(first.predict(inputs) != problem.target)
+
+
+def _fit_network(
+    problem: TableProblem,
+    plan: Plan,
+    final: FinalSettings,
+    inputs: np.ndarray,
+    wrong: np.ndarray | None = None,
+) -> Any:
+    """Train a network; JTT needs to know which rows its first stage got wrong."""
     settings = dict(final.settings)
     weight = None
     method = final.method
-    if method == JTT:  # counts the errors of a first network more often
-        first = FinalSettings("erm", _without(settings, "upweight"), False, final.length, None)
-        errors = _fit_network(problem, plan, first, inputs).predict(inputs) != problem.target
-        method, weight = "erm", np.where(errors, settings.pop("upweight"), 1.0)
+    if method == JTT:
+        assert wrong is not None
+        method, weight = "erm", np.where(wrong, settings.pop("upweight"), 1.0)
     if method == "elliptic-weighted":
         method, settings["weighting"] = "elliptic", "gradient_softmax"
     options = {
@@ -153,15 +174,22 @@ def _fit_network(problem: TableProblem, plan: Plan, final: FinalSettings, inputs
     return classifier
 
 
-def _without(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != name}
-
-
 def _fit_reference(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
     model = make_reference(final.method, problem.task, final.settings, final.length, 0)
     if final.log_target:
         model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp)
     return model.fit(inputs, problem.target)
+
+
+def _fit_trees(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
+    """Train on all rows; a temperature divides the leaves, whose sums are the logits."""
+    model = _fit_reference(problem, final, inputs)
+    if final.temperature is not None:
+        model._baseline_prediction = model._baseline_prediction / final.temperature
+        for trees in model._predictors:
+            for tree in trees:
+                tree.nodes["value"] /= final.temperature
+    return model
 
 
 def _fit_linear(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:

@@ -73,7 +73,8 @@ _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay"
 _WHOLE = ("max_leaf_nodes", "min_samples_leaf")
 #: A value in this share of a range (on its scale) lies at the border.
 _BORDER = 0.1
-_MOST_SETTINGS = 8  # of one method, the shared ones included
+#: Of one method, the shared ones included. In more dimensions than needed, few points leave wide gaps.
+_MOST_SETTINGS = 4
 
 
 @dataclass(frozen=True)

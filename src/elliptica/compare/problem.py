@@ -542,6 +542,11 @@ def _real(column: pl.Series) -> np.ndarray:
             f"The target {column.name!r} has a value of {largest:g}, whose square is no number any more. "
             "Is it a code for a missing value? Empty the cell, or divide the column by a constant."
         )
+    if (spread := float(np.ptp(values))) < 1 / LARGEST:
+        raise TableError(
+            f"The values of the target {column.name!r} differ by {spread:g} at most, whose square is zero in "
+            "floating point. Multiply the column by a constant."
+        )
     return values
 
 

@@ -77,9 +77,10 @@ class Record:
         """Repeat, fold and method."""
         return self.repeat, self.fold, self.method
 
-    def calibrated(self) -> np.ndarray:
-        """Probabilities at the temperature of the validation rows."""
-        assert self.temperature is not None
+    def final(self) -> np.ndarray:
+        """Predictions of the test rows; probabilities at the temperature of the validation rows."""
+        if self.temperature is None:
+            return self.predicted
         return at_temperature(self.predicted, self.temperature)
 
     def to_json(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def run_reference(
         order[0],
         validation=validation,
         predicted=_predict(problem, model, rows.x[rows.fold.test], scale, rows.train, plan),
-        length=_best_length(model) if length is None and method == TREES else chosen.length,
+        length=model.n_iter_ if length is None and method == TREES else chosen.length,
         seconds=time.perf_counter() - begin,
     )
 
@@ -95,7 +95,7 @@ def _try(
     scale = TargetScale(log)
     fit, validation = rows.fit, rows.validation
     model = _fit(problem, rows, method, settings, scale, (fit, validation), None, plan)
-    length = _best_length(model) if method == TREES else 0
+    length = model.n_iter_ if method == TREES else 0
     predicted = _predict(problem, model, rows.x[validation], scale, fit, plan).values
     if not np.isfinite(predicted).all():
         return Trial(settings, log, length, {}, error="predictions are not finite"), predicted
@@ -120,13 +120,16 @@ def _fit(
     if method == TREES and length is None:
         assert held is not None
         model.set_params(max_iter=most_iterations(problem))
-        return model.fit(x, y, X_val=rows.x[held], y_val=_targets(problem, rows, held, scale))
+        model.fit(x, y, X_val=rows.x[held], y_val=_targets(problem, rows, held, scale))
+        return _cut_to_best(model)
     return model.fit(x, y)
 
 
-def _best_length(model: Any) -> int:
-    """Boosting iterations with the least validation loss; its first value is before any."""
-    return max(1, int(np.argmax(model.validation_score_)))
+def _cut_to_best(model: Any) -> Any:
+    """Remove the boosting iterations after the least validation loss, whose first value is before any."""
+    best = max(1, int(np.argmax(model.validation_score_)))
+    model._predictors = model._predictors[:best]  # n_iter_ counts these
+    return model
 
 
 def most_iterations(problem: TableProblem) -> int:

@@ -133,6 +133,24 @@ def make_shift(
     return ShiftPlan(shift, tuple(found), _clusters(problem, shift), _words(problem, shift, found), repeats)
 
 
+def trial_rows(problem: TableProblem, shift: Shift, most: int, seed: int) -> np.ndarray:
+    """Rows of the whole table that a trial would train on: no validation rows, and no more than ``most``.
+
+    They are the earlier ones under a shift in time, random ones (of whole blocks) otherwise.
+    """
+    draws = np.random.default_rng(stream_seed("trial rows", seed))
+    rows = np.arange(len(problem.target))
+    if shift == "time":
+        assert problem.times is not None
+        held = _latest(problem.times, rows, draws)
+    else:
+        held = _with_validation(problem, rows, rows[:0], draws).validation
+    if _missing_classes(problem, _Parts(rows, held, rows[:0])):
+        held = rows[:0]
+    fit = np.setdiff1d(rows, held, assume_unique=True)
+    return fit if len(fit) <= most else np.sort(draws.choice(fit, most, replace=False))
+
+
 def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
     """Make what turns the columns of a problem into numbers."""
     return TablePreprocessor(kinds=cast("dict[str, Kind]", problem.kind_of), scale="robust")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from elliptica import __version__
-from elliptica._utils.files import replacing, write_atomically
+from elliptica._utils.files import FileLock, replacing, write_atomically
 from elliptica.compare.plan import Plan
 from elliptica.compare.problem import TableProblem
 from elliptica.compare.protocol import NO_TIME, Record
@@ -22,17 +22,20 @@ from elliptica.report.content import present_versions
 
 RESULTS, PREDICTIONS = "results.json", "predictions.npz"
 MODEL = "model.elliptica"
+#: Held by the process that works in the folder.
+LOCK = ".lock"
 #: What is written beside them.
 WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
-#: Version of the format.
-FORMAT = 2
+#: Version of the format; 3 draws other settings for its trials.
+FORMAT = 3
 
 
 class Store:
     """The finished pieces of a comparison, in memory and (with a folder) on disk.
 
     A folder that holds the same comparison keeps its plan, except for methods, which may be added: a plan
-    that was made for a budget depends on how busy the machine was.
+    that was made for a budget depends on how busy the machine was. A folder belongs to one store at a time,
+    until `close`.
 
     Args:
         folder: Where the files are; None: nowhere.
@@ -41,8 +44,8 @@ class Store:
         head: What else the file says.
 
     Raises:
-        TableError: If nothing can be written to the folder, or if it holds another comparison: other data,
-            columns, options or version.
+        TableError: If nothing can be written to the folder, if another process works in it, or if it holds
+            another comparison: other data, columns, options or version.
     """
 
     def __init__(
@@ -54,11 +57,22 @@ class Store:
         self._about, self._head = dict(about), dict(head)
         self._records: dict[tuple[int, int, str], Record] = {}
         self._lock = threading.Lock()
+        self._folder_lock: FileLock | None = None
         if folder is not None:
             check_writable(folder)  # now, not after the first training
-            _check_own(folder)
-            if (folder / RESULTS).exists():
-                self._read(folder)
+            self._folder_lock = _hold(folder)
+            try:
+                _check_own(folder)
+                if (folder / RESULTS).exists():
+                    self._read(folder)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Let other processes work in the folder; nothing may be written after that."""
+        if self._folder_lock is not None:
+            self._folder_lock.release()
 
     def has(self, repeat: int, fold: int, method: str) -> bool:
         """Whether a piece is finished; one whose time was over may be tried again."""
@@ -154,6 +168,26 @@ def _read_records(contents: Iterable[Mapping[str, Any]], file: Path) -> Iterable
                 yield Record.from_json(
                     content, arrays[name], arrays[unbounded] if unbounded in arrays else np.empty(0)
                 )
+
+
+def _hold(folder: Path) -> FileLock:
+    """Keep other comparisons out of a folder: each would overwrite what the other has finished.
+
+    Raises:
+        TableError: If one works there now.
+    """
+    try:
+        return FileLock(folder / LOCK)
+    except BlockingIOError as error:
+        raise TableError(
+            f"Another comparison is writing to {folder} ({error.strerror}). Wait until it ends and run the "
+            "same command again, or choose another --out."
+        ) from error
+    except OSError as error:
+        raise TableError(
+            f"Nothing can be written to the folder {folder} ({error.strerror or error}). Choose another "
+            "--out, or make the folder writable."
+        ) from error
 
 
 def _check_own(folder: Path) -> None:

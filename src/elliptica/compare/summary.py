@@ -21,6 +21,8 @@ from elliptica.report.content import Difference, Verdict
 
 #: Fewer epochs compare the beginning of training.
 FEW_EPOCHS = 20
+#: Scores that are shown before and after temperature scaling.
+_CALIBRATED = ("log_loss", "calibration_error")
 
 
 @dataclass(frozen=True)
@@ -240,8 +242,8 @@ def _calibration(comparison: Comparison) -> dict[str, dict[str, float]]:
         temperatures = [record.temperature or 1.0 for record in comparison.of(method)]
         found[method] = {
             "temperature": float(np.exp(np.mean(np.log(temperatures)))),
-            **{f"{name}_before": scores[name] for name in ("log_loss", "calibration_error")},
-            **{f"{name}_after": scores[f"calibrated_{name}"] for name in ("log_loss", "calibration_error")},
+            **{f"{name}_before": scores[f"uncalibrated_{name}"] for name in _CALIBRATED},
+            **{f"{name}_after": scores[name] for name in _CALIBRATED},
         }
     return found
 
@@ -396,6 +398,11 @@ def _protocol(comparison: Comparison) -> list[str]:
         "keeping if none is shown to be better, in "
         f"{'RMSE' if problem.task == 'regression' else 'accuracy or Brier score'}."
     )
+    if problem.task == "classification":
+        points.append(
+            "Probabilities of every method are calibrated by one temperature from the validation rows, in "
+            "the scores as in the saved model."
+        )
     if plan.bounded and problem.task == "regression":
         points.append(
             "Predictions of networks are confined to the range of the training targets (--unbounded switches "

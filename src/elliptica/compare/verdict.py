@@ -187,6 +187,10 @@ def show_change(change: Change, metric: Metric, *, result: bool = False) -> str:
         '+0.4 points (-1.1 to +1.9)'
     """
     low, high = change.low, change.high
+    if math.isinf(high):
+        unit = "%" if metric.relative else "points"
+        text = f"{_signed(100 * change.mean, 1)} {unit} (interval unknown)"
+        return f"{text} {RESULTS[change.result]}" if result else text
     if not metric.relative:  # shares cannot differ by more than 1
         low, high = max(-1.0, low), min(1.0, high)
     digits = _digits(low, high, change.result, metric)
@@ -440,6 +444,7 @@ class Column:
             predictions.clusters,
             predictions.fold,
             shared=CLASS_FACTOR if self.metric.name == "worst_class_accuracy" else None,
+            ordered=predictions.ordered,
         )
         level = simultaneous_level(spread.correlation, CONFIDENCE)
         return [
@@ -484,7 +489,7 @@ class Column:
 
 
 def _ratio(logarithm: float) -> float:
-    return math.expm1(min(logarithm, 700.0))
+    return math.inf if math.isinf(logarithm) and logarithm > 0 else math.expm1(min(logarithm, 700.0))
 
 
 def _part_means(
@@ -554,6 +559,9 @@ def _cautions(predictions: Predictions, methods: Sequence[str], names: Mapping[s
     if n_clusters < min(20, tested.sum()):
         found.append(
             f"The test rows form {n_clusters} independent blocks only: intervals are wide, and rough."
+            if n_clusters > 1
+            else "All test rows belong to one block, so that nothing shows how far results scatter: no "
+            "difference can be called better or worse. Test on more blocks or times."
         )
     losses = predictions.losses["right" if predictions.task == "classification" else "square"]
     errors, counts = [], []

@@ -58,6 +58,10 @@ _LONGEST_REASON = 300  # characters of an internal error that a message quotes
 _MOST_CHARACTERS = 2**26
 _MOST_JSON = 2**26  # bytes of settings, which become several times that in memory
 _DEEPEST_JSON = 100
+#: Objects in the part of scikit-learn: 25,000 trees have fewer, and more would take minutes to build.
+_MOST_NODES = 500_000
+#: Arrays that several objects share are read once for each; together they may be so many times the file.
+_MOST_SHARING = 8
 _PROTOCOL = 2  # of skops 0.16, with which the first such files were written
 _MOST_NETWORKS = 10_000
 _LAWS = {"green": Green, "screened": Screened}
@@ -493,9 +497,8 @@ def _slim(model: Any) -> Any:
 
 def _undump(data: bytes, described: dict[str, Any]) -> Any:
     """A model of scikit-learn, after a look at everything that its part of the file holds."""
-    _check_dump(data)
     trusted = sorted(set().union(*_TRUSTED.values()))
-    model = _skops().loads(data, trusted=trusted)
+    model = _skops().loads(_without_references(*_check_dump(data)), trusted=trusted)
     if type(model).__name__ != described["class"] or not _is_savable_model(model):
         raise TypeError(f"{type(model).__name__} instead of {described['class']}")
     inner = model.regressor_ if isinstance(model, TransformedTargetRegressor) else model
@@ -509,10 +512,32 @@ def _undump(data: bytes, described: dict[str, Any]) -> Any:
     return model
 
 
-def _check_dump(data: bytes) -> None:
+def _without_references(schema: dict[str, Any], arrays: dict[str, bytes]) -> bytes:
+    """Remove the numbers of objects, through which a file could share objects and nest them in themselves.
+
+    skops writes every object in full wherever it occurs, so nothing is lost. Without numbers, what is built
+    is no larger than the file; with them, a few lines could stand for a tree without end.
+    """
+    level: list[Any] = [schema]
+    while level:
+        for node in level:
+            if isinstance(node, dict):
+                node.pop("__id__", None)
+        level = _children(level)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        for name, content in {"schema.json": json.dumps(schema).encode(), **arrays}.items():
+            file.writestr(name, content)
+    return buffer.getvalue()
+
+
+def _check_dump(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Refuse a part of scikit-learn that holds anything but what we trust, before any of it is built.
 
     Sizes that arrays claim must be those of their data, so that reading needs no more memory than the file.
+
+    Returns:
+        The schema, and the files of the arrays.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         members = {info.filename: info for info in file.infolist()}
@@ -522,34 +547,56 @@ def _check_dump(data: bytes) -> None:
             raise ValueError("compressed members")
         if members["schema.json"].file_size > _MOST_JSON:
             raise ValueError(f"a schema of {members['schema.json'].file_size} bytes")
-        _check_schema(json.loads(file.read("schema.json")))
-        for name in members:
-            if name != "schema.json":
-                _check_array(name, file.read(name))
+        if sum(info.file_size for info in members.values()) > len(data):
+            raise ValueError("members that overlap")
+        schema = json.loads(file.read("schema.json"))
+        sizes = {name: info.file_size for name, info in members.items()}
+        _check_schema(schema, sizes, _MOST_SHARING * len(data))
+        arrays = {name: file.read(name) for name in members if name != "schema.json"}
+    for name, content in arrays.items():
+        _check_array(name, content)
+    return schema, arrays
 
 
-def _check_schema(schema: Any) -> None:
-    """Refuse types that are not in our list, wherever they are, and deep nesting."""
+def _check_schema(schema: Any, sizes: dict[str, int], most_bytes: int) -> None:
+    """Refuse types that are not in our list, wherever they are, deep nesting, and more than one can build.
+
+    Args:
+        schema: What the part holds.
+        sizes: Of its files, in bytes.
+        most_bytes: That all arrays together may have, each counted as often as it occurs.
+    """
     if not isinstance(schema, dict) or schema.get("protocol", 0) < _PROTOCOL:
         raise ValueError("a schema of an older protocol")  # whose rules are laxer
     level: list[Any] = [schema]
-    depth = 0
+    depth = n_nodes = n_bytes = 0
     while level:
         for node in level:
             if isinstance(node, dict) and "__loader__" in node:
                 loader, name = str(node["__loader__"]), f"{node.get('__module__')}.{node.get('__class__')}"
                 if name not in _TRUSTED.get(loader, ()):
                     raise ValueError(f"it holds {name:.100} ({loader:.40}), which is not on the list")
-        level = [
-            child
-            for node in level
-            if isinstance(node, dict | list)
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]
+                n_nodes += 1
+                n_bytes += sizes.get(str(node.get("file")), 0)
+        level = _children(level)
         depth += 1
         if depth > _DEEPEST_JSON:
             raise ValueError(f"it is nested deeper than {_DEEPEST_JSON} levels")
+        if n_nodes > _MOST_NODES:
+            raise ValueError(f"it holds more than {_MOST_NODES:,} objects")
+        if n_bytes > most_bytes:
+            raise ValueError("it repeats its arrays too often")
+
+
+def _children(level: list[Any]) -> list[Any]:
+    """Objects and lists of JSON that lie directly in those of a level."""
+    return [
+        child
+        for node in level
+        if isinstance(node, dict | list)
+        for child in (node.values() if isinstance(node, dict) else node)
+        if isinstance(child, dict | list)
+    ]
 
 
 def _check_array(name: str, content: bytes) -> None:
