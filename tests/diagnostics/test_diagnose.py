@@ -151,8 +151,29 @@ def test_few_rows_and_one_class_raise_nothing(n):
 
 def test_one_class_among_many_rows():
     x, y = separated(80)
-    found = elliptica.diagnose(Function(sure), LOSS, x, y * 0, held_out=(x, y), landscape=False)
+    names = np.array(["no", "yes"])
+    found = elliptica.diagnose(
+        Function(sure), LOSS, x, y * 0, held_out=(x + 0.1, y), landscape=False, class_names=names
+    )
     assert found["prior"].severity == "warning"
+    assert "without a single training row: yes" in found["prior"].sentence
+    assert "e+" not in str(found)  # no number divided by nothing
+
+
+def test_a_constant_target_divides_by_nothing():
+    x, _ = separated(80)
+    y = torch.ones(80, 1)
+    found = elliptica.diagnose(Function(lambda x: x[:, :1]), nn.MSELoss(), x, y, held_out=(x + 1, y), n=40)
+    assert "e+" not in str(found)
+
+
+def test_held_out_rows_that_were_trained_on_say_nothing_about_overfitting():
+    x, y = separated(80)
+    found = elliptica.diagnose(Function(sure), LOSS, x, y, held_out=(x, y), landscape=False)
+    assert found["leak"].severity == "warning"
+    assert not found["overfitting"].computed
+    few = elliptica.diagnose(Function(sure), LOSS, x, y, held_out=(x[:1] + 1, y[:1]), landscape=False)
+    assert "at least ten held-out rows" in few["overfitting"].sentence
 
 
 @pytest.mark.bad_input
@@ -166,6 +187,8 @@ def test_wrong_rows_are_explained():
         ({"held_out": (x, y + 1)}, r"Labels must lie in 0\.\.1"),
         ({"held_out_groups": ["a"] * 40}, r"Pass held_out=\(x, y\)"),
         ({"held_out": (x, y), "held_out_groups": ["a"]}, "held_out_groups must have one entry"),
+        ({"held_out": x}, r"Pass held_out=\(x, y\)"),
+        ({"held_out": (x[:0], y[:0])}, "have no rows"),
         ({"unlabelled": x[:, :1]}, "unlabelled must have rows of shape"),
         ({"unlabelled": x / 0}, "unlabelled must be finite"),
         ({"max_rows": 3}, "max_rows"),

@@ -107,8 +107,12 @@ def test_a_sample_by_part_keeps_small_parts():
     counts = {p: sum(parts[i] == p for i in rows.tolist()) for p in "abc"}
     assert counts["b"] == 30
     assert counts["c"] == 50
-    assert counts["a"] == math.ceil(500 * 5000 / 5430)
+    assert counts["a"] == round(500 * 5000 / 5430)
     assert len(set(rows.tolist())) == len(rows)
+    even = sample_by_part(parts, 500, torch.Generator().manual_seed(0), floor=1)
+    assert sum(parts[i] == "b" for i in even.tolist()) == round(
+        500 * 30 / 5430
+    )  # no overall number is biased
 
 
 # ---- labels
@@ -119,11 +123,15 @@ def test_suspicion_ranks_wrong_labels_first(generator):
     x, y = two_classes(600, generator)
     x[:, 0] += 2 * (2 * y - 1)
     wrong = torch.rand(600, generator=generator) < 0.1
-    e = evidence(logits, x, torch.where(wrong, 1 - y, y))
+    given = torch.where(wrong, 1 - y, y)
+    e = evidence(logits, x, given)
     assert roc_auc_score(wrong, data.label_suspicion(e)[: len(wrong)]) > 0.98
     found = data.judge_labels(e)
-    assert found.severity == "warning"
+    assert found.severity == "look"  # without held-out rows, classes might overlap
     assert np.mean(wrong[list(found.rows)].numpy()) > 0.9
+    other, clean = two_classes(300, generator)
+    other[:, 0] += 2 * (2 * clean - 1)
+    assert data.judge_labels(evidence(logits, x, given, (other, clean))).severity == "warning"
     assert data.judge_labels(evidence(logits, x, y)).severity == "fine"
 
 
@@ -148,9 +156,16 @@ def test_wrong_values_are_listed(generator):
     y = x.sum(1, keepdim=True) + 0.1 * torch.randn(400, 1, generator=generator)
     assert data.judge_labels(evidence(lambda x: x.sum(1, keepdim=True), x, y)).severity == "fine"
     y[:20] += 30
-    found = data.judge_labels(evidence(lambda x: x.sum(1, keepdim=True), x, y))
+    total = Function(lambda x: x.sum(1, keepdim=True))
+    assert data.judge_labels(evidence(total, x, y)).severity == "look"  # rare events, perhaps
+    other = torch.randn(400, 2, generator=generator)
+    found = data.judge_labels(evidence(total, x, y, (other, other.sum(1, keepdim=True))))
     assert found.severity == "warning"
     assert set(found.rows[:20]) == set(range(20))
+    y[:20] -= 30
+    y[0] = 1e4
+    found = data.judge_labels(evidence(total, x, y))
+    assert (found.title, found.rows[0]) == ("A few target values dwarf all others", 0)
 
 
 # ---- copies and shared rows
@@ -302,3 +317,236 @@ def test_one_logit_is_two_classes(generator):
     assert not bool(e.is_wrong(e.train).any())
     p = evidence(lambda x: (4 * x[:, :1]).sigmoid(), x, y[:, None].float(), loss=nn.BCELoss())
     torch.testing.assert_close(p.train.outputs, e.train.outputs, rtol=1e-5, atol=1e-6)
+
+
+# ---- what a newcomer stumbled over
+
+
+def trained(x, y, outputs, steps=200):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, outputs))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loss = nn.CrossEntropyLoss() if outputs > 1 else nn.MSELoss()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_that_neighbours_cannot_know_are_not_called_wrong(seed):
+    """No label is wrong, but in ten dimensions neighbours do not know the sign of a product."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(1100, 10, generator=g)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    e = evidence(trained(x[:500], y[:500], 2), x[:500], y[:500], (x[500:], y[500:]))
+    assert data.judge_labels(e).severity != "warning"
+
+
+def test_wrong_held_out_labels_are_told_from_overfitting(generator):
+    x, y = two_classes(1000, generator)
+    x[:, 0] += 2 * (2 * y - 1)
+    flipped = y.clone()
+    flipped[500::5] = 1 - y[500::5]
+    found = data.judge_labels(evidence(logits, x[:500], y[:500], (x[500:], flipped[500:])))
+    assert (found.title, found.rows_of) == ("Held-out labels look wrong", "held-out")
+    assert all(row % 5 == 0 for row in found.rows)
+    reverse = model_of.judge_label_order(evidence(logits, x[:500], y[:500], (x[500:], 1 - y[500:])))
+    assert reverse.title == "Held-out labels are in another order"
+    assert data.judge_labels(evidence(logits, x[:500], y[:500], (x[500:], y[500:]))).severity == "fine"
+
+
+def test_targets_in_another_unit(generator):
+    x = torch.randn(400, 2, generator=generator)
+    y = x[:, :1] + 0.1 * torch.randn(400, 1, generator=generator)
+    first = Function(lambda x: x[:, :1])
+    same = evidence(first, x[:200], y[:200], (x[200:], y[200:]))
+    assert model_of.judge_label_order(same).severity == "fine"
+    other = evidence(first, x[:200], y[:200], (x[200:], 100 + 25 * y[200:]))
+    found = model_of.judge_label_order(other)
+    assert found.title == "Held-out targets are in another unit"
+    assert "24.8 times the prediction plus 100" in found.sentence
+    useless = evidence(lambda x: 0 * x[:, :1] + x[:, 1:], x[:200], y[:200], (x[200:], y[200:]))
+    assert model_of.judge_label_order(useless).severity == "fine"
+
+
+def test_copies_make_no_targets_look_wrong(generator):
+    x = torch.randn(200, 2, generator=generator)
+    x = torch.cat([x, x[:20].repeat(20, 1)])
+    y = x.sum(1, keepdim=True) + 0.2 * torch.randn(len(x), 1, generator=generator)
+    e = evidence(lambda x: x.sum(1, keepdim=True), x, y)
+    assert len(e.base) == 200
+    assert data.judge_labels(e).severity == "fine"
+    fresh = torch.randn(200, 2, generator=generator)
+    held = evidence(lambda x: x.sum(1, keepdim=True), x, y, (fresh, fresh.sum(1, keepdim=True)))
+    assert data.is_farther(held, held.held_distance).lower < 0.6
+
+
+def test_skewed_targets_do_not_hide_that_a_model_predicts(generator):
+    x = torch.randn(300, 2, generator=generator)
+    y = x.sum(1, keepdim=True).mul(1.5).exp()
+    e = evidence(lambda x: 0.8 * x.sum(1, keepdim=True).mul(1.5).exp(), x, y)
+    assert model_of.judge_constant(e).severity == "fine"
+
+
+def test_a_feature_that_is_all_the_model_knows(generator):
+    """Without it the model knows nothing, so that leaving it out does not lower the error."""
+    y = torch.arange(600) % 2
+    side = (2 * y - 1).float()[:, None]
+    x = torch.cat(
+        [side + 0.2 * torch.randn(600, 1, generator=generator), torch.randn(600, 3, generator=generator)], 1
+    )
+    x[300:, 0] = x[300:, 0][torch.randperm(300, generator=generator)]
+    only = Function(lambda x: torch.stack([-4 * x[:, 0], 4 * x[:, 0]], 1))
+    found = model_of.judge_shortcut(evidence(only, x[:300], y[:300], (x[300:], y[300:])))
+    assert found.title == "Shortcut: feature 0"
+    assert "vanishes" in found.sentence
+
+
+def test_shuffled_held_out_labels_are_no_shortcut(generator):
+    y = torch.arange(800) % 2
+    x = 2 * (2 * y - 1).float()[:, None] + torch.randn(800, 4, generator=generator)
+    mixed = y[400:][torch.randperm(400, generator=generator)]
+    total = Function(lambda x: torch.stack([-x.sum(1), x.sum(1)], 1))
+    e = evidence(total, x[:400], y[:400], (x[400:], mixed))
+    assert model_of.judge_shortcut(e).severity == "fine"
+    assert data.judge_labels(e).title == "Held-out labels look wrong"
+
+
+def test_rows_that_cannot_be_evaluated_alone(generator):
+    x, y = two_classes(80, generator)
+    model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), Function(logits))
+    assert model_of.judge_outputs(evidence(model, x, y)).title == "Outputs depend on the batch"
+
+
+def test_classes_that_were_never_trained(generator):
+    x, y = two_classes(200, generator)
+    three = Function(lambda x: torch.cat([logits(x), x[:, :1] * 0 - 9], 1))
+    found = data.judge_prior(evidence(three, x, y, (x + 0.1, y + (torch.arange(200) % 4 == 0))))
+    assert found.title == "Classes that were never trained"
+
+
+# ---- what a critic broke
+
+
+def test_one_wild_target_does_not_hide_overfitting(generator):
+    """The error of all other rows keeps its size."""
+    x = torch.randn(300, 10, generator=generator)
+    y = x[:, :1] + torch.randn(300, 1, generator=generator)
+    model = trained(x[:100], y[:100], 1, steps=400)
+    y[0] = 1e4
+    e = evidence(model, x[:100], y[:100], (x[100:], y[100:]))
+    found = {f.name: f for f in model_of.judge_gap(e)}
+    assert found["overfitting"].severity == "warning"
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("d", [10, 14])
+def test_equal_rows_by_chance_are_no_leak(d):
+    """Binary features, training and held-out rows of one law."""
+    warned = 0
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        x = (torch.rand(1000, d, generator=g) < 0.5).float()
+        y = (torch.rand(1000, generator=g) < 0.5).long()
+        e = evidence(lambda x: x[:, :2], x[:600], y[:600], (x[600:], y[600:]))
+        warned += data.judge_leak(e).severity == "warning"
+    assert warned == 0
+
+
+def test_rounded_copies_are_a_leak(generator):
+    x, y = two_classes(400, generator, d=5)
+    held = torch.cat([x[:40] + 1e-6, torch.randn(160, 5, generator=generator)])
+    found = data.judge_leak(evidence(logits, x, y, (held, (held[:, 0] > 0).long())))
+    assert found.severity == "warning"
+    assert set(found.rows) == set(range(40))
+
+
+@pytest.mark.statistical
+def test_a_weak_but_honest_model_is_not_called_a_constant():
+    """The best possible predictions with a tenth of the variance, sixty rows."""
+    grades = []
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randn(60, 1, generator=g)
+        y = x + 3 * torch.randn(60, 1, generator=g)
+        grades.append(model_of.judge_constant(evidence(lambda x: x, x, y)).severity)
+    assert grades.count("warning") <= 2
+    useless = evidence(lambda x: torch.zeros(len(x), 1) + y.mean(), x, y)
+    assert model_of.judge_constant(useless).severity == "warning"
+
+
+def test_a_right_but_over_confident_model_is_better_than_a_constant(generator):
+    x, _ = two_classes(900, generator)
+    y = logits(x / 2).softmax(1).multinomial(1, generator=generator)[:, 0]
+    e = evidence(lambda x: 40 * logits(x), x[:400], y[:400], (x[400:], y[400:]))
+    assert model_of.judge_constant(e).severity == "fine"
+    assert model_of.judge_confidence(e).severity == "warning"
+
+
+def test_kin_of_one_patient_are_no_underfitting(generator):
+    """Ten rows per patient share what no input says; held-out patients are new."""
+    patient = torch.arange(600) // 10
+    x = torch.randn(60, 3, generator=generator)[patient] + 0.05 * torch.randn(600, 3, generator=generator)
+    effect = torch.randn(60, 1, generator=generator)[patient]
+    y = x[:, :1] + effect
+    e = evidence(lambda x: x[:, :1], x[:300], y[:300], (x[300:], y[300:]))
+    assert e.gain_of_neighbours(e.train.take(e.base), e.near[1]).lower > 0.05
+    assert model_of.judge_underfit(e).severity == "fine"
+
+
+def test_rare_classes_of_the_best_model_are_a_trade_off(generator):
+    y = (torch.rand(2000, generator=generator) < 0.1).long()
+    x = torch.randn(2000, 2, generator=generator)
+    x[:, 0] += 2 * (y - 0.5)
+    best = Function(lambda x: torch.stack([0 * x[:, 0], 2 * x[:, 0] + math.log(1 / 9)], 1))
+    split = (x[:1000], y[:1000], (x[1000:], y[1000:]))
+    assert model_of.judge_parts(evidence(best, *split)).severity == "look"
+    shy = Function(lambda x: torch.stack([0 * x[:, 0], 2 * x[:, 0] - 6], 1))  # gives the class too little
+    assert model_of.judge_parts(evidence(shy, *split)).severity == "warning"
+
+
+def test_the_best_model_takes_no_shortcut_by_group(generator):
+    """A class that is rarer in a group is missed there more often, by the best model, too."""
+    town = torch.rand(3000, generator=generator) < 0.5
+    y = (torch.rand(3000, generator=generator) < torch.where(town, 0.5, 0.1)).long()
+    x = torch.randn(3000, 1, generator=generator) + 1.5 * (y[:, None] - 0.5)
+    x = torch.cat([x, town[:, None].float()], 1)
+    prior = Function(lambda x: torch.stack([0 * x[:, 0], 1.5 * x[:, 0] - (1 - x[:, 1]) * math.log(9)], 1))
+    names = ["town" if t else "land" for t in town.tolist()]
+    groups = {"groups": names[:1500], "test_groups": names[1500:]}
+    e = evidence(prior, x[:1500], y[:1500], (x[1500:], y[1500:]), **groups)
+    assert model_of.judge_shortcut(e).severity == "fine"
+    blind = Function(lambda x: torch.stack([0 * x[:, 0], x[:, 0] * 0.1 + 8 * x[:, 1] - 4], 1))
+    e = evidence(blind, x[:1500], y[:1500], (x[1500:], y[1500:]), **groups)
+    assert model_of.judge_shortcut(e).title == "Shortcut: the group stands for the class"
+
+
+def test_outputs_in_different_units_count_alike(generator):
+    x = torch.randn(300, 2, generator=generator)
+    y = x * torch.tensor([100.0, 1.0])
+    half = evidence(lambda x: x * torch.tensor([100.0, -1.0]), x, y)  # the second output is reversed
+    assert float(half.errors(half.train).mean()) > 1
+
+
+def test_losses_whose_outputs_are_no_predictions(generator):
+    x = torch.randn(200, 2, generator=generator)
+    counts = torch.poisson(x[:, :1].exp(), generator=generator)
+    e = evidence(lambda x: x[:, :1], x, counts, loss=nn.PoissonNLLLoss())
+    assert e.task == "other"
+    soft = (logits(x) / 4).softmax(1)
+    e = evidence(lambda x: logits(x) / 4, x, soft, (x + 0.01, soft))
+    assert not model_of.judge_confidence(e).computed
+
+
+@pytest.mark.statistical
+def test_features_of_one_law_hardly_ever_move():
+    """Sixty features and sixty tables: the limit allows for all of them."""
+    moved = 0
+    for seed in range(60):
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randn(80, 60, generator=g)
+        e = evidence(logits, x[:40], torch.arange(40) % 2, (x[40:], torch.arange(40) % 2))
+        moved += len(data.moved_features(e, e.held.raw))
+    assert moved <= 1

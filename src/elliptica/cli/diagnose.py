@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SUFFIX = ".elliptica"
 #: Folder of the reports.
 _FOLDER = Path("landscape")
+#: Endings of the file that a diagnosis is written to.
+_SUFFIXES = (".html", ".htm", ".json", ".txt", ".md")
 _COLOURS = {"look": "yellow", "warning": "red"}
 #: Options that belong to the findings, and those that belong to the reports, by the name of the argument.
 _OF_FINDINGS = {"n": "--n", "sigma": "--sigma", "format_": "--format"}
@@ -221,6 +223,8 @@ def _check_kind(given: set[str], out: Path | None, *, has_reports: bool) -> None
         raise ValueError(f"{odd[0]} belongs to the reports. Add --reports all, or leave it out.")
     if out is not None and has_reports and out.is_file():
         raise ValueError(f"--out {out} is a file, but the reports need a folder. Choose another --out.")
+    if out is not None and not has_reports and out.suffix.lower() not in ("", *_SUFFIXES):
+        raise ValueError(f"--out {out} has an unknown ending. Use one of {', '.join(_SUFFIXES)}.")
     if out is not None and not has_reports and out.is_dir():
         raise ValueError(f"--out {out} is a folder. Pass the name of a file, e.g. {out / 'found.txt'}.")
 
@@ -244,6 +248,11 @@ def _check_columns(data: str, model: str | None, target: str | None, group: str 
     if data.endswith(SUFFIX):
         raise ValueError(
             f"{data} is a model, not data. Write: elliptica diagnose DATA --model {data} --target COLUMN"
+        )
+    if Path(data).suffix.lower() in (".csv", ".tsv", ".parquet"):
+        raise ValueError(
+            f"{data} is a table, which only a saved model can read: elliptica diagnose {data} --model "
+            f"model{SUFFIX}. For a model from your code, save arrays: numpy.savez(file, x=..., y=...)."
         )
     if target is not None or group is not None:
         raise ValueError(
@@ -271,6 +280,10 @@ def _from_file(
 
     if odd:
         raise ValueError(f"{odd[0]} is for a model from your code; {model} holds weights and loss.")
+    if Path(model).suffix in (".pt", ".pth"):
+        raise ValueError(
+            f"{model} holds weights. Pass them as --weights {model} with --model package.module:name."
+        )
     rows = read_labelled(Path(model), Path(data), target, group=group, networks_only=False)
     held = (
         None if test is None else read_labelled(Path(model), test, target, group=group, networks_only=False)

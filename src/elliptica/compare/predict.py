@@ -406,6 +406,7 @@ def fitted_predictor(
         test=held,
         test_groups=None if held_out is None else held_out.groups,
         unlabelled=None if unlabelled is None else torch.from_numpy(unlabelled.copy()),
+        unlabelled_row_numbers=None if unlabelled is None else range(1, len(unlabelled) + 1),
         scales_inputs=True,
         row_numbers=rows.numbers,
         test_row_numbers=None if held_out is None else held_out.numbers,
@@ -415,7 +416,7 @@ def fitted_predictor(
 def read_unlabelled(model: Path, source: Any) -> tuple[np.ndarray, list[str]]:
     """Read a table without targets as a saved model takes it, with notices about it."""
     saved = load_model(model)
-    table = read_table(source, max_rows=SAMPLE_ROWS, sample=True, as_text=True)
+    table = read_table(source, max_rows=MAX_ROWS, as_text=True)
     target = saved.notes.get("target")
     carried = {target} if isinstance(target, str) else set()
     inputs, notices = _read_inputs(saved, table, carried)

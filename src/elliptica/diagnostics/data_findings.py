@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from elliptica._utils.statistics import bonferroni
-from elliptica.diagnostics.evidence import Difference, Evidence
-from elliptica.diagnostics.findings import Finding, Quantity, Severity, fine, skipped
+from elliptica.diagnostics.evidence import Difference, Evidence, number_rows
+from elliptica.diagnostics.findings import Finding, Quantity, RowsOf, Severity, fine, skipped
 from elliptica.diagnostics.neighbours import NEIGHBOURS
 
 #: Deep inside a class labels that differ from their neighbourhood are natural up to this share, and in a
@@ -30,6 +31,8 @@ MOVED = 0.2
 #: Shares of classes differ if so much of the mass lies elsewhere; from the second on it is a warning.
 PRIOR, LARGE_PRIOR = 0.1, 0.25
 _ROWS = 1000
+#: Features that are compared at most, evenly chosen among more (pixels).
+_FEATURES = 512
 
 
 # ---- labels
@@ -51,112 +54,224 @@ def judge_labels(e: Evidence) -> Finding:
 def label_suspicion(e: Evidence) -> Float[Tensor, " base"]:
     """Rank rows of `Evidence.base` by how much their targets contradict their neighbours': 1 is utterly."""
     assert e.train.y is not None
-    numbers = e.near[1][:, :NEIGHBOURS]
     if e.task == "classes":
         own = e.train.y[e.base]
-        return 1 - e.average(numbers)[torch.arange(len(own)), own]
-    z = _target_distance(e)
+        return 1 - e.average(e.near[1][:, :NEIGHBOURS])[torch.arange(len(own)), own]
+    z = _target_distance(e, e.near[1], e.train.y[e.base, 0])
     return z / (z + FAR_TARGET)
 
 
-def _judge_classes(e: Evidence) -> Finding:
-    """Count labels that differ from their neighbourhood where that is purest.
+@dataclass(frozen=True)
+class _Votes:
+    """What the neighbourhood of each row says: its largest class and share, and whether the label differs."""
 
-    Where classes overlap, neighbours differ by nature, but less and less inside a class. Wrong labels are
-    found there as often as anywhere.
+    share: Tensor
+    major: Tensor
+    differs: Tensor
+
+    @classmethod
+    def of(cls, e: Evidence, numbers: Tensor, y: Tensor) -> _Votes:
+        """Count the labels of neighbours."""
+        share, major = e.average(numbers).max(1)
+        return cls(share, major, y != major)
+
+    def within(self, rows: Tensor) -> _Votes:
+        """Give rows that have no neighbours worth the name a share of zero, so that they do not count."""
+        return _Votes(torch.where(rows, self.share, 0.0), self.major, self.differs & rows)
+
+
+def _judge_classes(e: Evidence) -> Finding:
+    """Count labels that differ from their neighbourhood where that is purest, in training and held-out rows.
+
+    Where classes overlap, or change faster than neighbours can follow, labels differ from their neighbourhood
+    by nature, and in held-out rows as often as in training. Wrong labels are more in one of the two.
     """
     assert e.train.y is not None
-    y = e.train.y[e.base]
-    shares = e.average(e.near[1])
-    share, major = shares.max(1)
-    differs = y != major
-    deep = share >= share.quantile(0.75)
-    rate = Quantity.share(int(differs[deep].sum()), int(deep.sum()), e.confidence)
-    by_class = _deep_rates(e, share, major, differs)
-    worst = max(by_class.values(), key=lambda q: q.lower, default=rate)
-    suspects = differs & (label_suspicion(e) >= 0.8) & (share >= 0.5)
-    # where even the purest neighbourhoods are mixed, neighbours say little
-    pure = float(share[deep].mean()) >= 0.6
-    shown = pure and (rate.lower > NATURAL or worst.lower > NATURAL_IN_CLASS)
-    numbers = {
-        "labels unlike their neighbours, deep inside a class": rate,
-        "suspected labels": Quantity.number(float(suspects.sum()), len(y)),
-    }
-    if not shown:
-        return fine("labels", f"Labels agree with their neighbours deep inside each class ({rate} differ).")
-    order = label_suspicion(e).argsort(descending=True, stable=True)
-    rows = [i for i in order.tolist() if suspects[i]][:_ROWS]
-    named = {name: q for name, q in by_class.items() if q.lower > NATURAL_IN_CLASS}
-    where = f" Most in class {next(iter(named))}." if named and len(named) < len(by_class) else ""
+    votes = _Votes.of(e, e.near[1], e.train.y[e.base])
+    limit = float(votes.share.quantile(0.75))
+    deep = votes.share >= limit
+    rate = Quantity.share(int(votes.differs[deep].sum()), int(deep.sum()), e.confidence)
+    by_class = _deep_rates(e, votes)
+    surest = max(by_class.values(), key=lambda q: q.lower, default=rate)
+    is_raised = rate.lower > NATURAL or surest.lower > NATURAL_IN_CLASS
+    if e.held is not None and e.held.y is not None:
+        other = _Votes.of(e, e.near_held[1], e.held.y).within(~beyond(e, e.held_distance))
+        if _more_than(e, other, votes, limit):
+            return _wrong_labels(e, other, other.share >= limit, "held-out", "warning")
+        if is_raised and _more_than(e, votes, other, limit):
+            return _wrong_labels(e, votes, deep, "training", "warning", by_class)
+        model, neighbours = e.is_wrong(e.held).double(), (other.major != e.held.y).double()
+        is_raised = is_raised and Difference.paired(neighbours - model, e.confidence).lower <= 0
+    if not is_raised:
+        return fine("labels", f"Labels agree with their neighbours where these agree ({rate} differ).")
+    # nothing tells wrong labels from classes that overlap
+    return _wrong_labels(e, votes, deep, "training", "look", by_class)
+
+
+def _more_than(e: Evidence, a: _Votes, b: _Votes, limit: float) -> bool:
+    """Whether labels differ from pure neighbourhoods more often in the first rows, overall or in a class."""
+    pairs = [(a.share >= limit, b.share >= limit)]
+    for c in range(e.n_classes):
+        own = [votes.major == c for votes in (a, b)]
+        if min(int(each.sum()) for each in own) >= 20:
+            middle = torch.cat([a.share[own[0]], b.share[own[1]]]).median()
+            pairs.append((own[0] & (a.share >= middle), own[1] & (b.share >= middle)))
+    # both directions are tried, and counts are small: a tenth of the usual share of errors
+    level = bonferroni(1 - (1 - e.confidence) / 10, len(pairs))
+    for rows, others in pairs:
+        if min(int(rows.sum()), int(others.sum())) < 10:
+            continue
+        count = int(a.differs[rows].sum())
+        gap = Difference.between(a.differs[rows].double(), b.differs[others].double(), level)
+        if gap.lower > 0.01 and count >= 5:
+            return True
+    return False
+
+
+def _wrong_labels(
+    e: Evidence,
+    votes: _Votes,
+    deep: Tensor,
+    rows_of: RowsOf,
+    severity: Severity,
+    by_class: dict[str, Quantity] | None = None,
+) -> Finding:
+    sample = e.train if rows_of == "training" else e.judged
+    numbers = (e.near if rows_of == "training" else e.near_held)[1][:, :NEIGHBOURS]
+    assert sample.y is not None
+    own = sample.y[e.base] if rows_of == "training" else sample.y
+    doubt = 1 - e.average(numbers)[torch.arange(len(own)), own]
+    suspects = votes.differs & (doubt >= 0.8) & (votes.share >= 0.5)
+    order = [i for i in doubt.argsort(descending=True, stable=True).tolist() if suspects[i]][:_ROWS]
+    rate = Quantity.share(int(votes.differs[deep].sum()), int(deep.sum()), e.confidence)
+    named = {name: q for name, q in (by_class or {}).items() if q.lower > NATURAL_IN_CLASS}
+    where = f" Most in class {next(iter(named))}." if named and len(named) < len(by_class or {}) else ""
     likely = max(rate.value, float(suspects.double().mean()))
+    if severity == "warning":
+        title = "Labels look wrong" if rows_of == "training" else "Held-out labels look wrong"
+        sure = "" if e.held is None else " In the other rows there are clearly fewer of them."
+        sentence = (
+            f"About {likely:.0%} of the {rows_of} labels look wrong: of rows that are surrounded by one "
+            f"class, "
+            f"{rate} carry another label.{where}{sure}"
+        )
+        advice = (
+            "Check the rows listed. Relabel or remove those that are wrong, then train again. Without that, "
+            "stop early on held-out rows."
+            if rows_of == "training"
+            else "Check how these labels were made and joined to their rows; until then trust no score."
+        )
+    else:
+        title = "Labels contradict their neighbours"
+        sentence = (
+            f"Either labels are wrong, or these inputs do not determine the class: of rows that are "
+            f"surrounded "
+            f"by one class, {rate} carry another label.{where}"
+        )
+        advice = (
+            "Look at some of the rows listed. If their labels are right, more or better inputs would help."
+        )
     return Finding(
         "labels",
-        _label_severity(e),
-        f"About {likely:.0%} of the labels look wrong: deep inside a class, {rate} differ from nearly all "
-        f"of their {e.near[1].shape[1]} nearest neighbours.{where} The same would be seen if these inputs do "
-        "not determine the class.",
-        "Check the rows listed. Relabel or remove those that are wrong, then train again. Without that, stop "
-        "early on held-out rows.",
-        numbers,
-        {f"class {name}": q for name, q in (named or by_class).items()},
-        title="Labels look wrong",
-        rows=tuple(int(e.base[i]) for i in rows),
+        severity,
+        sentence,
+        advice,
+        {"rows that contradict pure surroundings": rate},
+        {f"class {name}": q for name, q in (named or by_class or {}).items()},
+        title=title,
+        rows=tuple(int(e.base[i]) if rows_of == "training" else i for i in order),
+        rows_of=rows_of,
     )
 
 
-def _label_severity(e: Evidence) -> Severity:
-    """A warning, unless the model is as good on held-out rows: overlapping classes look the same then."""
-    if e.held is None or e.held.y is None:
-        return "warning"
-    wrong = e.is_wrong(e.held).double(), e.is_wrong(e.train).double()
-    errors = e.errors(e.held), e.errors(e.train)
-    is_same = all(Difference.between(*pair, e.confidence).lower <= 0.02 for pair in (wrong, errors))
-    improved = Difference.between(wrong[1], wrong[0], e.confidence).lower > 0.02  # held-out labels are clean
-    return "look" if is_same and not improved else "warning"
-
-
-def _deep_rates(e: Evidence, share: Tensor, major: Tensor, differs: Tensor) -> dict[str, Quantity]:
+def _deep_rates(e: Evidence, votes: _Votes) -> dict[str, Quantity]:
     """Share of labels that differ from a neighbourhood of each class; the worst first."""
-    classes = [c for c in range(e.n_classes) if int((major == c).sum()) >= 20]
+    classes = [c for c in range(e.n_classes) if int((votes.major == c).sum()) >= 20]
     level = bonferroni(e.confidence, max(1, len(classes)))
     found = {}
     for c in classes:
-        own = major == c
-        deep = own & (share >= share[own].median())
-        found[e.fitted.class_name(c)] = Quantity.share(int(differs[deep].sum()), int(deep.sum()), level)
+        own = votes.major == c
+        deep = own & (votes.share >= votes.share[own].median())
+        found[e.fitted.class_name(c)] = Quantity.share(int(votes.differs[deep].sum()), int(deep.sum()), level)
     return dict(sorted(found.items(), key=lambda item: -item[1].lower))
 
 
-def _target_distance(e: Evidence) -> Float[Tensor, " base"]:
+def _target_distance(e: Evidence, numbers: Tensor, own: Tensor) -> Float[Tensor, " rows"]:
     """Distance of each target from the median of its neighbours', in their median deviations."""
     assert e.train.y is not None
     y = e.train.y[:, 0]
-    around = y[e.near[1]]
+    around = y[numbers]
     middle = around.median(1).values
     spread = (around - middle[:, None]).abs().median(1).values
     overall = (y - y.median()).abs().median()
     scale = 1.4826 * torch.maximum(spread, 0.05 * overall)
-    return (y[e.base] - middle).abs() / scale.clamp_min(1e-300)
+    return (own - middle).abs() / scale.clamp_min(1e-300)
 
 
 def _judge_values(e: Evidence) -> Finding:
-    z = _target_distance(e)
-    suspects = z > FAR_TARGET
-    rate = Quantity.share(int(suspects.sum()), len(z), e.confidence)
-    numbers = {"targets unlike their neighbours'": rate}
+    assert e.train.y is not None
+    if e.is_constant:
+        return skipped("labels", "all targets are equal")
+    z = _target_distance(e, e.near[1], e.train.y[e.base, 0])
+    rate = Quantity.share(int((z > FAR_TARGET).sum()), len(z), e.confidence)
+    if e.held is not None and e.held.y is not None:
+        other = _target_distance(e, e.near_held[1], e.held.y[:, 0])
+        other = torch.where(beyond(e, e.held_distance), 0.0, other)  # far rows have no neighbours to ask
+        theirs = Quantity.share(int((other > FAR_TARGET).sum()), len(other), e.confidence)
+        excess = Difference.between((other > FAR_TARGET).double(), (z > FAR_TARGET).double(), e.confidence)
+        if theirs.lower > NATURAL_FAR and excess.lower > 0.005:
+            return _wrong_values(e, other, theirs, "held-out", "warning")
+        severity: Severity = "warning" if excess.upper < -0.005 else "look"
+    else:
+        severity = "look"
+    lone = _lone_target(e)
+    if rate.lower <= NATURAL_FAR and lone is not None:
+        return lone
     if rate.lower <= NATURAL_FAR:
         return fine("labels", f"Targets agree with those of their neighbours ({rate} are far off).")
-    rows = z.argsort(descending=True, stable=True)[: min(_ROWS, int(suspects.sum()))]
+    return _wrong_values(e, z, rate, "training", severity)
+
+
+def _lone_target(e: Evidence) -> Finding | None:
+    """Find a few targets that carry most of the variance of all."""
+    assert e.train.y is not None
+    squares = (e.train.y[:, 0] - e.train.y[:, 0].median()).square()
+    top = squares.argsort(descending=True, stable=True)[: max(1, len(squares) // 200)]
+    share = float(squares[top].sum() / squares.sum())
+    if share <= 0.5:
+        return None
     return Finding(
         "labels",
-        "warning",
-        f"{rate} of the targets lie more than {FAR_TARGET:g} local deviations away from those of their "
-        "nearest neighbours: wrong values, another unit, or rare events.",
-        "Check the rows listed. Correct or remove wrong values; if they are real, train with a loss that "
-        "forgives large errors (torch.nn.HuberLoss).",
-        numbers,
-        title="Target values look wrong",
-        rows=tuple(int(e.base[i]) for i in rows.tolist()),
+        "warning" if share > 0.9 else "look",
+        f"{len(top)} of {len(squares)} training targets carry {share:.0%} of the squared deviations of all.",
+        "Check these rows first: a wrong unit or a wrong value? A squared error is decided by them alone.",
+        {"share of the squared deviations": Quantity.number(share, len(squares))},
+        title="A few target values dwarf all others",
+        rows=tuple(top.tolist()),
+    )
+
+
+def _wrong_values(e: Evidence, z: Tensor, rate: Quantity, rows_of: RowsOf, severity: Severity) -> Finding:
+    order = z.argsort(descending=True, stable=True)[: min(_ROWS, int((z > FAR_TARGET).sum()))].tolist()
+    advice = (
+        "Check the rows listed. Correct or remove wrong values. If they are real: learn the logarithm of "
+        "positive, skewed targets, or train with a loss that forgives large errors (torch.nn.HuberLoss)."
+        if rows_of == "training"
+        else "Check how these targets were made, and their units, before you trust any held-out score."
+    )
+    what = "Target" if rows_of == "training" else "Held-out target"
+    return Finding(
+        "labels",
+        severity,
+        f"{rate} of the {rows_of} targets lie more than {FAR_TARGET:g} local deviations away from those of "
+        "their nearest training rows: wrong values, another unit, or rare events.",
+        advice,
+        {"targets unlike their neighbours'": rate},
+        title=f"{what} values look wrong"
+        if severity == "warning"
+        else f"{what} values far from their neighbours'",
+        rows=tuple(int(e.base[i]) if rows_of == "training" else i for i in order),
+        rows_of=rows_of,
     )
 
 
@@ -165,7 +280,7 @@ def _judge_values(e: Evidence) -> Finding:
 
 def judge_duplicates(e: Evidence) -> Finding:
     """Count training rows that are copies of others, beyond what values in few steps explain."""
-    groups, counts = _distinct(e.train.raw)
+    number, counts = number_rows(e.train.raw)
     n, distinct = len(e.train), len(counts)
     copies = n - distinct
     share = copies / n
@@ -175,9 +290,11 @@ def judge_duplicates(e: Evidence) -> Finding:
     }
     if share <= COPIES or not _beyond_chance(e.train.raw, counts):
         return fine("duplicates", f"{copies} of {n} training rows are copies of others.")
-    severity: Severity = "warning" if share > MANY_COPIES else "look"
+    # without a feature that tells rows apart, equal rows may well be different ones
+    tells_apart = max(len(column.unique()) for column in e.train.raw.T) > 0.5 * distinct
+    severity: Severity = "warning" if share > MANY_COPIES and tells_apart else "look"
     most = counts.argsort(descending=True)[:5]
-    rows = torch.isin(groups, most).nonzero().flatten()[:_ROWS]
+    rows = torch.isin(number, most).nonzero().flatten()[:_ROWS]
     return Finding(
         "duplicates",
         severity,
@@ -192,48 +309,37 @@ def judge_duplicates(e: Evidence) -> Finding:
 
 
 def judge_leak(e: Evidence) -> Finding:
-    """Count held-out rows that are training rows."""
+    """Count held-out rows that are training rows, beyond the share of training rows with a twin."""
     if e.held is None:
         return skipped("leak", "no held-out rows were given")
     n = len(e.train)
-    number, _ = _distinct(torch.cat([e.train.raw, e.held.raw]))
+    number, _ = number_rows(torch.cat([e.train.raw, e.held.raw]))
     shared = torch.isin(number[n:], number[:n])
-    share = int(shared.sum()) / len(e.held)
-    own = 1 - len(number[:n].unique()) / n
-    numbers = {"held-out rows that are training rows": Quantity.number(share, len(e.held))}
-    if share <= SHARED or int(shared.sum()) < 3 or (share <= 2 * own and not _few_copies(e, own)):
+    if len(e.base) >= 40:  # rounded copies, too
+        shared = shared | (e.held_distance < 1e-3 * e.near[0][:, 0].median())
+    counts = torch.bincount(number[:n])
+    twins = float((counts[number[:n]] > 1).double().mean())
+    share = Quantity.share(int(shared.sum()), len(e.held), e.confidence)
+    if share.lower <= 1.2 * twins + SHARED:
         return fine("leak", f"{int(shared.sum())} of {len(e.held)} held-out rows are training rows.")
-    severity: Severity = "warning" if share > MANY_SHARED else "look"
+    severity: Severity = "warning" if share.value - twins > MANY_SHARED else "look"
     wrong = ""
-    if e.task != "other":
-        apart = e.errors(e.held)[~shared]
-        if len(apart) >= 10:
-            wrong = (
-                f" At the others the error is {float(apart.mean()):.2f} of a constant's, at all of them "
-                f"{float(e.errors(e.held).mean()):.2f}."
-            )
+    if e.task != "other" and int((~shared).sum()) >= 10:
+        wrong = (
+            f" At the others the error is {float(e.errors(e.held)[~shared].mean()):.2f}, at all of them "
+            f"{float(e.errors(e.held).mean()):.2f}."
+        )
     return Finding(
         "leak",
         severity,
-        f"{int(shared.sum())} of {len(e.held)} held-out rows ({share:.0%}) are training rows, too: the "
+        f"{int(shared.sum())} of {len(e.held)} held-out rows ({share.value:.0%}) are training rows, too: the "
         f"held-out score is too good.{wrong}",
         "Remove them from one of the two sets and judge the model again.",
-        numbers,
+        {"held-out rows that are training rows": share},
         title="Held-out rows were trained on",
         rows=tuple(shared.nonzero().flatten()[:_ROWS].tolist()),
         rows_of="held-out",
     )
-
-
-def _few_copies(e: Evidence, own: float) -> bool:
-    """Whether copies within training are too many for chance, so that shared rows are no accident either."""
-    return own > COPIES and _beyond_chance(e.train.raw, _distinct(e.train.raw)[1])
-
-
-def _distinct(rows: Float[Tensor, "rows features"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " distinct"]]:
-    """Number of the distinct row that each row is, and how often each occurs."""
-    _, number, counts = rows.unique(dim=0, return_inverse=True, return_counts=True)
-    return number, counts
 
 
 def _beyond_chance(rows: Float[Tensor, "rows features"], counts: Int[Tensor, " distinct"]) -> bool:
@@ -337,7 +443,7 @@ def moved_features(e: Evidence, other: Float[Tensor, "rows features"]) -> dict[s
     level = (1 - e.confidence) / 100 / max(1, train.shape[1])
     limit = max(MOVED, math.sqrt(-math.log(level / 2) / 2 * (n + m) / (n * m)))
     found = {}
-    for j in range(train.shape[1]):
+    for j in range(0, train.shape[1], max(1, train.shape[1] // _FEATURES)):
         distance = _ks(train[:, j], other[:, j])
         if distance > limit:
             found[e.feature(j)] = Quantity.number(distance, n + m)
@@ -354,7 +460,7 @@ def _ks(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> float:
 
 def is_farther(e: Evidence, distance: Float[Tensor, " rows"]) -> Difference:
     """How much likelier a row is farther from its nearest training row than a training row: 0.5 if alike."""
-    own = e.near[0][:, 0].sort().values
+    own, distance = e.near[0][:, 0].sort().values, distance.contiguous()
     below = torch.searchsorted(own, distance) + torch.searchsorted(own, distance, right=True)
     places = below.double() / (2 * len(own))
     half = Difference.paired(places, 0.9999)
@@ -377,7 +483,7 @@ def judge_prior(e: Evidence) -> Finding:
     )
     shares = ours / ours.sum(), other / other.sum()
     moved = float((shares[1] - shares[0]).abs().sum() / 2)
-    # variance of each share under equal shares; four standard errors of the largest sum
+    # standard error of each share if both sets had the same
     pooled = (ours + other) / (ours.sum() + other.sum())
     noise = (pooled * (1 - pooled) * (1 / ours.sum() + 1 / other.sum())).sqrt().sum() / 2
     breakdown = {
@@ -385,6 +491,19 @@ def judge_prior(e: Evidence) -> Finding:
         for c in (shares[1] - shares[0]).abs().argsort(descending=True)[:10].tolist()
     }
     numbers = {"mass that moved": Quantity.number(moved, len(e.held))}
+    unknown = [e.fitted.class_name(k) for k in range(e.n_classes) if ours[k] == 0 and other[k] > 0]
+    if unknown:
+        return Finding(
+            "prior",
+            "warning",
+            f"Held-out rows have classes without a single training row: {', '.join(unknown[:5])}. They "
+            f"cannot "
+            "be predicted.",
+            "Shuffle before you split, or get training rows of these classes.",
+            numbers,
+            breakdown,
+            title="Classes that were never trained",
+        )
     if moved <= PRIOR or moved <= 3 * float(noise):
         return fine("prior", "Classes are as frequent in held-out rows as in training.")
     c = int((shares[1] - shares[0]).abs().argmax())
@@ -417,7 +536,8 @@ def unlabelled_shift(e: Evidence) -> Finding | None:
         "shift",
         "look" if share.lower < 0.2 else "warning",
         f"Unlabelled rows differ from the training rows: {share} lie farther from them than 99 % of the "
-        f"training rows do from each other.{named_moves(moved)} What the model does there was never tested.",
+        f"training rows do from each other.{named_moves(e, moved)} What the model does there was never "
+        f"tested.",
         "Label some of these rows and judge the model on them before you rely on it.",
         {
             "far from the training rows": share,
@@ -430,10 +550,20 @@ def unlabelled_shift(e: Evidence) -> Finding | None:
     )
 
 
-def named_moves(moved: dict[str, Quantity]) -> str:
-    """Name the features that moved most, as a sentence."""
+def named_moves(e: Evidence, moved: dict[str, Quantity]) -> str:
+    """Name the features that moved most, as a sentence; a single one with its move."""
     if not moved:
         return ""
+    if len(moved) == 1 and e.held is not None:
+        (name,) = moved
+        j = next(j for j in range(len(e.varies)) if e.feature(j) == name)
+        ours, other = e.train.raw[:, j], e.held.raw[:, j]
+        factor = float(other.std() / ours.std().clamp_min(1e-300)) if len(other) > 1 else 1.0
+        return (
+            f" One feature moved: {name}, by {float(other.mean() - ours.mean()):+.3g} on average (its "
+            f"deviation "
+            f"is {factor:.2g} times that of training)."
+        )
     shown = ", ".join(list(moved)[:3])
     more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
     return f" Features that moved most: {shown}{more}."

@@ -62,9 +62,13 @@ LANDSCAPE_JUDGES: dict[str, Callable[[FittedModel], Found]] = {
 #: Findings that a graver one explains: they are not repeated.
 EXPLAINED = {
     "outputs": ("label_order", "constant", "underfit", "confidence"),
-    "label_order": ("constant", "underfit", "labels", "weak_part", "confidence", "overfitting", "outliers"),
-    "constant": ("confidence", "weak_part"),
-    "shortcut": ("weak_part",),
+    "label_order": (
+        *("constant", "underfit", "labels", "weak_part", "confidence", "overfitting", "outliers"),
+        *("shortcut", "prior", "range"),
+    ),
+    "constant": ("weak_part",),
+    "shortcut": ("overfitting",),
+    "shift": ("weak_part",),
 }
 
 
@@ -187,7 +191,7 @@ def diagnose_fitted(
         judged = fitted.prepare(max_rows, confidence=confidence, generator=source, device=device)
         evidence = Evidence(judged)
         found = list(_run(JUDGES, evidence))
-        found = [_numbered(finding, judged) for finding in found]
+        found = [_numbered(finding, fitted, judged, first_row) for finding in found]
         if landscape is not False:
             network = judged if landscape is True else landscape
             sampled = network.sample(n, sigma=sigma, confidence=confidence, generator=source)
@@ -197,12 +201,14 @@ def diagnose_fitted(
         )
 
 
-def _numbered(finding: Finding, fitted: FittedModel) -> Finding:
-    """Call rows by the numbers that they have in the user's data."""
-    numbers = {"training": fitted.row_numbers, "held-out": fitted.test_row_numbers}.get(finding.rows_of)
-    if not finding.rows or numbers is None:
-        return finding
-    return replace(finding, rows=tuple(numbers[i] for i in finding.rows))
+def _numbered(finding: Finding, given: FittedModel, judged: FittedModel, first_row: int) -> Finding:
+    """Call rows by the numbers that they have in the user's data; of a sampled table these are not known."""
+    attribute = {"training": "row_numbers", "held-out": "test_row_numbers"}
+    name = attribute.get(finding.rows_of, "unlabelled_row_numbers")
+    if first_row and getattr(given, name) is None:
+        return replace(finding, rows=())
+    numbers = getattr(judged, name)
+    return replace(finding, rows=tuple(numbers[i] for i in finding.rows)) if finding.rows else finding
 
 
 def _run(judges: dict[str, Callable[..., Found]], subject: object) -> Iterator[Finding]:
@@ -248,12 +254,12 @@ def _about(e: Evidence) -> tuple[str, ...]:
         lines[0] = f"{lines[0]} {', '.join(right)}."
     if e.held is None:
         lines.append(
-            "Without held-out rows a model that has learnt its rows by heart looks perfect: pass held_out=."
+            "No held-out rows: learning cannot be told from memorising. Pass some (held_out=, --test)."
         )
     if e.task != "other":
         lines.append(
-            "Errors are bounded and in units of the best constant prediction: 0 is perfect, 1 is a constant. "
-            f"Limits in brackets are {e.confidence:.0%} limits."
+            "Errors: 0 is perfect, 1 is as bad as always predicting the average. "
+            f"Brackets are {e.confidence:.0%} limits."
         )
     if len(e.train) < FEW_ROWS:
         lines.append(f"These are few rows: below {FEW_ROWS} limits are rough, and little can be shown.")

@@ -145,18 +145,45 @@ class Evidence:
     # ---- errors
 
     @cached_property
+    def _usual(self) -> tuple[Tensor, Tensor]:
+        """Limits of the target values, four deviations (by the median) around their median.
+
+        A single wild target must not decide what a large error is.
+        """
+        assert self.train.y is not None
+        y = self.train.y
+        middle = y.median(0).values
+        spread = 1.4826 * (y - middle).abs().median(0).values
+        width = torch.where(spread > 0, 4 * spread, math.inf)
+        return middle - width, middle + width
+
+    @cached_property
     def constant(self) -> Float[Tensor, " outputs"]:
-        """The best constant prediction: shares of classes, or the mean value, of the training rows."""
+        """The best constant prediction: shares of classes, or the mean of the usual values, in training."""
         assert self.train.y is not None
         if self.task == "classes":
             return torch.bincount(self.train.y, minlength=self.n_classes).double() / len(self.train)
-        return self.train.y.mean(0)
+        return self.train.y.clamp(*self._usual).mean(0)
+
+    @cached_property
+    def _variance(self) -> Float[Tensor, " outputs"]:
+        """Variance of each target value, so that outputs in different units count alike."""
+        assert self.train.y is not None
+        found = (self.train.y.clamp(*self._usual) - self.constant).square().mean(0)
+        return torch.where(found > 0, found, 1.0)
 
     @cached_property
     def _cap(self) -> float:
-        """Largest squared error of the constant prediction at a training row."""
+        """Largest error of the constant prediction at a usual value."""
         assert self.train.y is not None
-        return float((self.train.y - self.constant).square().mean(1).max())
+        usual = self.train.y.clamp(*self._usual)
+        return float(((usual - self.constant).square() / self._variance).mean(1).max()) or 1.0
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all training targets are equal."""
+        assert self.train.y is not None
+        return bool((self.train.y == self.train.y[:1]).all())
 
     @cached_property
     def unit(self) -> float:
@@ -169,7 +196,7 @@ class Evidence:
         if self.task == "classes":
             hit = nn.functional.one_hot(y, outputs.shape[1])
             return (outputs - hit).square().sum(1) / 2
-        return (outputs - y).square().mean(1).clamp_max(self._cap)
+        return ((outputs - y).square() / self._variance).mean(1).clamp_max(self._cap)
 
     def errors(self, sample: Sample, outputs: Tensor | None = None) -> Float[Tensor, " rows"]:
         """Bounded error of each row, 1 for the mean of a constant prediction."""
@@ -192,12 +219,21 @@ class Evidence:
 
     @cached_property
     def base(self) -> Int[Tensor, " base"]:
-        """Training rows among which neighbours are sought: all, or a sample by class and group."""
-        n, d = self.train.x.shape
-        most = int(math.sqrt(_DISTANCES / max(d, 1)))
-        if n <= most:
-            return torch.arange(n)
-        return sample_by_part(self._strata(self.train), most, self.fitted.stream("neighbours"))
+        """Training rows among which neighbours are sought: all distinct ones, or a sample by class and group.
+
+        A copy is no other row: it says nothing about the label of the first.
+        """
+        number, counts = number_rows(self.train.raw)
+        first = torch.full((len(counts),), len(number)).scatter_reduce(
+            0, number, torch.arange(len(number)), "amin"
+        )
+        rows = first.sort().values
+        most = int(math.sqrt(_DISTANCES / max(self.train.x.shape[1], 1)))
+        if len(rows) <= most:
+            return rows
+        strata = self._strata(self.train)
+        some = sample_by_part([strata[i] for i in rows.tolist()], most, self.fitted.stream("neighbours"))
+        return rows[some]
 
     def _strata(self, sample: Sample) -> list[str]:
         labels = [""] * len(sample) if self.task != "classes" or sample.y is None else sample.y.tolist()
@@ -239,27 +275,53 @@ class Evidence:
             return nn.functional.one_hot(self.train.y[numbers], self.n_classes).double().mean(1)
         return self.train.y[numbers].mean(1)
 
+    def gain_of_neighbours(self, sample: Sample, numbers: Tensor) -> Difference:
+        """How much smaller the error of nearest neighbours is than the model's.
+
+        For classes wrong rows are counted, so that it does not matter how sure either is; in units of a
+        constant prediction.
+        """
+        theirs = self.average(numbers[:, :NEIGHBOURS])
+        if self.task == "values":
+            return Difference.paired(self.errors(sample) - self.errors(sample, theirs), self.confidence)
+        assert sample.y is not None
+        wrong = self.is_wrong(sample).double() - (theirs.argmax(1) != sample.y).double()
+        return Difference.paired(wrong / max(1e-12, 1 - float(self.constant.max())), self.confidence)
+
     def neighbours_gain(self) -> Difference:
         """How much smaller the error of nearest neighbours is than the model's, at training rows.
 
-        Neighbours are other rows, so that they cannot know the target of the row itself. For classes wrong
-        rows are counted, so that it does not matter how sure either is; in units of a constant prediction.
+        Neighbours are other rows, so that they cannot know the target of the row itself. Where held-out rows
+        are given, the smaller gain of the two counts: rows of one patient or day are neighbours by kinship.
         """
-        if self.task == "other" or len(self.base) < 40:
+        if self.task == "other" or len(self.base) < 40 or self.is_constant:
             return Difference(math.nan, -math.inf, math.inf)
-        own = self.train.take(self.base)
-        theirs = self.average(self.near[1][:, :NEIGHBOURS])
-        if self.task == "values":
-            return Difference.paired(self.errors(own) - self.errors(own, theirs), self.confidence)
-        assert own.y is not None
-        wrong = self.is_wrong(own).double() - (theirs.argmax(1) != own.y).double()
-        return Difference.paired(wrong / max(1e-12, 1 - float(self.constant.max())), self.confidence)
+        found = self.gain_of_neighbours(self.train.take(self.base), self.near[1])
+        if self.held is None or len(self.held) < 10:
+            return found
+        return min(found, self.gain_of_neighbours(self.held, self.near_held[1]), key=lambda each: each.lower)
+
+    @cached_property
+    def near_held(self) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+        """The nearest training rows of each held-out row, as many as in `near`."""
+        assert self.held is not None
+        return self.nearest(self.held.x, self.near[1].shape[1])
 
     @cached_property
     def held_distance(self) -> Float[Tensor, " rows"]:
         """Distance of each held-out row to the nearest row of `base`."""
         assert self.held is not None
-        return self.nearest(self.held.x, 1)[0][:, 0]
+        return self.near_held[0][:, 0]
+
+
+def number_rows(
+    rows: Float[Tensor, "rows features"],
+) -> tuple[Int[Tensor, " rows"], Int[Tensor, " distinct"]]:
+    """Number of the distinct row that each row is, and how often each occurs."""
+    seen: dict[bytes, int] = {}
+    numbers = [seen.setdefault(row.tobytes(), len(seen)) for row in (rows + 0.0).numpy()]  # -0.0 is 0.0
+    found = torch.tensor(numbers)
+    return found, torch.bincount(found, minlength=len(seen))
 
 
 def len_k(n: int) -> int:
@@ -300,6 +362,8 @@ class Difference:
 
 
 def _task(fitted: FittedModel) -> Task:
+    if isinstance(fitted.loss_fn, nn.PoissonNLLLoss | nn.GaussianNLLLoss):
+        return "other"  # outputs are not predicted values
     if fitted.space == "simplex":
         return "classes" if fitted.labels is not None else "other"
     if fitted.space == "unit":

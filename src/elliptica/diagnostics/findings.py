@@ -230,9 +230,9 @@ class Diagnosis(Result):
         """The most important finding, or that there is none."""
         if not self.problems:
             return "Nothing stands out."
-        first, *others = self.problems
-        more = f" (and {count(len(others), 'more finding')})" if others else ""
-        return f"{first.title or first.name}{more}."
+        titles = [finding.title or finding.name for finding in self.problems]
+        more = f" and {count(len(titles) - 3, 'more finding')}" if len(titles) > 3 else ""
+        return f"{'; '.join(titles[:3])}{more}."
 
     def summary(self) -> str:
         """How many problems there are of each severity."""
@@ -259,9 +259,8 @@ class Diagnosis(Result):
                 )
         for reason, names in left.items():
             lines += _wrapped(f"Not judged: {', '.join(names)} ({reason}).", "", "  ")
-        for finding in self.landscape:
-            if finding.name == "between":
-                lines += _wrapped(f"For information: {finding.sentence}", "", "  ")
+        if self.landscape:
+            lines.append("The loss between and around the rows, for information: .everything(), or --all.")
         return lines
 
     def everything(self) -> str:

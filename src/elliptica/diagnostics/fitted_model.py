@@ -68,6 +68,7 @@ class FittedModel:
         unlabelled: Inputs without targets, or None.
         row_numbers: What to call the training rows; None counts them from 0.
         test_row_numbers: What to call the test rows.
+        unlabelled_row_numbers: What to call the unlabelled rows.
         feature_names: Of the inputs.
         scales_inputs: Whether the model scales its inputs by itself, so that their units do not matter.
         location: What to add, and
@@ -94,6 +95,7 @@ class FittedModel:
     unlabelled: Tensor | None = None
     row_numbers: Sequence[int] | None = None
     test_row_numbers: Sequence[int] | None = None
+    unlabelled_row_numbers: Sequence[int] | None = None
     feature_names: Sequence[str] = ()
     scales_inputs: bool = False
     location: Sequence[float] = (0.0, 0.0)
@@ -149,7 +151,13 @@ class FittedModel:
                 test_row_numbers=_taken(self.test_row_numbers, kept),
             )
         if self.unlabelled is not None:
-            found = replace(found, unlabelled=self.unlabelled[:max_rows].detach().to(place))
+            some = draw_permutation(len(self.unlabelled), device=generator.device, generator=generator)
+            some = some[:max_rows].sort().values.cpu()
+            found = replace(
+                found,
+                unlabelled=self.unlabelled[some.to(self.unlabelled.device)].detach().to(place),
+                unlabelled_row_numbers=_taken(self.unlabelled_row_numbers, some),
+            )
         _forward(model, found.x)
         found._check_class_names()
         _ = found.losses  # raises now if the model gives no numbers
@@ -163,7 +171,7 @@ class FittedModel:
         is_label = rows.y.ndim == 1 and not rows.y.is_floating_point()
         labels = rows.y.tolist() if is_label else [""] * len(rows.x)
         strata = [f"{label}/{_item(groups, i)}" for i, label in enumerate(labels)]
-        return sample_by_part(strata, n, generator)
+        return sample_by_part(strata, n, generator, floor=1)  # in proportion: no overall number is biased
 
     def sample(
         self,
@@ -324,7 +332,9 @@ class FittedModel:
 
     def class_name(self, label: int) -> str:
         """Return the name of a class, its number if it has none."""
-        return str(self.class_names[label] if self.class_names else label)
+        return str(
+            label if self.class_names is None or len(self.class_names) == 0 else self.class_names[label]
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -355,6 +365,11 @@ class FittedModel:
                 raise ValueError(
                     "held_out_groups were given without held-out rows. Pass held_out=(x, y), too."
                 )
+        elif not isinstance(self.test, tuple | list) or len(self.test) != 2:
+            raise ValueError(
+                f"held_out must be a pair of inputs and targets, but got {type(self.test).__name__}. Pass "
+                "held_out=(x, y)."
+            )
         else:
             self._check_held_out(*self.test)
         if self.unlabelled is not None:
@@ -362,6 +377,8 @@ class FittedModel:
 
     def _check_inputs(self, name: str, x: Tensor) -> None:
         checks.floating(name, x)
+        if len(x) == 0:
+            raise ValueError(f"{name} have no rows. Pass at least one row, or leave them out.")
         checks.batch(name, x)
         checks.finite(name, x)
         if x.shape[1:] != self.x.shape[1:]:
@@ -387,7 +404,7 @@ class FittedModel:
 
     def _check_class_names(self) -> None:
         n_classes = None if self.labels is None else self.n_classes
-        if self.class_names and len(self.class_names) != n_classes:
+        if self.class_names is not None and len(self.class_names) not in (0, n_classes):
             classes = "no single classes" if n_classes is None else f"{n_classes} classes"
             raise ValueError(
                 f"class_names must hold one name for each class, but there are {len(self.class_names)} names "
@@ -395,14 +412,17 @@ class FittedModel:
             )
 
 
-def sample_by_part(parts: Sequence[str], n: int, generator: torch.Generator) -> Int[Tensor, " sample"]:
-    """Draw ``n`` rows or a few more, in proportion, but at least fifty of each part that has them."""
+def sample_by_part(
+    parts: Sequence[str], n: int, generator: torch.Generator, floor: int = _FLOOR
+) -> Int[Tensor, " sample"]:
+    """Draw about ``n`` rows in proportion, but at least ``floor`` of each part that has them."""
     rows: dict[str, list[int]] = {}
     for i, part in enumerate(parts):
         rows.setdefault(part, []).append(i)
+    least = min(floor, n // len(rows) or 1)
     chosen = []
     for own in rows.values():
-        count = min(len(own), max(math.ceil(n * len(own) / len(parts)), min(_FLOOR, n // len(rows) or 1)))
+        count = min(len(own), max(round(n * len(own) / len(parts)), least))
         order = draw_permutation(len(own), device=generator.device, generator=generator)
         chosen += [own[i] for i in order[:count].tolist()]
     return torch.tensor(sorted(chosen))

@@ -20,6 +20,7 @@ from elliptica.diagnostics.data_findings import (
 )
 from elliptica.diagnostics.evidence import Difference, Evidence, Sample
 from elliptica.diagnostics.findings import Finding, Quantity, RowsOf, Severity, fine, skipped
+from elliptica.diagnostics.neighbours import NEIGHBOURS
 
 #: A constant is beaten by less than this share of its error: hardly.
 HARDLY = 0.1
@@ -50,7 +51,10 @@ def judge_outputs(e: Evidence) -> Finding:
     model, x = e.fitted.model, e.fitted.x[:256]
     with evaluation_mode(model), torch.no_grad():
         first, second = (model(x).double() for _ in range(2))
-        alone = torch.cat([model(x[i : i + 1]).double() for i in range(min(3, len(x)))])
+        try:
+            alone = torch.cat([model(x[i : i + 1]).double() for i in range(min(3, len(x)))])
+        except (ValueError, RuntimeError) as error:  # batch norm without running statistics
+            return _depends_on_batch(f"A row cannot be evaluated alone ({error})")
     size = float(first.abs().max()) or 1.0
     change = float((first - second).abs().max()) / size
     if change > 1e-4:
@@ -64,22 +68,74 @@ def judge_outputs(e: Evidence) -> Finding:
         )
     apart = float((first[: len(alone)] - alone).abs().max()) / size
     if apart > 1e-2:
-        return Finding(
-            "outputs",
-            "warning",
+        return _depends_on_batch(
             f"A row evaluated alone has another output than in a batch (up to {apart:.0%} of the largest "
-            "output): rows are not treated independently in evaluation mode.",
-            "Use running statistics in eval mode (model.eval() must reach every batch norm).",
-            title="Outputs depend on the batch",
+            f"output)"
         )
     return fine("outputs", "The same row has the same output.")
 
 
+def _depends_on_batch(what: str) -> Finding:
+    return Finding(
+        "outputs",
+        "warning",
+        f"{what}: rows are not treated independently in evaluation mode.",
+        "Use running statistics in eval mode (model.eval() must reach every batch norm, and "
+        "track_running_stats must be on).",
+        title="Outputs depend on the batch",
+    )
+
+
 def judge_label_order(e: Evidence) -> Finding:
-    """Compare the labels with the outputs in another order."""
-    if e.task != "classes" or e.train.y is None or e.train.outputs is None:
-        return skipped("label_order", "targets are not classes")
-    guess, y = e.train.outputs.argmax(1), e.train.y
+    """Compare the labels with the outputs in another order, in training rows and in held-out rows."""
+    if e.task == "other":
+        return skipped("label_order", "targets are neither classes nor values")
+    judge = _renamed if e.task == "classes" else _rescaled
+    for sample in (e.train, e.held):
+        found = None if sample is None else judge(e, sample)
+        if found is not None:
+            return found
+    return fine("label_order", "Targets are in the same order and unit as the outputs.")
+
+
+def _rescaled(e: Evidence, sample: Sample) -> Finding | None:
+    """Find out whether targets are the predictions in another unit: a line through them explains all."""
+    assert sample.outputs is not None
+    assert sample.y is not None
+    if sample.y.shape[1] != 1 or len(sample) < 10:
+        return None
+    f, y = sample.outputs[:, 0], sample.y[:, 0]
+    spread = float((f - f.mean()).square().mean())
+    if spread == 0:
+        return None
+    slope = float(((f - f.mean()) * (y - y.mean())).mean()) / spread
+    offset = float(y.mean()) - slope * float(f.mean())
+    before = float((y - f).square().mean())
+    after = float((y - offset - slope * f).square().mean())
+    variance = float(y.var(correction=0))
+    if before < 0.5 * variance or after > 0.3 * variance or after > 0.1 * before:
+        return None
+    where = "held-out" if sample is e.held else "training"
+    return Finding(
+        "label_order",
+        "warning",
+        f"The {where} targets are in another unit than the predictions: {slope:.3g} times the prediction "
+        f"plus "
+        f"{offset:.3g} leaves {after / before:.0%} of the squared error.",
+        "Check how targets were scaled in training and here: the same mean and deviation, the same unit. "
+        "Other "
+        "findings are about the wrong unit until then.",
+        {"squared error that is left": Quantity.number(after / before, len(sample))},
+        title=f"{where.capitalize()} targets are in another unit",
+        rows_of=sample.name,
+    )
+
+
+def _renamed(e: Evidence, sample: Sample) -> Finding | None:
+    """Find out whether far more labels are right under other names."""
+    if sample.y is None or sample.outputs is None:
+        return None
+    guess, y = sample.outputs.argmax(1), sample.y
     table = torch.zeros(e.n_classes, e.n_classes).index_put((y, guess), torch.ones(len(y)), accumulate=True)
     present = table.sum(1) > 0
     order = table.argmax(1)
@@ -90,22 +146,24 @@ def judge_label_order(e: Evidence) -> Finding:
         "right after renaming": Quantity.share(int(table.amax(1).sum()), len(y), e.confidence),
     }
     is_order = len(order[present].unique()) == int(present.sum())
-    if not is_order or renamed < right + 0.3 or renamed < 0.6:
-        return fine("label_order", "Labels and outputs are in the same order.")
+    if not is_order or int(present.sum()) < 2 or renamed < right + 0.3 or renamed < 0.6:
+        return None
     pairs = [
-        f"{e.fitted.class_name(c)} as {e.fitted.class_name(int(order[c]))}"
+        f"{e.fitted.class_name(c)} is called {e.fitted.class_name(int(order[c]))}"
         for c in range(e.n_classes)
         if present[c] and int(order[c]) != c
     ]
+    where = "held-out" if sample is e.held else "training"
     return Finding(
         "label_order",
         "warning",
-        f"The outputs are in another order than the labels: {right:.0%} are right as they are, {renamed:.0%} "
-        f"after renaming (the model calls class {', '.join(pairs[:4])}{' ...' if len(pairs) > 4 else ''}).",
+        f"The {where} labels are in another order than the outputs: {right:.0%} are right as they are, "
+        f"{renamed:.0%} after renaming ({', '.join(pairs[:4])}{' ...' if len(pairs) > 4 else ''}).",
         "Check how labels were turned into numbers in training and here. Other findings are about the wrong "
         "labels until then.",
         numbers,
-        title="Outputs are in another order than the labels",
+        title=f"{where.capitalize()} labels are in another order",
+        rows_of=sample.name,
     )
 
 
@@ -114,8 +172,8 @@ def judge_label_order(e: Evidence) -> Finding:
 
 def judge_constant(e: Evidence) -> Finding:
     """Compare the model with the best constant prediction, row by row, on its own training rows."""
-    if e.task == "other":
-        return skipped("constant", "targets are neither classes nor values")
+    if e.task == "other" or e.is_constant:
+        return skipped("constant", "classes or values that vary are needed")
     gains = {s.name: _gain(e, s) for s in (e.train, e.held) if s is not None}
     numbers = {
         f"error below a constant's, {name} rows": Quantity(g.value, g.lower, g.upper, None, 0, "share")
@@ -124,29 +182,40 @@ def judge_constant(e: Evidence) -> Finding:
     train = gains["training"]
     # a held-out set alone is judged by the gap
     hardly = all(g.value < HARDLY for g in gains.values())
-    if train.lower > 0 and not hardly:
+    if (train.lower > 0 or train.value > 0.25) and not hardly:
         return fine("constant", f"The error at training rows is {1 - train.value:.2f} of a constant's.")
-    is_shown = train.upper < HARDLY / 2 or (train.lower <= 0 and len(e.train) >= 30)
-    severity: Severity = "warning" if is_shown else "look"
+    severity: Severity = "warning" if train.upper < HARDLY else "look"
     what = "class" if e.task == "classes" else "value"
-    compared = "is no better" if train.lower <= 0 else "is hardly better"
+    compared = "is hardly better" if train.lower > 0 else "is not shown to be better"
     return Finding(
         "constant",
         severity,
-        f"The model {compared} than always predicting the same {what}s: its error at the training rows is "
-        f"{1 - train.value:.2f} ({1 - train.upper:.2f} to {1 - train.lower:.2f}) of a constant's.",
-        "Check first: are these the inputs, preprocessing and weights of training? Then train longer, at "
-        "other rates, or on other inputs. Compare with boosted trees (elliptica compare).",
+        f"The model {compared} than always predicting the same {what}: its error at the training rows is "
+        f"{1 - train.value:.2f} ({max(0.0, 1 - train.upper):.2f} to {1 - train.lower:.2f}).",
+        "Check first: are these the inputs, preprocessing and weights of training? Then train longer, "
+        "with less "
+        "weight decay, at other rates, with shuffled batches. Compare with boosted trees (elliptica "
+        "compare).",
         numbers,
         title="No better than a constant",
     )
 
 
 def _gain(e: Evidence, sample: Sample) -> Difference:
-    """Share of the constant's error that the model saves."""
+    """Share of the constant's error that the model saves; for classes of wrong rows, if that is more.
+
+    A model that is right but too sure of itself predicts, and its confidence is another matter.
+    """
     constant = e.constant_errors(sample)
     size = float(constant.mean()) or 1.0
-    return Difference.paired((constant - e.errors(sample)) / size, e.confidence)
+    found = Difference.paired((constant - e.errors(sample)) / size, e.confidence)
+    if e.task == "classes":
+        assert sample.y is not None
+        naive = (sample.y != int(e.constant.argmax())).double()
+        size = float(naive.mean()) or 1.0
+        counted = Difference.paired((naive - e.is_wrong(sample).double()) / size, e.confidence)
+        found = max(found, counted, key=lambda each: each.value)
+    return found
 
 
 def judge_underfit(e: Evidence) -> Finding:
@@ -166,10 +235,11 @@ def judge_underfit(e: Evidence) -> Finding:
     return Finding(
         "underfit",
         severity,
-        f"The ten nearest neighbours predict better than the model even at its own training rows: its error "
-        f"is {error:.2f} of a constant's, theirs {gain.value:.2f} less.",
-        "Train longer, at a higher rate or with a larger network, and check that inputs are standardised. "
-        "Compare with boosted trees (elliptica compare).",
+        f"The ten nearest neighbours predict better than the model even at its own training rows: their "
+        f"error is smaller by {gain.value:.2f}; the model's is {error:.2f}.",
+        "Check that batches are shuffled and inputs standardised. Then train longer, with less weight "
+        "decay or "
+        "with a larger network. Compare with boosted trees (elliptica compare).",
         numbers,
         title="The model has not learnt its data",
     )
@@ -179,8 +249,19 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
     """Compare held-out with training rows: overfitting, or a shift of the inputs."""
     given = unlabelled_shift(e)
     found = [] if given is None else [given]
-    if e.held is None or e.task == "other":
-        reason = "no held-out rows were given" if e.held is None else "targets are neither classes nor values"
+    reason = None
+    if e.held is None:
+        reason = "no held-out rows were given"
+    elif e.task == "other":
+        reason = "targets are neither classes nor values"
+    elif len(e.held) < 10:
+        reason = "at least ten held-out rows are needed"
+    elif e.is_constant:
+        reason = "all training targets are equal"
+    elif float((e.held_distance == 0).double().mean()) > 0.5:
+        reason = "most held-out rows are training rows"
+    if reason is not None or e.held is None:
+        assert reason is not None
         return (*found, skipped("overfitting", reason), *(() if found else (skipped("shift", reason),)))
     gap = Difference.between(e.errors(e.held), e.errors(e.train), e.confidence)
     before, after = float(e.errors(e.train).mean()), float(e.errors(e.held).mean())
@@ -195,9 +276,9 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
     }
     worst = _worst_gaps(e)
     where = f" Most in {next(iter(worst))}." if worst else ""
-    rise = f"from {before:.2f} to {after:.2f} of a constant's"
+    rise = f"from {before:.2f} to {after:.2f}"
     if is_shifted:
-        found.append(_shift(e, gap, before, after, moved, numbers, rise + where))
+        found.append(_shift(e, gap, before, after, moved, numbers, f"rises {rise}.{where}"))
         return (
             *found,
             fine("overfitting", "Held-out rows lie elsewhere, so that the gap is no overfitting."),
@@ -205,27 +286,51 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
     if given is None:
         found.append(fine("shift", "Held-out rows lie where the training rows do."))
     if gap.lower <= GAP:
-        found.append(fine("overfitting", f"The error rises {rise} in held-out rows."))
+        found.append(
+            fine("overfitting", f"The error is {before:.2f} on training, {after:.2f} on held-out rows.")
+        )
         return tuple(found)
     severity: Severity = "warning" if gap.lower > LARGE_GAP else "look"
-    worse = " That is no better than a constant." if after >= 0.95 else ""
+    worse = " That is no better than always predicting the average." if after >= 0.95 else ""
     found.append(
         Finding(
             "overfitting",
             severity,
-            f"The error rises {rise} from training to held-out rows, although these lie where the training "
-            f"rows do.{worse}{where}",
-            "Stop training where the held-out loss is least, and raise weight decay. Training between the "
-            "data (mixup, elliptica.Elliptic) is the next thing to try: in our battery both helped, alike. "
-            "More rows help most.",
+            f"The error is {before:.2f} on training rows and {after:.2f} on held-out rows, although these "
+            f"lie "
+            f"where the training rows do.{worse}{where}",
+            _against_overfitting(e),
             numbers,
             worst,
             title="Overfitting",
-            rows=tuple(e.errors(e.held).argsort(descending=True)[:_ROWS].tolist()),
+            rows=_worst_rows(e),
             rows_of="held-out",
         )
     )
     return tuple(found)
+
+
+def _worst_rows(e: Evidence) -> tuple[int, ...]:
+    """Held-out rows with the largest errors, a twentieth of them and at least ten."""
+    assert e.held is not None
+    most = min(_ROWS, max(10, len(e.held) // 20))
+    return tuple(e.errors(e.held).argsort(descending=True, stable=True)[:most].tolist())
+
+
+def _against_overfitting(e: Evidence) -> str:
+    if e.fitted.scales_inputs:  # a model of scikit-learn or a file
+        return (
+            "Make the model simpler: fewer or shallower trees, a stronger penalty, for networks more "
+            "weight decay "
+            "and early stopping. More training data helps most."
+        )
+    return (
+        "Stop training where the held-out loss is least, and raise weight decay. Then try training "
+        "between the "
+        "data (mixup, elliptica.Elliptic): both helped about equally in our tests, and less than early "
+        "stopping. "
+        "More training data helps most."
+    )
 
 
 def _shift(
@@ -241,28 +346,35 @@ def _shift(
     far = beyond(e, e.held_distance)
     share = Quantity.share(int(far.sum()), len(far), e.confidence)
     worse = gap.lower > GAP or (gap.lower > SHIFTED_GAP and after > GROWTH * before)
-    text = f"Held-out rows lie elsewhere than the training rows ({share} are farther than 99 % of those are "
-    text += (
-        f"from each other), and the error rises {rise}."
-        if worse
-        else "from each other). The error does not rise."
+    text = (
+        f"Held-out rows lie elsewhere: {share} of them are farther from the training rows than 99 % of "
+        f"those are "
+        f"from each other. "
+    )
+    text += f"The error {rise}" if worse else "The error does not rise."
+    bounded = (
+        " Until then, keep predictions within the range of the targets (bounded=True)."
+        if e.task == "values"
+        else ""
     )
     advice = (
-        "Train on rows from there, if you can get any. Until then: predictions bounded by the training "
-        "targets (bounded=True), and elliptica compare with --time, --split-by or --test to find what holds "
-        "under this shift."
+        "First check that held-out rows were prepared as training rows were: scaling, units, order of "
+        "columns. If "
+        f"so, train on rows from there, if you can get any.{bounded} elliptica compare with --time, "
+        f"--split-by or "
+        "--test finds what holds under such a shift."
         if worse
         else "Nothing to do for these rows; judge the model again when inputs move further."
     )
     return Finding(
         "shift",
         "warning" if worse else "info",
-        text + named_moves(moved),
+        text + named_moves(e, moved),
         advice,
         {"far from the training rows": share, **numbers},
         {f"feature {name}": q for name, q in list(moved.items())[:20]},
-        title="The error is higher where held-out rows lie" if worse else "Held-out rows lie elsewhere",
-        rows=tuple(e.held_distance.argsort(descending=True)[:_ROWS].tolist()),
+        title="Held-out rows differ, and the error is higher" if worse else "Held-out rows lie elsewhere",
+        rows=tuple(e.held_distance.argsort(descending=True)[: max(10, len(far) // 20)].tolist()),
         rows_of="held-out",
     )
 
@@ -320,6 +432,8 @@ def judge_parts(e: Evidence) -> Finding:
     for name, (sample, rows) in parts.items():
         sizes[name] = int(train[name].sum()) if name in train else 0
         found[name], grades[name] = _grade_part(e, sample, rows, level)
+        if grades[name] == "warning" and _is_trade_off(e, sample, name, rows, level):
+            grades[name] = "look"
     ranked = sorted(
         found,
         key=lambda name: (grades[name] == "warning", grades[name] == "look", found[name].lower),
@@ -331,7 +445,7 @@ def judge_parts(e: Evidence) -> Finding:
         return fine("weak_part", "No class or group has far more errors than the others.")
     sample, rows = parts[worst]
     share = sizes[worst] / len(e.train)
-    unit = "of its rows are wrong" if e.task == "classes" else "of a constant's error there"
+    unit = "of its rows are wrong" if e.task == "classes" else "is the error there"
     others = (
         e.is_wrong(sample)[~rows].double().mean() if e.task == "classes" else e.errors(sample)[~rows].mean()
     )
@@ -344,16 +458,35 @@ def judge_parts(e: Evidence) -> Finding:
         "weak_part",
         grades[worst],
         f"{worst[0].upper()}{worst[1:]} is predicted far worse than the others: {found[worst]} {unit}, "
-        f"{float(others):.1%} elsewhere. It has {sizes[worst]} of {len(e.train)} training rows "
+        f"{float(others):{'.1%' if e.task == 'classes' else '.2f'}} elsewhere. It has {sizes[worst]} of "
+        f"{len(e.train)} training rows "
         f"({share:.1%}).{more}",
-        "Give it more weight: class weights in the loss, batches balanced by group, or a group method "
-        "(elliptica.baselines: GroupDRO, JTT, LISA). More rows of it help most.",
+        "If errors there cost more: class weights in the loss, batches balanced by group, or a group method "
+        "(elliptica.baselines: GroupDRO, JTT, LISA); others get worse in exchange. More rows of it help "
+        "most.",
         {"error there": found[worst], "error elsewhere": Quantity.number(float(others))},
         breakdown,
         title=f"{worst[0].upper()}{worst[1:]} is predicted badly",
         rows=tuple(i for i in wrong.argsort(descending=True)[:_ROWS].tolist() if rows[i]),
         rows_of=sample.name,
     )
+
+
+def _is_trade_off(e: Evidence, sample: Sample, name: str, rows: Tensor, level: float) -> bool:
+    """Whether a class is weak only because it is rare: probabilities add up, and neighbours do no better."""
+    if e.task != "classes" or not name.startswith("class ") or len(e.base) < 40:
+        return False
+    assert sample.y is not None
+    c = int(sample.y[rows][0])
+    if _is_neglected(e, sample, c, None, level):
+        return False
+    if sample is e.train:
+        own = torch.isin(e.base, rows.nonzero().flatten())
+        numbers, wrong = e.near[1][own], e.is_wrong(sample)[e.base][own]
+    else:
+        numbers, wrong = e.near_held[1][rows], e.is_wrong(sample)[rows]
+    guess = e.average(numbers[:, :NEIGHBOURS]).argmax(1)
+    return float((guess != c).double().mean()) > float(wrong.double().mean()) - 0.1
 
 
 def _grade_part(e: Evidence, sample: Sample, rows: Tensor, level: float) -> tuple[Quantity, Severity]:
@@ -384,39 +517,81 @@ def judge_shortcut(e: Evidence) -> Finding:
         return by_group
     if len(e.held) < 40 or len(e.varies) > 512:
         return skipped("shortcut", "at least 40 held-out rows with at most 512 features are needed")
+    strengths, candidates = _lost_relations(e)
+    if len(strengths) > 2 and len(candidates) > 0.5 * len(strengths):
+        return fine("shortcut", "Most features lose their relation to the target at once: no shortcut does.")
+    at_train, error = float(e.errors(e.train).mean()), float(e.errors(e.held).mean())
+    best = _best_without(e, candidates, error - at_train)
+    if best is not None:
+        return _shortcut(e, *best)
+    strong = [(j, kept) for j, kept in candidates if strengths[j] > 0.4]
+    if strong and error - at_train > LARGE_GAP:
+        return _shortcut(e, *strong[0], None)
+    return fine("shortcut", "No feature loses its relation to the target in held-out rows.")
+
+
+def _lost_relations(e: Evidence) -> tuple[dict[int, float], list[tuple[int, float]]]:
+    """Features that go with the target in training, by how much; and those that do not in held-out rows.
+
+    Of the latter the share that is kept, negative where the relation reverses.
+    """
+    assert e.held is not None
     ours, other = _relations(e, e.train), _relations(e, e.held)
-    candidates = []
+    strengths, lost = {}, []
     for j in e.varies.nonzero().flatten().tolist():
-        before, after = ours[j], other[j]
-        strength = float(before.square().sum())
-        kept = float((before * after).sum()) / max(strength, 1e-12)
-        if strength > 0.05 and kept < 0.3 and _ks_small(e, j):
-            candidates.append((j, kept))
+        strength = float(ours[j].square().sum())
+        if strength > 0.05:
+            strengths[j] = strength
+            kept = float((ours[j] * other[j]).sum()) / strength
+            if kept < 0.3 and _keeps_range(e, j):
+                lost.append((j, kept))
+    return strengths, lost
+
+
+def _best_without(
+    e: Evidence, candidates: list[tuple[int, float]], gap: float
+) -> tuple[int, float, Difference] | None:
+    """Find the feature without which held-out errors fall most, if that explains the gap."""
+    assert e.held is not None
     level = bonferroni(e.confidence, max(1, len(candidates)))
-    best: tuple[float, int, float, Difference] | None = None
+    error = float(e.errors(e.held).mean())
+    best: tuple[int, float, Difference] | None = None
     for j, kept in candidates[:64]:
         changed = e.held.raw.clone()
         changed[:, j] = e.train.raw[:, j].median()
         gain = Difference.paired(e.errors(e.held) - e.errors(e.held, e.predict_flat(changed)), level)
-        if gain.lower > 0.03 and (best is None or gain.value > best[0]):
-            best = (gain.value, j, kept, gain)
-    if best is None:
-        return fine("shortcut", "No feature loses its relation to the target in held-out rows.")
-    value, j, kept, gain = best
-    name = e.feature(j)
+        explains = gain.lower > 0.03 and gain.value > 0.3 * gap and error - gain.value < 1
+        if explains and (best is None or gain.value > best[2].value):
+            best = (j, kept, gain)
+    return best
+
+
+def _shortcut(e: Evidence, j: int, kept: float, gain: Difference | None) -> Finding:
+    """Name a feature whose relation to the target is another one in held-out rows."""
+    assert e.held is not None
+    name, error = e.feature(j), float(e.errors(e.held).mean())
     how = "reverses" if kept < -0.1 else "vanishes"
-    error = float(e.errors(e.held).mean())
+    numbers = {}
+    if gain is None:
+        effect = "It is the only thing that the model knows: the error does not fall without it."
+    else:
+        numbers["error saved without it"] = Quantity(
+            gain.value, gain.lower, gain.upper, None, len(e.held), "mean"
+        )
+        effect = (
+            f"With the feature set to its median, the held-out error falls from {error:.2f} to "
+            f"{error - gain.value:.2f}."
+        )
     return Finding(
         "shortcut",
         "warning",
-        f"The model relies on feature {name}, whose relation to the target {how} in held-out rows. With the "
-        f"feature set to its median, their error falls from {error:.2f} to {error - value:.2f} of a "
-        "constant's.",
-        f"Train again without feature {name}, or on rows in which it does not go with the target.",
-        {"error saved without it": Quantity(gain.value, gain.lower, gain.upper, None, len(e.held), "mean")},
-        {"relation kept": Quantity.number(kept)},
+        f"The model relies on feature {name}, whose relation to the target {how} in held-out rows. {effect}",
+        f"Train again without feature {name}, or on rows in which it does not go with the target. If it "
+        f"is made "
+        "from the target, it is a leak.",
+        numbers,
         title=f"Shortcut: feature {name}",
-        rows=tuple(e.errors(e.held).argsort(descending=True)[:_ROWS].tolist()),
+        rows=_worst_rows(e),
         rows_of="held-out",
     )
 
@@ -431,7 +606,7 @@ def _relations(e: Evidence, sample: Sample) -> Float[Tensor, "features targets"]
     return x.T @ y / max(1, len(x) - 1)
 
 
-def _ks_small(e: Evidence, j: int) -> bool:
+def _keeps_range(e: Evidence, j: int) -> bool:
     """Whether a feature keeps its range, so that it is its relation that changed and not its place."""
     assert e.held is not None
     low, high = (
@@ -472,7 +647,8 @@ def _group_shortcut(e: Evidence) -> Finding | None:
             share_a, share_b = (
                 cells[c, g][1] / max(1, sum(cells[k, g][1] for k in range(e.n_classes))) for g in (a, b)
             )
-            if gap.lower > 0.1 and share_b > 2 * share_a and (best is None or gap.lower > best[0]):
+            is_rare = share_b > 2 * share_a and _is_neglected(e, held, c, a, level)
+            if gap.lower > 0.1 and is_rare and (best is None or gap.lower > best[0]):
                 best = (gap.lower, c, a, b, gap)
     if best is None:
         return None
@@ -497,6 +673,21 @@ def _group_shortcut(e: Evidence) -> Finding | None:
         rows=tuple((cells[c, a][0] & wrong).nonzero().flatten()[:_ROWS].tolist()),
         rows_of=held.name,
     )
+
+
+def _is_neglected(e: Evidence, held: Sample, c: int, group: str | None, level: float) -> bool:
+    """Whether the model gives a class less probability than it has, in a group or overall.
+
+    The best model has more errors in a rare class, too, but its probabilities add up to the share.
+    """
+    assert held.y is not None
+    assert held.outputs is not None
+    rows = torch.ones(len(held), dtype=torch.bool)
+    if group is not None and held.groups is not None:
+        rows = torch.tensor([each == group for each in held.groups])
+    missing = ((held.y == c).double() - held.outputs[:, c])[rows]
+    gap = Difference.paired(missing, level)
+    return gap.lower > 0 and gap.value > 0.1 * float((held.y[rows] == c).double().mean())
 
 
 def judge_outliers(e: Evidence) -> Finding:
@@ -527,7 +718,7 @@ def judge_outliers(e: Evidence) -> Finding:
     share, sample, far = best
     rows = far.nonzero().flatten()
     order = sample.losses[rows].argsort(descending=True)
-    severity: Severity = "warning" if share > MOST_CARRIED else "look"
+    severity: Severity = "warning" if share > MOST_CARRIED and not _predicts(e, sample, far) else "look"
     rest = float(sample.losses[~far].mean())
     return Finding(
         "outliers",
@@ -541,6 +732,15 @@ def judge_outliers(e: Evidence) -> Finding:
         rows=tuple(rows[order][:_ROWS].tolist()),
         rows_of=sample.name,
     )
+
+
+def _predicts(e: Evidence, sample: Sample, rows: Tensor) -> bool:
+    """Whether the model is still far better than a constant at these rows, errors not bounded."""
+    if e.task != "values" or sample.y is None or sample.outputs is None:
+        return False
+    y = sample.y[rows]
+    own, constant = ((y - each).square().sum() for each in (sample.outputs[rows], e.constant))
+    return float(own) < 0.5 * float(constant)
 
 
 def _harmful_outliers(e: Evidence, middle: Tensor) -> Finding | None:
@@ -577,8 +777,8 @@ def _is_far(e: Evidence, sample: Sample, middle: Tensor, out_of: float = 12.0) -
 
 def judge_range(e: Evidence) -> Finding:
     """Count predictions beyond the range of the training targets, and see whether bounding helps."""
-    if e.task != "values" or e.train.y is None:
-        return skipped("range", "for predicted values only")
+    if e.task != "values" or e.train.y is None or e.is_constant:
+        return skipped("range", "for predicted values that vary only")
     low, high = e.train.y.min(0).values, e.train.y.max(0).values
     width = (high - low).clamp_min(1e-300)
     places: dict[RowsOf, Tensor] = {}
@@ -615,7 +815,7 @@ def judge_range(e: Evidence) -> Finding:
 
 
 def _bounding_helps(e: Evidence, low: Tensor, high: Tensor) -> bool:
-    """Whether held-out errors are surely smaller with predictions confined to the range."""
+    """Whether held-out errors are smaller on average with predictions confined to the range."""
     assert e.held is not None
     assert e.held.outputs is not None
     assert e.held.y is not None
@@ -631,6 +831,8 @@ def judge_confidence(e: Evidence) -> Finding:
     """Find the temperature that suits held-out rows, and what it would save."""
     if e.task != "classes" or e.held is None or e.held.y is None or e.held.outputs is None:
         return skipped("confidence", "held-out rows with classes are needed")
+    if e.fitted.space == "simplex" and e.fitted.y.is_floating_point():
+        return skipped("confidence", "for labels only, not for class probabilities")
     logs, y = e.held.outputs.clamp_min(1e-30).log(), e.held.y
     temperature = _temperature(logs, y)
     saved = Difference.paired(_log_loss(logs, y, 1.0) - _log_loss(logs, y, temperature), e.confidence)
@@ -653,7 +855,7 @@ def judge_confidence(e: Evidence) -> Finding:
         f"The model is {side}: at held-out rows its mean confidence is {confidence:.0%} where {right} are "
         f"right. Dividing the logits by {temperature:.2g} would lower the log loss by {saved.value:.2g}.",
         "Divide the logits by this temperature, chosen on rows that are not tested "
-        '(EllipticClassifier(calibrate="temperature")). It need not hold under a shift.',
+        '(EllipticClassifier(calibrate="temperature")). It may not hold if the data change.',
         numbers,
         {"mean confidence": Quantity.number(confidence, len(y)), "share right": right},
         title=side.capitalize(),
