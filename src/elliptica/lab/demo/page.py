@@ -28,7 +28,7 @@ from elliptica.lab.demo.results import (
 from elliptica.lab.demo.study import Exhibit, Study, moon_surfaces, write_record
 from elliptica.lab.demo.training import METHODS, NAMES, DemoSettings, notes
 
-_N_BOUNDARY, _N_INSIDE = 1600, 400
+_N_BOUNDARY, _N_INSIDE = 1600, 250
 #: Colours of heights, which are multiples of the boundary's largest loss: blue up to one, red above.
 _COLOURS = [
     (0.0, "#e3eef9"),
@@ -144,7 +144,7 @@ def _points(
         y=places[:, 1],
         z=(np.clip(losses / bound, 0, TOP) + 0.01).astype(np.float32),  # just above the surface
         mode="markers",
-        marker={"size": 1.8, "color": colour},
+        marker={"size": 1.5, "color": colour},
         customdata=losses.astype(np.float32),
         hovertemplate=name + ": loss %{customdata:.3g}<extra></extra>",
     )
@@ -162,7 +162,7 @@ def _layout() -> go.Layout:
             # with room, so that flat parts do not lie in the bottom of the box
             "zaxis": {**hidden, "range": [-0.1, TOP]},
             "aspectmode": "manual",
-            "aspectratio": {"x": 1.7, "y": 1.3, "z": 1.1},
+            "aspectratio": {"x": 2.3, "y": 1.76, "z": 1.5},
             "camera": {
                 "eye": {"x": -0.2, "y": -1.5, "z": 1.5},
                 "center": {"x": 0, "y": 0, "z": -0.2},
