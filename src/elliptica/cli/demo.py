@@ -79,7 +79,7 @@ def demo(
         Variant | None,
         one_of(
             Variant,
-            help="What a moon is, or what is changed on half discs (the paper says none of it).",
+            help="What a moon is (the paper does not say), or what is changed on half discs.",
             show_default="half-disc",
         ),
     ] = None,
