@@ -195,9 +195,15 @@ def _draw_surface(axes: Any, exhibit: Exhibit, style: _Surface, settings: DemoSe
         points = np.clip(losses.inside[: style.shown].numpy()[rows] / bound, 0, top)
         look = {"s": style.size, "c": INSIDE, "linewidths": 0, "depthshade": False}
         axes.scatter(places[:, 0], places[:, 1] + down, points, zorder=front + 4, **look)
-    axes.set(xlim=(-1.2, 2.2), ylim=(-1.55, 1.05), zlim=(0, top))
+    apart = APART if settings.region == "half-disc" else 0.0
+    beyond = max(float(surface.x.max()) for surface in surfaces) - 2  # of the half disc's right end
+    width, depth = 3.4 + 2 * beyond, 1.6 - apart + 2 * beyond
+    axes.set(xlim=(0.5 - width / 2, 0.5 + width / 2), zlim=(0, top))
+    axes.set(ylim=(0.25 + apart / 2 - depth / 2, 0.25 + apart / 2 + depth / 2))
     axes.set_proj_type("ortho")
-    axes.set_box_aspect((3.4, 2.6, 0.75 * top), zoom=style.zoom)
+    aspect = (width, depth, 0.75 * top)
+    zoom = 0.76 * style.zoom * float(np.linalg.norm(aspect)) / width  # the same width, whatever the height
+    axes.set_box_aspect(aspect, zoom=zoom)
     axes.view_init(elev=38, azim=-84)
     axes.set_axis_off()
     axes.patch.set_visible(False)
