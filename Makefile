@@ -67,6 +67,7 @@ results: $(STAMPS)-lab   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/hitting_times.py run
+	$(BIN)/python studies/two_moons.py run
 	$(BIN)/python studies/anticipation.py run
 	$(BIN)/python studies/green_bridge.py run
 	$(BIN)/python studies/diagnose_battery.py run

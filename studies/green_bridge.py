@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import elliptica
+from elliptica._utils.side_by_side import stack
 from elliptica.baselines import CMixup, Mixup, TargetKernel
 from elliptica.lab.data import (
     Dataset,
@@ -39,7 +40,6 @@ from elliptica.lab.data import (
     load_waterbirds_features,
 )
 from elliptica.lab.models import mlp
-from stacked import stack
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "green_bridge"
 RECORDS = HERE / "records.jsonl"

@@ -151,8 +151,7 @@ def test_other_missing_packages_are_not_blamed_on_an_extra():
         ("--seeds", "0"),
         ("--steps", "-1"),
         ("--sigma", "-0.1"),
-        ("--reading", "three"),
-        ("--activation", "sin"),
+        ("--variant", "three"),
     ],
 )
 def test_bad_options_are_refused(option, value):

@@ -26,11 +26,23 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-#: Variants of the paper's "2-layer, 4-hidden unit" network.
-Reading = Literal["one-hidden", "two-hidden"]
-
-#: Non-linearities of the demo's network.
-Activation = Literal["tanh", "relu", "leaky_relu"]
+#: Regions, and changes on half discs (`elliptica.lab.demo.training.VARIANTS`).
+Variant = Literal[
+    "half-disc",
+    "tube",
+    "thin-tube",
+    "band",
+    "thin-band",
+    "outer-arc",
+    "hull",
+    "curve",
+    "shell",
+    "wide-shell",
+    "by-distance",
+    "two-hidden",
+    "relu",
+    "short",
+]
 
 #: Figures of the paper.
 FigureName = Literal["1", "2", "3", "uncertainty"]
@@ -55,24 +67,21 @@ def demo(
             show_default="demo; figure-NAME.FORMAT",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="10")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="24")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each training.", show_default="1000")
     ] = None,
     sigma: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Diffusion coefficient of the bridges.", show_default="0.05"),
+        typer.Option(min=0.0, help="Diffusion coefficient of the bridges.", show_default="0.2"),
     ] = None,
-    reading: Annotated[
-        Reading | None,
+    variant: Annotated[
+        Variant | None,
         one_of(
-            Reading,
-            help='Variant of the paper\'s "2-layer, 4-hidden unit" network.',
-            show_default="one-hidden",
+            Variant,
+            help="What a moon is (the paper does not say), or what is changed on half discs.",
+            show_default="half-disc",
         ),
-    ] = None,
-    activation: Annotated[
-        Activation | None, one_of(Activation, help="Non-linearity (not in the paper).", show_default="tanh")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Seconds instead of minutes; not converged.")
@@ -110,7 +119,7 @@ def demo(
 ) -> None:
     """Train ERM, mixup and elliptic on two moons; draw and compare their losses.
 
-    About a minute and a half on two cores. Ctrl-C stops it and keeps what is finished.
+    About a minute on two cores. Ctrl-C stops it and keeps what is finished.
 
     With --figure, draw one figure of the paper, ready for print. The file says which command makes it again,
     and the same command gives the same bytes on the same machine. Example: elliptica demo --figure 3 -o f.pdf
@@ -119,8 +128,7 @@ def demo(
         "seeds": seeds,
         "steps": steps,
         "sigma": sigma,
-        "reading": reading,
-        "activation": activation,
+        "variant": variant,
         "quick": quick or None,
     }
     of_figure = {"format": form, "width": width, "runs": runs, "data-dir": data_dir}
@@ -141,16 +149,14 @@ def demo(
     if out.is_file():
         raise typer.BadParameter(f"{out} is a file. Pass the name of a folder to --out.")
     require_extra("lab", "matplotlib", "plotly", "safetensors")
-    from elliptica.lab.demo.training import QUICK, DemoSettings
+    from elliptica.lab.demo.training import QUICK, variant_settings
 
-    base = QUICK if quick else DemoSettings()
+    base = variant_settings(variant or "half-disc", QUICK if quick else None)
     settings = dataclasses.replace(
         base,
         n_seeds=seeds or base.n_seeds,
         n_steps=steps or base.n_steps,
         sigma=base.sigma if sigma is None else sigma,
-        reading=reading or base.reading,
-        activation=activation or base.activation,
     )
     raise typer.Exit(run_demo(settings, out, Console()))
 
@@ -178,13 +184,14 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> int:
         console.print(f"[dim]- {note}[/dim]", highlight=False)
     _run_with_progress(study, console)
     if study.interrupted:
-        n_runs = settings.n_seeds * len(METHODS)
-        console.print(f"[yellow]Interrupted:[/yellow] {len(study.runs)} of {n_runs} trainings had finished.")
+        console.print(
+            f"[yellow]Interrupted:[/yellow] {len(study.exhibits)} of {len(METHODS)} methods had finished."
+        )
     if not study.runs:
         console.print("Nothing was written.")
         return INTERRUPTED
     summaries = summarise(study.runs)
-    _print_results(summaries, find(summaries, study.untrained), console)
+    _print_results(summaries, find(summaries, study.untrained, settings), console)
     for path in write_files(study, out):
         console.print(f"Wrote [bold]{path}[/bold]", highlight=False, soft_wrap=True)
     return INTERRUPTED if study.interrupted else 0
@@ -204,36 +211,31 @@ def _run_with_progress(study: Study, console: Console) -> None:
         console=console,
         transient=True,
     ) as progress:
-        task = progress.add_task("", total=settings.n_seeds * len(METHODS) * settings.n_steps)
+        task = progress.add_task("", total=len(METHODS) * settings.n_steps)
 
-        def on_run(seed: int, method: Method) -> None:
-            progress.update(task, description=f"seed {seed + 1}/{settings.n_seeds}  {NAMES[method]:19}")
+        def on_method(method: Method) -> None:
+            progress.update(task, description=f"{settings.n_seeds} seeds  {NAMES[method]:20}")
 
-        run_study(study, on_run, lambda steps: progress.advance(task, steps))
+        run_study(study, on_method, lambda steps: progress.advance(task, steps))
 
 
 def _print_results(summaries: Sequence[MethodSummary], findings: Sequence[str], console: Console) -> None:
     """Print the table, then the findings."""
-    from elliptica.lab.demo.results import table_header, table_sections
+    from elliptica.lab.demo.results import TABLE_HEADER, table_rows
 
-    seeds = {s.n_seeds for s in summaries}
-    title = f"{max(seeds)} seeds" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
         show_edge=False,
-        title=f"Losses, mean ± sample deviation over {title}",
+        title="Bound: no loss inside the moons above the largest on their boundary",
         title_justify="left",
     )
-    table.add_column("", no_wrap=True)
-    for name in table_header(summaries):
-        table.add_column(name.replace(" (", "\n("), justify="right", vertical="bottom")
-    for section in table_sections(summaries):
-        table.add_row(f"[bold]{section.title}[/bold]")
-        for name, cells in section.rows:
-            table.add_row(f" {name}", *cells)
-        table.add_section()
+    for number, name in enumerate(TABLE_HEADER):
+        justify: Literal["left", "right"] = "right" if number else "left"
+        table.add_column(name, justify=justify, no_wrap=number == 0, vertical="bottom")
+    for row in table_rows(summaries):
+        table.add_row(*row)
     console.print(table)
     console.print()
     for sentence in findings:
@@ -288,9 +290,9 @@ class _Order:
 
 
 _ABOUT = {
-    "1": "loss surfaces over two moons, ordinary and elliptic training, first seed",
+    "1": "loss surfaces over two moons, ordinary and elliptic training, median seed of each",
     "2": "the expected loss between four points, and bridges to them",
-    "3": "losses on the boundary and inside the moons; dashed: the largest on the boundary",
+    "3": "losses on the boundary and inside the moons, median seed; dashed: the largest on the boundary",
     "uncertainty": "entropy of predictions by class, scaled in each data set; above: training rows",
 }
 
@@ -333,5 +335,5 @@ def _draw(order: _Order) -> Any:
     from elliptica.lab.demo.study import train_exhibits
 
     if order.name == "1":
-        return draw_surfaces(train_exhibits(["erm", "path"]), width)
-    return draw_boundary_losses(train_exhibits(["erm", "mixup", "path"]), width)
+        return draw_surfaces(train_exhibits(["erm", "elliptic"]), width)
+    return draw_boundary_losses(train_exhibits(["erm", "mixup", "elliptic"]), width)

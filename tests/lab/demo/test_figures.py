@@ -25,10 +25,19 @@ from elliptica.lab.demo.expected_loss import (
     solve_expected_loss,
     solve_on_grid,
 )
-from elliptica.lab.demo.figures import WIDTHS, draw_boundary_losses, draw_surfaces, save_figure
-from elliptica.lab.demo.study import train_exhibits
+from elliptica.lab.demo.figures import (
+    WIDTHS,
+    draw_boundary_losses,
+    draw_figure,
+    draw_surfaces,
+    save_figure,
+    surface_colours,
+)
+from elliptica.lab.demo.results import SMALL_PRINT, summarise
+from elliptica.lab.demo.study import Evaluation, Run, train_exhibits
 from elliptica.lab.demo.training import QUICK
 from elliptica.lab.demo.uncertainty import ClassUncertainty, draw_uncertainty, read_uncertainty
+from elliptica.landscape import MaximumPrinciple
 from laws import ALPHA
 
 RECORDS = Path(__file__).resolve().parents[3] / "results" / "tables"
@@ -36,7 +45,7 @@ RECORDS = Path(__file__).resolve().parents[3] / "results" / "tables"
 
 @pytest.fixture(scope="module")
 def exhibits():
-    return train_exhibits(["erm", "mixup", "path"], dataclasses.replace(QUICK, n_steps=20))
+    return train_exhibits(["erm", "mixup", "elliptic"], dataclasses.replace(QUICK, n_steps=20))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +63,7 @@ def parts():
 
 def figures(exhibits, idea):
     return {
-        "1": lambda width: draw_surfaces({m: exhibits[m] for m in ("erm", "path")}, width),
+        "1": lambda width: draw_surfaces({m: exhibits[m] for m in ("erm", "elliptic")}, width),
         "2": lambda width: draw_expected_loss(idea, width),
         "3": lambda width: draw_boundary_losses(exhibits, width),
         "uncertainty": lambda width: draw_uncertainty(parts(), width),
@@ -132,17 +141,45 @@ def test_text_stays_within_the_figure(exhibits, idea):
 
 
 def test_verdicts_are_those_of_the_losses(exhibits):
-    figure = draw_surfaces({m: exhibits[m] for m in ("erm", "path")})
+    figure = draw_surfaces({m: exhibits[m] for m in ("erm", "elliptic")})
     words = [text.get_text() for text in figure.texts]
-    for method in ("erm", "path"):
+    for method in ("erm", "elliptic"):
         losses = exhibits[method].losses
         outer, inner = float(losses.boundary.max()), float(losses.inside.max())
-        kept = f"boundary {outer:.2g} ≥ inside {inner:.2g}\nbound kept"
-        broken = f"boundary {outer:.2g} < inside {inner:.2g}\nbound broken"
+        kept = f"boundary {outer:.2f} ≥ inside {inner:.2f}\nbound kept"
+        broken = f"boundary {outer:.2f} < inside {inner:.2f}\nbound broken"
         assert (kept if outer >= inner else broken) in words
     losses = dataclasses.replace(exhibits["erm"].losses, inside=exhibits["erm"].losses.inside + 100)
     broken = draw_surfaces({"erm": dataclasses.replace(exhibits["erm"], losses=losses)})
     assert any("bound broken" in text.get_text() for text in broken.texts)
+
+
+def test_surfaces_are_red_exactly_above_the_bound():
+    red, _, blue, _ = surface_colours(np.array([0.0, 0.5, 1.0, 1.001, 2.0, 9.0])).T
+    assert (red > blue).tolist() == [False, False, False, True, True, True]
+
+
+def test_the_picture_shows_every_seed_and_says_what_it_is(exhibits):
+    def seed(method, number, ratio):
+        verdict = MaximumPrinciple(0.0, 1.0, 0.1, ratio, 0.1, ratio - 1, ratio <= 1, True)
+        return Run(method, number, Evaluation(0.3, 0.2, verdict, 0.9), 1000, 1.0)
+
+    ratios = {"erm": (3.0, 0.9, 2.0), "mixup": (0.9, 1.2, 0.8), "elliptic": (0.9, 0.8, 0.7)}
+    summaries = summarise([seed(m, n, r) for m, values in ratios.items() for n, r in enumerate(values)])
+    figure = draw_figure(summaries, exhibits, QUICK)
+    words = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    assert "ERM: the loss inside the moons rises above its boundary in 2 of 3 seeds" in words
+    assert "Elliptic training: in none" in words
+    assert "median seed" in words
+    assert SMALL_PRINT in words
+    for axes, values in zip(
+        (a for a in figure.axes if a.name == "rectilinear"), ratios.values(), strict=True
+    ):
+        dots, ringed = axes.collections[1:]
+        assert dots.get_offsets()[:, 1].tolist() == sorted(values)
+        assert ringed.get_offsets()[0, 1] == sorted(values)[1]
+    lowest = min(text.get_window_extent().y0 for text in figure.texts)
+    assert lowest > 0  # the small print ends within the picture
 
 
 def test_the_dashed_line_is_the_largest_loss_on_the_boundary(exhibits):

@@ -1,7 +1,8 @@
 """Two moons with a boundary to train on and an interior to test on (paper: Figs. 1 and 3).
 
 The paper draws training points on the boundary of two moon-shaped regions and test points inside,
-without defining the regions. Ours are tubes: all points closer than ``radius`` to a half circle.
+without defining the regions. Here they are tubes: all points closer than ``radius`` to a half circle.
+Other regions, the demo's half discs among them, are in `elliptica.lab.data.moon_regions`.
 
 The half circles are those of scikit-learn's ``make_moons``: the upper one has radius 1 around the
 origin, the lower one is its point reflection ``p -> (1, 0.5) - p``. Their least distance, 0.5, is
@@ -76,9 +77,9 @@ def two_moons(
             f"got {radius}. Pass e.g. radius=0.2."
         )
     check_generator(generator, _CPU)
-    boundary = _sample_outline(n_boundary, radius, generator)
-    interior = _sample_tube(n_interior, radius, generator)
-    return TwoMoons(*_alternate(boundary), *_alternate(interior))
+    boundary = sample_outline(n_boundary, radius, generator)
+    interior = sample_tube(n_interior, radius, generator)
+    return TwoMoons(*alternate(boundary), *alternate(interior))
 
 
 def distance_to_moons(points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
@@ -106,7 +107,7 @@ def _distance_to_upper(points: Tensor) -> Tensor:
     return torch.where(y >= 0, (torch.hypot(x, y) - 1).abs(), torch.hypot(x.abs() - 1, y))
 
 
-def _alternate(upper: Tensor) -> tuple[Tensor, Tensor]:
+def alternate(upper: Tensor) -> tuple[Tensor, Tensor]:
     """Move every second point of the upper tube to the lower one, and label all."""
     label = torch.arange(len(upper), device=_CPU) % 2
     return torch.where(label[:, None] == 0, upper, _reflect(upper)).float(), label
@@ -116,7 +117,8 @@ def _sign(is_positive: Tensor) -> Tensor:
     return 2 * is_positive.double() - 1
 
 
-def _polar(r: Tensor, angle: Tensor) -> Tensor:
+def polar(r: Tensor, angle: Tensor) -> Tensor:
+    """Points at distances and angles from the origin."""
     return torch.stack([r * angle.cos(), r * angle.sin()], dim=1)
 
 
@@ -126,43 +128,43 @@ def _around_ends(r: Tensor, turn: Tensor) -> Tensor:
     ``turn`` in [0, 2 pi) runs along the half circle below (1, 0), then along that below (-1, 0).
     """
     is_right = turn < math.pi
-    offset = _polar(r, -torch.where(is_right, turn, turn - math.pi))
+    offset = polar(r, -torch.where(is_right, turn, turn - math.pi))
     end = _sign(is_right)
     return offset + torch.stack([end, torch.zeros_like(end)], dim=1)
 
 
-def _sample_outline(n: int, radius: float, generator: torch.Generator | None) -> Tensor:
+def sample_outline(n: int, radius: float, generator: torch.Generator | None) -> Tensor:
     """Uniform by arc length on the outline of the upper tube, in float64.
 
     The outer arc, the inner arc and both caps have lengths ``pi (1 + R)``, ``pi (1 - R)`` and
     ``2 pi R``. One position along the outline laid out straight gives piece and angle.
     """
-    (u,) = _uniforms(1, n, generator)
+    (u,) = uniforms(1, n, generator)
     position = u * 2 * math.pi * (1 + radius)
     outer, inner = math.pi * (1 + radius), math.pi * (1 - radius)
     is_outer, is_inner = position < outer, position < outer + inner
     arc_radius = 1 + radius * _sign(is_outer)
     along = torch.where(is_outer, position, position - outer)
-    on_arc = _polar(arc_radius, along / arc_radius)
+    on_arc = polar(arc_radius, along / arc_radius)
     turn = (position - outer - inner) / radius
     on_cap = _around_ends(torch.full_like(turn, radius), turn)
     return torch.where(is_inner[:, None], on_arc, on_cap)
 
 
-def _sample_tube(n: int, radius: float, generator: torch.Generator | None) -> Tensor:
+def sample_tube(n: int, radius: float, generator: torch.Generator | None) -> Tensor:
     """Uniform by area inside the upper tube, in float64.
 
     The band has area ``2 pi R``, the two half discs at the ends ``pi R**2`` together. Area grows
     with the square of the distance from a centre, hence the square roots.
     """
-    piece, u_angle, u_area = _uniforms(3, n, generator)
+    piece, u_angle, u_area = uniforms(3, n, generator)
     squared = (1 - radius) ** 2 + 4 * radius * u_area  # 4 R = (1 + R)**2 - (1 - R)**2
-    in_band = _polar(squared.sqrt(), math.pi * u_angle)
+    in_band = polar(squared.sqrt(), math.pi * u_angle)
     in_cap = _around_ends(radius * u_area.sqrt(), 2 * math.pi * u_angle)
     return torch.where((piece < 2 / (2 + radius))[:, None], in_band, in_cap)
 
 
-def _uniforms(n_each: int, n: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+def uniforms(n_each: int, n: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
     """Columns of uniforms in float64, so that the geometry is rounded only once, at the end."""
     u = draw_uniform((n, n_each), device=_CPU, generator=generator)
     return u.double().unbind(dim=1)

@@ -5,23 +5,24 @@ Print means sizes in points at the width of a column or a page, and files withou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
 from elliptica import __version__
 from elliptica._utils.files import replacing
-from elliptica.lab.demo.results import MethodSummary, headline, verdict
+from elliptica.lab.demo.results import SMALL_PRINT, MethodSummary, headline, is_default, verdict
 from elliptica.lab.demo.study import Exhibit, moon_surfaces
 from elliptica.lab.demo.training import NAMES, DemoSettings, Method
 
@@ -31,14 +32,14 @@ BOUNDARY = "#1f5fbf"
 INSIDE = "#f08a24"
 BETWEEN = "#7d8794"
 SURFACE = "viridis"
+ABOVE = "#c81e1e"
 
-#: Losses are drawn between these, on a logarithmic scale.
-FLOOR = 1e-5
-TOP = 60.0
-#: Surfaces are drawn and coloured between these, in print up to one.
-SURFACE_FLOOR = 1e-4
-SURFACE_TOP = 2.0
-_PRINT_TOP = 1.0
+#: Methods in the picture; the control is in the table.
+SHOWN: tuple[Method, ...] = ("erm", "mixup", "elliptic")
+#: Heights of surfaces are multiples of the largest loss on the boundary, at most this one.
+TOP = 3.0
+#: The lower moon is drawn this much below its place: half discs overlap.
+APART = -1.0
 
 Width = Literal["column", "page"]
 Format = Literal["png", "svg", "pdf"]
@@ -92,19 +93,17 @@ _SCREEN: dict[Any, Any] = {
     "ytick.color": INK,
     "font.size": 10,
 }
-_COLUMN, _LEFT, _RIGHT, _HEIGHT = 3.75, 0.85, 0.75, 8.6  # inches, on screen
 
 
 @dataclass(frozen=True)
 class _Surface:
-    """How a surface is drawn: losses up to ``top``, its grid, numbers and size of points, and the zoom."""
+    """How a surface is drawn: its grid, number and size of points inside, line width and the zoom."""
 
-    top: float
     grid: tuple[int, int]
-    shown: tuple[int, int]  # on the boundary, inside
+    shown: int
     size: float
+    line: float
     zoom: float
-    ring: bool = False  # around the largest loss inside
 
 
 @dataclass(frozen=True)
@@ -121,13 +120,14 @@ class _Column:
     note_place: tuple[float, float]  # multiple of the floor, padding
 
 
-_COLUMN_ON_SCREEN = _Column(1500, 4, 0.4, 0.62, (0.33, 2.2), "▾ {:.0%} lower", 8.5, (1.5, 1.5))
 _COLUMN_IN_PRINT = _Column(800, 1.4, 0.55, 0.6, (0.3, 1.2), "{:.0%}\nlower", 5.5, (1.4, 1))
 
 
-def clip_losses(losses: NDArray[np.floating], top: float = SURFACE_TOP) -> NDArray[np.float64]:
-    """Bring losses into the range of the surfaces."""
-    return np.clip(losses.astype(np.float64), SURFACE_FLOOR, top)
+def surface_colours(height: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Colour losses given as multiples of the boundary's largest: blue up to one, red above."""
+    below = mpl.colormaps["Blues"](0.12 + 0.5 * np.clip(height, 0, 1))
+    above = mpl.colormaps["Reds"](0.6 + 0.35 * np.clip((height - 1) / (TOP - 1), 0, 1))
+    return np.where((height > 1)[..., None], above, below)
 
 
 def new_figure(width: Width, height: float) -> Figure:
@@ -167,45 +167,52 @@ def draw_colour_bar(
     return bar
 
 
-def _draw_surface(axes: Any, exhibit: Exhibit, style: _Surface) -> None:
-    """Surface, rim and unseen points above their shadow; heights are logarithms."""
-    norm = LogNorm(SURFACE_FLOOR, style.top)
-    ground = np.log10(SURFACE_FLOOR) - 0.6
-    flat = {"rcount": style.grid[0], "linewidth": 0, "shade": False, "antialiased": False}
-
-    def height(losses: NDArray[np.floating]) -> NDArray[np.float64]:
-        return np.log10(clip_losses(losses, style.top))
-
+def _draw_surface(axes: Any, exhibit: Exhibit, style: _Surface, settings: DemoSettings, top: float) -> None:
+    """Surfaces of both moons, rims, unseen points, and the height of the boundary's largest loss, dashed."""
     moons, losses = exhibit.moons, exhibit.losses
+    bound = float(losses.boundary.max())
     n_along, n_across = style.grid
-    for moon, surface in enumerate(moon_surfaces(exhibit.network, n_along=n_along, n_across=n_across)):
-        loss = clip_losses(surface.loss, style.top)
-        place = (surface.x, surface.y)
-        axes.plot_surface(*place, np.full_like(loss, ground), color="#ececf1", ccount=2, zorder=0, **flat)
-        colours = mpl.colormaps[SURFACE](norm(loss))
-        front = 3 * moon  # the lower moon is in front of the upper one
-        axes.plot_surface(
-            *place, np.log10(loss), facecolors=colours, ccount=n_across, zorder=front + 1, **flat
-        )
-        for x, y, values, n, colour, above in (
-            (moons.interior_x, moons.interior_y, losses.inside, style.shown[1], INSIDE, 2),
-            (moons.boundary_x, moons.boundary_y, losses.boundary, style.shown[0], BOUNDARY, 3),
-        ):
-            rows = (y[:n] == moon).numpy()
-            points = (*x[:n].numpy()[rows].T, height(values[:n].numpy()[rows]))
-            look = {"s": style.size, "c": colour, "linewidths": 0, "depthshade": False}
-            axes.scatter(*points, zorder=front + above, **look)
-    if style.ring:
-        worst = int(losses.inside.argmax())
-        points = (*moons.interior_x[worst].numpy(), float(height(losses.inside[worst].numpy())))
-        ring = {"s": 14 * style.size**0.5, "facecolors": "none", "edgecolors": INK, "linewidths": 0.7}
-        axes.scatter(*([v] for v in points), depthshade=False, zorder=8, **ring)
-    axes.set(xlim=(-1.2, 2.2), ylim=(-0.7, 1.2), zlim=(ground, np.log10(style.top)))
+    flat = {"rcount": n_along, "ccount": n_across, "linewidth": 0, "shade": False, "antialiased": False}
+    surfaces = moon_surfaces(exhibit.network, region=settings.region, n_along=n_along, n_across=n_across)
+    for moon, surface in enumerate(surfaces):
+        down = APART * moon if settings.region == "half-disc" else 0.0
+        front = 8 * moon  # the lower moon is in front of the upper one
+        height = np.clip(surface.loss / bound, 0, top)
+        x, y = surface.x, surface.y + down
+        axes.plot_surface(x, y, np.zeros_like(height), color="#ececf1", zorder=front, **flat)
+        axes.plot_surface(x, y, height, facecolors=surface_colours(height), zorder=front + 3, **flat)
+        rim_look = {"color": BOUNDARY, "linewidth": 1.7 * style.line}
+        ceiling = {"color": INK, "linewidth": style.line, "linestyle": (0, (4, 2.5))}
+        for side in (0, -1):  # inner and outer edge; the one behind is hidden by the surface
+            in_front = (side == 0) == (moon == 0)
+            edge = np.s_[:, side]
+            above = front + (5 if in_front else 1)
+            lifted = 0.0 if in_front else 0.02  # else the surface would hide half of the line
+            axes.plot(x[edge], y[edge], height[edge] + lifted, zorder=above, **rim_look)
+            axes.plot(x[edge], y[edge], np.ones(n_along), zorder=above + 1, **ceiling)
+        rows = (moons.interior_y[: style.shown] == moon).numpy()
+        places = moons.interior_x[: style.shown].numpy()[rows]
+        points = np.clip(losses.inside[: style.shown].numpy()[rows] / bound, 0, top)
+        look = {"s": style.size, "c": INSIDE, "linewidths": 0, "depthshade": False}
+        axes.scatter(places[:, 0], places[:, 1] + down, points, zorder=front + 4, **look)
+    apart = APART if settings.region == "half-disc" else 0.0
+    beyond = max(float(surface.x.max()) for surface in surfaces) - 2  # of the half disc's right end
+    width, depth = 3.4 + 2 * beyond, 1.6 - apart + 2 * beyond
+    axes.set(xlim=(0.5 - width / 2, 0.5 + width / 2), zlim=(0, top))
+    axes.set(ylim=(0.25 + apart / 2 - depth / 2, 0.25 + apart / 2 + depth / 2))
     axes.set_proj_type("ortho")
-    axes.set_box_aspect((3.4, 1.9, 1.35), zoom=style.zoom)
-    axes.view_init(elev=52, azim=-84)
+    aspect = (width, depth, 0.75 * top)
+    zoom = 0.76 * style.zoom * float(np.linalg.norm(aspect)) / width  # the same width, whatever the height
+    axes.set_box_aspect(aspect, zoom=zoom)
+    axes.view_init(elev=38, azim=-84)
     axes.set_axis_off()
     axes.patch.set_visible(False)
+
+
+def _highest(exhibits: Iterable[Exhibit]) -> float:
+    """Height of the axes that shows all surfaces."""
+    ratios = [float(e.losses.inside.max() / e.losses.boundary.max()) for e in exhibits]
+    return min(TOP, max(1.2, *ratios))
 
 
 def _draw_column(axes: Axes, place: int, losses: Tensor, colour: str, floor: float, style: _Column) -> None:
@@ -230,116 +237,111 @@ def _draw_column(axes: Axes, place: int, losses: Tensor, colour: str, floor: flo
 
 
 def draw_figure(
-    summaries: Sequence[MethodSummary], exhibits: Sequence[Exhibit], settings: DemoSettings
+    summaries: Sequence[MethodSummary], exhibits: dict[Method, Exhibit], settings: DemoSettings
 ) -> Figure:
-    """Draw one column per method: its loss surface on top, its losses below."""
-    total = _LEFT + _COLUMN * len(summaries) + _RIGHT
-    left, width = _LEFT / total, _COLUMN / total
+    """Draw one column for each method of `SHOWN`: the loss surface of its typical seed, and all its seeds."""
+    shown = [summary for summary in summaries if summary.method in SHOWN]
+    left, share = 0.06, 0.935 / len(shown)
+    top = _highest(exhibits[summary.method] for summary in shown)
     with mpl.rc_context(_SCREEN):
-        figure = Figure(figsize=(total, _HEIGHT), facecolor="white")
-        for column, (summary, exhibit) in enumerate(zip(summaries, exhibits, strict=True)):
-            begin = left + column * width
-            figure.text(begin, 0.842, NAMES[summary.method], fontsize=15, fontweight="bold")
-            box = (begin - 0.06 * width, 0.45, 1.04 * width, 0.42)
+        figure = Figure(figsize=(4.6 * len(shown) + 0.6, 8.8), facecolor="white")
+        for column, summary in enumerate(shown):
+            begin = left + column * share
+            colour = ABOVE if 2 * summary.n_broken > summary.n_seeds else BOUNDARY
+            heading = "ERM (ordinary training)" if summary.method == "erm" else NAMES[summary.method]
+            figure.text(begin, 0.84, heading, fontsize=18, fontweight="bold")
+            figure.text(begin, 0.803, verdict(summary), fontsize=13, color=colour, fontweight="bold")
+            right = f"accuracy inside {summary.accuracy:.0%}"
+            figure.text(begin, 0.772, right, fontsize=11, color=MUTED)
+            box = (begin - 0.1 * share, 0.325, 1.12 * share, 0.49)
             surface = figure.add_axes(box, projection="3d", computed_zorder=False)
-            _draw_surface(surface, exhibit, _Surface(SURFACE_TOP, (160, 25), (3000, 500), 3.5, 1.08))
-            strips = figure.add_axes((begin, 0.125, 0.9 * width, 0.28))
-            _draw_strips(strips, exhibit, summary, is_first=column == 0)
-        bar_axes = figure.add_axes((left + len(summaries) * width - 0.02 * width, 0.53, 0.12 / total, 0.25))
-        colours = mpl.cm.ScalarMappable(LogNorm(SURFACE_FLOOR, SURFACE_TOP), SURFACE)
-        bar = draw_colour_bar(figure, bar_axes, colours, label=9, title=10, pads=(3.5, 6))
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
-        _draw_captions(figure, summaries, settings, left)
+            style = _Surface((161, 61), 400, 3.5, 1.3, 1.3)
+            _draw_surface(surface, exhibits[summary.method], style, settings, top)
+            dots = figure.add_axes((begin, 0.165, 0.88 * share, 0.17))
+            _draw_seeds(dots, summary, max(max(s.ratios) for s in shown), is_first=column == 0)
+        _draw_captions(figure, shown, settings, left)
     return figure
 
 
 def _draw_captions(
     figure: Figure, summaries: Sequence[MethodSummary], settings: DemoSettings, left: float
 ) -> None:
-    figure.text(left, 0.945, headline(summaries), fontsize=16, fontweight="bold")
+    figure.text(left, 0.945, headline(summaries), fontsize=16.5, fontweight="bold")
     figure.text(
         left,
-        0.905,
-        "Loss over the two moons (first seed): height and colour are its logarithm. Blue: the boundary, "
-        "trained on. Orange: unseen points inside.",
-        fontsize=11.5,
+        0.9,
+        "Height: the loss over two moons, trained on their blue rim only. Dashed: the largest loss on "
+        "the rim. Red: the loss inside is above it.",
+        fontsize=12.5,
         color=MUTED,
     )
-    figure.text(
-        left,
-        0.022,
-        f"Network {settings.architecture}. {summaries[0].n_evaluations:,} function evaluations for every "
-        f"method, sigma {settings.sigma:g}, {summaries[0].n_seeds} seeds. Dashed: largest loss on the "
-        "boundary; bars: largest loss of a column.\nBetween: points on straight lines between "
-        "boundary points, labels mixed alike; their loss is without the entropy of the mixed label, which "
-        "no network can avoid.",
-        fontsize=9,
-        color=MUTED,
-        linespacing=1.5,
-    )
+    apart = " The half discs overlap; they are drawn apart." if settings.region == "half-disc" else ""
+    paragraphs = [
+        "Surfaces: the median seed of each method, by largest loss inside / largest on the rim; heights are "
+        f"multiples of the latter.{apart} Orange: unseen points. Network {settings.architecture}, "
+        f"{summaries[0].n_evaluations:,} evaluations for every method, sigma {settings.sigma:g}."
+    ]
+    if is_default(settings):
+        paragraphs.append(SMALL_PRINT)
+    lines = [line for text in paragraphs for line in textwrap.wrap(text, 67 * len(summaries))]
+    look: dict[str, Any] = {"fontsize": 9, "color": MUTED, "linespacing": 1.45, "verticalalignment": "top"}
+    figure.text(left, 0.128, "\n".join(lines), **look)
 
 
-def _draw_strips(axes: Axes, exhibit: Exhibit, summary: MethodSummary, *, is_first: bool) -> None:
-    """Three columns of points: boundary, inside, between, and the boundary's maximum."""
-    losses = exhibit.losses
-    highest = float(losses.boundary.max())
+def _draw_seeds(axes: Axes, summary: MethodSummary, most: float, *, is_first: bool) -> None:
+    """One dot for each seed, sorted: how far the largest loss inside is above the rim's."""
+    ratios = np.sort(np.asarray(summary.ratios))
+    place = np.arange(len(ratios))
     axes.set_yscale("log")
-    axes.set(ylim=(FLOOR, TOP), xlim=(-0.5, 2.5))
-    axes.axhspan(highest, TOP, color="#f7ece9", zorder=0, linewidth=0)
-    axes.axhline(highest, color=INK, linestyle=(0, (5, 3)), linewidth=1.1, zorder=3)
-    axes.text(-0.44, highest * 1.25, f"largest on the boundary {highest:.3g}", fontsize=8.5, zorder=4)
-    groups = ((losses.boundary, BOUNDARY), (losses.inside, INSIDE), (losses.between, BETWEEN))
-    for place, (values, colour) in enumerate(groups):
-        _draw_column(axes, place, values, colour, FLOOR, _COLUMN_ON_SCREEN)
-    between = float(losses.between.max())
-    axes.text(2, between * 1.3, f"{between:.3g}", ha="center", fontsize=9, color=INK)
-    axes.set_xticks([0, 1, 2], ["boundary", "inside", "between"], fontsize=10.5)
-    axes.tick_params(length=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value) if is_first else ""))
+    axes.set(ylim=(0.6, max(1.6, 1.4 * most)), xlim=(-0.9, len(ratios) - 0.1))
+    axes.axhline(1, color=INK, linestyle=(0, (4, 2.5)), linewidth=1.3, zorder=1)
+    axes.vlines(place, np.minimum(ratios, 1), np.maximum(ratios, 1), color="#d5d7de", linewidth=2, zorder=0)
+    axes.scatter(place, ratios, s=42, c=np.where(ratios > 1, ABOVE, BOUNDARY), linewidths=0, zorder=2)
+    middle = (len(ratios) - 1) // 2
+    axes.scatter(middle, ratios[middle], s=130, facecolors="none", edgecolors=INK, linewidths=1.2, zorder=3)
+    axes.set_xticks([])
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50) if tick <= 1.4 * most]
+    axes.set_yticks(ticks, [f"{tick}" if is_first else "" for tick in ticks])
     axes.minorticks_off()
-    if is_first:
-        axes.set_ylabel("loss")
-    for side in ("top", "right"):
+    axes.tick_params(length=0)
+    for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
-    axes.set_title(verdict(summary), fontsize=10.5, loc="left", color=INK, pad=8, linespacing=1.4)
+    if is_first:
+        axes.set_ylabel("largest inside /\nlargest on rim")
+    above = f"{summary.n_seeds} seeds, one dot each; the ringed one is drawn above"
+    axes.set_title(above, fontsize=10, loc="left", color=MUTED, pad=4)
 
 
-def _power(value: float) -> str:
-    exponent = round(np.log10(value))
-    return {0: "1", 1: "10", -1: "0.1"}.get(exponent, f"$10^{{{exponent}}}$")
-
-
-def draw_surfaces(exhibits: dict[Method, Exhibit], width: Width = "page") -> Figure:
+def draw_surfaces(
+    exhibits: dict[Method, Exhibit], width: Width = "page", settings: DemoSettings | None = None
+) -> Figure:
     """Loss surfaces over the two moons, side by side (paper: Fig. 1).
 
-    Blue points are the training data on the boundary, orange ones unseen points inside; the ring marks the
-    largest loss inside. Below each surface stands whether the maximum principle holds there.
+    Trained on the blue rim only; orange are unseen points inside. Heights are multiples of the largest loss
+    on the rim, which is dashed; red is above it. Below each surface stands whether the bound is kept there.
     """
-    height = {"column": 1.45, "page": 2.5}[width]
+    height = {"column": 1.6, "page": 2.9}[width]
     with mpl.rc_context(PRINT):
         figure = new_figure(width, height)
-        n, right = len(exhibits), 0.1 if width == "page" else 0.15
+        n = len(exhibits)
         for column, (method, exhibit) in enumerate(exhibits.items()):
-            left, share = column * (1 - right) / n, (1 - right) / n
+            left, share = column / n, 1 / n
             figure.text(left + 0.5 * share, 0.92, NAMES[method], ha="center", fontweight="bold", fontsize=8)
             tall = share * WIDTHS[width] / height  # a square: the surface fills its middle
             box = (left, 0.54 - tall / 2, share, tall)
             axes: Any = figure.add_axes(box, projection="3d", computed_zorder=False)
-            size = 2.0 if width == "page" else 0.7
-            style = _Surface(_PRINT_TOP, (120, 17), (1000, 250), size, 1.12, ring=True)
-            _draw_surface(axes, exhibit, style)
-            look: dict[str, Any] = {"linespacing": 1.35, "fontsize": 7 if width == "page" else 6}
+            wide = width == "page"
+            style = _Surface((121, 41), 250, 2.0 if wide else 0.7, 0.8 if wide else 0.5, 1.22)
+            _draw_surface(axes, exhibit, style, settings or DemoSettings(), _highest(exhibits.values()))
+            look: dict[str, Any] = {"linespacing": 1.35, "fontsize": 7 if wide else 6}
             figure.text(left + 0.5 * share, 0.03, _bound(exhibit), ha="center", **look)
-        bar_axes = figure.add_axes((1.005 - right, 0.34, 0.012, 0.42))
-        colours = mpl.cm.ScalarMappable(LogNorm(SURFACE_FLOOR, _PRINT_TOP), SURFACE)
-        draw_colour_bar(figure, bar_axes, colours)
     return figure
 
 
 def _bound(exhibit: Exhibit) -> str:
     outer, inner = (float(losses.max()) for losses in (exhibit.losses.boundary, exhibit.losses.inside))
     sign, words = ("≥", "bound kept") if outer >= inner else ("<", "bound broken")
-    return f"boundary {outer:.2g} {sign} inside {inner:.2g}\n{words}"
+    return f"boundary {outer:.2f} {sign} inside {inner:.2f}\n{words}"
 
 
 def draw_boundary_losses(exhibits: dict[Method, Exhibit], width: Width = "column") -> Figure:
@@ -354,20 +356,27 @@ def draw_boundary_losses(exhibits: dict[Method, Exhibit], width: Width = "column
         figure.subplots_adjust(left=left, right=0.995, top=0.9, bottom=0.12, wspace=0.1)
         low = min(float(e.losses.boundary.min()) for e in exhibits.values())
         floor = 10.0 ** max(np.floor(np.log10(low)), -5)
+        top = 2.5 * max(
+            float(torch.maximum(e.losses.boundary.max(), e.losses.inside.max())) for e in exhibits.values()
+        )
         for axes, (method, exhibit) in zip(panels, exhibits.items(), strict=True):
-            _draw_panel(axes, exhibit, floor)
+            _draw_panel(axes, exhibit, floor, top)
             label_panel(axes, NAMES[method])
         panels[0].set_ylabel("loss")
     return figure
 
 
-def _draw_panel(axes: Axes, exhibit: Exhibit, floor: float) -> None:
+def _draw_panel(axes: Axes, exhibit: Exhibit, floor: float, top: float) -> None:
     groups = ((exhibit.losses.boundary, BOUNDARY), (exhibit.losses.inside, INSIDE))
     highest = float(exhibit.losses.boundary.max())
     axes.set_yscale("log")
-    axes.set(ylim=(floor, 3 * _PRINT_TOP), xlim=(-0.55, 1.55))
+    axes.set(ylim=(floor, top), xlim=(-0.55, 1.55))
     axes.axhline(highest, color=INK, linestyle=(0, (4, 2.5)), linewidth=0.8, zorder=3)
-    axes.text(1.5, highest * 1.25, f"{highest:.3g}", ha="right", fontsize=6.5)
+    axes.text(-0.5, highest * 1.25, f"{highest:.3g}", ha="left", fontsize=6.5)
+    inner = float(exhibit.losses.inside.max())
+    if inner > highest:
+        axes.axhspan(highest, top, color="#fbeaea", zorder=0, linewidth=0)
+        axes.text(1, inner * 1.25, f"{inner:.3g}", ha="center", fontsize=6.5, color=ABOVE)
     for place, (losses, colour) in enumerate(groups):
         _draw_column(axes, place, losses, colour, floor, _COLUMN_IN_PRINT)
     axes.set_xticks([0, 1], ["boundary", "inside"])

@@ -12,33 +12,30 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.colors import get_colorscale
+from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
-from torch import Tensor
 
-from elliptica.lab.demo.figures import (
-    BOUNDARY,
-    INSIDE,
-    SURFACE,
-    SURFACE_FLOOR,
-    SURFACE_TOP,
-    clip_losses,
-    draw_figure,
-)
+from elliptica.lab.demo.figures import ABOVE, APART, BOUNDARY, INSIDE, TOP, draw_figure
 from elliptica.lab.demo.results import (
+    TABLE_HEADER,
     MethodSummary,
     find,
     headline,
     summarise,
-    table_header,
-    table_sections,
+    table_rows,
     verdict,
 )
 from elliptica.lab.demo.study import Exhibit, Study, moon_surfaces, write_record
 from elliptica.lab.demo.training import METHODS, NAMES, DemoSettings, notes
 
-_LOW, _HIGH = (float(v) for v in np.log10([SURFACE_FLOOR, SURFACE_TOP]))
-_N_BOUNDARY, _N_INSIDE = 1600, 400
+_N_BOUNDARY, _N_INSIDE = 1600, 250
+#: Colours of heights, which are multiples of the boundary's largest loss: blue up to one, red above.
+_COLOURS = [
+    (0.0, "#e3eef9"),
+    (1 / TOP, "#5aa2cf"),
+    (1 / TOP + 1e-3, "#ef4a36"),
+    (1.0, "#a50f15"),
+]
 
 
 def write_files(study: Study, out: Path) -> list[Path]:
@@ -49,9 +46,9 @@ def write_files(study: Study, out: Path) -> list[Path]:
     if len(study.exhibits) < len(METHODS):
         return [results]
     summaries = summarise(study.runs)
+    draw_figure(summaries, study.exhibits, study.settings).savefig(image, dpi=150)
     exhibits = [study.exhibits[summary.method] for summary in summaries]
-    draw_figure(summaries, exhibits, study.settings).savefig(image, dpi=150)
-    findings = find(summaries, study.untrained)
+    findings = find(summaries, study.untrained, study.settings)
     page.write_text(draw_page(summaries, exhibits, study.settings, findings), encoding="utf-8")
     return [image, page, results]
 
@@ -69,20 +66,18 @@ def draw_page(
     template = Template(
         resources.files("elliptica.lab.demo").joinpath("page.html").read_text(encoding="utf-8")
     )
-    figures = [json.loads(_surface_figure(exhibit).to_json()) for exhibit in exhibits]
+    figures = [json.loads(_surface_figure(exhibit, settings).to_json()) for exhibit in exhibits]
     return template.substitute(
         headline=html.escape(headline(summaries)),
         panels="\n".join(_panel(i, summary) for i, summary in enumerate(summaries)),
         findings=_paragraphs(findings),
         notes=_paragraphs(notes(settings)),
         n_seeds=summaries[0].n_seeds,
-        header="".join(f"<th>{html.escape(name)}</th>" for name in table_header(summaries)),
+        header="".join(f"<th>{html.escape(name)}</th>" for name in TABLE_HEADER),
         rows=_table_rows(summaries),
-        gradient=", ".join(colour for _, colour in get_colorscale(SURFACE)),
-        low=f"{SURFACE_FLOOR:g} or less",
-        high=f"{SURFACE_TOP:g}",
         boundary=BOUNDARY,
         inside=INSIDE,
+        above=ABOVE,
         plotly=get_plotlyjs(),
         figures=json.dumps(figures).replace("</", "<\\/"),
     )
@@ -102,50 +97,55 @@ def _paragraphs(texts: Sequence[str]) -> str:
 
 def _table_rows(summaries: Sequence[MethodSummary]) -> str:
     lines = []
-    for section in table_sections(summaries):
-        title = html.escape(section.title)
-        lines.append(f'<tr class="section"><td colspan="{len(summaries) + 1}">{title}</td></tr>')
-        for name, cells in section.rows:
-            values = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            lines.append(f"<tr><td>{html.escape(name)}</td>{values}</tr>")
+    for row in table_rows(summaries):
+        lines.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>")
     return "\n".join(lines)
 
 
-def _surface_figure(exhibit: Exhibit) -> go.Figure:
-    """Both moons with some boundary and interior points, heights logarithmic."""
+def _surface_figure(exhibit: Exhibit, settings: DemoSettings) -> go.Figure:
+    """Both moons with some points; heights are multiples of the boundary's largest loss."""
+    moons, losses = exhibit.moons, exhibit.losses
+    bound = float(losses.boundary.max())
+    apart = APART if settings.region == "half-disc" else 0.0
     traces: list[Any] = []
-    for surface in moon_surfaces(exhibit.network, n_along=110, n_across=17):
-        height = np.log10(clip_losses(surface.loss)).astype(np.float32)
+    surfaces = moon_surfaces(exhibit.network, region=settings.region, n_along=111, n_across=25)
+    for moon, surface in enumerate(surfaces):
+        height = np.clip(surface.loss / bound, 0, TOP).astype(np.float32)
         traces.append(
             go.Surface(
                 x=surface.x.astype(np.float32),
-                y=surface.y.astype(np.float32),
+                y=(surface.y + apart * moon).astype(np.float32),
                 z=height,
                 surfacecolor=height,
-                colorscale=SURFACE,
-                cmin=_LOW,
-                cmax=_HIGH,
+                colorscale=_COLOURS,
+                cmin=0,
+                cmax=TOP,
                 showscale=False,
                 customdata=surface.loss.astype(np.float32),
                 hovertemplate="loss %{customdata:.3g}<extra></extra>",
                 lighting={"ambient": 0.85, "diffuse": 0.3, "specular": 0.05},
             )
         )
-    moons, losses = exhibit.moons, exhibit.losses
-    traces.append(_points("boundary", moons.boundary_x, losses.boundary, _N_BOUNDARY, BOUNDARY))
-    traces.append(_points("inside", moons.interior_x, losses.inside, _N_INSIDE, INSIDE))
+    sets = (
+        ("boundary", moons.boundary_x, moons.boundary_y, losses.boundary, _N_BOUNDARY, BOUNDARY),
+        ("inside", moons.interior_x, moons.interior_y, losses.inside, _N_INSIDE, INSIDE),
+    )
+    for name, x, y, values, n, colour in sets:
+        places = x[:n].numpy() + y[:n, None].numpy() * np.array([0.0, apart])
+        traces.append(_points(name, places.astype(np.float32), values[:n].numpy(), bound, colour))
     return go.Figure(traces, _layout())
 
 
-def _points(name: str, x: Tensor, losses: Tensor, n: int, colour: str) -> go.Scatter3d:
-    some, values = x[:n].numpy(), losses[:n].numpy()
+def _points(
+    name: str, places: NDArray[np.float32], losses: NDArray[np.float64], bound: float, colour: str
+) -> go.Scatter3d:
     return go.Scatter3d(
-        x=some[:, 0],
-        y=some[:, 1],
-        z=(np.log10(clip_losses(values)) + 0.015).astype(np.float32),  # just above the surface
+        x=places[:, 0],
+        y=places[:, 1],
+        z=(np.clip(losses / bound, 0, TOP) + 0.01).astype(np.float32),  # just above the surface
         mode="markers",
-        marker={"size": 1.8, "color": colour},
-        customdata=values.astype(np.float32),
+        marker={"size": 1.5, "color": colour},
+        customdata=losses.astype(np.float32),
         hovertemplate=name + ": loss %{customdata:.3g}<extra></extra>",
     )
 
@@ -160,12 +160,12 @@ def _layout() -> go.Layout:
             "xaxis": hidden,
             "yaxis": hidden,
             # with room, so that flat parts do not lie in the bottom of the box
-            "zaxis": {**hidden, "range": [_LOW - 0.3, _HIGH + 0.1]},
+            "zaxis": {**hidden, "range": [-0.1, TOP]},
             "aspectmode": "manual",
-            "aspectratio": {"x": 2.1, "y": 1.18, "z": 0.82},
+            "aspectratio": {"x": 2.3, "y": 1.76, "z": 1.5},
             "camera": {
                 "eye": {"x": -0.2, "y": -1.5, "z": 1.5},
-                "center": {"x": 0, "y": 0, "z": 0.02},
+                "center": {"x": 0, "y": 0, "z": -0.2},
                 "projection": {"type": "orthographic"},
             },
         },

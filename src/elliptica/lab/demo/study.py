@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from elliptica import __version__
 from elliptica._utils.files import write_atomically
-from elliptica.core.bridgemix import BridgeMix
-from elliptica.lab.data.toy import TwoMoons, two_moons
+from elliptica.lab.data.moon_regions import Region, draw_region
+from elliptica.lab.data.toy import TwoMoons
 from elliptica.lab.demo.training import METHODS, DemoSettings, Method, build_network, stream, train
 from elliptica.landscape import MaximumPrinciple, check_maximum_principle
 
@@ -35,7 +35,12 @@ class Run:
     seed: int  # number of the repetition
     evaluation: Evaluation  # what came out
     n_evaluations: int  # rows that went through the network in training
-    seconds: float  # wall time of the training
+    seconds: float  # wall time of the training: an equal share of the time for all seeds
+
+    @property
+    def ratio(self) -> float:
+        """Largest loss inside over largest loss on the boundary; the bound is kept up to 1."""
+        return self.evaluation.inside.interior_max / self.evaluation.inside.boundary_max
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Exhibit:
     network: nn.Module
     moons: TwoMoons
     losses: Losses
+    seed: int = 0
 
 
 @dataclass
@@ -53,8 +59,8 @@ class Study:
 
     Attributes:
         settings: Of all runs.
-        runs: Finished runs, seed by seed.
-        exhibits: Networks of the first seed.
+        runs: Finished runs, method by method.
+        exhibits: The typical network of each method (see `typical_run`).
         untrained: Verdict inside the moons for the weights that all methods of a seed start from: what
             the test says when nothing has been learnt.
         interrupted: Somebody stopped it.
@@ -69,52 +75,65 @@ class Study:
 
 def run_study(
     study: Study,
-    on_run: Callable[[int, Method], None] = lambda _seed, _method: None,
+    on_method: Callable[[Method], None] = lambda _method: None,
     on_steps: Callable[[int], None] = lambda _: None,
+    methods: Sequence[Method] = METHODS,
 ) -> None:
-    """Train and evaluate every method for every seed, adding to ``study`` as they finish.
+    """Train and evaluate every method for all seeds, adding to ``study`` as they finish.
 
-    An interrupt from the keyboard ends it early, is noted, and loses the current run only.
+    An interrupt from the keyboard ends it early, is noted, and loses the current method only.
 
     Args:
         study: Where results go.
-        on_run: Called before each run with its seed and method.
+        on_method: Called before each method.
         on_steps: Called with the number of steps made since the last call.
+        methods: Which ones to train.
     """
     settings = study.settings
     try:
-        for seed in range(settings.n_seeds):
-            moons = two_moons(settings.n_boundary, settings.n_interior, generator=stream(seed, "data"))
-            study.untrained.append(_judge_untrained(moons, settings, seed))
-            for method in METHODS:
-                on_run(seed, method)
-                trained = train(method, moons, settings, seed, on_steps)
-                losses = evaluate_losses(trained.network, moons, stream(seed, "between"))
-                evaluation = evaluate(trained.network, moons, losses)
-                study.runs.append(Run(method, seed, evaluation, trained.n_evaluations, trained.seconds))
-                if seed == 0:
-                    study.exhibits[method] = Exhibit(trained.network, moons, losses)
+        moons = [
+            draw_region(
+                settings.region, settings.n_boundary, settings.n_interior, generator=stream(seed, "data")
+            )
+            for seed in range(settings.n_seeds)
+        ]
+        study.untrained = [_judge_untrained(m, settings, seed) for seed, m in enumerate(moons)]
+        for method in methods:
+            on_method(method)
+            trained = train(method, moons, settings, on_steps)
+            losses = [evaluate_losses(n, m) for n, m in zip(trained.networks, moons, strict=True)]
+            share = trained.seconds / settings.n_seeds
+            runs = [
+                Run(method, seed, evaluate(network, moons[seed], losses[seed]), trained.n_evaluations, share)
+                for seed, network in enumerate(trained.networks)
+            ]
+            study.runs += runs
+            seed = typical_run(runs).seed
+            study.exhibits[method] = Exhibit(trained.networks[seed], moons[seed], losses[seed], seed)
     except KeyboardInterrupt:
         study.interrupted = True
 
 
+def typical_run(runs: Sequence[Run]) -> Run:
+    """Choose the run in the middle when they are sorted by `Run.ratio`; of two, the lower one.
+
+    It stands for its method in pictures: half of the seeds break the bound as much or more.
+    """
+    return sorted(runs, key=lambda run: run.ratio)[(len(runs) - 1) // 2]
+
+
 def _judge_untrained(moons: TwoMoons, settings: DemoSettings, seed: int) -> MaximumPrinciple:
-    network = build_network(settings, seed)
-    losses = evaluate_losses(network, moons, stream(seed, "between"))
+    losses = evaluate_losses(build_network(settings, seed), moons)
     return check_maximum_principle(losses.boundary, losses.inside)
 
 
-def train_exhibits(
-    methods: Sequence[Method], settings: DemoSettings | None = None, seed: int = 0
-) -> dict[Method, Exhibit]:
-    """Train the demo's network by each method, with the demo's data and streams of one seed."""
-    settings = settings or DemoSettings()
-    moons = two_moons(settings.n_boundary, settings.n_interior, generator=stream(seed, "data"))
-    found: dict[Method, Exhibit] = {}
-    for method in methods:
-        network = train(method, moons, settings, seed).network
-        found[method] = Exhibit(network, moons, evaluate_losses(network, moons, stream(seed, "between")))
-    return found
+def train_exhibits(methods: Sequence[Method], settings: DemoSettings | None = None) -> dict[Method, Exhibit]:
+    """Train the demo's networks by some methods; return the typical one of each."""
+    study = Study(settings or DemoSettings())
+    run_study(study, methods=methods)
+    if study.interrupted:
+        raise KeyboardInterrupt
+    return study.exhibits
 
 
 def record(study: Study) -> dict[str, Any]:
@@ -140,13 +159,22 @@ def write_record(study: Study, path: Path) -> None:
     write_atomically(path, json.dumps(record(study), indent=1, allow_nan=False) + "\n")
 
 
+def read_runs(content: dict[str, Any]) -> tuple[list[Run], list[MaximumPrinciple]]:
+    """Read the runs of a `record`, and the verdicts on untrained networks."""
+    runs = []
+    for row in content["runs"]:
+        found = dict(row["evaluation"])
+        inside = MaximumPrinciple(**found.pop("inside"))
+        runs.append(Run(**{**row, "evaluation": Evaluation(inside=inside, **found)}))
+    return runs, [MaximumPrinciple(**verdict) for verdict in content["untrained"]]
+
+
 @dataclass(frozen=True)
 class Losses:
-    """Loss at each point of the three sets, in float64."""
+    """Loss at each point of both sets, in float64."""
 
     boundary: Float[Tensor, " n_boundary"]
     inside: Float[Tensor, " n_interior"]
-    between: Float[Tensor, " n_boundary"]
 
 
 @dataclass(frozen=True)
@@ -155,34 +183,27 @@ class Evaluation:
 
     boundary_mean: float  # mean loss on the boundary
     inside_mean: float  # mean loss inside the moons
-    between_mean: float  # mean loss between the data, without the entropy of the mixed labels
     inside: MaximumPrinciple  # verdict on the inside against the boundary
-    between: MaximumPrinciple  # verdict on the points between the data against the boundary
     accuracy: float  # share of right predictions inside the moons
 
 
 def point_losses(
     network: nn.Module, x: Float[Tensor, "n 2"], y: Float[Tensor, "n classes"]
 ) -> Float[Tensor, " n"]:
-    """Cross-entropy at each point in float64, without the entropy of its label.
+    """Cross-entropy at each point in float64.
 
     Losses of a confident network are far below the rounding of float32, where their order is lost.
     """
-    y = y.double()
     with torch.no_grad():
         logits = copy.deepcopy(network).double()(x.double())
-    return F.cross_entropy(logits, y, reduction="none") + torch.special.xlogy(y, y).sum(dim=1)
+    return F.cross_entropy(logits, y.double(), reduction="none")
 
 
-def evaluate_losses(network: nn.Module, moons: TwoMoons, generator: torch.Generator) -> Losses:
-    """Compute all losses of a network; pairs and places between the data come from the generator."""
-    lines = BridgeMix(num_classes=2, sigma=0.0, quadrature="uniform")
-    x, y = lines(moons.boundary_x, moons.boundary_y, generator=generator)
-    assert isinstance(x, Tensor)  # what goes in as a tensor comes out as one
+def evaluate_losses(network: nn.Module, moons: TwoMoons) -> Losses:
+    """Compute the losses of a network on the boundary and inside."""
     return Losses(
         boundary=point_losses(network, moons.boundary_x, F.one_hot(moons.boundary_y, 2).float()),
         inside=point_losses(network, moons.interior_x, F.one_hot(moons.interior_y, 2).float()),
-        between=point_losses(network, x, y),
     )
 
 
@@ -193,9 +214,7 @@ def evaluate(network: nn.Module, moons: TwoMoons, losses: Losses) -> Evaluation:
     return Evaluation(
         boundary_mean=float(losses.boundary.mean()),
         inside_mean=float(losses.inside.mean()),
-        between_mean=float(losses.between.mean()),
         inside=check_maximum_principle(losses.boundary, losses.inside),
-        between=check_maximum_principle(losses.boundary, losses.between),
         accuracy=float(right.double().mean()),
     )
 
@@ -204,7 +223,10 @@ Array = NDArray[np.float64]
 
 
 class Surface(NamedTuple):
-    """Loss over one moon, on a grid that follows it: rows along the moon, columns across."""
+    """Loss over one moon, on a grid that follows it: rows along the moon, columns across.
+
+    The outline of the moon is the border of the grid.
+    """
 
     x: Array
     y: Array
@@ -212,18 +234,19 @@ class Surface(NamedTuple):
 
 
 def moon_surfaces(
-    network: nn.Module, *, radius: float = 0.2, n_along: int = 160, n_across: int = 25
+    network: nn.Module, *, region: Region = "half-disc", n_along: int = 160, n_across: int = 25
 ) -> tuple[Surface, Surface]:
     """Evaluate the loss over both moons, upper and lower, each at its own label.
 
-    Grids end exactly on the boundary, so surfaces have smooth edges.
+    Grids of half discs and tubes end exactly on the boundary, so surfaces have smooth edges. Other regions
+    are drawn as bands.
 
     Example:
         >>> upper, lower = moon_surfaces(nn.Linear(2, 2))
         >>> upper.loss.shape
         (160, 25)
     """
-    upper = _upper_grid(radius, n_along, n_across)
+    upper = _upper_grid(region, n_along, n_across)
     lower = torch.tensor([1.0, 0.5], dtype=torch.float64) - upper
     return _surface(network, upper, 0), _surface(network, lower, 1)
 
@@ -236,7 +259,32 @@ def _surface(network: nn.Module, grid: Tensor, moon: int) -> Surface:
     return Surface(x, y, loss.numpy())
 
 
-def _upper_grid(radius: float, n_along: int, n_across: int) -> Tensor:
+#: Half widths of regions along the half circle; points around it are drawn up to two deviations.
+_HALF_WIDTHS: dict[Region, float] = {"thin-tube": 0.1, "thin-band": 0.1, "wide-shell": 0.4}
+
+
+def _upper_grid(region: Region, n_along: int, n_across: int) -> Tensor:
+    if region == "half-disc":
+        # From the chord straight up to the half circle; evenly in angle, so that its ends stay round.
+        angle = torch.linspace(math.pi, 0, n_along, dtype=torch.float64)
+        height = torch.linspace(0, 1, n_across, dtype=torch.float64)
+        x, top = angle.cos()[:, None].expand(-1, n_across), angle.sin()[:, None]
+        return torch.stack([x, top * height], dim=2)
+    half_width = _HALF_WIDTHS.get(region, 0.2)
+    return (
+        _tube_grid(half_width, n_along, n_across)
+        if "tube" in region
+        else _band_grid(half_width, n_along, n_across)
+    )
+
+
+def _band_grid(half_width: float, n_along: int, n_across: int) -> Tensor:
+    angle = torch.linspace(0, math.pi, n_along, dtype=torch.float64)[:, None]
+    distance = 1 + half_width * torch.linspace(-1, 1, n_across, dtype=torch.float64)
+    return torch.stack([distance * angle.cos(), distance * angle.sin()], dim=2)
+
+
+def _tube_grid(radius: float, n_along: int, n_across: int) -> Tensor:
     """Grid over the upper tube: the band, narrowing to a half disc beyond each end of the arc."""
     n_cap = max(3, n_along // 8)
     # Evenly in angle around the ends, so that the outline stays round.

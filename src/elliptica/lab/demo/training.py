@@ -1,12 +1,13 @@
-"""Train a small network on the boundary of two moons by four methods at equal cost (paper: section 6.1)."""
+"""Train small networks on the boundary of two moons, all seeds at once (paper: section 6.1)."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, get_args
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +17,14 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils import random as streams
 from elliptica._utils.perceptron import Activation, mlp
-from elliptica.baselines.mixup import mixup_batch
+from elliptica._utils.side_by_side import stack, unstack
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.partners import DISTANCE_FLOOR, draw_from, partner_weights
-from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.data.moon_regions import REGIONS, Region, best_accuracy
 from elliptica.lab.data.toy import TwoMoons
-from elliptica.lab.training import Batch, EpochEnd, Objective, TrainingSettings, fit
 
-Method = Literal["erm", "mixup", "path", "marginal"]
-Reading = Literal["one-hidden", "two-hidden"]
+Method = Literal["erm", "mixup", "noise", "elliptic"]
+Pairing = Literal["random", "inverse_distance"]
 
 #: Order of all tables and figures.
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -33,12 +33,9 @@ METHODS: tuple[Method, ...] = get_args(Method)
 NAMES: dict[Method, str] = {
     "erm": "ERM",
     "mixup": "mixup",
-    "path": "elliptic (path)",
-    "marginal": "elliptic (marginal)",
+    "noise": "ERM + the same noise",
+    "elliptic": "elliptic",
 }
-
-#: Units of the hidden layers in each reading of "2-layer, 4-hidden unit".
-HIDDEN: dict[Reading, tuple[int, ...]] = {"one-hidden": (4,), "two-hidden": (4, 4)}
 
 
 @dataclass(frozen=True)
@@ -47,43 +44,39 @@ class DemoSettings:
 
     From the paper: 10000 boundary points for ERM and mixup, 1000 for elliptic paths with ten times
     (both ends and 8 steps) on one bridge each, so that a pass over the data costs the same number of
-    function evaluations; partners with probability inverse to their distance, within the batch.
+    function evaluations.
 
-    The paper's "2-layer, 4-hidden unit" network is read as two weight layers,
-    Linear(2, 4) - activation - Linear(4, 2); ``reading="two-hidden"`` is the other reading, with two
-    hidden layers of 4 units. All else is our choice, because the paper does not say: the regions
-    (`elliptica.lab.data.toy.two_moons`), the activation, sigma, the optimiser, its length and batches.
+    The paper's "2-layer, 4-hidden unit" network is taken as two weight layers,
+    Linear(2, 4) - activation - Linear(4, 2). All else is our choice, because the paper does not say: the
+    region, the activation, sigma, the optimiser, its length and batches. `VARIANTS` changes one at a time.
     """
 
-    n_seeds: int = 10  # independent repetitions; seeds are 0, 1, ...
-    n_steps: int = 1000  # steps of the optimiser in each run
-    sigma: float = 0.05  # diffusion coefficient of the bridges, for inputs and labels
-    reading: Reading = "one-hidden"  # reading of the network
+    n_seeds: int = 24  # independent repetitions; seeds are 0, 1, ...
+    n_steps: int = 1000  # steps of the optimiser
+    region: Region = "half-disc"  # what a moon is
+    sigma: float = 0.2  # diffusion coefficient of the bridges, for inputs and labels
+    pairing: Pairing = "random"  # law of the far ends of bridges, among the rows of a step
+    hidden: tuple[int, ...] = (4,)  # units of the hidden layers
     activation: Activation = "tanh"  # non-linearity of the hidden layers
-    n_boundary: int = 10_000  # boundary points, all of them for ERM, mixup and elliptic (marginal)
-    n_interior: int = 10_000  # test points inside the moons, and as many between the data
-    n_times: int = 10  # points on each path; elliptic (path) trains on ``n_boundary / n_times`` points
-    batch_evaluations: int = 1000  # function evaluations of one step, for every method
+    n_boundary: int = 10_000  # boundary points, all of them for ERM and mixup
+    n_interior: int = 10_000  # test points inside the moons
+    n_times: int = 10  # points on each path; paths start from ``n_boundary / n_times`` points
+    batch_evaluations: int = 500  # function evaluations of one step, for every method
     learning_rate: float = 0.1  # of Adam at the start; it falls to zero as a half cosine
-    alpha: float = 1.0  # of mixup's Beta(alpha, alpha)
 
     def __post_init__(self) -> None:
-        checks.choice("reading", self.reading, get_args(Reading))
+        checks.choice("region", self.region, get_args(Region))
+        checks.choice("pairing", self.pairing, get_args(Pairing))
         checks.choice("activation", self.activation, get_args(Activation))
         checks.nonnegative("sigma", self.sigma)
         for name in ("n_seeds", "n_steps", "n_interior"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but got {getattr(self, name)}.")
-        if self.batch_evaluations % self.n_times or self.n_boundary % self.batch_evaluations:
+        if self.batch_evaluations % self.n_times or self.n_boundary % self.n_times:
             raise ValueError(
-                f"n_times ({self.n_times}) must divide batch_evaluations ({self.batch_evaluations}), and "
-                f"that n_boundary ({self.n_boundary}): otherwise methods differ in function evaluations."
+                f"n_times ({self.n_times}) must divide batch_evaluations ({self.batch_evaluations}) and "
+                f"n_boundary ({self.n_boundary}): otherwise methods differ in function evaluations."
             )
-
-    @property
-    def hidden(self) -> tuple[int, ...]:
-        """Units of the hidden layers."""
-        return HIDDEN[self.reading]
 
     @property
     def architecture(self) -> str:
@@ -92,15 +85,63 @@ class DemoSettings:
         layers = [f"Linear({a}, {b})" for a, b in itertools.pairwise(sizes)]
         return f" - {self.activation} - ".join(layers)
 
-    @property
-    def paths_per_batch(self) -> int:
-        """Points that elliptic (path) starts from in a step; the group in which partners are drawn."""
-        return self.batch_evaluations // self.n_times
+
+Variant = Literal[
+    "half-disc",
+    "tube",
+    "thin-tube",
+    "band",
+    "thin-band",
+    "outer-arc",
+    "hull",
+    "curve",
+    "shell",
+    "wide-shell",
+    "by-distance",
+    "two-hidden",
+    "relu",
+    "short",
+]
+
+#: What each variant changes in `DemoSettings`.
+VARIANTS: dict[Variant, dict[str, Any]] = {
+    "half-disc": {},
+    "tube": {"region": "tube"},
+    "thin-tube": {"region": "thin-tube"},
+    "band": {"region": "band"},
+    "thin-band": {"region": "thin-band"},
+    "outer-arc": {"region": "outer-arc"},
+    "hull": {"region": "hull"},
+    "curve": {"region": "curve"},
+    "shell": {"region": "shell"},
+    "wide-shell": {"region": "wide-shell"},
+    "by-distance": {"pairing": "inverse_distance", "sigma": 0.05},
+    "two-hidden": {"hidden": (4, 4)},
+    "relu": {"activation": "relu"},
+    "short": {"n_steps": 100},
+}
+
+#: What the variants that are no regions say of themselves.
+_OTHER_VARIANTS: dict[Variant, str] = {
+    "by-distance": "half discs; partners with probability 1 / distance, as in Algorithm 1, and sigma 0.05",
+    "two-hidden": "half discs; two hidden layers of four units",
+    "relu": "half discs; ReLU in the place of tanh",
+    "short": "half discs; a tenth of the steps",
+}
+
+
+def describe_variant(variant: Variant) -> str:
+    """Say what a variant is: the boundary and the interior of a region, or what is changed on half discs."""
+    return _OTHER_VARIANTS[variant] if variant in _OTHER_VARIANTS else REGIONS[cast(Region, variant)]
+
+
+def variant_settings(variant: Variant, base: DemoSettings | None = None) -> DemoSettings:
+    """Apply a variant to the settings of the demo."""
+    return replace(base or DemoSettings(), **VARIANTS[variant])
 
 
 #: For tests and a first look: seconds, and not converged.
-QUICK = DemoSettings(n_seeds=2, n_steps=60, n_boundary=2000, n_interior=1000, batch_evaluations=500)
-
+QUICK = DemoSettings(n_seeds=2, n_steps=60, n_boundary=2000, n_interior=1000)
 
 _PAPER_POINTS = 10_000
 
@@ -108,96 +149,81 @@ _PAPER_POINTS = 10_000
 def notes(settings: DemoSettings) -> list[str]:
     """Say which settings are the paper's and which are our choice."""
     n_paths = settings.n_boundary // settings.n_times
-    other = "two-hidden" if settings.reading == "one-hidden" else "one-hidden"
     in_paper = "" if settings.n_boundary == _PAPER_POINTS else f" (the paper: {_PAPER_POINTS:,})"
+    partners = {"random": "at random", "inverse_distance": "with probability inverse to their distance"}
+    overlap = (
+        f" Half discs overlap: no network can be right on more than {100 * best_accuracy():.1f} % inside."
+        if settings.region == "half-disc"
+        else ""
+    )
     return [
-        f'The paper\'s "2-layer, 4-hidden unit" network is read as {settings.architecture} '
-        f"(--reading {other} is the other reading).",
+        f'The paper\'s "2-layer, 4-hidden unit" network is taken as {settings.architecture}.',
         f"As in the paper's section 6.1, ERM and mixup train on {settings.n_boundary:,} boundary points"
-        f"{in_paper}, elliptic (path) on {n_paths:,} with {settings.n_times} points on each bridge, so that "
-        f"all cost the same. Elliptic (marginal) takes {settings.n_boundary:,} and one point of each "
-        "bridge. Partners are drawn with probability inverse to their distance (Algorithm 1), among "
-        f"{settings.paths_per_batch} points.",
-        "Our choice, as the paper does not say: the moons are tubes of radius 0.2 around two half circles; "
-        f"activation {settings.activation}; sigma {settings.sigma:g}; Adam for {settings.n_steps:,} steps "
-        f"of {settings.batch_evaluations:,} evaluations, step size {settings.learning_rate:g} falling as a "
-        f"half cosine; mixup with Beta({settings.alpha:g}, {settings.alpha:g}). With so small a network, "
-        "drawing bridges takes longer than evaluating them: seconds say nothing about larger ones.",
-        "Inside means unseen points of the moons with their labels, as in the paper's Figure 3. Between "
-        "means points on straight lines between boundary points with labels mixed alike: the interior of "
-        "the space of inputs and labels on which the paper's equation is posed. The loss is cross-entropy "
-        "without the entropy of the label, which is zero for pure labels and unavoidable for mixed ones.",
+        f"{in_paper}, elliptic on {n_paths:,} with {settings.n_times} points on each bridge, so that "
+        "all cost the same.",
+        f"Our choice, as the paper does not say: boundary and interior ({REGIONS[settings.region]}); "
+        f"partners {partners[settings.pairing]} among {settings.batch_evaluations // settings.n_times} "
+        f"points; sigma {settings.sigma:g}; Adam for {settings.n_steps:,} steps of "
+        f"{settings.batch_evaluations:,} evaluations, step size {settings.learning_rate:g} falling as a half "
+        f"cosine; mixup with uniform shares.{overlap}",
+        f'"{NAMES["noise"]}" is a control: bridges from each point to itself, so that inputs and labels get '
+        "the noise of elliptic training and nothing is mixed.",
     ]
 
 
 @dataclass(frozen=True)
-class TrainedRun:
-    """A network after training."""
+class TrainedSeeds:
+    """Networks of all seeds after training by one method."""
 
-    network: nn.Sequential  # the network, in evaluation mode
-    n_evaluations: int  # rows that went through the network in training, counted there
-    seconds: float  # wall time of the training
+    networks: list[nn.Sequential] = field(repr=False)
+    n_evaluations: int  # rows that went through each network
+    seconds: float  # wall time, all seeds together
 
 
 def train(
     method: Method,
-    moons: TwoMoons,
+    moons: Sequence[TwoMoons],
     settings: DemoSettings,
-    seed: int,
     on_steps: Callable[[int], None] = lambda _: None,
-) -> TrainedRun:
-    """Train one network on boundary points.
+) -> TrainedSeeds:
+    """Train one network per seed on boundary points, all of them side by side.
 
-    For a given seed all methods start from the same weights and data. Each step costs
-    ``settings.batch_evaluations`` function evaluations, whatever the method: paths start from a tenth
-    as many points and evaluate each ten times. Streams: "init", "order" and "noise" of the method.
+    All methods start from the same weights and data, seed by seed. Each step costs
+    ``settings.batch_evaluations`` function evaluations of each network, whatever the method: paths start
+    from a tenth as many points and evaluate each ten times. Rows of a step are drawn with replacement.
+    Order and noise of all seeds come from one stream of the method.
 
     Args:
         method: What to minimise.
-        moons: Data; elliptic (path) uses the leading ``n_boundary / n_times`` boundary points.
+        moons: Data of each seed; paths use the leading ``n_boundary / n_times`` boundary points.
         settings: Everything else.
-        seed: Number of the repetition.
-        on_steps: Called after each pass over the data with the number of steps made in it.
+        on_steps: Called now and then with the number of steps made since the last call.
     """
-    network = build_network(settings, seed)
-    per_point = settings.n_times if method == "path" else 1
-    n_points = settings.n_boundary // per_point
-    seen = Split(moons.boundary_x[:n_points], moons.boundary_y[:n_points])
-    n_done = 0
-
-    def progress(end: EpochEnd) -> None:
-        nonlocal n_done
-        n_before, n_done = n_done, end.evaluations // settings.batch_evaluations
-        on_steps(n_done - n_before)
-
-    found = fit(
-        network,
-        _OBJECTIVES[method](network, settings),
-        Dataset("two moons", seen, seen, seen, "classification"),
-        _HalfCosine(
-            epochs=settings.n_steps,
-            batch_size=settings.batch_evaluations // per_point,
-            lr=settings.learning_rate,
-            select="last",
-        ),
-        lambda _network, _split: 0.0,  # nothing is selected
-        name="two moons",
-        seed=seed,
-        streams=(stream(seed, f"order/{method}"), stream(seed, f"noise/{method}")),
-        budget=settings.n_steps * settings.batch_evaluations,
-        progress=progress,
-    )
-    return TrainedRun(network, found.evaluations, found.seconds)
-
-
-class _HalfCosine(TrainingSettings):
-    """Adam in its fused form, with a rate that falls to zero as a half cosine; ``epochs`` are steps."""
-
-    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=self.lr, fused=True)
-
-    def rate(self, epoch: int | float) -> float:
-        return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+    per_point = settings.n_times if method in ("noise", "elliptic") else 1
+    n_points, n_rows = settings.n_boundary // per_point, settings.batch_evaluations // per_point
+    x = torch.stack([m.boundary_x[:n_points] for m in moons])
+    y = torch.stack([m.boundary_y[:n_points] for m in moons])
+    start = [build_network(settings, seed) for seed in range(len(moons))]
+    networks = stack(start)
+    objective = _OBJECTIVES[method](networks, settings)
+    optimizer = torch.optim.Adam(networks.parameters(), lr=settings.learning_rate, fused=True)
+    generator = stream(0, f"steps/{method}")
+    seeds = torch.arange(len(moons))[:, None]
+    begin = time.perf_counter()
+    for step in range(settings.n_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * (1 + math.cos(math.pi * step / settings.n_steps)) / 2
+        rows = torch.randint(n_points, (len(moons), n_rows), generator=generator)
+        optimizer.zero_grad()
+        # the mean over all rows, times the number of networks: each minimises its own mean
+        loss = len(moons) * objective(x[seeds, rows], y[seeds, rows], generator)
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 49 or step == settings.n_steps - 1:
+            on_steps(step % 50 + 1)
+    seconds = time.perf_counter() - begin
+    n_evaluations = settings.n_steps * n_rows * per_point
+    return TrainedSeeds(unstack(networks, start), n_evaluations, seconds)
 
 
 def build_network(settings: DemoSettings, seed: int) -> nn.Sequential:
@@ -207,53 +233,92 @@ def build_network(settings: DemoSettings, seed: int) -> nn.Sequential:
         return mlp(2, 2, hidden=settings.hidden, activation=settings.activation)
 
 
-def _erm(_network: nn.Module, _settings: DemoSettings) -> Objective:
-    return lambda network, batch: F.cross_entropy(network(batch.x), batch.y)
+#: Mean loss of rows ``(seed, row, 2)`` and labels ``(seed, row)``, with the noise of a generator.
+_Loss = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
-def _mixup(_network: nn.Module, settings: DemoSettings) -> Objective:
-    def loss(network: nn.Module, batch: Batch) -> Tensor:
-        labels = F.one_hot(batch.y, 2).to(batch.x.dtype)
-        x, y = mixup_batch(batch.x, labels, alpha=settings.alpha, generator=batch.generator)
-        return F.cross_entropy(network(x), y)
-
-    return loss
+def _erm(networks: nn.Module, _settings: DemoSettings) -> _Loss:
+    return lambda x, y, _generator: F.cross_entropy(networks(x.flatten(0, 1)), y.flatten())
 
 
-def _path(network: nn.Module, settings: DemoSettings) -> Objective:
-    objective = _elliptic(network, settings, "path")
-    return lambda _network, batch: objective(batch.x, batch.y, generator=batch.generator)
-
-
-def _marginal(network: nn.Module, settings: DemoSettings) -> Objective:
-    objective = _elliptic(network, settings, "marginal")
-
-    def loss(_network: nn.Module, batch: Batch) -> Tensor:
-        partners = partners_in_groups(batch.x, settings.paths_per_batch, generator=batch.generator)
-        return objective(batch.x, batch.y, partners=partners, generator=batch.generator)
+def _mixup(networks: nn.Module, _settings: DemoSettings) -> _Loss:
+    def loss(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        share = torch.rand(len(x), 1, 1, generator=generator)  # one for each network, Beta(1, 1)
+        order = torch.rand(x.shape[:2], generator=generator).argsort(dim=1)[..., None].expand(-1, -1, 2)
+        labels = F.one_hot(y, 2).to(x.dtype)
+        mixed_x, mixed_y = (share * z + (1 - share) * z.gather(1, order) for z in (x, labels))
+        return F.cross_entropy(networks(mixed_x.flatten(0, 1)), mixed_y.flatten(0, 1))
 
     return loss
 
 
-def _elliptic(network: nn.Module, settings: DemoSettings, sampling: Literal["path", "marginal"]) -> Elliptic:
-    return Elliptic.paper(
-        network,
+def _elliptic(networks: nn.Module, settings: DemoSettings) -> _Loss:
+    along_paths = _along_paths(networks, settings)
+
+    def loss(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        n_rows, flat = x.shape[1], x.flatten(0, 1)
+        if settings.pairing == "random":
+            partners = others_in_groups(len(flat), n_rows, generator=generator)
+        else:
+            partners = partners_in_groups(flat, n_rows, generator=generator)
+        return along_paths(flat, y.flatten(), partners, generator)
+
+    return loss
+
+
+def _noise(networks: nn.Module, settings: DemoSettings) -> _Loss:
+    along_paths = _along_paths(networks, settings)
+
+    def loss(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+        flat = x.flatten(0, 1)
+        return along_paths(flat, y.flatten(), torch.arange(len(flat))[:, None], generator)
+
+    return loss
+
+
+def _along_paths(
+    networks: nn.Module, settings: DemoSettings
+) -> Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]:
+    """Make `Elliptic`'s mean loss along bridges to given partners, with the rows of a network together."""
+    objective = Elliptic.paper(
+        networks,
         nn.CrossEntropyLoss(),
         num_classes=2,
-        sampling=sampling,
         n_times=settings.n_times,
         sigma=settings.sigma,
-        pairing="inverse_distance" if sampling == "path" else "permutation",
         validate=False,
     )
 
+    def loss(x: Tensor, y: Tensor, partners: Tensor, generator: torch.Generator) -> Tensor:
+        paths = objective.sample(x, y, partners=partners, generator=generator)
+        assert isinstance(paths.x, Tensor)
+        return F.cross_entropy(networks(paths.x.flatten(0, 2)), paths.y.flatten(0, 2))
 
-_OBJECTIVES: dict[Method, Callable[[nn.Module, DemoSettings], Objective]] = {
+    return loss
+
+
+_OBJECTIVES: dict[Method, Callable[[nn.Module, DemoSettings], _Loss]] = {
     "erm": _erm,
     "mixup": _mixup,
-    "path": _path,
-    "marginal": _marginal,
+    "noise": _noise,
+    "elliptic": _elliptic,
 }
+
+
+def others_in_groups(
+    n: int, group: int, *, generator: torch.Generator | None = None
+) -> Int[Tensor, "batch 1"]:
+    """Draw partners uniformly among the other rows of consecutive groups of a batch.
+
+    Example:
+        >>> others_in_groups(6, 2).flatten()
+        tensor([1, 0, 3, 2, 5, 4])
+    """
+    if group < 2 or n % group:
+        raise ValueError(f"group must be at least 2 and divide the batch of {n} rows, but got {group}.")
+    row = torch.arange(n)
+    step = torch.randint(1, group, (n,), generator=generator)
+    return (row // group * group + (row + step) % group)[:, None]
 
 
 def partners_in_groups(
@@ -265,8 +330,7 @@ def partners_in_groups(
     """Draw partners with probability ``1 / distance`` within consecutive groups of a batch.
 
     The law of `elliptica.sample_partners` with ``pairing="inverse_distance"`` in batches of ``group``
-    rows, but for many of them at once: its cost grows with the square of the group. It gives the large
-    batches of marginal sampling the same partners, in law, as the small batches of path sampling.
+    rows, but for many of them at once: the networks of all seeds have partners among their own rows.
 
     Args:
         x: Inputs whose distances are of the order of one.

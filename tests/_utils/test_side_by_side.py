@@ -2,8 +2,8 @@
 
 import torch
 
+from elliptica._utils.side_by_side import stack, unstack
 from elliptica.lab.models import mlp
-from stacked import stack
 
 
 def networks(n):
@@ -25,3 +25,11 @@ def test_stacked_training_equals_separate_training():
     alone = torch.cat([step(net, x[i], y[i], 10) for i, net in enumerate(networks(3))])
     together = step(stack(networks(3)), x.flatten(0, 1), y.flatten(0, 1), 10)
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_unstacking_gives_the_networks_back():
+    before = networks(3)
+    x = torch.randn(4, 3)
+    for network, again in zip(before, unstack(stack(before), networks(3)), strict=True):
+        assert again is not network
+        assert torch.equal(network(x), again(x))

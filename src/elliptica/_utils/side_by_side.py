@@ -1,4 +1,4 @@
-"""Many small networks trained at once: the seeds of a study side by side in one batched product.
+"""Train many small perceptrons at once: the seeds of a study side by side in one batched product.
 
 A step of a small perceptron costs the same whether it holds one network or ten, so the seeds of a study
 share their steps. Rows are ordered network by network; networks never see each other's rows, and Adam
@@ -7,6 +7,7 @@ acts on each weight alone, so every network is trained as it would be by itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -36,3 +37,15 @@ def stack(networks: Sequence[nn.Sequential]) -> nn.Sequential:
         else:
             layers.append(same[0])
     return nn.Sequential(*layers)
+
+
+def unstack(stacked: nn.Sequential, like: Sequence[nn.Sequential]) -> list[nn.Sequential]:
+    """Take joined perceptrons apart again: copies of ``like`` with the weights of `stack`'s result."""
+    found = [copy.deepcopy(network) for network in like]
+    with torch.no_grad():
+        for number, network in enumerate(found):
+            for layer, source in zip(network, stacked, strict=True):
+                if isinstance(layer, nn.Linear) and isinstance(source, StackedLinear):
+                    layer.weight.copy_(source.weight[number].T)
+                    layer.bias.copy_(source.bias[number, 0])
+    return found
