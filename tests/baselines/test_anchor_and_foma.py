@@ -308,7 +308,8 @@ def test_generator_repeats_and_nothing_else_is_touched(generator):
         again = replay(generator)
         first, second = (objective(x, y, *rest, generator=g) for g in (generator, again))
         assert torch.equal(first, second)
-        assert not torch.equal(first, objective(x, y, *rest, generator=generator))
+        others = [objective(x, y, *rest, generator=generator) for _ in range(12)]  # ADA has 20 strengths
+        assert any(not torch.equal(first, other) for other in others)
     anchor_clusters(x, y, 3, generator=generator)
     neighbour_order(y, 3, sampled=True, generator=generator)
     assert torch.equal(torch.get_rng_state(), state)
