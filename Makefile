@@ -75,7 +75,7 @@ results: $(STAMPS)-lab   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/diagnose_battery.py run
 	$(BIN)/elliptica run table3 --dataset airfoil,no2 --methods erm,mixup,c-mixup,elliptic,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table3 --dataset airfoil,no2 --methods $(NEWER) --seeds 5 --jobs 2 --out results/tables
-	$(BIN)/elliptica run table3 --dataset airfoil-scaled,no2-scaled --methods erm,c-mixup,marginal,$(NEWER) --seeds 3 --jobs 2 --out results/tables
+	$(BIN)/elliptica run table3 --dataset airfoil-scaled,no2-scaled --methods erm,c-mixup,marginal,$(NEWER) --seeds 5 --jobs 2 --out results/tables
 	$(BIN)/elliptica run table5 --dataset skillcraft,crime --methods erm,mixup,c-mixup,elliptic,marginal,green --jobs 2 --out results/tables
 	$(BIN)/elliptica run table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal --jobs 2 --out results/tables

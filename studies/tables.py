@@ -57,7 +57,7 @@ SHOWN = {
         Shown("table1", matched("table1", ["cifar10-batch1"], seeds=3)),
         Shown("table3", Choice("table3", ["airfoil", "no2"], REGRESSION)),
         Shown("table3-newer", Choice("table3", ["airfoil", "no2"], ["erm", "c-mixup", *NEWER], seeds=5)),
-        Shown("table3-scaled", Choice("table3", ["airfoil-scaled", "no2-scaled"], [*THREE, *NEWER], seeds=3)),
+        Shown("table3-scaled", Choice("table3", ["airfoil-scaled", "no2-scaled"], [*THREE, *NEWER], seeds=5)),
         Shown("table5", Choice("table5", ["skillcraft", "crime"], [*REGRESSION, "green"])),
         Shown("table3-all", Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5)),
         Shown("table5-train", Choice("table5", ["skillcraft-train", "crime-train"], THREE, seeds=5)),
