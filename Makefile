@@ -22,6 +22,9 @@ SHAPES := --jaxtyping-packages=$(CHECKED),beartype.beartype \
 # Waterbirds on frozen features, under a linear head and under one of two layers.
 FEATURES := waterbirds-features,waterbirds-features-mlp
 
+# Newer methods for regression, and ordinary training on their schedules.
+NEWER := ada,'erm as ada',foma,'foma as released','erm as foma'
+
 .PHONY: help demo test test-all lint types bench docs results clean
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -71,8 +74,10 @@ results: $(STAMPS)-lab   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/anticipation.py run
 	$(BIN)/python studies/green_bridge.py run
 	$(BIN)/python studies/diagnose_battery.py run
-	$(BIN)/elliptica run table3 --dataset airfoil,no2 --jobs 2 --out results/tables
-	$(BIN)/elliptica run table5 --dataset skillcraft,crime --jobs 2 --out results/tables
+	$(BIN)/elliptica run table3 --dataset airfoil,no2 --methods erm,mixup,c-mixup,elliptic,marginal --jobs 2 --out results/tables
+	$(BIN)/elliptica run table3 --dataset airfoil,no2 --methods $(NEWER) --seeds 5 --jobs 2 --out results/tables
+	$(BIN)/elliptica run table3 --dataset airfoil-scaled,no2-scaled --methods erm,c-mixup,marginal,$(NEWER) --seeds 5 --jobs 2 --out results/tables
+	$(BIN)/elliptica run table5 --dataset skillcraft,crime --methods erm,mixup,c-mixup,elliptic,marginal,green --jobs 2 --out results/tables
 	$(BIN)/elliptica run table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal --jobs 2 --out results/tables
 	$(BIN)/elliptica run table6 --dataset breastmnist --jobs 2 --out results/tables

@@ -33,6 +33,8 @@ class Shown:
 SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
 PLAIN = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
 THREE = ["erm", "c-mixup", "marginal"]
+REGRESSION = ["erm", "mixup", "c-mixup", "elliptic", "marginal"]  # rows with ten seeds
+NEWER = ["ada", "erm as ada", "foma", "foma as released", "erm as foma"]
 WEIGHTED = ["gradient_norm", "gradient_softmax", "girsanov", "released"]  # "multiplicative" is to be rerun
 VARIANTS = ["none", *(f"{name} {xi}" for name in WEIGHTED for xi in (0.1, 1, 10))]
 NOISE = ["features-noise0_0", "features-noise0_1", "features-noise0_5"]
@@ -53,8 +55,10 @@ def matched(table: str, dataset: list[str] | None = None, **more: Any) -> Choice
 SHOWN = {
     "README.md": [
         Shown("table1", matched("table1", ["cifar10-batch1"], seeds=3)),
-        Shown("table3", Choice("table3", ["airfoil", "no2"])),
-        Shown("table5", Choice("table5", ["skillcraft", "crime"])),
+        Shown("table3", Choice("table3", ["airfoil", "no2"], REGRESSION)),
+        Shown("table3-newer", Choice("table3", ["airfoil", "no2"], ["erm", "c-mixup", *NEWER], seeds=5)),
+        Shown("table3-scaled", Choice("table3", ["airfoil-scaled", "no2-scaled"], [*THREE, *NEWER], seeds=5)),
+        Shown("table5", Choice("table5", ["skillcraft", "crime"], [*REGRESSION, "green"])),
         Shown("table3-all", Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5)),
         Shown("table5-train", Choice("table5", ["skillcraft-train", "crime-train"], THREE, seeds=5)),
         Shown("table6", Choice("table6", ["breastmnist"])),

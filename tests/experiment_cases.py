@@ -70,6 +70,8 @@ training = { epochs = 4, batch_size = 16, lr = 1e-4 }
 
 #: Settings without which a method cannot be.
 NEEDED = {
+    "ada": {"n_clusters": 4},
+    "foma": {"rho": 0.7},
     "c-mixup": {"bandwidth": 1.0},
     "doro": {"epsilon": 0.1, "alpha": 0.5},
     "dro": {"alpha": 0.5},
@@ -80,8 +82,9 @@ NEEDED = {
     "coral": {"at": "1"},
     "smote": {"k_neighbors": 2},
 }
-#: Those for classes; C-Mixup is for real targets.
-CLASSIFIERS = sorted(set(METHODS) - {"c-mixup"})
+#: Those for real targets only.
+REGRESSORS = ["ada", "c-mixup", "foma"]
+CLASSIFIERS = sorted(set(METHODS) - set(REGRESSORS))
 
 
 def load_groups(seed=0, *, data_dir=None):
@@ -94,7 +97,7 @@ def load_groups(seed=0, *, data_dir=None):
     return Dataset("groups", part, part, part, task="classification")
 
 
-def load_line(seed=0):
+def load_line(seed=0, *, data_dir=None):
     x = torch.randn(48, 5, generator=torch.Generator().manual_seed(seed))
     part = Split(x, x.sum(1, keepdim=True))
     return Dataset("line", part, part, part, task="regression")

@@ -1,10 +1,11 @@
 """Methods to compare with, called as `elliptica.Elliptic` is, ``objective(x, y)``.
 
-Those that know the groups of the training rows are called ``objective(x, y, group)``. JTT and UMIX have a
-first stage, functions from a trained model, or from the course of its training, to rows or weights; Fish is
-a step.
+Those that know the groups of the training rows, or their clusters (ADA), are called ``objective(x, y,
+group)``. JTT and UMIX have a first stage, functions from a trained model, or from the course of its training,
+to rows or weights; Fish is a step.
 """
 
+from elliptica.baselines.ada import ADA, anchor_clusters, anchor_rows
 from elliptica.baselines.cmixup import CMixup, TargetKernel
 from elliptica.baselines.coral import CORAL
 from elliptica.baselines.domainmix import DomainMix
@@ -13,6 +14,7 @@ from elliptica.baselines.dro import DRO, chi2_penalty_weights, chi2_weights, cva
 from elliptica.baselines.erm import ERM
 from elliptica.baselines.fish import fish_step, split_by_group
 from elliptica.baselines.focal import Focal
+from elliptica.baselines.foma import FOMA, foma_batch, neighbour_order
 from elliptica.baselines.groupdro import GroupDRO, group_balanced_weights
 from elliptica.baselines.ibirm import IBIRM
 from elliptica.baselines.input_noise import InputNoise
@@ -31,10 +33,12 @@ from elliptica.baselines.umix import UMIX, CorrectnessTable, umix_weights
 from elliptica.baselines.vrex import VREx
 
 __all__ = [
+    "ADA",
     "CORAL",
     "DORO",
     "DRO",
     "ERM",
+    "FOMA",
     "IBIRM",
     "IRM",
     "LISA",
@@ -55,15 +59,19 @@ __all__ = [
     "TargetKernel",
     "Tilted",
     "VREx",
+    "anchor_clusters",
+    "anchor_rows",
     "chi2_penalty_weights",
     "chi2_weights",
     "cvar_weights",
     "error_weights",
     "find_errors",
     "fish_step",
+    "foma_batch",
     "group_balanced_weights",
     "matched_smoothing",
     "mixup_batch",
+    "neighbour_order",
     "smote_rows",
     "split_by_group",
     "umix_weights",

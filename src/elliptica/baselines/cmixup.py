@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator
+from elliptica.baselines._targets import check_real_targets
 from elliptica.baselines.mixup import Mixup, mix
 from elliptica.core.partners import draw_from, kernel_weights, target_distances
 from elliptica.core.types import Inputs, LossFn
@@ -136,12 +137,7 @@ class TargetKernel:
 
 
 def _check_targets(y: object) -> None:
-    if not isinstance(y, Tensor) or not y.is_floating_point():
-        got = f"dtype {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
-        raise TypeError(
-            f"y must be a tensor of real targets, but got {got}: C-Mixup measures distances between targets. "
-            "Convert it with .float(), or use Mixup for class labels."
-        )
+    check_real_targets(y, "C-Mixup measures distances between targets")
 
 
 def _cumulative(y: Tensor, others: Tensor, bandwidth: float) -> Tensor:

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from elliptica import EllipticWarning
-from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.methods import MethodError, rows_per_sample
 from elliptica.lab.experiments.methods.context import environment
 from elliptica.lab.experiments.records import checkpoint_file, read_record, record_file
 from elliptica.lab.experiments.run import Options, do_run, finish_run
 from elliptica.lab.training import Batch, TrainingSettings, fit
-from experiment_cases import CLASSIFIERS, load_groups, load_line, make_ready, network, run_of
+from experiment_cases import CLASSIFIERS, REGRESSORS, load_groups, load_line, make_ready, network, run_of
 
 
 @pytest.fixture
@@ -35,6 +35,35 @@ def test_every_method_trains_and_counts_its_evaluations(groups, method, tmp_path
     )
     if method not in ("jtt", "umix", "smote", "domainmix"):  # which go over other rows
         assert record["cost"]["evaluations"] == 4 * 48 * rows_per_sample(method, run.settings)
+
+
+def line_of(method, **changes):
+    """A run on real targets."""
+    run = run_of(method, load={"name": "line"}, **changes)
+    return run.model_copy(
+        update={"dataset": "line", "metric": "rmse", "columns": ("average",), "select": "average"}
+    )
+
+
+@pytest.fixture
+def line(monkeypatch):
+    monkeypatch.setitem(registry.DATASETS, "line", load_line)
+
+
+@pytest.mark.parametrize("method", REGRESSORS)
+def test_methods_for_real_targets_train_and_resume(line, method, tmp_path):
+    run = line_of(method)
+    whole = do_run(run, Options(tmp_path / "whole"))
+    assert whole["curves"]["loss"][-1] < whole["curves"]["loss"][0]
+    assert whole["cost"]["evaluations"] == 4 * 48 * rows_per_sample(method, run.settings)
+
+    def kill(end):
+        if end.epoch == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        do_run(run, Options(tmp_path / "killed"), kill)
+    assert do_run(run, Options(tmp_path / "killed"))["curves"] == whole["curves"]
 
 
 @pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
@@ -219,6 +248,86 @@ def test_partners_come_from_where_they_are_asked_for(name, partners):
     assert (len(losses) > 1) == (partners == "data")
 
 
+@pytest.mark.parametrize("on", ["rows", "targets"])
+def test_ada_moves_rows_of_a_cluster_only(on):
+    """A batch of one cluster is moved, one row of each is not."""
+    data = load_line()
+    model = network(data)
+    settings = {"n_clusters": 3, "alpha": 4.0, "cluster_on": on}
+    objective = make_ready("ada", settings, data, model).objective
+    cluster = objective.numbers
+    alone = torch.stack([(cluster == k).nonzero()[0, 0] for k in cluster.unique()])
+    together = (cluster == cluster.mode().values).nonzero()[:, 0]
+    for rows, is_moved in ((alone, False), (together, True)):
+        x, y = data.train.x[rows], data.train.y[rows]
+        loss = objective(model, Batch(x, y, None, rows, torch.Generator().manual_seed(0)))
+        ordinary = nn.functional.mse_loss(model(x), y)
+        assert torch.allclose(loss, ordinary) != is_moved
+
+
+@pytest.mark.parametrize("kind", ["nearest", "sampled", "random"])
+def test_foma_composes_its_batches(kind):
+    data = load_line()
+    ready = make_ready("foma", {"rho": 0.9, "batches": kind}, data, network(data))
+    spreads = []
+
+    def objective(model, batch):
+        spreads.append(float(batch.y.std()))
+        return model(batch.x).sum()
+
+    settings = TrainingSettings(20, 16, 1e-2)
+    scored = {"name": "foma", "seed": 0, "arrange": ready.arrange}
+    fit(network(data), objective, data, settings, lambda *_: 0.0, **scored)
+    ratio = sum(spreads) / len(spreads) / float(data.train.y.std())
+    low, high = {"nearest": (0.1, 0.7), "sampled": (0.5, 0.9), "random": (0.9, 1.1)}[kind]
+    assert low < ratio < high
+    if ready.arrange is not None:
+        still = dataclasses.replace(settings, shuffle=False)
+        with pytest.raises(ValueError, match="arranges the rows of an epoch itself"):
+            fit(network(data), objective, data, still, lambda *_: 0.0, **scored)
+
+
+def test_rows_keep_their_order_if_they_are_not_shuffled():
+    data = load_line()
+    seen = []
+
+    def objective(model, batch):
+        seen.append(batch.index)
+        return model(batch.x).sum()
+
+    fit(
+        network(data),
+        objective,
+        data,
+        TrainingSettings(2, 16, 1e-2, shuffle=False),
+        lambda *_: 0.0,
+        name="s",
+        seed=0,
+    )
+    assert torch.cat(seen).tolist() == 2 * list(range(48))
+    with pytest.raises(ValueError, match="draws rows at random, but shuffle is False"):
+        TrainingSettings(2, 16, 1e-2, shuffle=False, balance="class")
+
+
+def test_scaled_targets_change_training_and_not_the_units(line, tmp_path):
+    """A network that starts at zero in scaled units predicts the smallest training target."""
+    plain, scaled = (
+        registry.load_dataset({"name": "line", **more}, 0) for more in ({}, {"scaled_targets": True})
+    )
+    assert (float(scaled.train.y.min()), float(scaled.train.y.max())) == (0, 1)
+    assert torch.allclose(scaled.units.restore(scaled.test.y), plain.test.y, atol=1e-6)
+    load = {"name": "line", "scaled_targets": True}
+    run = line_of("erm", training={"lr": 1e-12}).model_copy(update={"load": load})
+    average = do_run(run, Options(tmp_path))["metrics"]["test"]["average"]
+    model = registry.make_model(run.model, scaled, "toy/line", 0).eval()
+    with torch.no_grad():
+        errors = scaled.units.restore(model(scaled.test.x)) - plain.test.y
+    assert average == pytest.approx(float(errors.square().mean().sqrt()), rel=0.2)
+    assert average > 0.2 * float(plain.test.y.std())  # not an error in units of the range
+    with pytest.raises(ValueError, match="class numbers, which cannot be scaled"):
+        scale_targets(load_groups())
+
+
 def test_rows_per_sample():
     assert rows_per_sample("erm", {}) == 1
     assert rows_per_sample("mixupe", {}) == 2
@@ -254,6 +363,9 @@ def test_wrong_names_and_settings():
         ("eliptic", {}, "Did you mean 'elliptic'"),
         ("mixup", {"alpa": 1.0}, "Method 'mixup' with"),
         ("nfm", {}, "Method 'nfm' with"),
+        ("ada", {}, "Method 'ada' with"),
+        ("ada", {"n_clusters": 2, "cluster_on": "y"}, "cluster_on must be 'rows' or 'targets'"),
+        ("foma", {"rho": 0.9, "batches": "knn"}, "batches must be 'nearest', 'sampled' or 'random'"),
     ]:
         with pytest.raises(MethodError, match=message):
             make_ready(name, settings, data, network(data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -60,6 +60,23 @@ class Split:
         return len(self.x)
 
 
+@dataclass(frozen=True)
+class Units:
+    """Units of scaled targets: ``offset + unit * y`` is the original value.
+
+    Example:
+        >>> Units(10.0, 2.0).restore(torch.tensor([0.0, 0.5]))
+        tensor([10., 11.])
+    """
+
+    offset: float = 0.0
+    unit: float = 1.0
+
+    def restore(self, y: Tensor) -> Tensor:
+        """Return targets, or predictions of them, in the original units."""
+        return y if self == Units() else self.offset + self.unit * y
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A data set in three parts.
@@ -78,6 +95,7 @@ class Dataset:
     validation: Split  # rows to choose the epoch or the settings with
     test: Split  # rows to report on
     task: Task  # "regression" (float32 targets) or "classification" (int64 targets)
+    units: Units = Units()  # of the targets; errors are reported in the original ones
 
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):
@@ -103,6 +121,24 @@ class Dataset:
     def n_features(self) -> int:
         """Values per row of ``x``, all feature axes together."""
         return self.train.x[0].numel()
+
+
+def scale_targets(data: Dataset) -> Dataset:
+    """Map targets to [0, 1] by the minimum and maximum of the training rows; `Dataset.units` undoes it.
+
+    Targets of other rows may fall outside. All columns of a target have the same units.
+    """
+    if data.task != "regression":
+        raise ValueError(f"Targets of a {data.task} are class numbers, which cannot be scaled.")
+    low, high = float(data.train.y.min()), float(data.train.y.max())
+    if low == high:
+        raise ValueError(f"All training targets of {data.name!r} are {low}: there is nothing to scale by.")
+    train, validation, test = (
+        replace(part, y=((part.y.double() - low) / (high - low)).float())
+        for part in (data.train, data.validation, data.test)
+    )
+    units = Units(low, high - low)
+    return replace(data, train=train, validation=validation, test=test, units=units)
 
 
 def min_max_scale(

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from elliptica.diagnostics.scores import reduce_by, score_classes
-from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.data.splits import Dataset, Split, Units
 
 #: Rows per forward pass, and values: large images come in smaller parts.
 _CHUNK, _VALUES = 2000, 2**25
+
+_UNSCALED = Units()
 
 Metrics = dict[str, Any]
 #: From inputs to noisy ones.
@@ -53,6 +55,7 @@ def measure(
     *,
     detailed: bool = True,
     noise: Noise | None = None,
+    units: Units = _UNSCALED,
 ) -> Metrics:
     """All numbers of a part of the data.
 
@@ -64,12 +67,15 @@ def measure(
       here are left out, and named in ``empty_groups``.
     - ``top5``: a row is right if its class is among the five most likely.
     - ``auroc``, ``calibration``, ``uncertainty``: see `score_classes`; only if ``detailed``.
+
+    Errors of real targets are in their original units, given ``units`` if they were scaled.
     """
     output = predictions(model, split, device, noise)
     if metric == "rmse":
-        errors = (output - split.y).square().reshape(len(output), -1).mean(1).double()
+        output, y = units.restore(output), units.restore(split.y)
+        errors = (output - y).square().reshape(len(output), -1).mean(1).double()
         by_group = reduce_by(errors, split.group, lambda values: math.sqrt(float(values.mean())))
-        found: Metrics = {"average": math.sqrt(float(errors.mean())), "mape": _mape(output, split.y)}
+        found: Metrics = {"average": math.sqrt(float(errors.mean())), "mape": _mape(output, y)}
     else:
         right = (output.argmax(1) == split.y) == (metric == "accuracy")  # or wrong, for errors
         by_group = reduce_by(right.double(), split.group)

@@ -34,7 +34,7 @@ from elliptica.lab.data import (
     two_moons,
 )
 from elliptica.lab.data.medmnist import MEDMNIST
-from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
 
@@ -92,12 +92,14 @@ def load_dataset(
     """Load the data of a run.
 
     ``name`` in the settings names the loader; ``shuffled_labels`` is the share of the training labels that
-    are dealt out anew, once and for all, from a stream of the data set and the seed. (``shuffled_per_batch``
-    is for `label_noise`, ``test_noise`` for the measurement.)
+    are dealt out anew, once and for all, from a stream of the data set and the seed. ``scaled_targets`` maps
+    real targets to [0, 1] by the training rows (`scale_targets`). (``shuffled_per_batch`` is for
+    `label_noise`, ``test_noise`` for the measurement.)
     """
     options = dict(settings)
     name = options.pop("name")
     share = options.pop("shuffled_labels", 0.0)
+    is_scaled = options.pop("scaled_targets", False)
     for other in ("shuffled_per_batch", "test_noise"):
         options.pop(other, None)
     _check_name("data set", name, DATASETS)
@@ -105,6 +107,8 @@ def load_dataset(
         data = DATASETS[name](seed=seed, data_dir=data_dir, **options)
     except TypeError as error:
         raise RegistryError(f"Data set {name!r} with {options}: {error}") from error
+    if is_scaled:
+        data = scale_targets(data)
     if not share:
         return data
     noisy = shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))

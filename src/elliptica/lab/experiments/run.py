@@ -93,7 +93,7 @@ def do_run(
     shares = group_shares(data.train)
 
     def measured(net: nn.Module, part: Split, **options: Any) -> dict[str, Any]:
-        return measure(net, part, run.metric, device, shares, **options)
+        return measure(net, part, run.metric, device, shares, units=data.units, **options)
 
     context = _context(run, data, model, settings, name, device, options.ranks)
     method = prepare(run.method, run.settings, context)
@@ -109,6 +109,7 @@ def do_run(
         seed=run.seed,
         rows=method.rows,
         relabel=label_noise(run.load),
+        arrange=method.arrange,
         budget=None if budget is None else budget - method.evaluations,
         checkpoint=checkpoint,
         device=device,

@@ -28,6 +28,8 @@ class Batch:
 #: ``is_warming_up`` (epochs before its penalty sets in are not chosen) and ``restarts_optimizer`` (this step
 #: begins with a fresh optimiser).
 Objective = Callable[[nn.Module, Batch], Tensor]
+#: From a stream to the numbers of the training rows of an epoch, in the order in which batches take them.
+Arrange = Callable[[torch.Generator], Tensor]
 #: From the targets of a batch and a stream to other targets.
 Relabel = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -63,8 +65,10 @@ def batches(
     rows: Tensor | None = None,
     weights: Tensor | None = None,
     relabel: Relabel | None = None,
+    arrange: Arrange | None = None,
+    shuffle: bool = True,
 ) -> Iterator[Batch]:
-    """One pass over the training data in a new order.
+    """One pass over the training data, in a new order unless ``shuffle`` is False.
 
     Args:
         split: The training data.
@@ -77,12 +81,21 @@ def batches(
         rows: Rows to go over, repeated ones as often as they are in it; None is each row once.
         weights: Draw as many rows with replacement instead, with these weights.
         relabel: From targets and the stream of the noise to other targets.
+        arrange: Gives the rows of the pass in their order, from the stream of the order.
+        shuffle: False takes the rows in the order in which they are given.
     """
+    if arrange is not None and (rows is not None or weights is not None or not shuffle):
+        raise ValueError(
+            "The method arranges the rows of an epoch itself, so they cannot be repeated, balanced or kept "
+            'in order as well. Set balance = "none" and shuffle = true.'
+        )
     rows = torch.arange(split.n_rows) if rows is None else rows
     if weights is not None:
         chosen = rows[torch.multinomial(weights[rows], len(rows), replacement=True, generator=order)]
+    elif arrange is not None:
+        chosen = arrange(order)
     else:
-        chosen = rows[torch.randperm(len(rows), generator=order)]
+        chosen = rows[torch.randperm(len(rows), generator=order)] if shuffle else rows
     inputs = split.x.training(noise) if isinstance(split.x, ImageFiles) else split.x
     for part in chosen.split(size):
         if drop_last and len(part) < size and len(chosen) >= size:

@@ -17,7 +17,7 @@ from elliptica._utils.random import stream, stream_seed
 from elliptica.distributed.ranks import Ranks
 from elliptica.distributed.rows import split_rows
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.training.batch import Batch, Objective, Relabel, Steps, batches
+from elliptica.lab.training.batch import Arrange, Batch, Objective, Relabel, Steps, batches
 from elliptica.lab.training.checkpoint import State, Trained, model_tensors
 from elliptica.lab.training.progress import EpochEnd, Progress
 from elliptica.lab.training.settings import TrainingSettings
@@ -52,6 +52,7 @@ def fit(
     streams: tuple[torch.Generator, torch.Generator] | None = None,
     rows: Tensor | None = None,
     relabel: Relabel | None = None,
+    arrange: Arrange | None = None,
     budget: int | None = None,
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
@@ -76,6 +77,7 @@ def fit(
         rows: Numbers of the training rows that an epoch goes over, repeated ones as often as they are in
             it; None is each row once.
         relabel: From the targets of a batch and a stream to other targets, such as noisy ones.
+        arrange: From the stream of the order to the rows of an epoch, for methods that compose batches.
         budget: Rows that go through the model, in place of the number of epochs: training stops, within an
             epoch if need be, when so many have, and the schedule of rates is stretched to them.
         checkpoint: File to write after each epoch and to start from if it exists.
@@ -116,6 +118,8 @@ def fit(
                     rows=rows,
                     weights=weights,
                     relabel=relabel,
+                    arrange=arrange,
+                    shuffle=settings.shuffle,
                 ),
                 device,
                 budget,

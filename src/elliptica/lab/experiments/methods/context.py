@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from elliptica.lab.data.splits import Dataset
-from elliptica.lab.training.batch import Batch, Objective
+from elliptica.lab.training.batch import Arrange, Batch, Objective
 from elliptica.lab.training.loop import FitResult
 from elliptica.lab.training.progress import Progress
 from elliptica.lab.training.settings import TrainingSettings
@@ -49,6 +49,7 @@ class Prepared:
     objective: Objective  # from the model and a batch to a loss
     data: Dataset | None = None  # the data to train on, if they are not those of the context
     rows: Tensor | None = None  # numbers of the training rows of an epoch; None is each row once
+    arrange: Arrange | None = None  # orders the rows of an epoch; None shuffles them
     evaluations: int = 0  # rows that went through a network in a first stage
     seconds: float = 0.0  # wall time of that stage
     details: dict[str, Any] = field(default_factory=dict)  # what the record should tell about it

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from elliptica.baselines import (
+    ADA,
     CORAL,
     DORO,
     DRO,
     ERM,
+    FOMA,
     IBIRM,
     IRM,
     LISA,
@@ -29,8 +31,10 @@ from elliptica.baselines import (
     TargetKernel,
     Tilted,
     VREx,
+    anchor_clusters,
     fish_step,
     matched_smoothing,
+    neighbour_order,
     split_by_group,
 )
 from elliptica.core.elliptic import Elliptic
@@ -217,12 +221,40 @@ def fish(settings: Settings, context: Context) -> Prepared:
     return Prepared(_Fish(module, environment(context.data), rate))
 
 
+def ada(settings: Settings, context: Context) -> Prepared:
+    """ADA with ``n_clusters`` of the training rows; ``cluster_on="targets"`` clusters their targets alone."""
+    n_clusters, on = settings.pop("n_clusters"), settings.pop("cluster_on", "rows")
+    if on not in ("rows", "targets"):
+        raise TypeError(f"cluster_on must be 'rows' or 'targets', but got {on!r}")
+    module = ADA(context.model, context.loss_fn, **settings)
+    train = context.data.train
+    x = train.x if on == "rows" else None
+    return Prepared(_Grouped(module, anchor_clusters(x, train.y, n_clusters, generator=context.generator)))
+
+
+def foma(settings: Settings, context: Context) -> Prepared:
+    """FOMA; ``batches`` is ``"nearest"`` or ``"sampled"`` neighbours in the target, or ``"random"`` rows."""
+    kind = settings.pop("batches", "nearest")
+    if kind not in ("nearest", "sampled", "random"):
+        raise TypeError(f"batches must be 'nearest', 'sampled' or 'random', but got {kind!r}")
+    layers = [None if layer == "input" else layer for layer in settings.pop("layers", ["input"])]
+    objective = ModuleObjective(FOMA(context.model, context.loss_fn, layers=layers, **settings))
+    y, size = context.data.train.y, context.training.batch_size
+
+    def arrange(order: torch.Generator) -> Tensor:
+        return neighbour_order(y, size, sampled=kind == "sampled", generator=order)
+
+    return Prepared(objective, arrange=None if kind == "random" else arrange)
+
+
 #: Methods by name.
 OBJECTIVES: dict[str, Factory] = {
     "erm": from_module(ERM),
     "mixup": from_module(Mixup),
     "mixupe": from_module(MixupE),
     "c-mixup": c_mixup,
+    "ada": ada,
+    "foma": foma,
     "focal": from_module(Focal),
     "dro": from_module(DRO),
     "doro": from_module(DORO),
