@@ -232,7 +232,7 @@ def test_names_may_be_given_with_commas(tmp_path):
         ],
     )
     assert found.exit_code == 0
-    assert "100 of 100 runs are not recorded" in found.output
+    assert "200 of 200 runs are not recorded" in found.output
 
 
 def test_the_list_says_which_data_are_here(tmp_path, monkeypatch):

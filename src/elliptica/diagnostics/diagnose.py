@@ -131,7 +131,7 @@ def diagnose(
         >>> model = nn.Linear(2, 1)
         >>> _ = nn.init.zeros_(model.weight)
         >>> diagnose(model, nn.MSELoss(), x, x[:, :1], landscape=False).headline()
-        'No better than a constant.'
+        'The model has not learnt its data; No better than a constant.'
     """
     fitted = FittedModel(
         model,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,8 @@ class Trained:
         if found is None:
             return None
         groups, values = found
-        if values.pop("settings", None) != _plain(self.settings):
+        written = values.pop("settings", None)
+        if not isinstance(written, dict) or {**_defaults(), **written} != _plain(self.settings):
             set_aside(file, "The checkpoint was written with other settings")
             return None
         initial = model_tensors(self.model)
@@ -192,6 +193,13 @@ class Trained:
 
 def _agree(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
+
+
+def _defaults() -> dict[str, Any]:
+    """Settings that have defaults: files from before a setting was added lack it."""
+    return {
+        f.name: f.default for f in fields(TrainingSettings) if f.default is not MISSING and f.default != ()
+    }
 
 
 def _plain(settings: TrainingSettings) -> dict[str, Any]:
