@@ -128,10 +128,10 @@ def diagnose(
 
     Example:
         >>> x = torch.linspace(-1, 1, 60)[:, None] * torch.tensor([[1.0, 2.0]])
-        >>> model = nn.Linear(2, 1)
+        >>> model = nn.Linear(2, 1, bias=False)
         >>> _ = nn.init.zeros_(model.weight)
         >>> diagnose(model, nn.MSELoss(), x, x[:, :1], landscape=False).headline()
-        'The model has not learnt its data; No better than a constant.'
+        'No better than a constant; The model has not learnt its data.'
     """
     fitted = FittedModel(
         model,
