@@ -67,6 +67,7 @@ EXPLAINED = {
         *("shortcut", "prior", "range"),
     ),
     "constant": ("weak_part",),
+    "outliers": ("underfit",),
     "shortcut": ("overfitting",),
     "shift": ("weak_part",),
 }
