@@ -119,8 +119,8 @@ def _fresh(runs: list[dict[str, Any]]) -> list[str]:
     return [
         "**On five seeds that nobody looked at while thresholds were chosen**, named among the first three: "
         f"{sum(r['right'] for r in sick)} of {len(sick)} runs of sick models; sound models with a warning: "
-        f"{sum(not r['right'] for r in sound)} of {len(sound)}. Wrong: {wrong}. The seeds are new, the situations "
-        "are not: thresholds were chosen for these situations, and other faults will be missed more often.",
+        f"{sum(not r['right'] for r in sound)} of {len(sound)}. Wrong: {wrong}. The seeds are new, the "
+        "situations are not: thresholds were chosen for these, and other faults will be missed more often.",
         "",
         "Thresholds were chosen while looking at the seeds below, so that these say less:",
         "",
@@ -193,8 +193,8 @@ def _elliptic(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
 PAGE = f"""# Diagnosis of models whose fault is known
 
 `python studies/diagnose_battery.py run` builds the situations of `tests/diagnostics/battery.py` for some
-seeds, calls `elliptica.diagnose` on each (`landscape=False`, nothing else set), follows the advice, and rewrites this page from
-`battery.json`.
+seeds, calls `elliptica.diagnose` on each (`landscape=False`, nothing else set), follows the advice, and
+rewrites this page from `battery.json`.
 
 A finding counts if its severity is *look* or *warning*. A sick model is diagnosed right if one of the names
 under *truth* is among the first three such findings; a sound one if no finding is a *warning*. Remedies use

@@ -367,6 +367,8 @@ def test_targets_in_another_unit(generator):
     found = model_of.judge_label_order(other)
     assert found.title == "Held-out targets are in another unit"
     assert "24.8 times the prediction plus 100" in found.sentence
+    drifted = evidence(first, x[:200], y[:200], (x[200:] + 4, y[200:]))  # the input moved, not the unit
+    assert model_of.judge_label_order(drifted).severity == "fine"
     useless = evidence(lambda x: 0 * x[:, :1] + x[:, 1:], x[:200], y[:200], (x[200:], y[200:]))
     assert model_of.judge_label_order(useless).severity == "fine"
 

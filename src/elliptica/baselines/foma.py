@@ -40,8 +40,8 @@ class FOMA(ERM):
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
-    With several processes each one decomposes its own part of the batch, so that the augmentation is another one
-    than in a single process.
+    With several processes each one decomposes its own part of the batch: the augmentation is not that of a
+    single process.
 
     Args:
         model: Any network.
