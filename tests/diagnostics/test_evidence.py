@@ -552,3 +552,15 @@ def test_features_of_one_law_hardly_ever_move():
         e = evidence(logits, x[:40], torch.arange(40) % 2, (x[40:], torch.arange(40) % 2))
         moved += len(data.moved_features(e, e.held.raw))
     assert moved <= 1
+
+
+def test_held_out_rows_of_a_class_that_training_lacks_are_not_wrong(generator):
+    """Twelve training rows of a class that overlaps another one; a third of the held-out rows."""
+    rare = torch.arange(500) < 12
+    y = torch.where(rare, 2, torch.arange(500) % 2)
+    other = torch.arange(300) % 3
+    places = torch.tensor([[-4.0, 0.0], [4.0, 0.0], [4.5, 0.5]])
+    x, held = (places[each] + torch.randn(len(each), 2, generator=generator) for each in (y, other))
+    model = Function(lambda x: -torch.cdist(x, places) + torch.tensor([0.0, 0.0, -3.0]))
+    found = data.judge_labels(evidence(model, x, y, (held, other)))
+    assert found.title != "Held-out labels look wrong"

@@ -96,7 +96,7 @@ def _judge_classes(e: Evidence) -> Finding:
     is_raised = rate.lower > NATURAL or surest.lower > NATURAL_IN_CLASS
     if e.held is not None and e.held.y is not None:
         other = _Votes.of(e, e.near_held[1], e.held.y).within(~beyond(e, e.held_distance))
-        if _more_than(e, other, votes, limit):
+        if not _shares_moved(e) and _more_than(e, other, votes, limit):
             return _wrong_labels(e, other, other.share >= limit, "held-out", "warning")
         if is_raised and _more_than(e, votes, other, limit):
             return _wrong_labels(e, votes, deep, "training", "warning", by_class)
@@ -106,6 +106,14 @@ def _judge_classes(e: Evidence) -> Finding:
         return fine("labels", f"Labels agree with their neighbours where these agree ({rate} differ).")
     # nothing tells wrong labels from classes that overlap
     return _wrong_labels(e, votes, deep, "training", "look", by_class)
+
+
+def _shares_moved(e: Evidence) -> bool:
+    """Whether class shares differ in held-out rows: those of a class that training lacks look wrong then."""
+    assert e.held is not None
+    assert e.held.y is not None
+    theirs = torch.bincount(e.held.y, minlength=e.n_classes).double() / len(e.held)
+    return float((theirs - e.constant).abs().sum() / 2) > PRIOR
 
 
 def _more_than(e: Evidence, a: _Votes, b: _Votes, limit: float) -> bool:
