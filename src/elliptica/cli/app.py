@@ -26,8 +26,18 @@ _REPLACED = {
 }
 
 
+#: Groups of commands in `elliptica --help`, and the commands in the order in which they are shown.
+TRY, YOUR_DATA, THE_PAPER = "Try it", "Your data", "The paper"
+_ORDER = ["demo", "compare", "predict", "diagnose", "report", "list", "data", "run", "table", "tune"]
+
+
 class _Program(TyperGroup):
-    """The commands, and a word about those that are gone."""
+    """The commands in a sensible order, and a hint at what replaced those that are gone."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the help text; new commands come last."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in _REPLACED:
@@ -38,7 +48,8 @@ class _Program(TyperGroup):
 
 app = typer.Typer(
     cls=_Program,
-    help="Elliptic loss regularisation for PyTorch: train on Brownian bridges between your data points.",
+    help="Train on the paths between your data points, and find out whether that helps.",
+    epilog="Start with: elliptica demo, elliptica compare diabetes, elliptica run table3 --dataset no2",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

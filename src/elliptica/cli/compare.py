@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from elliptica._utils.text import count
-from elliptica.cli.app import app, one_of, print_point, print_text, require_extra
+from elliptica.cli.app import YOUR_DATA, app, one_of, print_point, print_text, require_extra
 from elliptica.cli.report import Request, write_report
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _trees_are_default(given: bool) -> bool:
     return given
 
 
-@app.command()
+@app.command(rich_help_panel=YOUR_DATA)
 def compare(
     data: Annotated[
         str,
@@ -219,7 +219,7 @@ def compare(
     ] = None,
     trees: Annotated[bool, typer.Option("--trees", hidden=True, callback=_trees_are_default)] = False,
 ) -> None:
-    """Find out how to train on your table, for the shift that you expect, and save the best model.
+    """Find the training method for your table, under the shift that you expect; save the best model.
 
     Every method gets the same rows and the same number of trials. After Ctrl-C, rerun the same command to
     resume. Examples: elliptica compare diabetes; elliptica compare houses.csv --target price --time sold

@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from elliptica.cli.app import DataDir, app
+from elliptica.cli.app import THE_PAPER, DataDir, app
 
 if TYPE_CHECKING:
     from elliptica.lab.data import Listing
 
 data_app = typer.Typer(
-    help="Data sets: what they are, whether they are here, how to get them.", no_args_is_help=True
+    help="List the data sets, say how to get them, and fetch them.", no_args_is_help=True
 )
-app.add_typer(data_app, name="data")
+app.add_typer(data_app, name="data", rich_help_panel=THE_PAPER)
 
 _COLOURS = {"present": "green", "missing": "dim", "wrong": "red", "generated": "green"}
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from elliptica.cli.app import DataDir, app, one_of, require_extra
+from elliptica.cli.app import TRY, DataDir, app, one_of, require_extra
 
 if TYPE_CHECKING:
     from elliptica.lab.demo.results import MethodSummary
@@ -56,7 +56,7 @@ Width = Literal["column", "page"]
 _FIGURES = "One of the paper's figures"
 
 
-@app.command()
+@app.command(rich_help_panel=TRY)
 def demo(
     out: Annotated[
         Path | None,
@@ -117,7 +117,7 @@ def demo(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Train ERM, mixup and elliptic on two moons; draw and compare their losses.
+    """Train three methods on two moons, and see what happens to their losses.
 
     About a minute on two cores. Ctrl-C stops it and keeps what is finished.
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from elliptica import __version__
 from elliptica._utils.files import write_atomically
 from elliptica._utils.text import did_you_mean
-from elliptica.cli.app import app, one_of, require_extra
+from elliptica.cli.app import YOUR_DATA, app, one_of, require_extra
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ Train = Annotated[Training, one_of(Training, help="Without --model: train a smal
 Steps = Annotated[int, typer.Option(min=1, help="Steps of that training.")]
 
 
-@app.command()
+@app.command(rich_help_panel=YOUR_DATA)
 def diagnose(
     context: typer.Context,
     data: Annotated[

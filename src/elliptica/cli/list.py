@@ -10,21 +10,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from elliptica.cli.app import DataDir, app, require_extra
+from elliptica.cli.app import THE_PAPER, DataDir, app, require_extra
 from elliptica.cli.options import print_error
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.specification import Specification
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=THE_PAPER)
 def list_tables(
     table: Annotated[
         str | None, typer.Argument(help="Only this table, with the settings of its rows.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """List the tables of the paper, their methods, and whether their data are here."""
+    """List the paper's tables, their methods, and the data that you have."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
     from elliptica.lab.data.catalogue import list_datasets, plain_name
     from elliptica.lab.experiments.specification import SpecificationError, load_specification, preset_names

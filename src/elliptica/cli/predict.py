@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from elliptica.cli.app import app, print_point, print_text, require_extra
+from elliptica.cli.app import YOUR_DATA, app, print_point, print_text, require_extra
 
 
-@app.command()
+@app.command(rich_help_panel=YOUR_DATA)
 def predict(
     model: Annotated[Path, typer.Argument(help="model.elliptica, as written by elliptica compare.")],
     data: Annotated[Path, typer.Argument(help="CSV or Parquet file with the same columns of inputs.")],
@@ -29,7 +29,7 @@ def predict(
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Longer tables are refused.")] = 2_000_000,
 ) -> None:
-    """Predict the rows of another table with a model that a comparison has left.
+    """Predict new rows with a saved model.
 
     Networks, trees and linear models alike. Predictions have the number of their row. Example:
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba

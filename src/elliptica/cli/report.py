@@ -15,7 +15,7 @@ from rich.markup import escape
 from elliptica._utils.extras import missing_package
 from elliptica._utils.files import write_atomically
 from elliptica._utils.text import count
-from elliptica.cli.app import DataDir, app, one_of, require_extra
+from elliptica.cli.app import YOUR_DATA, DataDir, app, one_of, require_extra
 from elliptica.cli.diagnose import Loss, Steps, Train, Weights
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Request:
     title: str | None = None
 
 
-@app.command()
+@app.command(rich_help_panel=YOUR_DATA)
 def report(
     source: Annotated[
         str,
@@ -92,7 +92,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Of the page.", show_default="what it is about")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
 ) -> None:
-    """Make one page to look at and to share: verdict, tables, charts, loss landscape.
+    """Write one HTML page to share: verdict, tables, charts, loss landscape.
 
     The page needs no network. Exit status 0, or 2 if nothing can be made of what was given. Example:
     elliptica report runs -o report.html

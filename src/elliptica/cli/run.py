@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from elliptica.cli import options as shared
-from elliptica.cli.app import DataDir, app, require_extra
+from elliptica.cli.app import THE_PAPER, DataDir, app, require_extra
 from elliptica.cli.options import make_choice, print_error, ray_settings
 from elliptica.cli.table import print_table
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elliptica.lab.experiments.specification import Run
 
 
-@app.command()
+@app.command(rich_help_panel=THE_PAPER)
 def run(
     table: shared.TableName,
     dataset: shared.Dataset = None,
@@ -46,7 +46,7 @@ def run(
     ] = False,
     out: shared.Records = Path("runs"),
 ) -> None:
-    """Run a table of the paper: train what is not recorded yet, then print the table.
+    """Train the runs that a table still lacks, then print it.
 
     Killed runs continue after their last finished epoch; finished ones are never repeated. Example:
     elliptica run table3 --dataset no2 --seeds 3

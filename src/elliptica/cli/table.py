@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from elliptica.cli import options as shared
-from elliptica.cli.app import app, one_of, require_extra
+from elliptica.cli.app import THE_PAPER, app, one_of, require_extra
 from elliptica.cli.options import make_choice, print_error
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Part = Literal["test", "validation", "cost"]
 Form = Literal["markdown", "latex", "csv"]
 
 
-@app.command()
+@app.command(rich_help_panel=THE_PAPER)
 def table(
     table: shared.TableName,
     dataset: shared.Dataset = None,
@@ -46,7 +46,7 @@ def table(
     form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
     out: shared.Records = Path("runs"),
 ) -> None:
-    """Print a table from its records: mean, deviation, the paper's values beside ours."""
+    """Print a table from its records, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
     from elliptica.lab.experiments.specification import SpecificationError
 

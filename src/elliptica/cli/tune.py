@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from elliptica.cli import options as shared
-from elliptica.cli.app import DataDir, app, one_of, require_extra
+from elliptica.cli.app import THE_PAPER, DataDir, app, one_of, require_extra
 from elliptica.cli.options import make_choice, print_error, ray_settings
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Sampler = Literal["tpe", "random"]
 Pruner = Literal["median", "hyperband", "none"]
 
 
-@app.command()
+@app.command(rich_help_panel=THE_PAPER)
 def tune(
     table: shared.TableName,
     dataset: shared.Dataset = None,
@@ -73,7 +73,7 @@ def tune(
     tensorboard: shared.Board = None,
     out: shared.Records = Path("runs"),
 ) -> None:
-    """Choose settings on the validation part; then run the table with --tuned.
+    """Tune every method of a table alike, on validation rows; then run it with --tuned.
 
     Without --search: learning rates and the like, with as many trials for every method. Example:
     elliptica tune table4 --dataset waterbirds-features
