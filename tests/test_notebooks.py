@@ -1,0 +1,65 @@
+"""The notebooks are their tutorials, and run in a real kernel."""
+
+import json
+
+import pytest
+
+import notebooks
+
+PAGE = """# Title
+
+Words with `code`.
+
+```python
+x = 1
+print(x)
+```
+
+```text title="output"
+1
+```
+
+<!-- not run: takes long -->
+```python
+y = 2
+```
+
+```console
+$ echo a  # first
+a
+$ echo b
+```
+"""
+
+
+def test_cells_of_a_page():
+    assert list(notebooks.cells(PAGE)) == [
+        ("markdown", "# Title\n\nWords with `code`."),
+        ("code", "x = 1\nprint(x)"),
+        ("code", "y = 2"),
+        ("code", "%%sh\necho a  # first"),
+        ("code", "%%sh\necho b"),
+    ]
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_notebook_has_the_text_of_its_page_and_outputs(name):
+    stored = json.loads((notebooks.FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
+    page = (notebooks.FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in stored["cells"]] == list(
+        notebooks.cells(page)
+    )
+    printed = ["".join(o["text"]) for cell in stored["cells"] for o in cell.get("outputs", [])]
+    assert len(printed) >= 2
+    assert not any("Traceback" in text for text in printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_notebook_runs(name):
+    pytest.importorskip("nbclient", reason="needs nbclient and ipykernel, which make test-all installs")
+    pytest.importorskip("ipykernel")
+    stored = json.loads((notebooks.FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
+    ran = notebooks.run(notebooks.make(name))
+    prints = [[bool(cell.get("outputs")) for cell in each["cells"]] for each in (stored, ran)]
+    assert prints[0] == prints[1]
