@@ -14,6 +14,7 @@ from elliptica.lab.experiments.methods.context import Context, Factory, Prepared
 from elliptica.lab.experiments.methods.modules import from_module
 from elliptica.lab.experiments.methods.objectives import OBJECTIVES
 from elliptica.lab.experiments.methods.stages import STAGES
+from elliptica.lab.experiments.specification import OWN
 
 for _each in pkgutil.iter_modules(baselines.__path__):  # a file there is enough
     importlib.import_module(f"elliptica.baselines.{_each.name}")
@@ -41,7 +42,7 @@ def prepare(name: str, settings: Settings, context: Context) -> Prepared:
     if name not in METHODS:
         hint = did_you_mean(name, METHODS)
         raise MethodError(
-            f"There is no method {name!r}.{hint and f' {hint}'} There are {', '.join(METHODS)}."
+            f"There is no method {name!r}.{hint and f' {hint}'} There are {', '.join(METHODS)}. {OWN}"
         )
     try:
         return METHODS[name](dict(settings), context)
