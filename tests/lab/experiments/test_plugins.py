@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import elliptica
+from elliptica import EllipticWarning
 from elliptica.baselines.names import BASELINES, named
 from elliptica.cli import app
 from elliptica.lab.experiments import methods as methods_module
@@ -32,7 +34,8 @@ from elliptica.lab.experiments.page import runs_report
 from elliptica.lab.experiments.plugins import PluginError, ensure_plugins, load_plugins, version_remarks
 from elliptica.lab.experiments.registry import RegistryError, load_dataset
 from elliptica.lab.experiments.run import Options, do_run
-from elliptica.lab.experiments.specification import SpecificationError, load_specification
+from elliptica.lab.experiments.search import Search, note_plugins, open_study, work
+from elliptica.lab.experiments.specification import Range, SpecificationError, load_specification
 from elliptica.lab.experiments.table import make_table, render
 from elliptica.lab.experiments.tune import refuse_resplit
 from experiment_cases import load_groups, load_line, make_ready, network, run_of
@@ -564,3 +567,29 @@ def test_a_changed_source_of_trials_is_pointed_out(folder):
     plugins._DIGESTS["my_code"] = "later"
     again = runner.invoke(app, words)
     assert "Trials: 2 records here were made with another source of my_code" in again.output
+
+
+def test_a_search_notes_its_plugins(folder):
+    load_plugins(["my_code"])
+    run = next(run for run in Choice("mine.toml").runs(folder) if run.row == "noisy")
+    space = {("training", "lr"): Range(low=0.01, high=0.1)}
+    search = Search(run, space, "auto", str(folder / "journal"), 2, pruner="none")
+    study = open_study(search)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        note_plugins(study, search)
+        work(search, Options(folder))
+        note_plugins(open_study(search), search)
+    plugins._DIGESTS["my_code"] = "later"
+    with pytest.warns(EllipticWarning, match="made with another source of plugin my_code, and count"):
+        note_plugins(open_study(search), search)
+
+
+def test_a_node_of_a_cluster_says_what_it_lacks(folder):
+    pytest.importorskip("ray", reason="Ray is not installed (extra scale)")
+    from elliptica.lab.experiments.ray_engine import _plugin_problem
+
+    found = load_plugins(["my_code"])
+    assert _plugin_problem(found) is None
+    absent = plugins.Plugin("my_other", str(folder / "nowhere"), "")
+    assert "Plugin my_other: there is no module" in _plugin_problem([absent])
