@@ -16,6 +16,7 @@ from elliptica.baselines._groups import (
     read_layer,
     sum_over_pairs,
 )
+from elliptica.baselines.names import named
 from elliptica.core.hidden import find_layer
 from elliptica.core.types import LossFn
 
@@ -23,6 +24,7 @@ CORALVariant = Literal["domainbed", "deep"]
 CORAL_VARIANTS: tuple[CORALVariant, ...] = ("domainbed", "deep")
 
 
+@named("coral")
 class CORAL(GroupObjective):
     """CORAL: the mean of group risks, plus what tells the features of two groups apart.
 

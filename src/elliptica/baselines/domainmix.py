@@ -9,10 +9,12 @@ from elliptica._utils import checks
 from elliptica._utils.random import draw_permutation
 from elliptica.baselines._groups import GroupBatch, GroupObjective, Groups, mix_rows
 from elliptica.baselines.mixup import draw_share
+from elliptica.baselines.names import named
 from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
 from elliptica.core.types import LossFn
 
 
+@named("domainmix")
 class DomainMix(GroupObjective):
     """DomainMix: mixup in which each sample's partner is of another group.
 

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica.baselines._reweighted import base_measure
 from elliptica.baselines.dro import DRO, Divergence, check_share
+from elliptica.baselines.names import named
 from elliptica.core.types import EllipticWarning, LossFn
 
 Variant = Literal["exact", "doro"]
 
 
+@named("doro")
 class DORO(DRO):
     """Robust training without outliers: `DRO` of all but the ``epsilon * m`` largest of ``m`` losses.
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
 from elliptica.baselines._reweighted import Reweighted, base_measure
+from elliptica.baselines.names import named
 from elliptica.core.types import LossFn
 
 Divergence = Literal["cvar", "chi2"]
@@ -19,6 +20,7 @@ Divergence = Literal["cvar", "chi2"]
 _LEAST = 1e-30  # a smaller rho changes no digit
 
 
+@named("dro")
 class DRO(Reweighted):
     """Robust training: ``sum p_i * loss_i`` for the worst weights ``p`` of the batch that are allowed.
 

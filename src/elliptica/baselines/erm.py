@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator, compute_dtype
+from elliptica.baselines.names import named
 from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
 from elliptica.core.losses import PerSampleLoss, weighted_mean
 from elliptica.core.partners import End
@@ -28,6 +29,7 @@ class Batch:
     generator: torch.Generator | None  # source of randomness
 
 
+@named("erm")
 class ERM(nn.Module):
     """The ordinary mean loss, behind the same call as `elliptica.Elliptic`.
 

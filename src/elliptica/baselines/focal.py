@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica.baselines._reweighted import Reweighted
+from elliptica.baselines.names import named
 from elliptica.core.targets import infer_target_space
 from elliptica.core.types import LossFn
 
 
+@named("focal")
 class Focal(Reweighted):
     """Focal loss: ``(1 - p)**gamma * CE`` with ``p = exp(-CE)`` (Lin et al., ICCV 2017).
 

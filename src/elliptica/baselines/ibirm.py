@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica.baselines._groups import GroupBatch, read_layer
 from elliptica.baselines.irm import IRM
+from elliptica.baselines.names import named
 from elliptica.core.hidden import find_layer
 from elliptica.core.types import LossFn
 
@@ -18,6 +19,7 @@ IBIRMVariant = Literal["domainbed", "authors"]
 _IB_PENALTIES: dict[str, float] = {"domainbed": 100.0, "authors": 1.0}
 
 
+@named("ib-irm")
 class IBIRM(IRM):
     """IB-IRM: `IRM` in its unbiased variant, plus the variance of the features in a layer.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.random import draw_uniform
 from elliptica.baselines.erm import ERM, Batch
+from elliptica.baselines.names import named
 from elliptica.core.bridge import marginal_rows
 from elliptica.core.inputs import named_inputs, rebuild_inputs
 from elliptica.core.noise import noise_std
@@ -18,6 +19,7 @@ from elliptica.core.types import LossFn
 NoiseLaw = Literal["gaussian", "bridge"]
 
 
+@named("input-noise")
 class InputNoise(ERM):
     """The ordinary loss at ``x + sigma * z`` with standard normal ``z``; labels are untouched.
 

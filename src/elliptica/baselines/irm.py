@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from elliptica._utils.random import compute_dtype
 from elliptica.baselines._groups import AnnealedObjective, GroupBatch
+from elliptica.baselines.names import named
 from elliptica.core.inputs import call_model
 from elliptica.core.types import LossFn
 
 IRMVariant = Literal["unbiased", "original"]
 
 
+@named("irm")
 class IRM(AnnealedObjective):
     """IRM: the mean of group risks, plus the squared slope of each in the scale of the model's output.
 

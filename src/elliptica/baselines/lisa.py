@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.random import draw_gamma, draw_uniform
 from elliptica.baselines._groups import GroupBatch, GroupObjective, mix_rows
+from elliptica.baselines.names import named
 from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
 from elliptica.core.partners import draw_from
 from elliptica.core.types import Inputs, LossFn
@@ -18,6 +19,7 @@ LISAMix = Literal["input", "cutmix"]
 LISA_MIXES: tuple[LISAMix, ...] = ("input", "cutmix")
 
 
+@named("lisa")
 class LISA(GroupObjective):
     """LISA: mixup within a label across domains, or within a domain across labels.
 

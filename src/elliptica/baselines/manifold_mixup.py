@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from elliptica._utils.random import draw_uniform
 from elliptica.baselines.erm import Batch
 from elliptica.baselines.mixup import Mixup
+from elliptica.baselines.names import named
 from elliptica.core.hidden import find_layer
 from elliptica.core.types import LossFn
 
 _CPU = torch.device("cpu")
 
 
+@named("manifold-mixup")
 class ManifoldMixup(Mixup):
     """Manifold mixup: as `Mixup`, in one of several layers, chosen at random for each batch.
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator, draw_gamma, draw_permutation, draw_uniform
 from elliptica.baselines.erm import ERM, Batch
+from elliptica.baselines.names import named
 from elliptica.core.hidden import find_layer, replaced_output
 from elliptica.core.inputs import call_model, count_rows, named_inputs, rebuild_inputs
 from elliptica.core.partners import Ends, ends_given
@@ -19,6 +20,7 @@ from elliptica.core.types import Inputs, LossFn
 _CPU = torch.device("cpu")
 
 
+@named("mixup")
 class Mixup(ERM):
     """mixup: the loss at a random point between each sample and another one of the batch.
 

@@ -11,12 +11,14 @@ from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
 from elliptica.baselines.erm import Batch
 from elliptica.baselines.mixup import Mixup
+from elliptica.baselines.names import named
 from elliptica.core.inputs import call_model
 from elliptica.core.types import Inputs, LossFn
 
 Version = Literal[1, 2, 3, 4]
 
 
+@named("mixupe", rows_per_sample=2)
 class MixupE(Mixup):
     """mixupE: the loss of mixup plus a term that mixup leaves out to first order, for classes.
 

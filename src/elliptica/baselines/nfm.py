@@ -12,6 +12,7 @@ from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_gamma, draw_normal, draw_uniform
 from elliptica.baselines.manifold_mixup import ManifoldMixup
 from elliptica.baselines.mixup import mix
+from elliptica.baselines.names import named
 from elliptica.core.types import LossFn
 
 Levels = Literal["random", "fixed"]
@@ -19,6 +20,7 @@ Levels = Literal["random", "fixed"]
 _CPU = torch.device("cpu")
 
 
+@named("nfm")
 class NFM(ManifoldMixup):
     """Noisy feature mixup: manifold mixup, whose points ``h`` become ``(1 + b v) * h + a z``.
 

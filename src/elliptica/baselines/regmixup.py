@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica.baselines.erm import Batch
 from elliptica.baselines.mixup import Mixup, mix
+from elliptica.baselines.names import named
 from elliptica.core.inputs import call_model, named_inputs, rebuild_inputs
 from elliptica.core.partners import Ends
 from elliptica.core.types import Inputs, LossFn
 
 
+@named("regmixup", rows_per_sample=2)
 class RegMixup(Mixup):
     """RegMixup: the ordinary loss plus ``weight`` times the loss of mixup.
 

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
 from elliptica.baselines._reweighted import Reweighted, base_measure
+from elliptica.baselines.names import named
 from elliptica.core.types import LossFn
 
 _MOST = 1e30  # beyond it, a tilt would not fit into float32
 
 
+@named("tilted")
 class Tilted(Reweighted):
     """Tilted training: ``log(mean(exp(t * loss))) / t`` (Li et al., ICLR 2021).
 

@@ -7,12 +7,14 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from elliptica.baselines._groups import AnnealedObjective, GroupBatch, count_pairs, sum_over_pairs
+from elliptica.baselines.names import named
 from elliptica.core.inputs import call_model
 from elliptica.core.types import LossFn
 
 VRExVariant = Literal["domainbed", "authors"]
 
 
+@named("v-rex")
 class VREx(AnnealedObjective):
     """V-REx: the risks of groups, plus their variance.
 

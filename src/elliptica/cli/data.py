@@ -16,9 +16,7 @@ from elliptica.cli.app import THE_PAPER, DataDir, app
 if TYPE_CHECKING:
     from elliptica.lab.data import Listing
 
-data_app = typer.Typer(
-    help="List the data sets, say how to get them, and fetch them.", no_args_is_help=True
-)
+data_app = typer.Typer(help="List the data sets, say how to get them, and fetch them.", no_args_is_help=True)
 app.add_typer(data_app, name="data", rich_help_panel=THE_PAPER)
 
 _COLOURS = {"present": "green", "missing": "dim", "wrong": "red", "generated": "green"}

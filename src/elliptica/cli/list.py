@@ -1,4 +1,4 @@
-"""`elliptica list`: the tables of the paper, their data and methods."""
+"""`elliptica list`: tables, their data and methods."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from elliptica.cli import options as shared
 from elliptica.cli.app import THE_PAPER, DataDir, app, require_extra
-from elliptica.cli.options import print_error
+from elliptica.cli.options import load_own, print_error
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.specification import Specification
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 @app.command("list", rich_help_panel=THE_PAPER)
 def list_tables(
     table: Annotated[
-        str | None, typer.Argument(help="Only this table, with the settings of its rows.")
+        str | None,
+        typer.Argument(help="Only this table (or your own: mine.toml), with the settings of its rows."),
     ] = None,
+    plugin: shared.Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
     """List the paper's tables, their methods, and the data that you have."""
@@ -30,6 +33,7 @@ def list_tables(
     from elliptica.lab.experiments.specification import SpecificationError, load_specification, preset_names
 
     console = Console()
+    load_own(plugin)
     states = {plain_name(item.entry.name): item.status for item in list_datasets(data_dir, verify=False)}
     try:
         names = preset_names() if table is None else [table]
@@ -39,9 +43,8 @@ def list_tables(
         raise typer.Exit(2) from None
     for name, specification in found.items():
         where = specification.paper.split(";")[0]
-        console.print(
-            f"[bold]{name}[/bold] ({where}): {specification.title}", soft_wrap=True, highlight=False
-        )
+        told = f" ({where})" if where else ""
+        console.print(f"[bold]{name}[/bold]{told}: {specification.title}", soft_wrap=True, highlight=False)
         console.print(f"  data: {_data(specification, states)}", soft_wrap=True, highlight=False)
         if table is None:
             rows = ", ".join(specification.methods)
@@ -53,11 +56,13 @@ def list_tables(
 
 def _data(specification: Specification, states: Mapping[str, str]) -> str:
     from elliptica.lab.data.catalogue import plain_name
+    from elliptica.lab.experiments.plugins import is_own_dataset
     from elliptica.lab.experiments.registry import entry_name
 
     return ", ".join(
         f"[green]{name}[/green]"
         if states.get(plain_name(entry_name(name, data.load))) in ("present", "generated")
+        or is_own_dataset(data.load.get("name", name))
         else f"{name} [dim](missing)[/dim]"
         for name, data in specification.datasets.items()
     )

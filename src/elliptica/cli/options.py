@@ -12,6 +12,7 @@ from elliptica.cli.app import one_of
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.choice import Choice
+    from elliptica.lab.experiments.plugins import Plugin
     from elliptica.lab.experiments.run import RaySettings
 
 
@@ -27,7 +28,17 @@ SelectName = Literal["average", "worst"]
 #: Where runs are done.
 EngineName = Literal["processes", "ray"]
 
-TableName = Annotated[str, typer.Argument(help="Name of the table, see elliptica list.")]
+TableName = Annotated[
+    str, typer.Argument(help="Name of the table, see elliptica list; or a file of your own, mine.toml.")
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="Your own methods, data and networks: a module or its file, which is run. Repeatable.",
+    ),
+]
 Dataset = Annotated[
     list[str] | None, typer.Option("--dataset", help="Only these data sets: a,b or repeated.")
 ]
@@ -100,6 +111,7 @@ def make_choice(
     match: MatchName | None,
     tuned: bool,
     select: SelectName | None = None,
+    plugin: list[str] | None = None,
 ) -> Choice:
     """Collect the options that say which runs are meant."""
     from elliptica.lab.experiments.choice import Choice
@@ -107,7 +119,28 @@ def make_choice(
     training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     if precision not in (None, "float32"):
         training["precision"] = precision
-    return Choice(table, _split(dataset), _split(methods), seeds, match is not None, training, tuned, select)
+    return Choice(
+        table,
+        _split(dataset),
+        _split(methods),
+        seeds,
+        match is not None,
+        training,
+        tuned,
+        select,
+        tuple(plugin or ()),
+    )
+
+
+def load_own(plugin: list[str] | None) -> tuple[Plugin, ...]:
+    """Import the user's own modules; an error ends the command."""
+    from elliptica.lab.experiments.plugins import PluginError, load_plugins
+
+    try:
+        return load_plugins(plugin or ())
+    except PluginError as error:
+        print_error(error, Console())
+        raise typer.Exit(2) from None
 
 
 def _split(names: list[str] | None) -> list[str] | None:

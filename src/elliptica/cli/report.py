@@ -15,8 +15,10 @@ from rich.markup import escape
 from elliptica._utils.extras import missing_package
 from elliptica._utils.files import write_atomically
 from elliptica._utils.text import count
+from elliptica.cli import options as shared
 from elliptica.cli.app import YOUR_DATA, DataDir, app, one_of, require_extra
 from elliptica.cli.diagnose import Loss, Steps, Train, Weights
+from elliptica.cli.options import load_own
 
 if TYPE_CHECKING:
     from elliptica.report.content import Report
@@ -42,6 +44,7 @@ class Request:
         steps: Of that training.
         loss: Of the model.
         data_dir: Where the data of the tables are, for models that `elliptica run` has kept.
+        tables: Files of the user's own tables that the records are of.
         landscape: Whether to look at the loss between the data where a model is there.
         seed: Of everything that is drawn.
         title: Of the page; None: what it is about.
@@ -57,6 +60,7 @@ class Request:
     steps: int = 2000
     loss: str = "auto"
     data_dir: Path | None = None
+    tables: tuple[str, ...] = ()
     landscape: bool = True
     seed: int = 0
     title: str | None = None
@@ -86,6 +90,13 @@ def report(
     steps: Steps = 2000,
     loss: Annotated[Loss, one_of(Loss, help="Loss of your model, as in elliptica diagnose.")] = "auto",
     data_dir: DataDir = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Your own table that the records are of, mine.toml, for its title and order. Repeatable."
+        ),
+    ] = None,
+    plugin: shared.Plugins = None,
     no_landscape: Annotated[
         bool, typer.Option("--no-landscape", help="Leave the loss between the data out, which needs time.")
     ] = False,
@@ -98,6 +109,9 @@ def report(
     elliptica report runs -o report.html
     """
     require_extra("lab", "jinja2", "plotly")
+    if plugin:
+        require_extra("lab", "pydantic", "safetensors", "sklearn")
+        load_own(plugin)
     request = Request(
         source=source,
         data=data,
@@ -109,6 +123,7 @@ def report(
         steps=steps,
         loss=loss,
         data_dir=data_dir,
+        tables=tuple(table or ()),
         landscape=not no_landscape,
         seed=seed,
         title=title,
@@ -269,6 +284,7 @@ def _runs_report(path: Path, request: Request) -> Report:
         data_dir=request.data_dir,
         seed=request.seed,
         title=request.title,
+        tables=request.tables,
     )
 
 

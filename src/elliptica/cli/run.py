@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from elliptica.cli import options as shared
 from elliptica.cli.app import THE_PAPER, DataDir, app, require_extra
-from elliptica.cli.options import make_choice, print_error, ray_settings
+from elliptica.cli.options import load_own, make_choice, print_error, ray_settings
 from elliptica.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=THE_PAPER)
 def run(
     table: shared.TableName,
+    plugin: shared.Plugins = None,
     dataset: shared.Dataset = None,
     methods: shared.Methods = None,
     seeds: shared.Seeds = None,
@@ -46,7 +47,7 @@ def run(
     ] = False,
     out: shared.Records = Path("runs"),
 ) -> None:
-    """Train the runs that a table still lacks, then print it.
+    """Train the runs that a table, or your own TOML file, still lacks; then print it.
 
     Killed runs continue after their last finished epoch; finished ones are never repeated. Example:
     elliptica run table3 --dataset no2 --seeds 3
@@ -56,7 +57,7 @@ def run(
         require_extra("lab", "tensorboard")
     from elliptica.lab.experiments.run import Options
 
-    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
+    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select, plugin)
     options = Options(
         out=out,
         data_dir=data_dir,
@@ -65,6 +66,7 @@ def run(
         tensorboard=tensorboard,
         keep_models=keep_models,
         ray=ray_settings(engine, address, cpus_per_run, gpus_per_run, retries),
+        plugins=load_own(plugin),
     )
     raise typer.Exit(run_table(choice, options, Console()))
 
@@ -86,10 +88,12 @@ def run_table(choice: Choice, options: Options, console: Console) -> int:
 
 def _run_table(choice: Choice, options: Options, console: Console) -> int:
     from elliptica.lab.experiments.engines import open_engine
+    from elliptica.lab.experiments.preflight import check_names
     from elliptica.lab.experiments.specification import SpecificationError
 
     try:
         wanted = choice.runs(options.out)
+        check_names(wanted)
     except SpecificationError as error:
         print_error(error, console)
         return 2
@@ -125,7 +129,8 @@ def _print_next(choice: Choice, wanted: list[Run], options: Options, console: Co
         )
     again = choice.command("table", options.out)
     console.print(f"This table again: {again}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"One page with charts: elliptica report {options.out}", highlight=False, soft_wrap=True)
+    page = choice.page_command(options.out)
+    console.print(f"One page with charts: {page}", highlight=False, markup=False, soft_wrap=True)
 
 
 class Display:

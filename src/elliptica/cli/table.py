@@ -1,4 +1,4 @@
-"""`elliptica table`: a table of the paper from its records."""
+"""`elliptica table`: a table from its records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from elliptica.cli import options as shared
 from elliptica.cli.app import THE_PAPER, app, one_of, require_extra
-from elliptica.cli.options import make_choice, print_error
+from elliptica.cli.options import load_own, make_choice, print_error
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.choice import Choice
@@ -29,6 +29,7 @@ Form = Literal["markdown", "latex", "csv"]
 @app.command(rich_help_panel=THE_PAPER)
 def table(
     table: shared.TableName,
+    plugin: shared.Plugins = None,
     dataset: shared.Dataset = None,
     methods: shared.Methods = None,
     seeds: shared.Seeds = None,
@@ -51,7 +52,8 @@ def table(
     from elliptica.lab.experiments.specification import SpecificationError
 
     console = Console()
-    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
+    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select, plugin)
+    load_own(plugin)
     try:
         wanted = choice.runs(out)
     except SpecificationError as error:
@@ -68,16 +70,17 @@ def print_table(
 ) -> None:
     """Print the table of the records in a folder."""
     from elliptica.lab.experiments.choice import hidden_records
+    from elliptica.lab.experiments.plugins import version_remarks
     from elliptica.lab.experiments.records import read_records
-    from elliptica.lab.experiments.specification import load_specification
     from elliptica.lab.experiments.table import make_table, render
 
-    specification, records = load_specification(choice.table), read_records(out, wanted)
+    records = read_records(out, wanted)
     hidden = [] if len(records) == len(wanted) else hidden_records(choice, wanted, out)
     if not records and form == "markdown":
         begin = f"No run of this table is recorded in {out} yet."
         told = hidden or [f"To do them: {choice.command('run', out)}"]
         console.print("\n".join([begin, *told, ""]), markup=False, highlight=False, soft_wrap=True)
         hidden = []
-    found = make_table(choice.table, specification, wanted, records, part, (*choice.remarks(), *hidden))
+    remarks = (*choice.remarks(), *hidden, *version_remarks(records))
+    found = make_table(choice.name, choice.specification, wanted, records, part, remarks)
     console.print(render(found, form), markup=False, highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from elliptica.cli import options as shared
 from elliptica.cli.app import THE_PAPER, DataDir, app, one_of, require_extra
-from elliptica.cli.options import make_choice, print_error, ray_settings
+from elliptica.cli.options import load_own, make_choice, print_error, ray_settings
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.choice import Choice
@@ -37,6 +37,7 @@ Pruner = Literal["median", "hyperband", "none"]
 @app.command(rich_help_panel=THE_PAPER)
 def tune(
     table: shared.TableName,
+    plugin: shared.Plugins = None,
     dataset: shared.Dataset = None,
     methods: shared.Methods = None,
     trials: Annotated[
@@ -98,9 +99,17 @@ def tune(
         require_extra("lab", "tensorboard")
     from elliptica.lab.experiments.run import Options
 
-    choice = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)
+    choice = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select, plugin)
     ray = ray_settings(engine, address, cpus_per_run, gpus_per_run, retries)
-    options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, tensorboard=tensorboard, ray=ray)
+    options = Options(
+        out=out,
+        data_dir=data_dir,
+        device=device,
+        jobs=jobs,
+        tensorboard=tensorboard,
+        ray=ray,
+        plugins=load_own(plugin),
+    )
     if search is None:
         raise typer.Exit(run_tune(choice, trials, options, Console()))
     how = {
@@ -117,7 +126,8 @@ def tune(
 def run_tune(choice: Choice, trials: int | None, options: Options, console: Console) -> int:
     """Choose settings of a table's rows by equal trials; returns the exit status."""
     from elliptica.lab.experiments.engines import EngineError, is_torchrun, open_engine
-    from elliptica.lab.experiments.specification import SpecificationError, load_specification
+    from elliptica.lab.experiments.preflight import check_names
+    from elliptica.lab.experiments.specification import SpecificationError
     from elliptica.lab.experiments.tune import rows_of, tune
 
     if is_torchrun():
@@ -125,7 +135,8 @@ def run_tune(choice: Choice, trials: int | None, options: Options, console: Cons
         return 2
     try:
         wanted = choice.runs(options.out)
-        specification = load_specification(choice.table)
+        check_names(wanted)
+        specification = choice.specification
         with open_engine(options) as engine:
             doable, problems = engine.check(wanted, options)
             for problem in problems:
@@ -169,8 +180,8 @@ def _shown(value: object) -> str:
 def run_search(choice: Choice, options: Options, console: Console, **how: Any) -> int:
     """Search one row of a table, choose and report; returns the exit status. ``how``: see `make_search`."""
     from elliptica.lab.experiments.engines import is_torchrun
-    from elliptica.lab.experiments.preflight import check_before
-    from elliptica.lab.experiments.search import check_search, choose, do_search, open_study
+    from elliptica.lab.experiments.preflight import check_before, check_names
+    from elliptica.lab.experiments.search import check_search, choose, do_search, note_plugins, open_study
     from elliptica.lab.experiments.specification import SpecificationError
     from elliptica.lab.experiments.tuned import chosen_file
 
@@ -188,11 +199,13 @@ def run_search(choice: Choice, options: Options, console: Console, **how: Any) -
 
     try:
         search = make_search(choice, options.out, **how)
+        check_names([search.run])
         _, wrong = check_before([search.run], options)
         if wrong:
             raise SpecificationError(wrong[0])
         check_search(search, options)
         study = open_study(search)
+        note_plugins(study, search)
         before = _score(chosen_file(options.out, search.run))
         name = f"{search.study_name} in {search.storage}"
         console.print(name, highlight=False, markup=False, soft_wrap=True)
@@ -229,10 +242,10 @@ def make_search(
 ) -> Search:
     """Make the search of one row on one data set; raises `SpecificationError` if options mean several."""
     from elliptica.lab.experiments.search import Search
-    from elliptica.lab.experiments.specification import SpecificationError, load_specification
+    from elliptica.lab.experiments.specification import SpecificationError
     from elliptica.lab.experiments.tune import named_space
 
-    specification = load_specification(choice.table)
+    specification = choice.specification
     rows: dict[tuple[str, str], Run] = {(run.dataset, run.row): run for run in choice.runs(out)}
     if len(rows) != 1:
         names = ", ".join(f"{row} on {dataset}" for dataset, row in list(rows)[:4])

@@ -7,12 +7,21 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from elliptica._utils.text import count
 from elliptica.lab.experiments.records import read_record
-from elliptica.lab.experiments.specification import Run, SpecificationError, load_specification, runs
+from elliptica.lab.experiments.specification import (
+    Run,
+    Specification,
+    SpecificationError,
+    is_own,
+    load_specification,
+    runs,
+    table_name,
+)
 from elliptica.lab.experiments.tuned import apply_choices
 
 
@@ -20,6 +29,7 @@ from elliptica.lab.experiments.tuned import apply_choices
 class Choice:
     """Which runs of a table are meant; None is all of them.
 
+    ``table`` is its name or its file; ``plugins`` are modules of the user's own, as the user named them.
     ``training`` overrides settings of the table, such as epochs; ``tuned`` takes what `elliptica tune` chose;
     ``select`` is the column that chooses epochs and settings, if not the table's.
     """
@@ -32,12 +42,23 @@ class Choice:
     training: dict[str, Any] = field(default_factory=dict)
     tuned: bool = False
     select: str | None = None
+    plugins: tuple[str, ...] = ()
+
+    @cached_property
+    def specification(self) -> Specification:
+        """The table, read once; raises `SpecificationError` if there is none or it is wrong."""
+        return load_specification(self.table)
+
+    @property
+    def name(self) -> str:
+        """Name of the table in its records."""
+        return table_name(self.table)
 
     def runs(self, out: Path) -> list[Run]:
         """The runs; raises `SpecificationError` if something does not exist."""
         found = runs(
-            self.table,
-            load_specification(self.table),
+            self.name,
+            self.specification,
             datasets=self.datasets,
             methods=self.methods,
             seeds=self.seeds,
@@ -46,7 +67,13 @@ class Choice:
         )
         if self.select is not None:
             found = [run.model_copy(update={"select": self.select}) for run in found]
-        return apply_choices(found, out) if self.tuned else found
+        if not self.tuned:
+            return found
+        return apply_choices(found, out, command=shlex.join(["elliptica", "tune", *self._words()]))
+
+    def _words(self) -> list[str]:
+        """The table and what it needs, as the commands take it."""
+        return [self.table, *(word for each in self.plugins for word in ("--plugin", each))]
 
     def changes(self) -> list[str]:
         """What is not as the table says."""
@@ -73,11 +100,16 @@ class Choice:
 
     def command(self, verb: str, out: Path) -> str:
         """The line that runs or shows these runs, e.g. ``elliptica table table3 --out runs``."""
-        words = ["elliptica", verb, self.table]
+        words = ["elliptica", verb, *self._words()]
         words += ["--dataset", ",".join(self.datasets)] if self.datasets else []
         words += ["--methods", ",".join(self.methods)] if self.methods else []
         words += ["--seeds", str(self.seeds)] if self.seeds else []
         return shlex.join([*words, *self.setting_options(), "--out", str(out)])
+
+    def page_command(self, out: Path) -> str:
+        """The line that makes a page of all records, e.g. ``elliptica report runs``."""
+        words = ["elliptica", "report", str(out)]
+        return shlex.join([*words, "--table", *self._words()] if is_own(self.table) else words)
 
 
 _RECORD = re.compile(r"([0-9a-f]{12})-seed\d+\.json")
@@ -124,9 +156,8 @@ def _choice_of(choice: Choice, file: Path, out: Path) -> Choice | None:
 
 def _candidates(choice: Choice, run: Run) -> Iterator[Choice]:
     """Options that may have made a run, the plainest first."""
-    specification = load_specification(choice.table)
-    usual = specification.datasets[run.dataset].training.get("epochs", 1)
-    plain = Choice(choice.table, [run.dataset], [run.row], 1, run.match_evaluations)
+    usual = choice.specification.datasets[run.dataset].training.get("epochs", 1)
+    plain = Choice(choice.table, [run.dataset], [run.row], 1, run.match_evaluations, plugins=choice.plugins)
     own = next((each.training["epochs"] for each in plain.runs(Path()) if "epochs" in each.training), usual)
     epochs = run.training.get("epochs", usual)
     precision = run.training.get("precision", "float32")

@@ -17,12 +17,14 @@ from elliptica._utils.text import count
 from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.lab.experiments.methods import make_loss
+from elliptica.lab.experiments.plugins import plugin_options, version_remarks
 from elliptica.lab.experiments.record_folder import (
     TUNED,
     Folder,
     Place,
     RunRecord,
     group_records,
+    known_tables,
     read_folder,
 )
 from elliptica.lab.experiments.registry import RESPLIT, load_dataset, make_model
@@ -30,8 +32,8 @@ from elliptica.lab.experiments.specification import (
     DatasetSpec,
     Run,
     Specification,
-    load_specification,
     preset_names,
+    table_name,
 )
 from elliptica.lab.experiments.table import COST, Part, Table, cell_texts, make_table
 from elliptica.report.content import (
@@ -59,15 +61,23 @@ _METRIC = {"accuracy": "accuracy", "error": "error", "rmse": "RMSE"}
 
 
 def runs_report(
-    path: Path, *, landscape: bool, data_dir: Path | None = None, seed: int = 0, title: str | None = None
+    path: Path,
+    *,
+    landscape: bool,
+    data_dir: Path | None = None,
+    seed: int = 0,
+    title: str | None = None,
+    tables: Sequence[str] = (),
 ) -> Report:
-    """Collect what a page about the records in a folder shows.
+    """Collect what a page about the records in a folder shows; ``tables`` are files of the user's own tables.
 
     Raises:
-        ReportError: If there is no record that can be used.
+        ReportError: If there is no record that can be used, or a table cannot.
     """
+    specifications = known_tables(tables)
+    files = {table_name(table): table for table in tables}
     folder = read_folder(path)
-    found, notes = studies_of(folder)
+    found, notes = studies_of(folder, specifications, files)
     if not found:
         reasons = "; ".join(f"{name} {reason}" for name, reason in folder.unusable[:5])
         raise ReportError(f"No table can be made of the records in {path}: {reasons}.")
@@ -85,15 +95,18 @@ def runs_report(
     )
 
 
-def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[RunRecord]]], list[str]]:
+def studies_of(
+    folder: Folder, specifications: Mapping[str, Specification], files: Mapping[str, str]
+) -> tuple[list[tuple[Place, Study, list[RunRecord]]], list[str]]:
     """All studies of a folder with their records, and notes on what was left out."""
-    groups, notes = group_records(folder)
+    groups, notes = group_records(folder, specifications)
     if folder.n_trials:
         notes.append(f"{folder.n_trials} records of tuning trials are not shown: they chose settings only.")
     found: list[tuple[Place, Study, list[RunRecord]]] = []
     for number, (place, members) in enumerate(groups.items()):
         try:
-            study = _study(place, members, folder)
+            specification = _specification(place, members, specifications)
+            study = _study(place, members, folder, specification, files.get(place[0]))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
             folder.unusable.append((" ".join(filter(None, place)), f"cannot be shown ({error!r})"[:200]))
             continue
@@ -105,9 +118,10 @@ def studies_of(folder: Folder) -> tuple[list[tuple[Place, Study, list[RunRecord]
     return found, notes
 
 
-def _study(place: Place, members: Sequence[RunRecord], folder: Folder) -> Study:
+def _study(
+    place: Place, members: Sequence[RunRecord], folder: Folder, specification: Specification, file: str | None
+) -> Study:
     name, dataset, variant = place
-    specification = _specification(place, members)
     order = list(specification.methods)
     rows = sorted(
         {k.run.row for k in members}, key=lambda row: order.index(row) if row in order else len(order)
@@ -133,7 +147,7 @@ def _study(place: Place, members: Sequence[RunRecord], folder: Folder) -> Study:
     champion = next((row for row in rows if test.cells[row, dataset, columns[0]].is_best), None)
     judged = [m for m in measures[:2] if m.name in (columns[0], "worst", "average")]
     missing, notes = _missing(members, rows, order, metric), list(test.notes)
-    notes.append(f"Cost: {COST[:1].lower()}{COST[1:]}")
+    notes += [*version_remarks(records), f"Cost: {COST[:1].lower()}{COST[1:]}"]
     share = RESPLIT.get(str(members[0].run.load.get("name")), 0.0)
     if share:
         notes.append(
@@ -159,7 +173,7 @@ def _study(place: Place, members: Sequence[RunRecord], folder: Folder) -> Study:
         cost=cost,
         cost_span="up to the chosen epoch",
         settings={row: _settings(next(k.run for k in members if k.run.row == row)) for row in rows},
-        commands=[_command(place, members, rows, folder)],
+        commands=[_command(place, members, rows, folder, file)],
         versions=_versions(members),
         missing=missing,
         notes=notes,
@@ -168,17 +182,16 @@ def _study(place: Place, members: Sequence[RunRecord], folder: Folder) -> Study:
     )
 
 
-def _specification(place: Place, members: Sequence[RunRecord]) -> Specification:
-    """That of the table, or, for a table that the library does not have, one made from the records."""
+def _specification(
+    place: Place, members: Sequence[RunRecord], specifications: Mapping[str, Specification]
+) -> Specification:
+    """That of the table, or, for a table that is not known, one made from the records."""
     name, dataset, _ = place
-    if name in preset_names():
-        found = load_specification(name)
-        if dataset in found.datasets:
-            return found
+    if name in specifications and dataset in specifications[name].datasets:
+        return specifications[name]
     run = members[0].run
     return Specification(
         title=name,
-        paper="",
         metric=run.metric,
         columns=list(run.columns),  # type: ignore[arg-type]
         seeds=1,
@@ -317,11 +330,15 @@ def _versions(members: Sequence[RunRecord]) -> dict[str, str]:
     return {name: ", ".join(values) for name, values in found.items()}
 
 
-def _command(place: Place, members: Sequence[RunRecord], rows: Sequence[str], folder: Folder) -> str:
+def _command(
+    place: Place, members: Sequence[RunRecord], rows: Sequence[str], folder: Folder, file: str | None
+) -> str:
     """What was typed, as far as records say."""
     table, dataset, variant = place
     run = members[0].run
-    words = ["elliptica", "run", table, "--dataset", dataset, "--methods", ",".join(rows)]
+    table = file or (table if table in preset_names() else f"{table}.toml")  # whose folder is not recorded
+    words = ["elliptica", "run", table, *plugin_options([k.content for k in members])]
+    words += ["--dataset", dataset, "--methods", ",".join(rows)]
     words += ["--seeds", str(1 + max(k.run.seed for k in members))]
     if found := re.search(r"epochs = (\d+)", variant):
         words += ["--epochs", found[1]]

@@ -5,15 +5,66 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Collection
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import torch
 
+from elliptica._utils.text import did_you_mean
 from elliptica.lab.data.catalogue import ENTRIES, plain_name
+from elliptica.lab.experiments.methods import METHODS
+from elliptica.lab.experiments.plugins import is_own_dataset
 from elliptica.lab.experiments.records import read_record, record_file
-from elliptica.lab.experiments.registry import entry_name, load_dataset
-from elliptica.lab.experiments.run import Options
-from elliptica.lab.experiments.specification import Run
+from elliptica.lab.experiments.registry import DATASETS, MODELS, entry_name, load_dataset
+from elliptica.lab.experiments.run import Options, training_settings
+from elliptica.lab.experiments.specification import OWN, Run, SpecificationError
+from elliptica.lab.training.settings import TrainingSettings
+
+
+def check_names(runs: list[Run]) -> None:
+    """Check that there are such methods, data sets, networks and training settings, all of them at once.
+
+    Raises:
+        SpecificationError: If something does not exist; the message names the key.
+    """
+    problems: dict[str, str] = {}
+    for run in runs:
+        method = f"methods.{run.row}" if run.method == run.row else f"methods.{run.row}.method"
+        data = f"datasets.{run.dataset}"
+        load = data if run.load["name"] == run.dataset else f"{data}.load.name"
+        wanted: dict[str, tuple[str, str, Collection[str]]] = {
+            method: ("method", run.method, METHODS),
+            load: ("data set", run.load["name"], DATASETS),
+            f"{data}.model.name": ("network", run.model.get("name", ""), MODELS),
+        }
+        for key, (what, name, known) in wanted.items():
+            if name not in known:
+                hint = did_you_mean(str(name), known) or f"There are {', '.join(known)}."
+                problems[f"{run.table}: {key}"] = f"There is no {what} {name!r}. {hint} {OWN}"
+        problems |= _training_problems(run)
+    if problems:
+        raise SpecificationError("\n".join(f"{key}: {told}" for key, told in problems.items()))
+
+
+def _training_problems(run: Run) -> dict[str, str]:
+    """Settings of the training that do not exist, are missing or wrong."""
+    place, known = f"{run.table}: datasets.{run.dataset}.training", fields(TrainingSettings)
+    names = [each.name for each in known]
+    needed = {each.name for each in known if each.default is MISSING}
+    unknown = {name: did_you_mean(name, names) for name in run.training if name not in names}
+    problems = {
+        f"{place}.{name}": f"There is no such setting. {hint or 'There are ' + ', '.join(names) + '.'}"
+        for name, hint in unknown.items()
+    }
+    problems |= {f"{place}.{name}": "It is missing." for name in sorted(needed - set(run.training))}
+    if problems:
+        return problems
+    try:
+        training_settings(run)
+    except (TypeError, ValueError) as error:
+        return {f"{place} with methods.{run.row}": str(error)}
+    return {}
 
 
 def check_before(runs: list[Run], options: Options) -> tuple[list[Run], list[str]]:
@@ -80,7 +131,7 @@ def data_problems(runs: list[Run], data_dir: Path | None) -> dict[str, str]:
 
 def _way_to_get(run: Run, data_dir: Path | None, error: Exception) -> str:
     """What to do about files that are missing."""
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError) or is_own_dataset(run.load["name"]):
         return ""
     name = entry_name(run.dataset, run.load)
     entry = next((each for each in ENTRIES if plain_name(each.name) == plain_name(name)), None)

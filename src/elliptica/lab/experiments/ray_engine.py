@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elliptica._utils.files import replacing
 from elliptica.lab.experiments.engines import EngineError, Outcome, failed
+from elliptica.lab.experiments.plugins import Plugin, PluginError, ensure_plugins
 from elliptica.lab.experiments.preflight import (
     data_problems,
     device_problem,
@@ -344,17 +345,8 @@ def check_nodes(runs: list[Run], options: Options, settings: RaySettings) -> tup
     problem = folder_problem(options.out) or _gpu_problem(options.device, settings.gpus_per_run)
     if problem:
         return [], [problem]
-    nodes, here = _large_nodes(settings), versions()
-    problems = []
-    for name, answer in _on_each(nodes, _probe()):
-        if isinstance(answer, Exception):
-            problems.append(
-                f"Node {name}: elliptica cannot be imported there ({type(answer).__name__}: {answer}). "
-                f"Install elliptica {here['elliptica']} with its extras lab and scale and torch "
-                f"{here['torch']}, as here, then start Ray on it again."
-            )
-        elif problem := version_problem(here, answer):
-            problems.append(f"Node {name}: {problem}")
+    nodes = _large_nodes(settings)
+    problems = _code_problems(nodes, options.plugins)
     if problems:
         return [], problems
     device = None if settings.gpus_per_run else options.device  # Ray hides GPUs from what asks for none
@@ -366,6 +358,24 @@ def check_nodes(runs: list[Run], options: Options, settings: RaySettings) -> tup
     if device in wrong:
         return [], [wrong[device]]
     return with_folder(without(runs, wrong), list(wrong.values()), options.out)
+
+
+def _code_problems(nodes: list[dict[str, Any]], plugins: Sequence[Plugin]) -> list[str]:
+    """Find nodes that lack our code or the user's, or have another version of it."""
+    here, problems = versions(), []
+    for name, answer in _on_each(nodes, _probe()):
+        if isinstance(answer, Exception):
+            problems.append(
+                f"Node {name}: elliptica cannot be imported there ({type(answer).__name__}: {answer}). "
+                f"Install elliptica {here['elliptica']} with its extras lab and scale and torch "
+                f"{here['torch']}, as here, then start Ray on it again."
+            )
+        elif problem := version_problem(here, answer):
+            problems.append(f"Node {name}: {problem}")
+    if not problems and plugins:
+        found = _on_each(nodes, _plugin_problem, plugins)
+        problems = [f"Node {name}: {answer}" for name, answer in found if answer is not None]
+    return problems
 
 
 def _gpu_problem(device: str, gpus: float) -> str | None:
@@ -417,8 +427,18 @@ def _probe() -> Callable[[], dict[str, str]]:
     return probe
 
 
+def _plugin_problem(plugins: Sequence[Plugin]) -> str | None:
+    """Say why plugins cannot be used on this node; None if they can."""
+    try:
+        ensure_plugins(plugins)
+    except PluginError as error:
+        return f"{error} Workers need the module at the same path, or installed."
+    return None
+
+
 def _node_problems(runs: list[Run], options: Options, device: str | None) -> dict[str, str]:
     """Find on a node what is wrong there, by data or device."""
+    ensure_plugins(options.plugins)
     problem = device_problem(device) if device else None
     return {device: problem} if device and problem else data_problems(runs, options.data_dir)
 

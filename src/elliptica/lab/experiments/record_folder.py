@@ -19,6 +19,7 @@ from elliptica.lab.experiments.specification import (
     load_specification,
     preset_names,
     runs,
+    table_name,
 )
 from elliptica.lab.experiments.tuned import with_values
 from elliptica.report.content import ReportError
@@ -234,12 +235,25 @@ TUNED = "settings tuned on the validation part"
 MATCHED = "as many function evaluations for every method as for ordinary training"
 
 
-def group_records(folder: Folder) -> tuple[dict[Place, list[RunRecord]], list[str]]:
+def known_tables(own: Iterable[str] = ()) -> dict[str, Specification]:
+    """Tables of the library, and one's own by their files, each under its name in records.
+
+    Raises:
+        ReportError: If a file cannot be used.
+    """
+    try:
+        return {table_name(table): load_specification(table) for table in (*preset_names(), *own)}
+    except SpecificationError as error:
+        raise ReportError(str(error)) from error
+
+
+def group_records(
+    folder: Folder, specifications: Mapping[str, Specification]
+) -> tuple[dict[Place, list[RunRecord]], list[str]]:
     """Records by table, data set and variant, and what was left out, in words.
 
     A table that takes a row from another one (``from`` in its specification) gets the records of that row.
     """
-    specifications = {name: load_specification(name) for name in preset_names()}
     groups: dict[Place, list[RunRecord]] = {}
     for record in folder.records:
         for variant in _variants(record, folder, specifications):

@@ -35,6 +35,7 @@ from elliptica.lab.data import (
 )
 from elliptica.lab.data.medmnist import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
+from elliptica.lab.experiments.specification import OWN
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
 
@@ -169,5 +170,5 @@ def _check_name(what: str, name: str, known: dict[str, Any]) -> None:
     if name not in known:
         hint = did_you_mean(name, known)
         raise RegistryError(
-            f"There is no {what} {name!r}.{hint and f' {hint}'} There are {', '.join(known)}."
+            f"There is no {what} {name!r}.{hint and f' {hint}'} There are {', '.join(known)}. {OWN}"
         )

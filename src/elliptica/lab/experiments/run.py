@@ -24,6 +24,7 @@ from elliptica.lab.experiments.metrics import (
     measure,
     score_of,
 )
+from elliptica.lab.experiments.plugins import Plugin, ensure_plugins, plugin_versions
 from elliptica.lab.experiments.records import (
     checkpoint_file,
     claimed,
@@ -71,6 +72,7 @@ class Options:
     keep_models: bool = False  # write the selected weights beside each new record
     ranks: Ranks = dataclasses.field(default_factory=Ranks)  # processes that share the work of each run
     ray: RaySettings | None = None  # a cluster to do them on; None is this machine, without Ray
+    plugins: tuple[Plugin, ...] = ()  # modules with methods, data and networks of the user's own
 
 
 def do_run(
@@ -85,8 +87,10 @@ def do_run(
 
     A search has checkpoints of its own, and leaves the test part alone.
     """
+    ensure_plugins(options.plugins)  # this may be another process than that of the command
+    code = plugin_versions(run)
     data = load_dataset(run.load, run.seed, options.data_dir)
-    settings = TrainingSettings(**_tuples(run.training))
+    settings = training_settings(run)
     budget = ordinary_evaluations(data.train.n_rows, settings) if run.match_evaluations else None
     name, device = f"{run.table}/{run.streams or run.dataset}", torch.device(options.device)
     model = make_model(run.model, data, name, run.seed)
@@ -115,6 +119,7 @@ def do_run(
         device=device,
         progress=progress,
         ranks=options.ranks,
+        code=code,
     )
     if options.keep_models and with_test and options.ranks.is_first:
         save_checkpoint(model_file(options.out, run), {"model": model_tensors(model)}, {"epoch": found.epoch})
@@ -141,7 +146,7 @@ def do_run(
             "threads": torch.get_num_threads(),
             "world_size": options.ranks.size,
         },
-        "versions": versions(),
+        "versions": {**versions(), **code},
     }
 
 
@@ -196,8 +201,12 @@ def ordinary_evaluations(n_rows: int, settings: TrainingSettings) -> int:
     return settings.epochs * (n_rows - left_out)
 
 
-def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+def training_settings(run: Run) -> TrainingSettings:
+    """How a run trains; TOML and JSON have lists in the place of tuples."""
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in run.training.items()
+    }
+    return TrainingSettings(**given)
 
 
 class Report:

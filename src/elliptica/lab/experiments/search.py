@@ -28,8 +28,10 @@ import optuna
 from optuna.trial import TrialState
 
 from elliptica._utils.random import stream_seed
+from elliptica.core.types import EllipticWarning
 from elliptica.lab.experiments.engines import guarded, in_processes
 from elliptica.lab.experiments.metrics import score_of
+from elliptica.lab.experiments.plugins import plugin_versions
 from elliptica.lab.experiments.records import HAS_LOCKS, claimed, write_record
 from elliptica.lab.experiments.registry import load_dataset
 from elliptica.lab.experiments.run import Listener, Options, do_run
@@ -200,6 +202,22 @@ def open_study(search: Search) -> Any:
             f"its trials. Keep it, or choose another --seed or --storage for {search.sampler}."
         )
     return study
+
+
+def note_plugins(study: Any, search: Search) -> None:
+    """Note in a study which plugins it uses; warn if its earlier trials were made with other sources."""
+    now = plugin_versions(search.run)
+    before = study.user_attrs.get("plugins", {} if study.get_trials(deepcopy=False) else now)
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if changed:
+        warnings.warn(
+            f"Earlier trials of {search.study_name} were made with another source of {', '.join(changed)}, "
+            "and count all the same. To begin anew, choose another --seed or --storage.",
+            EllipticWarning,
+            stacklevel=2,
+        )
+    elif now:
+        study.set_user_attr("plugins", now)
 
 
 class StreamSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Optuna is not typed here
@@ -405,7 +423,7 @@ def check_search(search: Search, options: Options) -> None:
     """
     run = search.run
     try:
-        refuse_resplit(run)
+        refuse_resplit(run, options.data_dir)
         data = load_dataset(run.load, run.seed, options.data_dir)
     except (RuntimeError, OSError, ValueError) as error:
         raise SpecificationError(str(error)) from error

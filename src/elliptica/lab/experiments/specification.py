@@ -1,4 +1,4 @@
-"""Specifications: one TOML file per table of the paper, checked key by key."""
+"""Specifications: one TOML file per table, of the paper or of one's own, checked key by key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from elliptica._utils.text import did_you_mean
 
@@ -24,6 +34,12 @@ Metric = Literal["rmse", "accuracy", "error"]
 Column = Literal["average", "weighted", "balanced", "worst", "top5", "auroc", "calibration"]
 #: How the epoch is chosen: by a column on the validation part, or not at all.
 Selection = Literal["average", "weighted", "balanced", "worst", "last"]
+
+
+#: How to use methods, data and networks of one's own.
+OWN = "If it is your own, name its module with --plugin."
+#: Folders beside those of tables.
+RESERVED = ("trials", "searches")
 
 
 class SpecificationError(ValueError):
@@ -68,10 +84,10 @@ class DatasetSpec(_Strict):
 
 
 class Specification(_Strict):
-    """One table of the paper."""
+    """One table."""
 
     title: str  # heading
-    paper: str  # where it is in the paper
+    paper: str = ""  # where it is in the paper; empty for a table of one's own
     metric: Metric  # what is measured on the test part
     columns: list[Column] = ["average"]  # what is shown, see `elliptica.lab.experiments.metrics.measure`
     select: Selection = "average"  # column that chooses the epoch, on the validation part, or ``"last"``
@@ -84,8 +100,18 @@ class Specification(_Strict):
     #: Settings by name of the row; ``method`` in them names the method if the row's name does not, ``epochs``
     #: gives it a schedule of its own, ``training`` other training settings, ``skip`` leaves it out. ``from``
     #: names a table that has the same row: its runs are then these.
-    methods: dict[str, dict[str, Any]]
-    datasets: dict[str, DatasetSpec]  # data sets by name; ``data`` defaults to that name
+    methods: dict[str, dict[str, Any]] = Field(min_length=1)
+    #: Data sets by name; ``name`` in ``load`` names the loader if that name does not.
+    datasets: dict[str, DatasetSpec] = Field(min_length=1)
+
+    @field_validator("methods", "datasets")
+    @classmethod
+    def _check_names(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Names become folders of records; a row may have "/", which is written as "-" there."""
+        for name in value:
+            if not name.strip() or name.startswith(".") or (info.field_name == "datasets" and "/" in name):
+                raise ValueError(f"{name!r} cannot be the name of a folder")
+        return value
 
 
 class Run(_Strict):
@@ -128,15 +154,57 @@ def preset_names() -> list[str]:
     return sorted(names, key=lambda name: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", name)])
 
 
-def load_specification(name: str) -> Specification:
-    """Read a preset by name, e.g. ``"table3"``."""
+def is_own(table: str) -> bool:
+    """Whether a table is named by its file, such as ``"mine.toml"``, and not one of the library's."""
+    return table.endswith(".toml") or "/" in table or "\\" in table
+
+
+def table_name(table: str) -> str:
+    """Name of a table in its records: of a file the name without folder and ending."""
+    return Path(table).stem if is_own(table) else table
+
+
+def load_specification(table: str) -> Specification:
+    """Read a table of the library by name, e.g. ``"table3"``, or one's own by its file, ``"mine.toml"``.
+
+    Raises:
+        SpecificationError: If there is no such table, or it has wrong entries; the message names the key.
+    """
+    if is_own(table):
+        return _load_file(Path(table))
     names = preset_names()
-    if name not in names:
-        hint = did_you_mean(f"table{name}" if name.isdigit() else name, names)
+    if table not in names:
+        hint = did_you_mean(f"table{table}" if table.isdigit() else table, names)
+        if Path(f"{table}.toml").is_file():
+            hint = f"Did you mean the file {table}.toml?"
         known = ", ".join(names)
-        raise SpecificationError(f"There is no table {name!r}.{hint and f' {hint}'} There are {known}.")
-    text = (resources.files("elliptica.lab.experiments") / "presets" / f"{name}.toml").read_text()
-    return parse_specification(text, name)
+        raise SpecificationError(
+            f"There is no table {table!r}.{hint and f' {hint}'} There are {known}. Name your own by its "
+            "file, such as mine.toml."
+        )
+    text = (resources.files("elliptica.lab.experiments") / "presets" / f"{table}.toml").read_text()
+    return parse_specification(text, table)
+
+
+def _load_file(file: Path) -> Specification:
+    name = file.stem
+    if name in preset_names():
+        raise SpecificationError(
+            f"{file} would share its records with the table {name!r} of the library. Rename the file."
+        )
+    if name in RESERVED or name.startswith("."):
+        raise SpecificationError(
+            f"{file}: {name!r} cannot be the name of a table, because its records would not be found again. "
+            "Rename the file."
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        near = did_you_mean(file.name, [each.name for each in file.parent.glob("*.toml")])
+        raise SpecificationError(f"There is no file {file}.{near and f' {near}'}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecificationError(f"{file} cannot be read ({error}).") from error
+    return parse_specification(text, str(file))
 
 
 def parse_specification(text: str, name: str) -> Specification:
@@ -146,8 +214,17 @@ def parse_specification(text: str, name: str) -> Specification:
     except tomllib.TOMLDecodeError as error:
         raise SpecificationError(f"{name} is not valid TOML: {error}") from error
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+        lines = [f"  {'.'.join(map(str, each['loc']))}: {_explain(each)}" for each in error.errors()]
         raise SpecificationError("\n".join([f"{name} has wrong entries:", *lines])) from error
+
+
+def _explain(problem: Mapping[str, Any]) -> str:
+    """Say what is wrong with an entry; of a key that does not exist also which one may be meant."""
+    if problem["type"] != "extra_forbidden":
+        return str(problem["msg"])
+    kinds = (Specification, DatasetSpec, SearchSpec, PaperValue, Range)
+    known = [name for kind in kinds for name in kind.model_fields]
+    return f"{problem['msg']}. {did_you_mean(str(problem['loc'][-1]), known)}".removesuffix(". ")
 
 
 def runs(
@@ -168,7 +245,6 @@ def runs(
     for dataset in datasets or list(specification.datasets):
         spec = specification.datasets[dataset]
         _check_known("method", list(spec.methods) or None, list(specification.methods), f"{name}: {dataset}")
-        load = {"name": dataset, **spec.load}
         for row in methods or list(specification.methods):
             settings = {**specification.methods[row], **spec.methods.get(row, {})}
             if settings.get("method", row) == "elliptic":
@@ -182,36 +258,57 @@ def runs(
                     name, settings["from"], dataset, spec, row, n_seeds, match_evaluations, training
                 )
                 continue
-            method = settings.pop("method", row)
-            own = dict(settings.pop("training", {}))
-            epochs = settings.pop("epochs", own.pop("epochs", None))
-            if epochs is not None and not match_evaluations:  # matched costs need no other schedule
-                own["epochs"] = _stretched(epochs, spec, training)
-            for seed in range(n_seeds):
-                found.append(
-                    Run(
-                        table=name,
-                        dataset=dataset,
-                        row=row,
-                        method=method,
-                        seed=seed,
-                        metric=specification.metric,
-                        columns=tuple(specification.columns),
-                        select=spec.select or specification.select,
-                        load=load,
-                        model=spec.model,
-                        training={**spec.training, **(training or {}), **own},
-                        settings=settings,
-                        match_evaluations=match_evaluations,
-                        streams=spec.streams,
-                    )
+            try:
+                found += _runs_of_row(
+                    name, specification, dataset, row, settings, n_seeds, match_evaluations, training
                 )
+            except (TypeError, ValueError) as error:  # e.g. a text where a number is expected
+                raise SpecificationError(
+                    f"{name}: methods.{row}, or datasets.{dataset}.methods.{row}: {error}"
+                ) from error
     return found
+
+
+def _runs_of_row(
+    name: str,
+    specification: Specification,
+    dataset: str,
+    row: str,
+    settings: dict[str, Any],
+    n_seeds: int,
+    match_evaluations: bool,
+    training: dict[str, Any] | None,
+) -> list[Run]:
+    spec = specification.datasets[dataset]
+    method = settings.pop("method", row)
+    own = dict(settings.pop("training", {}))
+    epochs = settings.pop("epochs", own.pop("epochs", None))
+    if epochs is not None and not match_evaluations:  # matched costs need no other schedule
+        own["epochs"] = _stretched(epochs, spec, training)
+    return [
+        Run(
+            table=name,
+            dataset=dataset,
+            row=row,
+            method=method,
+            seed=seed,
+            metric=specification.metric,
+            columns=tuple(specification.columns),
+            select=spec.select or specification.select,
+            load={"name": dataset, **spec.load},
+            model=spec.model,
+            training={**spec.training, **(training or {}), **own},
+            settings=settings,
+            match_evaluations=match_evaluations,
+            streams=spec.streams,
+        )
+        for seed in range(n_seeds)
+    ]
 
 
 def _stretched(epochs: int, spec: DatasetSpec, training: dict[str, Any] | None) -> int:
     """A row's own number of epochs, changed as much as that of all others."""
-    usual = spec.training["epochs"]
+    usual = spec.training.get("epochs", epochs)
     return max(round(epochs * (training or {}).get("epochs", usual) / usual), 1)
 
 
@@ -227,6 +324,8 @@ def _runs_of_another_table(
 ) -> list[Run]:
     """Runs that two tables have in common; they are done and recorded once, under the other's name."""
     try:
+        if is_own(other):
+            raise SpecificationError("Only tables of the library can be named here.")
         theirs = load_specification(other)
         there = theirs.datasets.get(dataset)
         for part in ("load", "model", "training"):

@@ -212,11 +212,15 @@ def _heads(table: Table) -> list[tuple[tuple[str, str], bool]]:
     return found
 
 
+def _title(table: Table) -> str:
+    return f"{table.title} ({table.paper})" if table.paper else table.title
+
+
 def _markdown(table: Table) -> str:
     heads = _heads(table)
     titles = ["paper" if is_paper else " ".join(head) for head, is_paper in heads]
     lines = [
-        f"### {table.title} ({table.paper})",
+        f"### {_title(table)}",
         "",
         "| method | " + " | ".join(titles) + " | seeds |",
         "|---|" + "--:|" * len(heads) + "--:|",
@@ -235,7 +239,7 @@ def _latex(table: Table) -> str:
     heads = _heads(table)
     titles = ["paper" if is_paper else _escape(" ".join(head)) for head, is_paper in heads]
     lines = [
-        f"% {table.title} ({table.paper}), {table.part}",
+        f"% {_title(table)}, {table.part}",
         *(f"% {line}" for note in table.notes for line in note.splitlines()),
         rf"\begin{{tabular}}{{l{'r' * len(heads)}r}}",
         r"\toprule",

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
+import torch
 from pydantic import ValidationError
 
 from elliptica._utils.random import stream_seed
 from elliptica._utils.text import did_you_mean
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.partners import PAIRINGS
+from elliptica.core.types import EllipticWarning
 from elliptica.lab.experiments.engines import Engine, Outcome
 from elliptica.lab.experiments.metrics import score_of
+from elliptica.lab.experiments.plugins import is_own_dataset, version_remarks
 from elliptica.lab.experiments.records import read_record, record_file, write_record
-from elliptica.lab.experiments.registry import RESPLIT
+from elliptica.lab.experiments.registry import RESPLIT, load_dataset
 from elliptica.lab.experiments.run import Listener, Options
 from elliptica.lab.experiments.specification import Range, Run, Specification, SpecificationError
 from elliptica.lab.experiments.tuned import Place, Space, chosen_file, with_values
@@ -152,7 +157,7 @@ def tune(
     drawn: dict[str, list[dict[Place, Any]]] = {}
     for label, (run, space) in rows.items():
         try:
-            refuse_resplit(run)
+            refuse_resplit(run, options.data_dir)
             drawn[label] = draw_trials(run, space, n_trials)
         except RuntimeError as error:
             found[label] = str(error)
@@ -162,6 +167,9 @@ def tune(
     }
     different = {record_file(options.out, trial): trial for each in trials.values() for trial in each}
     outcomes = dict(zip(different, engine.do(list(different.values()), trials_at, listen), strict=True))
+    done = [read_record(record_file(trials_at.out, trial)) for trial in different.values()]
+    for remark in version_remarks([record for record in done if record is not None]):
+        warnings.warn(f"Trials: {remark}", EllipticWarning, stacklevel=2)
     for label, each in trials.items():
         try:
             scores = [_score(trial, trials_at, outcomes[record_file(options.out, trial)]) for trial in each]
@@ -210,14 +218,22 @@ def _choose(
     return chosen
 
 
-def refuse_resplit(run: Run) -> None:
+def refuse_resplit(run: Run, data_dir: Path | None = None) -> None:
     """A choice for all seeds must not see rows that are test rows of some."""
-    if run.load["name"] in RESPLIT:
+    if run.load["name"] in RESPLIT or _is_drawn_anew(run, data_dir):
         raise RuntimeError(
             f"The parts of {run.load['name']} are drawn anew for each seed, so a choice for all seeds would "
             "have seen test rows. Choose settings within each seed, or use data with fixed parts, such as "
             f"elliptica tune {' --dataset '.join(TUNABLE)}."
         )
+
+
+def _is_drawn_anew(run: Run, data_dir: Path | None) -> bool:
+    """Whether two seeds have different test rows, of data that nobody has declared."""
+    if not is_own_dataset(run.load["name"]):
+        return False
+    one, other = (load_dataset(run.load, seed, data_dir).test for seed in (0, TRIAL_SEED))
+    return one.x.shape != other.x.shape or not torch.equal(one.x[:], other.x[:])
 
 
 def rows_of(runs: list[Run], specification: Specification) -> dict[str, tuple[Run, Space]]:

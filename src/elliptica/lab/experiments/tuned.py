@@ -29,8 +29,8 @@ def with_values(run: Run, values: dict[Place, Any], seed: int) -> Run:
     return run.model_copy(update=changed)
 
 
-def apply_choices(runs: list[Run], out: Path) -> list[Run]:
-    """Runs with the settings that were chosen for their rows.
+def apply_choices(runs: list[Run], out: Path, command: str = "") -> list[Run]:
+    """Runs with the settings that were chosen for their rows; ``command`` is the one that chooses them.
 
     Raises:
         SpecificationError: If a row has not been tuned, what was kept cannot be read, or rows had different
@@ -40,11 +40,11 @@ def apply_choices(runs: list[Run], out: Path) -> list[Run]:
     if missing:
         names = ", ".join(f"{row} on {dataset}" for dataset, row in sorted(missing))
         rows = ",".join(sorted({row for _, row in missing}))
+        command = command or f"elliptica tune {runs[0].table}"
         data = ",".join(sorted({dataset for dataset, _ in missing}))
         raise SpecificationError(
-            f"Not tuned with these options: {names}. First run elliptica tune {runs[0].table} --dataset "
-            f"{data} --methods '{rows}' --out {out} (and the same --epochs, --precision, --match and "
-            "--select), or leave out --tuned."
+            f"Not tuned with these options: {names}. First run {command} --dataset {data} --methods '{rows}' "
+            f"--out {out} (and the same --epochs, --precision, --match and --select), or leave out --tuned."
         )
     found = []
     budgets: dict[str, dict[tuple[int, str], str]] = {}

@@ -118,6 +118,7 @@ class Trained:
     optimizer: torch.optim.Optimizer
     order: torch.Generator
     noise: torch.Generator
+    code: dict[str, str] = field(default_factory=dict)  # versions of code that it depends on
 
     def save(self, file: Path, state: State, best: dict[str, Tensor]) -> None:
         """Write a checkpoint; ``best`` are the weights of the epoch that is chosen so far."""
@@ -135,7 +136,8 @@ class Trained:
         objective: object = self.objective
         if isinstance(objective, HasState):
             groups["objective"] = objective.state_tensors()
-        save_checkpoint(file, groups, {"settings": _plain(self.settings), **asdict(state)})
+        about = {"settings": _plain(self.settings), **({"code": self.code} if self.code else {})}
+        save_checkpoint(file, groups, {**about, **asdict(state)})
 
     def check_agreement(self, score: float, ranks: Ranks) -> None:
         """Raise if processes that do the same have come apart, before they decide differently."""
@@ -168,6 +170,10 @@ class Trained:
         written = values.pop("settings", None)
         if not isinstance(written, dict) or {**_defaults(), **written} != _plain(self.settings):
             set_aside(file, "The checkpoint was written with other settings")
+            return None
+        if (code := values.pop("code", {})) != self.code:
+            changed = sorted(name for name in {*code, *self.code} if code.get(name) != self.code.get(name))
+            set_aside(file, f"The checkpoint was written with another source of {', '.join(changed)}")
             return None
         initial = model_tensors(self.model)
         try:

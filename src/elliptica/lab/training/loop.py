@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def fit(
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
     ranks: Ranks = _ALONE,
+    code: Mapping[str, str] | None = None,
 ) -> FitResult:
     """Train a model and leave it with the weights of the chosen epoch.
 
@@ -87,12 +88,13 @@ def fit(
             (`elliptica.distributed.split_rows`). The result is that of one process to rounding, unless the
             network draws (dropout): each process does that from a stream of its own. The first one writes
             checkpoints; a run may go on in another number of processes.
+        code: Versions of code that the result depends on; a checkpoint of others is set aside.
     """
     device = torch.device(device)
     model.to(device)
     optimizer = settings.make_optimizer(model)
     order, noise = streams or (stream(name, seed, "order"), stream(name, seed, "noise"))
-    trained = Trained(settings, model, objective, optimizer, order, noise)
+    trained = Trained(settings, model, objective, optimizer, order, noise, dict(code or {}))
     state, best = State(), model_tensors(model)
     weights = settings.row_weights(data.train)
     with torch.random.fork_rng(devices=[]), split_rows(model, ranks):

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from torch import nn
 
+from elliptica import baselines
 from elliptica._utils.text import did_you_mean
+from elliptica.baselines.names import BASELINES
 from elliptica.lab.experiments.methods.context import Context, Factory, Prepared, Settings
+from elliptica.lab.experiments.methods.modules import from_module
 from elliptica.lab.experiments.methods.objectives import OBJECTIVES
 from elliptica.lab.experiments.methods.stages import STAGES
+from elliptica.lab.experiments.specification import OWN
+
+for _each in pkgutil.iter_modules(baselines.__path__):  # a file there is enough
+    importlib.import_module(f"elliptica.baselines.{_each.name}")
 
 #: Methods by name.
-METHODS: dict[str, Factory] = {**OBJECTIVES, **STAGES}
+METHODS: dict[str, Factory] = {
+    **{name: from_module(each.module) for name, each in BASELINES.items()},
+    **OBJECTIVES,
+    **STAGES,
+}
+#: Rows that go through the network for each sample of a step, of methods of which their settings do not say.
+ROWS_PER_SAMPLE: dict[str, int] = {name: each.rows_per_sample for name, each in BASELINES.items()}
 
 
 class MethodError(ValueError):
@@ -26,7 +42,7 @@ def prepare(name: str, settings: Settings, context: Context) -> Prepared:
     if name not in METHODS:
         hint = did_you_mean(name, METHODS)
         raise MethodError(
-            f"There is no method {name!r}.{hint and f' {hint}'} There are {', '.join(METHODS)}."
+            f"There is no method {name!r}.{hint and f' {hint}'} There are {', '.join(METHODS)}. {OWN}"
         )
     try:
         return METHODS[name](dict(settings), context)
@@ -41,9 +57,9 @@ def make_loss(task: str) -> nn.Module:
 
 def rows_per_sample(name: str, settings: Settings) -> int:
     """Rows that go through the network for each sample of a step."""
-    if name in ("regmixup", "mixupe") or (name == "c-mixup" and "at" in settings):
-        return 2  # clean and mixed rows, or both ends
+    if name == "c-mixup" and "at" in settings:
+        return 2  # both ends
     if name != "elliptic":
-        return 1
+        return ROWS_PER_SAMPLE.get(name, 1)
     n_times = settings.get("n_times", 5) if settings.get("sampling", "marginal") == "path" else 1
     return int(settings.get("n_bridges", 1)) * int(n_times)

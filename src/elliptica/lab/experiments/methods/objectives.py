@@ -1,36 +1,18 @@
-"""Methods that are an objective: elliptic training, and baselines with and without groups."""
+"""Methods that are an objective and need more than a module: elliptic training and some baselines."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from elliptica.baselines import (
     ADA,
-    CORAL,
-    DORO,
-    DRO,
     ERM,
     FOMA,
-    IBIRM,
-    IRM,
-    LISA,
-    NFM,
     CMixup,
-    DomainMix,
-    Focal,
     GroupDRO,
-    InputNoise,
     LabelSmoothing,
-    ManifoldMixup,
-    Mixup,
-    MixupE,
-    RegMixup,
     TargetKernel,
-    Tilted,
-    VREx,
     anchor_clusters,
     fish_step,
     matched_smoothing,
@@ -47,17 +29,8 @@ from elliptica.lab.experiments.methods.context import (
     Settings,
     environment,
 )
+from elliptica.lab.experiments.methods.modules import Grouped, from_module
 from elliptica.lab.training.batch import Batch
-
-
-def from_module(module: Callable[..., nn.Module]) -> Factory:
-    """The method of a module made of a model, a loss and settings."""
-
-    def make(settings: Settings, context: Context) -> Prepared:
-        owner = module(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
-        return Prepared(ModuleObjective(owner))
-
-    return make
 
 
 class _CMixupObjective(ModuleObjective):
@@ -96,17 +69,6 @@ def label_smoothing(settings: Settings, context: Context) -> Prepared:
             quadrature="mean",
         )
     return from_module(LabelSmoothing)(settings, context)
-
-
-def layered(module: Callable[..., nn.Module]) -> Factory:
-    """Methods that mix in layers; ``"input"`` in ``layers`` is the input."""
-
-    def make(settings: Settings, context: Context) -> Prepared:
-        layers = settings.pop("layers")
-        settings["layers"] = [None if layer == "input" else layer for layer in layers]
-        return from_module(module)(settings, context)
-
-    return make
 
 
 class _DataPartners(ModuleObjective):
@@ -155,30 +117,6 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     return Prepared(_DataPartners(module, table, context, n_partners))
 
 
-class _Grouped(ModuleObjective):
-    """A module that is called with a number for each row."""
-
-    def __init__(self, module: nn.Module, numbers: Tensor) -> None:
-        super().__init__(module)
-        self.numbers = numbers
-
-    def call(self, batch: Batch) -> Tensor:
-        number = self.numbers[batch.index].to(batch.x.device)
-        loss: Tensor = self.module(batch.x, batch.y, number, generator=batch.generator)
-        return loss
-
-
-def by_environment(module: Callable[..., nn.Module]) -> Factory:
-    """The method of a module that sees each row's environment: its attribute or domain."""
-
-    def make(settings: Settings, context: Context) -> Prepared:
-        numbers = environment(context.data)
-        owner = module(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
-        return Prepared(_Grouped(owner, numbers))
-
-    return make
-
-
 def group_dro(settings: Settings, context: Context) -> Prepared:
     """GroupDRO over the groups themselves."""
     environment(context.data)  # the error if there are no groups
@@ -193,7 +131,7 @@ def group_dro(settings: Settings, context: Context) -> Prepared:
         num_classes=context.num_classes,
         **settings,
     )
-    return Prepared(_Grouped(module, group))
+    return Prepared(Grouped(module, group))
 
 
 class _Fish:
@@ -229,7 +167,7 @@ def ada(settings: Settings, context: Context) -> Prepared:
     module = ADA(context.model, context.loss_fn, **settings)
     train = context.data.train
     x = train.x if on == "rows" else None
-    return Prepared(_Grouped(module, anchor_clusters(x, train.y, n_clusters, generator=context.generator)))
+    return Prepared(Grouped(module, anchor_clusters(x, train.y, n_clusters, generator=context.generator)))
 
 
 def foma(settings: Settings, context: Context) -> Prepared:
@@ -247,30 +185,13 @@ def foma(settings: Settings, context: Context) -> Prepared:
     return Prepared(objective, arrange=None if kind == "random" else arrange)
 
 
-#: Methods by name.
+#: Methods by name; those that are nothing but a module have theirs beside it (`elliptica.baselines.names`).
 OBJECTIVES: dict[str, Factory] = {
-    "erm": from_module(ERM),
-    "mixup": from_module(Mixup),
-    "mixupe": from_module(MixupE),
     "c-mixup": c_mixup,
     "ada": ada,
     "foma": foma,
-    "focal": from_module(Focal),
-    "dro": from_module(DRO),
-    "doro": from_module(DORO),
-    "tilted": from_module(Tilted),
-    "input-noise": from_module(InputNoise),
     "label-smoothing": label_smoothing,
-    "manifold-mixup": layered(ManifoldMixup),
-    "nfm": layered(NFM),
-    "regmixup": from_module(RegMixup),
     "elliptic": elliptic,
     "groupdro": group_dro,
-    "irm": by_environment(IRM),
-    "ib-irm": by_environment(IBIRM),
-    "v-rex": by_environment(VREx),
-    "coral": by_environment(CORAL),
-    "domainmix": by_environment(DomainMix),
-    "lisa": by_environment(LISA),
     "fish": fish,
 }
