@@ -154,6 +154,10 @@ def _hat_points(alpha: Tensor, order: float) -> tuple[Tensor, Tensor]:
 def stream_seed(*parts: object) -> int:
     """Derive the seed of a stream from the names of what it is for; a new stream leaves the others alone.
 
+    A run of a table has four. ``stream_seed("TABLE/DATASET", seed, "weights")`` seeds torch's own generator
+    while the network is made, so all rows start with the same one. ``"TABLE/DATASET/ROW"`` has ``"order"``
+    (of the rows of an epoch), ``"noise"`` (the objective's draws) and ``"model"`` (dropout).
+
     Example:
         >>> stream_seed("airfoil", 0, "order") != stream_seed("airfoil", 0, "noise")
         True
@@ -163,5 +167,5 @@ def stream_seed(*parts: object) -> int:
 
 
 def stream(*parts: object) -> torch.Generator:
-    """Make the generator of a stream, on the CPU."""
+    """Make the generator of a stream, on the CPU; see `stream_seed`."""
     return torch.Generator().manual_seed(stream_seed(*parts))

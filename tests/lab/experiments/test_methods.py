@@ -248,6 +248,49 @@ def test_partners_come_from_where_they_are_asked_for(name, partners):
     assert (len(losses) > 1) == (partners == "data")
 
 
+HIDDEN_KERNEL = {"partners": "data", "pairing": "label_kernel", "at": "1", "sampling": "path", "sigma": 0.0}
+
+
+def test_hidden_lines_to_the_partners_of_c_mixup():
+    """Without noise the objective is a mean over the ends and the middle of lines in the hidden layer."""
+    data = load_line()
+    model, rows, train = network(data), torch.arange(5, 21), data.train
+    settings = {**HIDDEN_KERNEL, "bandwidth": 1.0, "n_times": 3, "n_bridges": 4}
+    objective = make_ready("elliptic", settings, data, model).objective
+    batch = Batch(train.x[rows], train.y[rows], None, rows, torch.Generator().manual_seed(3))
+    partners = objective.draw(rows, torch.Generator().manual_seed(3))
+    assert partners.shape == (16, 4)
+    losses = []
+    for share in (0.0, 0.5, 1.0):
+        for j in partners.T:
+            hidden = torch.lerp(model[:2](batch.x), model[:2](train.x[j]), share)
+            losses.append((model[2:](hidden) - torch.lerp(batch.y, train.y[j], share)).square().mean())
+    assert torch.allclose(objective(model, batch), torch.stack(losses).mean(), rtol=1e-5)
+
+
+def test_a_narrow_kernel_gives_ordinary_training():
+    """Every row is its own partner if no other has the same target."""
+    data = load_line()
+    model, rows = network(data), torch.arange(16)
+    objective = make_ready("elliptic", {**HIDDEN_KERNEL, "bandwidth": 1e-4}, data, model).objective
+    batch = Batch(data.train.x[rows], data.train.y[rows], None, rows, torch.Generator())
+    ordinary = nn.functional.mse_loss(model(batch.x), batch.y)
+    assert torch.allclose(objective(model, batch), ordinary, rtol=1e-5)
+
+
+def test_kernel_partners_follow_c_mixup_s_law():
+    """Over the whole training set, oneself included, and each bridge with a partner of its own."""
+    data = load_line()
+    settings = {**HIDDEN_KERNEL, "bandwidth": 1.5, "n_bridges": 1000}
+    draw = make_ready("elliptic", settings, data, network(data)).objective.draw
+    found = draw(torch.tensor([7]), torch.Generator().manual_seed(0))[0]
+    y = data.train.y[:, 0].double()
+    law = torch.softmax(-((y - y[7]) ** 2) / (2 * 1.5**2), 0)
+    expected = 1000 * law
+    counts = torch.bincount(found, minlength=48)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 48 + 5 * (2 * 48) ** 0.5  # chi-square
+
+
 @pytest.mark.parametrize("on", ["rows", "targets"])
 def test_ada_moves_rows_of_a_cluster_only(on):
     """A batch of one cluster is moved, one row of each is not."""
@@ -364,6 +407,7 @@ def test_wrong_names_and_settings():
         ("mixup", {"alpa": 1.0}, "Method 'mixup' with"),
         ("nfm", {}, "Method 'nfm' with"),
         ("ada", {}, "Method 'ada' with"),
+        ("elliptic", {"partners": "data", "pairing": "label_kernel"}, "'bandwidth'"),
         ("ada", {"n_clusters": 2, "cluster_on": "y"}, "cluster_on must be 'rows' or 'targets'"),
         ("foma", {"rho": 0.9, "batches": "knn"}, "batches must be 'nearest', 'sampled' or 'random'"),
     ]:

@@ -7,6 +7,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package("elliptica.lab.training", "lab", error.name) from error
 
+from elliptica._utils.random import stream as stream
+from elliptica._utils.random import stream_seed as stream_seed
 from elliptica.lab.training.batch import Batch as Batch
 from elliptica.lab.training.batch import Objective as Objective
 from elliptica.lab.training.loop import FitResult as FitResult

@@ -74,16 +74,25 @@ def label_smoothing(settings: Settings, context: Context) -> Prepared:
 class _DataPartners(ModuleObjective):
     """Partners from the whole training set."""
 
-    def __init__(self, module: Elliptic, table: PartnerTable, context: Context, n_partners: int) -> None:
+    def __init__(
+        self, module: Elliptic, table: PartnerTable | TargetKernel, context: Context, n_partners: int
+    ) -> None:
         super().__init__(module)
         self.table, self.train, self.n_partners = table, context.data.train, n_partners
 
     def call(self, batch: Batch) -> Tensor:
-        j = self.table.sample(batch.index, n_bridges=self.n_partners, generator=batch.generator)
+        j = self.draw(batch.index, batch.generator)
         j = j[:, 0] if self.n_partners == 1 else j
         end = (self.train.x[j].to(batch.x), self.train.y[j].to(batch.y))
         loss: Tensor = self.module(batch.x, batch.y, end=end, generator=batch.generator)
         return loss
+
+    def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the partners of some training rows, ``(batch, partner)``."""
+        if isinstance(self.table, PartnerTable):
+            return self.table.sample(index, n_bridges=self.n_partners, generator=generator)
+        drawn = self.table.sample(index.repeat_interleave(self.n_partners), generator=generator)
+        return drawn.unflatten(0, (-1, self.n_partners))
 
 
 class _SelfPartners(ModuleObjective):
@@ -97,11 +106,16 @@ class _SelfPartners(ModuleObjective):
 def elliptic(settings: Settings, context: Context) -> Prepared:
     """Elliptic training, with the paper's noise on labels unless ``sigma_y`` is given.
 
-    ``partners="data"`` draws partners from the whole training set by distance; with ``"self"`` each sample is
-    its own.
+    ``partners="data"`` draws partners from the whole training set: by distance or, with
+    ``pairing="label_kernel"``, as C-Mixup does, itself included. With ``"self"`` each sample is its own.
     """
     mode = settings.pop("partners", "batch")
-    power = settings.pop("power", 1.0) if mode == "data" else None
+    table: PartnerTable | TargetKernel | None = None
+    if mode == "data" and settings.get("pairing") == "label_kernel":
+        del settings["pairing"]
+        table = TargetKernel(context.data.train.y, settings.pop("bandwidth"))
+    elif mode == "data":
+        table = PartnerTable(context.data.train.x, power=settings.pop("power", 1.0))
     if isinstance(settings.get("sigma"), list):  # TOML has no tuples
         settings["sigma"] = tuple(settings["sigma"])
     given = {"sampling": "marginal", "num_classes": context.num_classes, "validate": False, **settings}
@@ -110,9 +124,8 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     ):  # measured, or the PDE's: says nothing of targets
         given.setdefault("sigma_y", 0.0)
     module = Elliptic.paper(context.model, context.loss_fn, **given)
-    if power is None:
+    if table is None:
         return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
-    table = PartnerTable(context.data.train.x, power=power)
     n_partners = 1 if module.settings.same_partner else module.settings.n_bridges
     return Prepared(_DataPartners(module, table, context, n_partners))
 
