@@ -112,7 +112,7 @@ def layered(module: Callable[..., nn.Module]) -> Factory:
 class _DataPartners(ModuleObjective):
     """Partners from the whole training set."""
 
-    def __init__(self, module: Elliptic, table: PartnerTable, context: Context, n_partners: int) -> None:
+    def __init__(self, module: nn.Module, table: PartnerTable, context: Context, n_partners: int) -> None:
         super().__init__(module)
         self.table, self.train, self.n_partners = table, context.data.train, n_partners
 
@@ -153,6 +153,17 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     table = PartnerTable(context.data.train.x, power=power)
     n_partners = 1 if module.settings.same_partner else module.settings.n_bridges
     return Prepared(_DataPartners(module, table, context, n_partners))
+
+
+def input_noise(settings: Settings, context: Context) -> Prepared:
+    """Noise alone; ``partners="data"`` draws those of ``sigma="green"`` from the whole training set."""
+    mode = settings.pop("partners", "batch")
+    found = from_module(InputNoise)(settings, context)
+    if mode == "batch":
+        return found
+    assert isinstance(found.objective, ModuleObjective)
+    table = PartnerTable(context.data.train.x)
+    return Prepared(_DataPartners(found.objective.module, table, context, 1))
 
 
 class _Grouped(ModuleObjective):
@@ -259,7 +270,7 @@ OBJECTIVES: dict[str, Factory] = {
     "dro": from_module(DRO),
     "doro": from_module(DORO),
     "tilted": from_module(Tilted),
-    "input-noise": from_module(InputNoise),
+    "input-noise": input_noise,
     "label-smoothing": label_smoothing,
     "manifold-mixup": layered(ManifoldMixup),
     "nfm": layered(NFM),
