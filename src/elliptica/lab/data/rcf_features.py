@@ -22,22 +22,22 @@ from elliptica.lab.data.splits import Dataset, Scaling, Split, standardise
 #: Seed of the one draw of angles and colours that the features are made of.
 DRAW = 0
 _PARTS = ("train", "validation", "test")
-_CHUNK = 256
+_CHUNK = 32  # larger ones cost more, in allocating memory
 
 
 def load_rcf_mnist_features(
     seed: int = 0,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    size: int = 96,
+    size: int = 64,
     scale: Scaling = "train",
 ) -> Dataset:
     """Load RCF-MNIST as 1280 features of a frozen network: find the angle of a picture.
 
     Features are the average of the last feature map of EfficientNet-Lite0 with ImageNet weights, at images of
     `load_rcf_mnist` enlarged to ``size`` pixels. They are of one draw of angles and colours, all 40000 /
-    10000 / 10000 images. The first call computes them (five minutes of one core at 96 pixels; see
-    `load_backbone` for the packages it needs) and keeps them as ``rcf_mnist/effnetlite0-96px.npz`` (155 MB)
+    10000 / 10000 images. The first call computes them (two minutes of one core at 64 pixels; see
+    `load_backbone` for the packages it needs) and keeps them as ``rcf_mnist/effnetlite0-64px.npz`` (155 MB)
     in ``data_dir``, or in the cache folder.
 
     Deviation: the paper trains ResNet-18 on the images. Do not compare numbers with such work.
