@@ -5,6 +5,7 @@ The features are computed once, from the images, and kept in the data directory.
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import get_args
@@ -62,18 +63,27 @@ def load_rcf_mnist_features(
     except FileNotFoundError:
         path = data_directories(data_dir)[-1] / name
         _write(path, size, data_dir)
+    rng = np.random.RandomState(seed)
+    orders = [(part, torch.from_numpy(rng.permutation(part.n_rows))) for part in _read(path, scale)]
+    train, validation, test = (
+        Split(part.x[rows], part.y[rows], None if part.group is None else part.group[rows])
+        for part, rows in orders
+    )
+    return Dataset("rcf_mnist", train, validation, test, task="regression")
+
+
+@functools.lru_cache(maxsize=1)  # scaling costs as much as an epoch of a small head
+def _read(path: Path, scale: Scaling) -> tuple[Split, ...]:
+    """Read and scale the parts; the order of their rows is that of the images."""
     with np.load(path, allow_pickle=False) as file:
         found = {key: torch.from_numpy(file[key]) for key in file.files}
     inputs = [found[f"{part}.x"].double() for part in _PARTS]
     if scale == "train":
         inputs = standardise(inputs)
-    rng = np.random.RandomState(seed)
-    rows = [torch.from_numpy(rng.permutation(len(x))) for x in inputs]
-    train, validation, test = (
-        Split(x[index].float(), found[f"{part}.y"][index], found[f"{part}.group"][index])
-        for x, part, index in zip(inputs, _PARTS, rows, strict=True)
+    return tuple(
+        Split(x.float(), found[f"{part}.y"], found[f"{part}.group"])
+        for x, part in zip(inputs, _PARTS, strict=True)
     )
-    return Dataset("rcf_mnist", train, validation, test, task="regression")
 
 
 def _write(path: Path, size: int, data_dir: str | os.PathLike[str] | None) -> None:
