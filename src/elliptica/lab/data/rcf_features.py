@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def _write(path: Path, size: int, data_dir: str | os.PathLike[str] | None) -> No
     network = load_backbone("efficientnet_lite0", num_classes=0).eval()
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     data = load_rcf_mnist(DRAW, data_dir=data_dir)
-    found = {}
+    found: dict[str, Any] = {}
     for name in _PARTS:
         part: Split = getattr(data, name)
         assert part.group is not None
