@@ -17,8 +17,8 @@ from elliptica.lab.data import (
     load_rcf_mnist,
     load_rcf_mnist_features,
     normalise,
+    rcf_features,
 )
-from elliptica.lab.models import backbones
 
 
 def rows(x, y):
@@ -157,7 +157,7 @@ def stub(monkeypatch):
         asked.append((name, options))
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
-    monkeypatch.setattr(backbones, "load_backbone", load)
+    monkeypatch.setattr(rcf_features, "load_backbone", load)
     return asked
 
 

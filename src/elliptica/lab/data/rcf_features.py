@@ -19,6 +19,7 @@ from elliptica._utils.files import replacing
 from elliptica.lab.data.fashion import load_rcf_mnist
 from elliptica.lab.data.files import data_directories, find_file
 from elliptica.lab.data.splits import Dataset, Scaling, Split, standardise
+from elliptica.lab.models.backbones import load_backbone
 
 #: Seed of the one draw of angles and colours that the features are made of.
 DRAW = 0
@@ -88,8 +89,6 @@ def _read(path: Path, scale: Scaling) -> tuple[Split, ...]:
 
 def _write(path: Path, size: int, data_dir: str | os.PathLike[str] | None) -> None:
     """Compute the features of all parts, in half precision, and write them as a whole."""
-    from elliptica.lab.models.backbones import load_backbone
-
     network = load_backbone("efficientnet_lite0", num_classes=0).eval()
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     data = load_rcf_mnist(DRAW, data_dir=data_dir)
