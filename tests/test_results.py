@@ -94,3 +94,16 @@ def test_the_demo_s_record_is_that_of_its_variant():
     for method, rows in variant["methods"].items():
         mine = [run for run in runs if run.method == method]
         assert [run.evaluation.accuracy for run in mine] == [row["accuracy"] for row in rows]
+
+
+def test_controls_of_regression_follow_from_the_records():
+    import regression_controls as study
+    from regression_controls_table import ORDER, page
+
+    assert {*study.NETWORKS, study.ENSEMBLE, "boosted trees", "ridge"} == set(ORDER)
+    records = {dataset: study.read(dataset) for dataset in study.TASKS}
+    assert page(records) in (study.HERE / "README.md").read_text(encoding="utf-8")
+    for found in records.values():
+        rows = {row: by_seed for row, by_seed in found.items() if row != "versions"}
+        assert set(rows) == set(ORDER)
+        assert {len(by_seed) for row, by_seed in rows.items() if row != "ridge"} == {study.N_SEEDS}

@@ -237,6 +237,39 @@ def test_noise_on_every_input_and_in_half_precision(generator):
     assert half.seen.dtype == torch.bfloat16
 
 
+def test_green_noise_leaves_out_the_way_to_the_partner(generator):
+    """At distance zero it is the ordinary loss; partners' targets never matter, their places do."""
+    x, y = batch(generator)
+    x, model = x.repeat(1, 2), nn.Linear(6, 4).double()
+    objective = InputNoise(model, CE, sigma="green", law="bridge")
+    torch.testing.assert_close(objective(x, y, end=(x, y), generator=generator), CE(model(x), y))
+    losses = []
+    for end in ((x.flip(0), y), (x.flip(0), (y + 1) % 4), (2 * x.flip(0), y)):
+        losses.append(objective(x, y, end=end, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[0], losses[2])
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("given", [True, False])
+def test_green_noise_has_the_variance_of_the_bridge(given, generator):
+    """``r**2 / (n - 4)`` on average, a sixth of it over the times of a bridge; two points are each other's
+    partners in a batch.
+    """
+    n, r = 20, 3.0
+    model, far = Recorder(), r * torch.eye(n)[:1]
+    rows = torch.zeros(2, n) if given else torch.cat([torch.zeros(1, n), far])
+    end = (far.expand(2, n), torch.zeros(2, n)) if given else None
+    objective = InputNoise(model, nn.MSELoss(), sigma="green", law="bridge")
+    squares = []
+    for _ in range(3000):
+        objective(rows, torch.zeros(2, n), end=end, generator=generator)
+        squares.append((model.seen - rows).square().mean().item())
+    expected = r**2 / (n - 4) / 6
+    assert abs(np.mean(squares) / expected - 1) < 6 * np.std(squares) / expected / math.sqrt(len(squares))
+    assert abs(np.mean(squares) / expected - 1) < 0.1
+
+
 # smoothing
 
 

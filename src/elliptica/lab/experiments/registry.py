@@ -26,6 +26,7 @@ from elliptica.lab.data import (
     load_medmnist,
     load_no2,
     load_rcf_mnist,
+    load_rcf_mnist_features,
     load_skillcraft,
     load_tiny_imagenet,
     load_waterbirds,
@@ -69,6 +70,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "tiny_imagenet_10": functools.partial(load_tiny_imagenet, n_classes=10),
     "fashion_mnist": load_fashion_mnist,
     "rcf_mnist": load_rcf_mnist,
+    "rcf_mnist-features": load_rcf_mnist_features,
     "two_moons": load_two_moons,
     **{name: functools.partial(load_medmnist, name) for name in MEDMNIST},
 }

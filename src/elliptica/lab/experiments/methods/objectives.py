@@ -11,6 +11,7 @@ from elliptica.baselines import (
     FOMA,
     CMixup,
     GroupDRO,
+    InputNoise,
     LabelSmoothing,
     TargetKernel,
     anchor_clusters,
@@ -75,7 +76,7 @@ class _DataPartners(ModuleObjective):
     """Partners from the whole training set."""
 
     def __init__(
-        self, module: Elliptic, table: PartnerTable | TargetKernel, context: Context, n_partners: int
+        self, module: nn.Module, table: PartnerTable | TargetKernel, context: Context, n_partners: int
     ) -> None:
         super().__init__(module)
         self.table, self.train, self.n_partners = table, context.data.train, n_partners
@@ -128,6 +129,17 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
         return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
     n_partners = 1 if module.settings.same_partner else module.settings.n_bridges
     return Prepared(_DataPartners(module, table, context, n_partners))
+
+
+def input_noise(settings: Settings, context: Context) -> Prepared:
+    """Noise alone; ``partners="data"`` draws those of ``sigma="green"`` from the whole training set."""
+    mode = settings.pop("partners", "batch")
+    found = from_module(InputNoise)(settings, context)
+    if mode == "batch":
+        return found
+    assert isinstance(found.objective, ModuleObjective)
+    table = PartnerTable(context.data.train.x)
+    return Prepared(_DataPartners(found.objective.module, table, context, 1))
 
 
 def group_dro(settings: Settings, context: Context) -> Prepared:
@@ -203,6 +215,7 @@ OBJECTIVES: dict[str, Factory] = {
     "c-mixup": c_mixup,
     "ada": ada,
     "foma": foma,
+    "input-noise": input_noise,
     "label-smoothing": label_smoothing,
     "elliptic": elliptic,
     "groupdro": group_dro,
