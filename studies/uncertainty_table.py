@@ -29,6 +29,8 @@ METHODS = (
     "elliptic, label noise",
     "elliptic, ensemble",
 )
+#: What is compared with every control.
+ELLIPTIC = ("elliptic", "elliptic, label noise")
 #: Single networks of which elliptic training would have to be better than each.
 CONTROLS = ("ERM", "ERM, stopped early", "noise", "smoothing", "noise + smoothing", "mixup")
 #: Measures that are compared; all but the last are better when small.
@@ -44,6 +46,8 @@ COMPARED = {
 LARGE = {"test.accuracy", "test.worst_group", "outside.softmax", "outside.energy"}
 SHUFFLED = ("ERM", "noise", "smoothing", "mixup", "mixup + noise", "elliptic", "green")
 ALPHA = 0.05
+#: Fewest seeds of a test.
+FEWEST = 3
 
 
 class Runs:
@@ -93,12 +97,14 @@ def read(record: Record, measure: str) -> float:
 class Difference:
     """Elliptic training less a control on the same seeds; ``p`` of a paired t test."""
 
-    def __init__(self, runs: Runs, data: str, control: str, measure: str) -> None:
-        self.data, self.control, self.measure = data, control, measure
-        pairs = zip(runs.values(data, "elliptic", measure), runs.values(data, control, measure), strict=True)
+    def __init__(self, runs: Runs, method: str, data: str, control: str, measure: str) -> None:
+        self.method, self.data, self.control, self.measure = method, data, control, measure
+        pairs = zip(runs.values(data, method, measure), runs.values(data, control, measure), strict=True)
         gaps = [first - second for first, second in pairs]
         self.mean = statistics.mean(gaps)
-        self.p = 1.0 if len(set(gaps)) < 2 else float(stats.ttest_1samp(gaps, 0.0).pvalue)
+        self.p: float | None = None  # too few seeds for a test
+        if len(gaps) >= FEWEST:
+            self.p = 1.0 if len(set(gaps)) < 2 else float(stats.ttest_1samp(gaps, 0.0).pvalue)
         self.adjusted = 1.0
 
     @property
@@ -110,12 +116,15 @@ class Difference:
 def differences(runs: Runs) -> list[Difference]:
     """All comparisons of the page, corrected together by Holm's method."""
     found = [
-        Difference(runs, data, control, measure)
+        Difference(runs, method, data, control, measure)
+        for method in ELLIPTIC
         for measure in COMPARED
         for data in runs.data
         for control in CONTROLS
     ]
-    for each, p in zip(found, holm(torch.tensor([d.p for d in found]).double()).tolist(), strict=True):
+    tested = [each for each in found if each.p is not None]
+    corrected = holm(torch.tensor([each.p for each in tested], dtype=torch.float64)).tolist()
+    for each, p in zip(tested, corrected, strict=True):
         each.adjusted = p
     return found
 
@@ -134,8 +143,8 @@ def percent(value: float) -> str:
 
 def spread(values: Sequence[float], scale: float = 1.0, decimals: int = 3) -> str:
     """Show mean and deviation over seeds."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{scale * statistics.mean(values):.{decimals}f} ± {scale * deviation:.{decimals}f}"
+    shown = f"{scale * statistics.mean(values):.{decimals}f}"
+    return shown if len(values) < 2 else f"{shown} ± {scale * statistics.stdev(values):.{decimals}f}"
 
 
 def strengths(runs: Runs, data: str, method: str) -> str:
@@ -251,20 +260,25 @@ def strength_table(runs: Runs) -> list[str]:
 def paired_tables(runs: Runs, found: Sequence[Difference]) -> list[str]:
     """Elliptic training less each control, for each measure."""
     lines = []
-    for measure, title in COMPARED.items():
-        own = [each for each in found if each.measure == measure]
-        table = [[f"{title}: elliptic less", *runs.data, "better in"]]
-        for control in CONTROLS:
-            row = [each for each in own if each.control == control]
-            scale, decimals = (1, 3) if "nll" in measure else (100, 1 if "aurc" not in measure else 2)
-            cells = [
-                f"{scale * each.mean:+.{decimals}f} (p = {each.p:.2g})"
-                + ("*" if each.adjusted < ALPHA else "")
-                for each in row
-            ]
-            table.append([control, *cells, f"{sum(each.is_better for each in row)} of {len(row)}"])
-        lines += ["", *rows_of(table)]
+    for method in ELLIPTIC:
+        lines += ["", f"*{method[0].upper()}{method[1:]}*, less each control"]
+        for measure, title in COMPARED.items():
+            own = [each for each in found if (each.method, each.measure) == (method, measure)]
+            table = [[title, *runs.data, "better in"]]
+            for control in CONTROLS:
+                row = [each for each in own if each.control == control]
+                better = sum(each.is_better for each in row)
+                table.append([control, *map(shown_difference, row), f"{better} of {len(row)}"])
+            lines += ["", *rows_of(table)]
     return lines
+
+
+def shown_difference(found: Difference) -> str:
+    """Show a difference with its p-value; a star if it survives the correction."""
+    scale, decimals = (1, 3) if "nll" in found.measure else (100, 2 if "aurc" in found.measure else 1)
+    star = "*" if found.adjusted < ALPHA else ""
+    shown = f"{scale * found.mean:+.{decimals}f}"
+    return shown if found.p is None else f"{shown} (p = {found.p:.2g}){star}"
 
 
 class Shuffling:
