@@ -36,7 +36,7 @@ def score_classes(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> 
     rows, sure, hits = _binned(confidence, guess == y)
     return {
         "auroc": auroc,
-        "calibration": float((sure - hits).abs().sum()) / len(confidence),
+        "calibration": calibration_error(p, y),
         "uncertainty": reduce_by(entropy, y),
         "reliability": {
             "rows": rows.long().tolist(),
@@ -44,6 +44,43 @@ def score_classes(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> 
             "right": hits.long().tolist(),
         },
     }
+
+
+def calibration_error(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> float:
+    """Expected calibration error of the favoured class, 15 bins of equal width, as in `score_classes`."""
+    confidence, guess = p.max(1)
+    _, sure, hits = _binned(confidence, guess == y)
+    return float((sure - hits).abs().sum()) / len(confidence)
+
+
+def brier_score(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> float:
+    """Mean squared distance of the probabilities from the true class, between 0 and 2.
+
+    Example:
+        >>> brier_score(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))  # 2 * 0.25**2
+        0.125
+    """
+    chosen = p.gather(1, y[:, None])[:, 0]
+    return float((p.square().sum(1) - 2 * chosen + 1).mean())
+
+
+def risk_coverage_area(confidence: Float[Tensor, " rows"], wrong: Tensor) -> float:
+    """Area under the risk-coverage curve: the error among the ``k`` surest rows, averaged over all ``k``.
+
+    Rows of equal confidence are taken in a random order, and the area is its expectation: a constant
+    confidence has the error of all rows.
+
+    Example:
+        >>> wrong = torch.tensor([False, False, True, True])
+        >>> round(risk_coverage_area(torch.tensor([0.9, 0.8, 0.7, 0.6]), wrong), 4)  # (0 + 0 + 1/3 + 1/2) / 4
+        0.2083
+        >>> risk_coverage_area(torch.ones(4), wrong)
+        0.5
+    """
+    _, place, sizes = (-confidence).unique(return_inverse=True, return_counts=True)
+    errors = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, place, wrong.double())
+    risks = (errors / sizes).repeat_interleave(sizes)  # of each row in turn, in expectation
+    return float((risks.cumsum(0) / torch.arange(1, len(risks) + 1)).mean())
 
 
 def _binned(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
