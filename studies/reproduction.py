@@ -35,18 +35,15 @@ AGREES, DIFFERS = "✓", "✗"
 
 @dataclass(frozen=True)
 class Shown:
-    """A table of the page: which runs it shows, and which row of the paper a row of ours stands for."""
+    """A table of the page: which runs it shows, and which part of the data."""
 
     choice: Choice
     part: Part = "test"
-    #: Rows in another protocol than the paper states, beside the paper's row that they are compared with.
-    stand_for: tuple[tuple[str, str], ...] = ()
-    #: The data set whose values of the paper count, if they are not the data set's own.
-    of: str | None = None
 
 
 SMALL = ["retinamnist", "pathmnist_subset", "pathmnist_subset-other-centre"]
-PLAIN = ["erm", "mixup", "mixupe", "elliptic", "marginal"]
+HIDDEN = "elliptic hidden kernel"
+NOISES = ["noise as green", "noise"]
 THREE = ["erm", "c-mixup", "marginal"]
 REGRESSION = ["erm", "mixup", "c-mixup", "elliptic", "marginal"]
 NEWER = ["ada", "erm as ada", "foma", "foma as released", "erm as foma"]
@@ -69,14 +66,16 @@ def matched(table: str, dataset: list[str] | None = None, **more: Any) -> Choice
 #: Tables of the page, by the mark between which they stand.
 SHOWN = {
     "table1": Shown(matched("table1", ["cifar10-batch1"], seeds=3)),
-    "table3": Shown(Choice("table3", ["airfoil", "no2"], REGRESSION)),
+    "table3": Shown(Choice("table3", ["airfoil", "no2"], [*REGRESSION, HIDDEN])),
     "table3-newer": Shown(Choice("table3", ["airfoil", "no2"], ["erm", "c-mixup", *NEWER], seeds=5)),
     "table3-scaled": Shown(Choice("table3", ["airfoil-scaled", "no2-scaled"], [*THREE, *NEWER], seeds=5)),
-    "table5": Shown(Choice("table5", ["skillcraft", "crime"], [*REGRESSION, "green"])),
     "table3-all": Shown(Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5)),
+    "table5-skillcraft": Shown(Choice("table5", ["skillcraft"], [*REGRESSION, "green", *NEWER[:2]])),
+    "table5-crime": Shown(Choice("table5", ["crime"], [*REGRESSION, "green", *NEWER])),
+    "table5-order": Shown(Choice("table5", ["skillcraft-in-order", "crime-in-order"], ["erm", "c-mixup"])),
     "table5-train": Shown(Choice("table5", ["skillcraft-train", "crime-train"], THREE, seeds=5)),
+    "table5-rcf": Shown(Choice("table5", ["rcf_mnist-features"], [*REGRESSION, "green", *NOISES])),
     "table6": Shown(Choice("table6", ["breastmnist"])),
-    "table6-per-batch": Shown(Choice("table6", ["breastmnist-per-batch"], PLAIN)),
     "table6-small": Shown(Choice("table6", SMALL, seeds=3)),
     "table9": Shown(Choice("table9", ["breastmnist"])),
     "table10": Shown(Choice("table10", ["breastmnist"], ["elliptic", "elliptic by distance"])),
@@ -86,15 +85,19 @@ SHOWN = {
     "table4-mlp": Shown(tuned("table4", TWO_LAYERS)),
     "table11": Shown(tuned("table11", LINEAR)),
     "table11-mlp": Shown(tuned("table11", TWO_LAYERS)),
-    "table4-cost": Shown(tuned("table4", LINEAR), "cost"),
-    "table11-cost": Shown(tuned("table11", LINEAR), "cost"),
     "table7": Shown(Choice("table7", LINEAR + TWO_LAYERS)),
     "table8": Shown(Choice("table8", NOISE)),
     "parts": Shown(matched("parts", LINEAR)),
     "parts-breast": Shown(matched("parts", ["breastmnist"])),
     "parts-regression": Shown(matched("parts-regression")),
     "shift": Shown(Choice("shift")),
-    "shift-cost": Shown(Choice("shift"), "cost"),
+}
+
+#: Blocks that other studies make from their records: the page, and what stands before and after the block.
+QUOTED = {
+    "controls": ("regression_controls", "### skillcraft\n", "\n### "),
+    "breast-protocols": ("breast_protocols", "<!-- matrix: begin -->", "<!-- matrix: end -->"),
+    "breast-near": ("breast_protocols", "<!-- near: begin -->", "<!-- near: end -->"),
 }
 
 #: Why data sets of the paper were not run, by table.
@@ -130,19 +133,11 @@ def agrees(ours: Cell, paper_seeds: int) -> bool:
 
 
 def collect(shown: Shown) -> Table:
-    """Make the table; give rows that stand for one of the paper's its values."""
+    """Make the table from the records."""
     choice = shown.choice
-    specification = load_specification(choice.table)
     wanted = choice.runs(RECORDS)
-    records = read_records(RECORDS, wanted)
-    table = make_table(choice.table, specification, wanted, records, shown.part)
-    for row, theirs in shown.stand_for:
-        for dataset, column in table.heads:
-            papers = specification.datasets[shown.of or dataset].paper.get(theirs, {})
-            if column in papers:
-                cell, value = table.cells[(row, dataset, column)], papers[column]
-                table.cells[(row, dataset, column)] = Cell(cell.values, (value.mean, value.std), cell.is_best)
-    return table
+    specification = load_specification(choice.table)
+    return make_table(choice.table, specification, wanted, read_records(RECORDS, wanted), shown.part)
 
 
 def render(shown: Shown) -> str:
@@ -195,10 +190,25 @@ def _text(mean: str, std: str, is_best: bool) -> str:
     return f"**{text}**" if is_best else text
 
 
+def quote(study: str, begin: str, end: str) -> str:
+    """A block of another study's page."""
+    text = (ROOT / "results" / study / "README.md").read_text(encoding="utf-8")
+    return text.partition(begin)[2].partition(end)[0].strip()
+
+
+def two_moons() -> str:
+    """Three of the variants of two moons: the demo's, the one that closes the region, and fewer steps."""
+    lines = quote("two_moons", "<!-- tables: begin -->", "<!-- tables: end -->").splitlines()
+    wanted = ("| `half-disc`", "| `tube`", "| `short`")
+    return "\n".join(line for line in lines if not line.startswith("| `") or line.startswith(wanted))
+
+
 def page() -> str:
     """The page with its tables made anew from the records."""
     text = PAGE.read_text(encoding="utf-8")
-    blocks = {mark: render(shown) for mark, shown in SHOWN.items()} | {"not-run": not_run()}
+    blocks = {mark: render(shown) for mark, shown in SHOWN.items()}
+    blocks |= {mark: quote(*where) for mark, where in QUOTED.items()}
+    blocks |= {"two-moons": two_moons(), "not-run": not_run()}
     for mark, block in blocks.items():
         begin, end = BEGIN.format(mark), END.format(mark)
         before, found, rest = text.partition(begin)
