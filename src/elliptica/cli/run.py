@@ -44,6 +44,13 @@ def run(
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep the selected weights, for the landscape of a report.")
     ] = False,
+    every_epoch: Annotated[
+        bool,
+        typer.Option(
+            "--every-epoch",
+            help="Record right answers after every epoch, for elliptica table --epoch; they choose nothing.",
+        ),
+    ] = False,
     out: shared.Records = Path("runs"),
 ) -> None:
     """Run a table of the paper: train what is not recorded yet, then print the table.
@@ -64,6 +71,7 @@ def run(
         jobs=jobs,
         tensorboard=tensorboard,
         keep_models=keep_models,
+        every_epoch=every_epoch,
         ray=ray_settings(engine, address, cpus_per_run, gpus_per_run, retries),
     )
     raise typer.Exit(run_table(choice, options, Console()))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from elliptica.lab.data.catalogue import ENTRIES, plain_name
-from elliptica.lab.experiments.records import read_record, record_file
+from elliptica.lab.experiments.records import is_recorded
 from elliptica.lab.experiments.registry import entry_name, load_dataset
 from elliptica.lab.experiments.run import Options
 from elliptica.lab.experiments.specification import Run
@@ -21,7 +21,7 @@ def check_before(runs: list[Run], options: Options) -> tuple[list[Run], list[str
     problem = folder_problem(options.out) or device_problem(options.device)
     if problem:
         return [], [problem]
-    problems = data_problems(one_per_data(runs, options.out), options.data_dir)
+    problems = data_problems(one_per_data(runs, options), options.data_dir)
     return with_folder(without(runs, problems), list(problems.values()), options.out)
 
 
@@ -61,9 +61,9 @@ def device_problem(device: str) -> str | None:
     return None
 
 
-def one_per_data(runs: list[Run], out: Path) -> list[Run]:
+def one_per_data(runs: list[Run], options: Options) -> list[Run]:
     """One run for each way of loading data that is still needed."""
-    left = [run for run in runs if read_record(record_file(out, run)) is None]
+    left = [run for run in runs if not is_recorded(options.out, run, with_epochs=options.every_epoch)]
     return list({load_key(run): run for run in reversed(left)}.values())[::-1]
 
 

@@ -106,6 +106,7 @@ class State:
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    observed: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Trained:
     optimizer: torch.optim.Optimizer
     order: torch.Generator
     noise: torch.Generator
+    is_observed: bool = False  # something is recorded of every epoch
 
     def save(self, file: Path, state: State, best: dict[str, Tensor]) -> None:
         """Write a checkpoint; ``best`` are the weights of the epoch that is chosen so far."""
@@ -168,6 +170,9 @@ class Trained:
         written = values.pop("settings", None)
         if not isinstance(written, dict) or {**_defaults(), **written} != _plain(self.settings):
             set_aside(file, "The checkpoint was written with other settings")
+            return None
+        if self.is_observed and len(values.get("observed", [])) != values.get("epoch"):
+            set_aside(file, "The checkpoint lacks what is to be recorded of its first epochs")
             return None
         initial = model_tensors(self.model)
         try:
