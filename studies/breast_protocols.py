@@ -29,6 +29,7 @@ RECORDS, PAGE = ROOT / "tables", ROOT / "breast_protocols" / "README.md"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
 Record = dict[str, Any]
 Pair = tuple[float, float]
+Found = dict[tuple[str, str], list[Record]]
 
 #: Label noise by the name of its data set.
 NOISES = {"breastmnist-per-batch": "per batch", "breastmnist-clean": "clean", "breastmnist": "once"}
@@ -42,6 +43,8 @@ PRINTED = [
 ]
 #: Repetitions in the paper, and here.
 SEEDS = 10
+#: Fewer seeds are shown, and compared with nothing.
+ENOUGH = 5
 #: Epochs, counted from 1, at which our own rows are checked.
 CHECKED = range(50, 501, 50)
 
@@ -71,15 +74,18 @@ class Score:
         return f"{self.mean:.1f} ± {self.std:.1f}"
 
 
-def records_of(dataset: str, row: str) -> list[Record]:
-    """Records with right answers after every epoch, by seed."""
-    found = read_records(RECORDS, Choice("table6", [dataset], [row]).runs(RECORDS))
-    return [record for record in found if has_epochs(record)]
-
-
-def everything() -> dict[tuple[str, str], list[Record]]:
+def everything() -> Found:
     """Records by data set and row."""
-    return {(dataset, row): records_of(dataset, row) for dataset in NOISES for row in METHODS}
+    return {
+        (dataset, row): read_records(RECORDS, Choice("table6", [dataset], [row]).runs(RECORDS))
+        for dataset in NOISES
+        for row in METHODS
+    }
+
+
+def usable(records: list[Record], epoch: Epoch = "last") -> list[Record]:
+    """Those that say what was measured then; every record knows the epoch that was chosen."""
+    return [record for record in records if epoch == "chosen" or has_epochs(record)]
 
 
 def protocols() -> Iterator[tuple[str, str, Epoch]]:
@@ -98,60 +104,74 @@ def score(records: list[Record], part: str, epoch: Epoch, column: str) -> Score:
 
 def paper(table: str, row: str) -> dict[str, PaperValue]:
     """The paper's values for Breast."""
-    return load_specification(table).datasets["breastmnist"].paper[row]
+    return load_specification(table).datasets["breastmnist"].paper.get(row, {})
 
 
 def is_near(records: list[Record], row: str, part: str, epoch: Epoch) -> bool:
-    """Whether both columns come near the paper's; False with fewer than two seeds."""
-    values = paper("table6", row)
-    return len(records) > 1 and all(
-        score(records, part, epoch, column).is_near(value) for column, value in values.items()
+    """Whether both columns come near the paper's; False with too few seeds to say."""
+    values, records = paper("table6", row), usable(records, epoch)
+    return (
+        bool(values)
+        and len(records) >= ENOUGH
+        and all(score(records, part, epoch, column).is_near(value) for column, value in values.items())
     )
 
 
-def matrix(found: dict[tuple[str, str], list[Record]]) -> str:
+def matrix(found: Found) -> str:
     """All protocols: average / worst class of each method, bold where both are near the paper's."""
-    compared = [row for row in METHODS if row in load_specification("table6").datasets["breastmnist"].paper]
     lines = [
         f"| noise | measured on | epoch | {' | '.join(METHODS)} | elliptic - erm |",
         "|---|---|---|" + "--:|" * (len(METHODS) + 1),
-        f"| | | paper | {' | '.join(_printed(row) if row in compared else '' for row in METHODS)} | |",
+        f"| | | paper | {' | '.join(map(_printed, METHODS))} | |",
     ]
     for dataset, part, epoch in protocols():
-        cells = []
-        for row in METHODS:
-            records = found[dataset, row]
-            if len(records) < 2:
-                cells.append("-")
-                continue
-            text = f"{score(records, part, epoch, 'average')} / {score(records, part, epoch, 'worst')}"
-            text = f"**{text}**" if row in compared and is_near(records, row, part, epoch) else text
-            cells.append(text if len(records) == SEEDS else f"{text} ({len(records)} seeds)")
+        cells = [_cell(found[dataset, row], row, part, epoch) for row in METHODS]
         gap = _gap(found[dataset, "elliptic"], found[dataset, "erm"], part, epoch)
         name = "chosen = best" if (part, epoch) == ("validation", "chosen") else epoch
         lines.append(f"| {NOISES[dataset]} | {part} | {name} | {' | '.join(cells)} | {gap} |")
     return "\n".join(lines)
 
 
+def _cell(records: list[Record], row: str, part: str, epoch: Epoch) -> str:
+    """Both columns; the average alone where only the validation curves of older records tell."""
+    known = usable(records, epoch)
+    if len(known) < ENOUGH and len(records) == SEEDS and part == "validation":
+        return f"{average_of_curves(records, epoch)} / ?"
+    if len(known) < 2:
+        return "-"
+    text = f"{score(known, part, epoch, 'average')} / {score(known, part, epoch, 'worst')}"
+    text = f"**{text}**" if is_near(known, row, part, epoch) else text
+    return text if len(known) == SEEDS else f"{text} ({len(known)} seeds)"
+
+
+def average_of_curves(records: list[Record], epoch: Epoch) -> Score:
+    """The average on validation after the last epoch or over the last tenth, which every record has."""
+    courses = [record["curves"]["validation"] for record in records]
+    lengths = [max(len(course) // 10, 1) if epoch == "late" else 1 for course in courses]
+    return Score(tuple(100 * statistics.mean(c[-n:]) for c, n in zip(courses, lengths, strict=True)))
+
+
 def _printed(row: str) -> str:
     values = paper("table6", row)
+    if not values:
+        return ""
     return " / ".join(_text(_pair(values[column])) for column in ("average", "worst"))
 
 
 def _gap(ours: list[Record], others: list[Record], part: str, epoch: Epoch) -> str:
     """Difference of averages on the same seeds, with its standard error."""
-    theirs = {record["run"]["seed"]: record for record in others}
+    theirs = {record["run"]["seed"]: record for record in usable(others, epoch)}
     gaps = [
         100 * (metrics_at(record, part, epoch)["average"] - metrics_at(other, part, epoch)["average"])
-        for record in ours
+        for record in usable(ours, epoch)
         if (other := theirs.get(record["run"]["seed"])) is not None
     ]
-    if len(gaps) < 2:
+    if len(gaps) < ENOUGH:
         return "-"
     return f"{statistics.mean(gaps):+.1f} (s.e. {statistics.stdev(gaps) / math.sqrt(len(gaps)):.1f})"
 
 
-def near(found: dict[tuple[str, str], list[Record]]) -> str:
+def near(found: Found) -> str:
     """Protocols under which the paper's rows come out, and how many of the four do under each."""
     rows = [row for row in METHODS if row != "marginal"]
     lines, counts = [], dict[tuple[str, str, Epoch], int]()
@@ -203,7 +223,7 @@ def _verdict(pair: Pair, rows: int) -> str:
     return "mean only" if fits(pair[0], None, seeds=SEEDS, rows=rows) else "no"
 
 
-def control(found: dict[tuple[str, str], list[Record]]) -> str:
+def control(found: Found) -> str:
     """The same check of our own rows, for which the part is known."""
     lines = [
         "| measured on | rows | worst class malignant in all seeds | of these, fit 21 | fit 42 |",
@@ -212,7 +232,7 @@ def control(found: dict[tuple[str, str], list[Record]]) -> str:
     for part in PARTS:
         pairs = [
             _own_pair(records, part, epoch)
-            for records in found.values()
+            for records in map(usable, found.values())
             if len(records) == SEEDS
             for epoch in CHECKED
         ]

@@ -34,3 +34,9 @@ def test_rows_whose_worst_class_is_the_other_one_are_left_out(right, expected):
         for k in right
     ]
     assert breast_protocols._own_pair(records, "validation", 1) == expected
+
+
+def test_averages_of_curves():
+    records = [{"curves": {"validation": [0.0] * 18 + [0.5, last]}} for last in (0.7, 0.9)]
+    assert breast_protocols.average_of_curves(records, "last").values == pytest.approx((70, 90))
+    assert breast_protocols.average_of_curves(records, "late").values == pytest.approx((60, 70))
