@@ -45,6 +45,13 @@ def run(
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep the selected weights, for the landscape of a report.")
     ] = False,
+    every_epoch: Annotated[
+        bool,
+        typer.Option(
+            "--every-epoch",
+            help="Record right answers after every epoch, for elliptica table --epoch; they choose nothing.",
+        ),
+    ] = False,
     out: shared.Records = Path("runs"),
 ) -> None:
     """Train the runs that a table, or your own TOML file, still lacks; then print it.
@@ -65,6 +72,7 @@ def run(
         jobs=jobs,
         tensorboard=tensorboard,
         keep_models=keep_models,
+        every_epoch=every_epoch,
         ray=ray_settings(engine, address, cpus_per_run, gpus_per_run, retries),
         plugins=load_own(plugin),
     )

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: What a table can be about: parts of the data, or the cost of its runs.
 Part = Literal["test", "validation", "cost"]
 
+#: Which epoch of each run counts.
+Epoch = Literal["chosen", "last", "late", "best"]
+
 #: Forms of a table.
 Form = Literal["markdown", "latex", "csv"]
 
@@ -44,11 +47,20 @@ def table(
             Part, help="validation is for choices among methods; cost: rows and seconds to the chosen epoch."
         ),
     ] = "test",
+    epoch: Annotated[
+        Epoch,
+        one_of(
+            Epoch,
+            help="chosen on validation; last; late: mean of the last tenth; best on the part itself. All but "
+            "chosen need elliptica run --every-epoch.",
+        ),
+    ] = "chosen",
     form: Annotated[Form, one_of(Form, "--format", help="How to print it.")] = "markdown",
     out: shared.Records = Path("runs"),
 ) -> None:
     """Print a table from its records, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
+    from elliptica.lab.experiments.epochs import NoEpochsError
     from elliptica.lab.experiments.specification import SpecificationError
 
     console = Console()
@@ -62,11 +74,21 @@ def table(
     if not out.is_dir():
         print_error(f"There is no folder {out}. Say where the records are with --out.", console)
         raise typer.Exit(2)
-    print_table(choice, wanted, out, form, part, console)
+    try:
+        print_table(choice, wanted, out, form, part, console, epoch)
+    except NoEpochsError as error:
+        print_error(error, console)
+        raise typer.Exit(2) from None
 
 
 def print_table(
-    choice: Choice, wanted: list[Run], out: Path, form: Format, part: PartName, console: Console
+    choice: Choice,
+    wanted: list[Run],
+    out: Path,
+    form: Format,
+    part: PartName,
+    console: Console,
+    epoch: Epoch = "chosen",
 ) -> None:
     """Print the table of the records in a folder."""
     from elliptica.lab.experiments.choice import hidden_records
@@ -82,5 +104,5 @@ def print_table(
         console.print("\n".join([begin, *told, ""]), markup=False, highlight=False, soft_wrap=True)
         hidden = []
     remarks = (*choice.remarks(), *hidden, *version_remarks(records))
-    found = make_table(choice.name, choice.specification, wanted, records, part, remarks)
+    found = make_table(choice.name, choice.specification, wanted, records, part, remarks, epoch)
     console.print(render(found, form), markup=False, highlight=False, soft_wrap=True)

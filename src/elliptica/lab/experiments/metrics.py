@@ -95,6 +95,15 @@ def measure(
     return found
 
 
+def count_right(
+    model: nn.Module, split: Split, device: torch.device, noise: Noise | None = None
+) -> dict[str, int]:
+    """Right answers of each group or, without groups, of each class."""
+    right = (predictions(model, split, device, noise).argmax(1) == split.y).double()
+    found = reduce_by(right, split.y if split.group is None else split.group, lambda v: float(v.sum()))
+    return {number: round(count) for number, count in found.items()}
+
+
 def count_rows(data: Dataset) -> dict[str, Any]:
     """Rows of each part of a data set: all of them, and by class and group where there are any."""
     found: dict[str, Any] = {}

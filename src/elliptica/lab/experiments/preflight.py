@@ -15,7 +15,7 @@ from elliptica._utils.text import did_you_mean
 from elliptica.lab.data.catalogue import ENTRIES, plain_name
 from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.experiments.plugins import is_own_dataset
-from elliptica.lab.experiments.records import read_record, record_file
+from elliptica.lab.experiments.records import is_recorded
 from elliptica.lab.experiments.registry import DATASETS, MODELS, entry_name, load_dataset
 from elliptica.lab.experiments.run import Options, training_settings
 from elliptica.lab.experiments.specification import OWN, Run, SpecificationError
@@ -72,7 +72,7 @@ def check_before(runs: list[Run], options: Options) -> tuple[list[Run], list[str
     problem = folder_problem(options.out) or device_problem(options.device)
     if problem:
         return [], [problem]
-    problems = data_problems(one_per_data(runs, options.out), options.data_dir)
+    problems = data_problems(one_per_data(runs, options), options.data_dir)
     return with_folder(without(runs, problems), list(problems.values()), options.out)
 
 
@@ -112,9 +112,9 @@ def device_problem(device: str) -> str | None:
     return None
 
 
-def one_per_data(runs: list[Run], out: Path) -> list[Run]:
+def one_per_data(runs: list[Run], options: Options) -> list[Run]:
     """One run for each way of loading data that is still needed."""
-    left = [run for run in runs if read_record(record_file(out, run)) is None]
+    left = [run for run in runs if not is_recorded(options.out, run, with_epochs=options.every_epoch)]
     return list({load_key(run): run for run in reversed(left)}.values())[::-1]
 
 

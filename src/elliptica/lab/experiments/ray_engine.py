@@ -351,7 +351,7 @@ def check_nodes(runs: list[Run], options: Options, settings: RaySettings) -> tup
         return [], problems
     device = None if settings.gpus_per_run else options.device  # Ray hides GPUs from what asks for none
     wrong: dict[str, str] = {}
-    for name, answer in _on_each(nodes, _node_problems, one_per_data(runs, options.out), options, device):
+    for name, answer in _on_each(nodes, _node_problems, one_per_data(runs, options), options, device):
         if isinstance(answer, Exception):
             raise EngineError(f"Node {name} could not be tried: {answer}") from answer
         wrong |= {key: f"On node {name}: {told}" for key, told in answer.items() if key not in wrong}

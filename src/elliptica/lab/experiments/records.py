@@ -57,6 +57,12 @@ def read_record(file: Path) -> dict[str, Any] | None:
     return record
 
 
+def is_recorded(out: Path, run: Run, *, with_epochs: bool = False) -> bool:
+    """Whether a run is finished; ``with_epochs`` asks for its right answers after each epoch, too."""
+    record = read_record(record_file(out, run))
+    return record is not None and (not with_epochs or "right" in record)
+
+
 def write_record(file: Path, record: dict[str, Any]) -> None:
     """Write a record atomically."""
     try:

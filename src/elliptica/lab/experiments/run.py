@@ -18,6 +18,8 @@ from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments.methods import make_loss, prepare, rows_per_sample
 from elliptica.lab.experiments.methods.context import Context
 from elliptica.lab.experiments.metrics import (
+    Noise,
+    count_right,
     count_rows,
     gaussian_noise,
     group_shares,
@@ -28,8 +30,8 @@ from elliptica.lab.experiments.plugins import Plugin, ensure_plugins, plugin_ver
 from elliptica.lab.experiments.records import (
     checkpoint_file,
     claimed,
+    is_recorded,
     model_file,
-    read_record,
     record_file,
     versions,
     write_record,
@@ -70,6 +72,9 @@ class Options:
     jobs: int | None = None
     tensorboard: Path | None = None  # folder for event files, one folder per run in it; None writes none
     keep_models: bool = False  # write the selected weights beside each new record
+    #: Record the right answers on validation and test rows after every epoch; they decide nothing. Runs that
+    #: were recorded without them are done anew.
+    every_epoch: bool = False
     ranks: Ranks = dataclasses.field(default_factory=Ranks)  # processes that share the work of each run
     ray: RaySettings | None = None  # a cluster to do them on; None is this machine, without Ray
     plugins: tuple[Plugin, ...] = ()  # modules with methods, data and networks of the user's own
@@ -101,6 +106,19 @@ def do_run(
 
     context = _context(run, data, model, settings, name, device, options.ranks)
     method = prepare(run.method, run.settings, context)
+
+    def test_noise() -> Noise | None:
+        return gaussian_noise(run.load.get("test_noise", 0.0), stream(name, run.seed, "test noise"))
+
+    def right_answers(net: nn.Module) -> dict[str, dict[str, int]]:
+        return {
+            "validation": count_right(net, data.validation, device),
+            "test": count_right(net, data.test, device, test_noise()),
+        }
+
+    is_observed = options.every_epoch and with_test
+    if is_observed and data.task != "classification":
+        raise ValueError(f"{run.dataset} has no classes, so that no right answers can be recorded.")
     checkpoint = checkpoint or checkpoint_file(options.out, run)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     found = fit(
@@ -118,15 +136,15 @@ def do_run(
         checkpoint=checkpoint,
         device=device,
         progress=progress,
+        observe=right_answers if is_observed else None,
         ranks=options.ranks,
         code=code,
     )
     if options.keep_models and with_test and options.ranks.is_first:
         save_checkpoint(model_file(options.out, run), {"model": model_tensors(model)}, {"epoch": found.epoch})
-    noise = gaussian_noise(run.load.get("test_noise", 0.0), stream(name, run.seed, "test noise"))
     with split_rows(model, options.ranks):
         metrics = {
-            **({"test": measured(model, data.test, noise=noise)} if with_test else {}),
+            **({"test": measured(model, data.test, noise=test_noise())} if with_test else {}),
             "validation": measured(model, data.validation),
         }
     return {
@@ -136,6 +154,7 @@ def do_run(
         "method": method.details,
         "epoch": found.epoch,
         "curves": {"loss": _rounded(found.losses), "validation": _rounded(found.scores)},
+        **({"right": _by_epoch(found.observed)} if is_observed else {}),
         "cost": {
             "evaluations": found.evaluations + method.evaluations,
             "rows_per_sample": rows_per_sample(run.method, run.settings),
@@ -153,6 +172,14 @@ def do_run(
 def _rounded(values: list[float]) -> list[float]:
     """Six digits, which is enough to look at."""
     return [float(f"{value:.6g}") for value in values]
+
+
+def _by_epoch(observed: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, list[int]]]:
+    """Right answers by part and class (or group), a number for each epoch."""
+    return {
+        part: {number: [each[part][number] for each in observed] for number in counts}
+        for part, counts in observed[0].items()
+    }
 
 
 def _context(
@@ -268,11 +295,15 @@ def _single_numbers(record: dict[str, Any]) -> dict[str, float]:
 def claim(run: Run, options: Options) -> Iterator[bool]:
     """Claim a run; False if it is recorded or another process has it. The first rank answers for all."""
     file = record_file(options.out, run)
-    if not options.ranks.is_first or read_record(file) is not None:
+
+    def is_left() -> bool:
+        return not is_recorded(options.out, run, with_epochs=options.every_epoch)
+
+    if not options.ranks.is_first or not is_left():
         yield False
         return
     with claimed(options.out, file) as mine:
-        yield mine and read_record(file) is None
+        yield mine and is_left()
 
 
 def record_run(run: Run, options: Options, record: dict[str, Any], listen: Listener) -> str:

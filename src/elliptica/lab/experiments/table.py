@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from elliptica._utils.statistics import student_tail
+from elliptica._utils.text import count
+from elliptica.lab.experiments.epochs import MEANING, Epoch, NoEpochsError, has_epochs, metrics_at
 from elliptica.lab.experiments.specification import Run, Specification, runs
 
 #: Which rows of the data a table is about, or what its runs cost up to the epoch that was chosen.
@@ -76,12 +78,14 @@ def make_table(
     records: list[Record],
     part: Part = "test",
     remarks: tuple[str, ...] = (),
+    epoch: Epoch = "chosen",
 ) -> Table:
     """Collect the records of the runs that a table consists of.
 
     The validation part is for choices among methods; the paper's values stand beside the test part only.
-    ``remarks`` are printed below the table.
+    ``remarks`` are printed below the table; ``epoch`` is explained in `metrics_at`.
     """
+    _check_epochs(records, part, epoch)
     by_key = {(r["run"]["row"], r["run"]["dataset"], r["run"]["seed"], _key(r)): r for r in records}
     datasets = tuple(dict.fromkeys(run.dataset for run in wanted))
     rows = tuple(dict.fromkeys(run.row for run in wanted))
@@ -100,7 +104,7 @@ def make_table(
                     comparable[run.key] = is_comparable(name, specification, run)
                 paper = paper if comparable[run.key] else None
             cell = cells.setdefault(place, Cell({}, None if paper is None else (paper.mean, paper.std)))
-            value = None if record is None else _value(record, part, column, specification)
+            value = None if record is None else _value(record, part, column, specification, epoch)
             if value is not None:
                 cell.values[run.seed] = value
     heads = tuple((dataset, column) for dataset in datasets for column in columns)
@@ -110,8 +114,7 @@ def make_table(
     notes += remarks
     if not all(comparable.values()):
         notes.append("The paper's values are left out: the epochs, precision or budget here are others.")
-    if part == "validation":
-        notes.append("On the validation part, which also chose the epoch: for choices, not for reporting.")
+    notes += _where_and_when(part, epoch)
     notes.append(COST if part == "cost" else RULE if _can_be_bold(cells) else SPREAD)
     if missing:
         notes.append(f"{missing} of {len(wanted)} runs are not recorded yet.")
@@ -140,10 +143,35 @@ def _can_be_bold(cells: dict[tuple[str, str, str], Cell]) -> bool:
     return max((len(cell.values) for cell in cells.values()), default=0) >= MIN_SEEDS
 
 
-def _value(record: Record, part: Part, column: str, specification: Specification) -> float | None:
+def _where_and_when(part: Part, epoch: Epoch) -> list[str]:
+    """What is not usual about the rows and the epoch."""
+    if epoch == "chosen":
+        told = "On the validation part, which also chose the epoch: for choices, not for reporting."
+        return [told] if part == "validation" else []
+    return [MEANING[epoch], *["On the validation part."] * (part == "validation")]
+
+
+def _check_epochs(records: list[Record], part: Part, epoch: Epoch) -> None:
+    if epoch == "chosen":
+        return
+    if part == "cost":
+        raise NoEpochsError("Costs are those up to the epoch that was chosen: leave out --epoch.")
+    lacking = [record["run"] for record in records if not has_epochs(record)]
+    if lacking:
+        rows = dict.fromkeys(f"{run['dataset']} {run['row']}" for run in lacking)
+        raise NoEpochsError(
+            f"{count(len(lacking), 'record')} of {len(records)} say nothing about other epochs than the one "
+            f"that was chosen ({', '.join(rows)}). To do these runs anew: elliptica run --every-epoch. To "
+            "leave them out, name others with --dataset and --methods."
+        )
+
+
+def _value(
+    record: Record, part: Part, column: str, specification: Specification, epoch: Epoch
+) -> float | None:
     """What stands in a cell, in the units of the table."""
     if part != "cost":
-        value = record["metrics"][part].get(column)
+        value = metrics_at(record, part, epoch).get(column)
         factor = 1 if specification.metric == "rmse" else 100
         return None if value is None else factor * float(value)
     cost, share = record["cost"], (record["epoch"] + 1) / record["cost"]["epochs"]

@@ -106,6 +106,7 @@ class State:
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    observed: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class Trained:
     order: torch.Generator
     noise: torch.Generator
     code: dict[str, str] = field(default_factory=dict)  # versions of code that it depends on
+    is_observed: bool = False  # something is recorded of every epoch
 
     def save(self, file: Path, state: State, best: dict[str, Tensor]) -> None:
         """Write a checkpoint; ``best`` are the weights of the epoch that is chosen so far."""
@@ -174,6 +176,9 @@ class Trained:
         if (code := values.pop("code", {})) != self.code:
             changed = sorted(name for name in {*code, *self.code} if code.get(name) != self.code.get(name))
             set_aside(file, f"The checkpoint was written with another source of {', '.join(changed)}")
+            return None
+        if self.is_observed and len(values.get("observed", [])) != values.get("epoch"):
+            set_aside(file, "The checkpoint lacks what is to be recorded of its first epochs")
             return None
         initial = model_tensors(self.model)
         try:

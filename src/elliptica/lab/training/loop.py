@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from elliptica.lab.training.settings import TrainingSettings
 
 #: A score of a model on a part of the data; larger is better.
 Score = Callable[[nn.Module, Split], float]
+#: From a model to what is kept of an epoch, which JSON can hold.
+Observe = Callable[[nn.Module], object]
 _ALONE = Ranks()
 
 
@@ -38,6 +40,7 @@ class FitResult:
     seconds: float  # wall time of training and validation, over all sittings
     losses: list[float]  # mean training loss of each epoch
     scores: list[float]  # validation score of each epoch
+    observed: list[Any] = field(default_factory=list)  # what `observe` gave after each epoch
 
 
 def fit(
@@ -57,6 +60,7 @@ def fit(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
+    observe: Observe | None = None,
     ranks: Ranks = _ALONE,
     code: Mapping[str, str] | None = None,
 ) -> FitResult:
@@ -84,6 +88,8 @@ def fit(
         checkpoint: File to write after each epoch and to start from if it exists.
         device: Where to train.
         progress: Told after each epoch, such as `elliptica.lab.training.TensorBoard`.
+        observe: Called with the model in evaluation mode after each epoch; what it gives is kept in
+            ``FitResult.observed`` and decides nothing.
         ranks: Processes that call this together, with the same arguments, and share the work of the network
             (`elliptica.distributed.split_rows`). The result is that of one process to rounding, unless the
             network draws (dropout): each process does that from a stream of its own. The first one writes
@@ -94,7 +100,9 @@ def fit(
     model.to(device)
     optimizer = settings.make_optimizer(model)
     order, noise = streams or (stream(name, seed, "order"), stream(name, seed, "noise"))
-    trained = Trained(settings, model, objective, optimizer, order, noise, dict(code or {}))
+    trained = Trained(
+        settings, model, objective, optimizer, order, noise, dict(code or {}), observe is not None
+    )
     state, best = State(), model_tensors(model)
     weights = settings.row_weights(data.train)
     with torch.random.fork_rng(devices=[]), split_rows(model, ranks):
@@ -135,6 +143,8 @@ def fit(
             if is_early or settings.select == "last" or value >= state.best_score or state.best_epoch < 0:
                 state.best_score, state.best_epoch = -math.inf if is_early else value, state.epoch
                 best = model_tensors(model)
+            if observe is not None:
+                state.observed.append(observe(model))
             state.epoch += 1
             state.seconds += time.perf_counter() - begin
             if checkpoint is not None and ranks.is_first:
@@ -161,6 +171,7 @@ def fit(
         state.seconds,
         state.losses,
         state.scores,
+        state.observed,
     )
 
 
