@@ -36,7 +36,7 @@ Rule = Literal["average", "worst"]
 #: Kinds of workers.
 Engine = Literal["threads", "processes", "ray"]
 
-_TABLE, _SHIFT = "Your table", "The shift that you expect (one of them, or none for random rows)"
+_TABLE, _SHIFT = "Your table", "The shift that you expect (at most one; random rows by default)"
 _EFFORT, _OUTPUT = "Methods and effort", "Size and output"
 #: Options that each select their own test rows.
 _SHIFTS = {"time": "--time", "test": "--test", "extrapolate": "--extrapolate", "split_by": "--split-by"}
@@ -200,12 +200,14 @@ def compare(
         ),
     ] = False,
     max_rows: Annotated[
-        int, typer.Option(min=50, help="Maximum number of rows ...", rich_help_panel=_OUTPUT)
+        int, typer.Option(min=50, help="Maximum number of rows.", rich_help_panel=_OUTPUT)
     ] = 200_000,
     sample: Annotated[
         bool,
         typer.Option(
-            "--sample", help="... or size of a random sample of longer tables.", rich_help_panel=_OUTPUT
+            "--sample",
+            help="Use a random sample of that size if the table is longer.",
+            rich_help_panel=_OUTPUT,
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws.", rich_help_panel=_OUTPUT)] = 0,

@@ -83,7 +83,7 @@ def _skill_of_equals(codes: np.ndarray, values: np.ndarray, is_class: bool) -> f
     counts = np.zeros((len(sizes), labels.max() + 1))
     np.add.at(counts, (group, labels), 1)
     votes = counts[group]
-    votes[np.arange(len(labels)), labels] -= 1
+    votes[np.arange(len(labels)), labels] -= 1  # a row must not predict itself
     votes[~shared] = np.bincount(labels)
     return 1 - float((votes.argmax(1) != labels).mean()) / _chance(labels)
 

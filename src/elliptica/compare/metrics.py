@@ -375,6 +375,6 @@ def _gap(confidence: np.ndarray, right: np.ndarray) -> float:
     """Return the mean gap between confidence and accuracy over bins of equally many rows."""
     n_bins = int(np.clip(len(right) // MIN_BIN_ROWS, 1, MAX_BINS))
     inner = np.quantile(confidence, np.arange(1, n_bins) / n_bins)
-    number = np.searchsorted(np.unique(inner), confidence)
+    number = np.searchsorted(np.unique(inner), confidence)  # equal confidences share a bin
     gaps = np.bincount(number, weights=confidence - right)
     return float(np.abs(gaps).sum() / len(right))

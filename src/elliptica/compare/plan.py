@@ -139,7 +139,7 @@ class Plan:
         return math.ceil(self.trials / 3) if self.first_epochs else self.trials
 
     def logs_target(self, trial: int) -> bool:
-        """Whether a trial learns the logarithm of the targets."""
+        """Return whether a trial learns the logarithm of the targets."""
         return self.log_target and trial % 2 == 1
 
 

@@ -413,12 +413,13 @@ class Column:
         losses = predictions.losses[kind]
         n_repeats, n_methods, n = losses.shape
         centre: np.ndarray | None = None
+        # relative metrics are compared by logarithms, so that differences become ratios; an RMSE is a root
         power = 0.0 if not metric.relative else 0.5 if kind == "square" else 1.0
         if metric.name == "balanced_accuracy":
             counts, by_class = _part_means(predictions, losses, predictions.labels, len(predictions.classes))
             each = 1 / np.maximum(counts, 1) / (counts > 0).sum()
             weights = np.broadcast_to(each[predictions.labels], (n_methods, n))
-            centre = by_class[:, predictions.labels]
+            centre = by_class[:, predictions.labels]  # each class is centred on its own mean
         elif metric.name.startswith("worst_"):
             weights = _worst_weights(predictions, losses, metric)
         else:
@@ -429,6 +430,7 @@ class Column:
         if not power:
             return cls(metric, means, influence)
         safe = np.maximum(means, 1e-300)
+        # delta method: the influence on log(mean) is that on the mean, divided by it
         return cls(metric, power * np.log(safe), power * influence / safe[:, None])
 
     def changes(
@@ -498,6 +500,7 @@ def _part_means(
     predictions: Predictions, losses: np.ndarray, numbers: np.ndarray, n_parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of tests and the means per part, ``(methods, parts)``; part -1 is ignored."""
+    # the last column belongs to part -1 and is cut off
     member = np.eye(n_parts + 1)[numbers][:, :-1]
     counts = (predictions.tested.astype(float) @ member).sum(0)
     return counts, (losses @ member).sum(0) / np.maximum(counts, 1)
@@ -518,6 +521,7 @@ def _needed(change: Change, predictions: Predictions, column: Column) -> Needed:
     n_repeats = len(predictions.fold)
     tested = not predictions.fold.max()
     n_rows = int(predictions.tested.any(0).sum()) if tested else len(predictions.target)
+    # the interval excludes zero once the variance is below this
     allowed = (abs(gap) / change.quantile) ** 2 if change.quantile else 0.0
     training = max(0.0, change.training_variance) if math.isfinite(change.training_variance) else 0.0
     total = change.rows_variance + training
@@ -532,7 +536,7 @@ def _needed(change: Change, predictions: Predictions, column: Column) -> Needed:
 
 
 def round_up(number: float) -> int:
-    """Round up to two digits, so that the figure does not look exact.
+    """Round up to one digit, or two after a leading 1, so that the figure does not look exact.
 
     Example:
         >>> round_up(2931), round_up(1210), round_up(87)

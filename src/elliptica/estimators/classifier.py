@@ -335,7 +335,7 @@ def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | 
         True
     """
     rows = np.arange(len(codes))
-    margin = logits - logits[rows, codes][:, None]
+    margin = logits - logits[rows, codes][:, None]  # the loss is log(sum(exp(margin / T)))
     if logits.shape[1] == 1:
         return 1.0
     others = margin.copy()
@@ -354,6 +354,7 @@ def fit_temperature(logits: np.ndarray, codes: np.ndarray, weight: np.ndarray | 
         return float(np.average((share * margin).sum(axis=1), weights=weight))
 
     low, high = -10.0, 10.0
+    # the loss is convex in 1 / T, so its slope has one root; 60 halvings reach machine precision
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)

@@ -204,8 +204,9 @@ def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generato
     length = epoch_length(weight)
     order = torch.randperm(length, generator=generator)
     shift = float(torch.rand(1, generator=generator, dtype=torch.float64))
+    # systematic sampling: one uniform shift for all pieces has less variance than independent draws
     places = (shift + np.arange(length)) * (cumulative[-1] / length)
-    chosen = np.searchsorted(cumulative, places, side="right").clip(max=n_rows - 1)
+    chosen = np.searchsorted(cumulative, places, side="right").clip(max=n_rows - 1)  # rounding
     return torch.from_numpy(chosen)[order]
 
 

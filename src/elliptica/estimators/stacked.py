@@ -354,14 +354,15 @@ class _Stack:
             inputs = output if output is outputs[-1] else nn.functional.leaky_relu_(output, _SLOPE)
         losses = self._losses(outputs[-1], y, slopes[-1])
         block.totals += losses
-        slopes[-1] /= self.batch_size
+        slopes[-1] /= self.batch_size  # the gradient of the mean over the batch
         if block.worst:
             slopes[-1][block.worst] *= self._worst_groups(block, losses[block.worst], groups).unsqueeze(2)
         for layer in range(len(weights) - 1, 0, -1):
             slope, output = slopes[layer - 1], outputs[layer - 1]
             torch.bmm(slopes[layer], weights[layer].transpose(1, 2), out=slope)
+            # a leaky ReLU keeps the sign of its input, so its output is enough for the derivative
             torch.ops.aten.leaky_relu_backward.grad_input(slope, output, _SLOPE, True, grad_input=slope)
-        if block.weighted:
+        if block.weighted:  # importance weights depend on the input gradient, so they come last
             factor = _by_gradient(slopes[0][block.weighted], weights[0][block.weighted], block.xi)
             for slope in slopes:
                 slope[block.weighted] *= factor.unsqueeze(2)
@@ -374,7 +375,7 @@ class _Stack:
     def _losses(self, outputs: Tensor, y: Tensor, slope: Tensor | None = None) -> Tensor:
         """Compute the loss of each row, and write its derivative by the outputs to ``slope``."""
         if self.loss == "classes":
-            # a softmax by hand is three times as fast as torch's for a few classes
+            # a softmax by hand, shifted against overflow, is three times as fast as torch's for a few classes
             shifted = outputs - outputs.amax(-1, keepdim=True)
             powers = shifted.exp()
             total = powers.sum(-1, keepdim=True)
@@ -391,6 +392,7 @@ class _Stack:
         log_q = block.log_q[block.worst]
         counts = torch.zeros_like(log_q).scatter_add_(1, groups, torch.ones_like(losses)).clamp_min_(1)
         risks = torch.zeros_like(log_q).scatter_add_(1, groups, losses) / counts
+        # exponentiated gradient ascent on the group weights; the softmax keeps them a distribution
         log_q = (log_q + block.eta * risks).log_softmax(1)
         block.log_q[block.worst] = log_q
         return (log_q.exp() / counts).gather(1, groups) * self.batch_size
@@ -498,6 +500,7 @@ def _by_gradient(slope: Tensor, weight: Tensor, xi: Tensor) -> Tensor:
     """
     norm = torch.linalg.vector_norm(torch.bmm(slope, weight.transpose(1, 2)), dim=2)
     deviation = norm.std(1, keepdim=True) if norm.shape[1] > 1 else torch.zeros_like(norm)
+    # a deviation of zero (equal norms, or one row) gives equal factors
     score = xi * (norm - norm.mean(1, keepdim=True)) / deviation.clamp_min(torch.finfo(norm.dtype).tiny)
     return score.softmax(1) * norm.shape[1]
 

@@ -275,8 +275,8 @@ class Network:
 def _frequencies(job: StackedJob, table: Table, rows: Tensor) -> tuple[Tensor, np.ndarray | None]:
     """Return rows with their expected frequencies, balanced if the method requires it.
 
-    `draw_epoch` keeps this order, so rows of a group are neighbours. Every epoch then has the same number of
-    rows of each group, up to one.
+    Rows of a group become neighbours, because `draw_epoch` samples systematically along this order. Every
+    epoch then has the same number of rows of each group, up to one.
     """
     weight = None if job.weight is None else np.asarray(job.weight, dtype=np.float64)
     if job.method not in GROUP_METHODS:
@@ -288,6 +288,7 @@ def _frequencies(job: StackedJob, table: Table, rows: Tensor) -> tuple[Tensor, n
     ordered = part[order].numpy()
     weight = np.ones(len(rows)) if weight is None else weight[order.numpy()]
     weight = weight / np.bincount(ordered, weights=weight).clip(_TINY)[ordered]
+    # each part has the same total weight; then weights are frequencies again, with mean one
     return rows[order], weight * (len(rows) / weight.sum())
 
 
@@ -358,7 +359,7 @@ def draw_points(
     shape = (len(networks), steps, batch_size)
     rows = torch.stack([network.take(steps * batch_size) for network in networks]).view(shape)
     is_mixed = any(network.method in _MIXING for network in networks)
-    partners = rows.roll(-1, 2) if is_mixed else rows
+    partners = rows.roll(-1, 2) if is_mixed else rows  # rows are in random order, so the next one is random
     numbers = _Numbers(
         torch.zeros(shape),
         torch.zeros(shape),
@@ -373,6 +374,7 @@ def draw_points(
         n_times = torch.tensor([networks[i].job.setting("n_times") for i in bridges]).view(-1, 1, 1)
         s[bridges] = stratified_times(numbers.u[bridges], n_times)
         unit = torch.ones(shape)
+        # a bridge has variance s (1 - s) at time s; the other methods add noise of constant size
         unit[bridges] = unit_spread(s[bridges])
         spread = spread * unit
     if kernels := places_of(networks, "c-mixup"):
@@ -382,7 +384,7 @@ def draw_points(
         partners[lisa], is_alone = lisa_partners(
             rows[lisa], table.label, table.group, numbers.within_label[lisa], numbers.u[lisa]
         )
-        s[lisa] = s[lisa].masked_fill_(is_alone, 0.0)
+        s[lisa] = s[lisa].masked_fill_(is_alone, 0.0)  # a row without a partner stays as it is
     x, y = (_mix(z, rows, partners, s) if is_mixed else z[rows] for z in (table.x, table.y))
     if any(network.sigma > 0 for network in networks):
         x.addcmul_(numbers.noise, spread[0].unsqueeze(3))
@@ -418,8 +420,9 @@ def stratified_times(u: Tensor, n_times: Tensor) -> Tensor:
         n_times: Number of grid points, broadcastable.
     """
     batch_size = u.shape[-1]
+    # the i-th row takes a time from the i-th of batch_size equal parts of the unit interval
     place = u.add(torch.arange(batch_size)).mul_(n_times / batch_size).floor_()
-    return place.minimum(n_times - 1).div_(n_times - 1)
+    return place.minimum(n_times - 1).div_(n_times - 1)  # rounding may reach n_times
 
 
 def kernel_partners(rows: Tensor, targets: Tensor, bandwidth: Tensor, u: Tensor) -> Tensor:
@@ -451,5 +454,6 @@ def _candidates(batch_size: int, first: int) -> Tensor:
 def _pick(places: Tensor, weights: Tensor, u: Tensor) -> Tensor:
     """Pick one place for each row with probabilities proportional to the weights, from uniform numbers."""
     sums = weights.cumsum(-1)
+    # inverse transform sampling; without any weight, or by rounding, the last place is taken
     chosen = (sums <= (u * sums[..., -1]).unsqueeze(-1)).sum(-1).clamp_max_(weights.shape[-1] - 1)
     return places.expand(*u.shape[:-1], *places.shape).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
