@@ -395,7 +395,7 @@ def _protocol(comparison: Comparison) -> list[str]:
     constant = "mean" if problem.task == "regression" else "class frequencies"
     points.append(
         f"The constant prediction is the {constant} of the training rows of each fold. If no method is "
-        "shown to beat it, no model is worth keeping. They are compared in "
+        "shown to beat it, no model is worth keeping. This is judged by "
         f"{'RMSE' if problem.task == 'regression' else 'accuracy or Brier score'}."
     )
     if problem.task == "classification":
