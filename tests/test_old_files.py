@@ -61,7 +61,7 @@ def test_an_old_comparison_is_neither_resumed_nor_overwritten(tmp_path):
     options = ["--target", "answer", "--group", "site", "--out", tmp_path / "run"]
     for words, message in (
         (["compare", FOLDER / "compare" / "data.csv", *options], "cannot be resumed. Choose another --out"),
-        (["report", tmp_path / "run", "-o", tmp_path / "page.html"], "is of an earlier version of elliptica"),
+        (["report", tmp_path / "run", "-o", tmp_path / "page.html"], "was written by an earlier version"),
     ):
         done = CliRunner().invoke(app, [str(word) for word in words])
         assert done.exit_code == 2

@@ -163,12 +163,12 @@ def test_bad_options_are_refused(option, value):
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("diagnose two-moons --train elliptik", "There is no 'elliptik'. Did you mean 'elliptic'?"),
-        ("report two-moons --train mixpu", "There is no 'mixpu'. Did you mean 'mixup'?"),
-        ("demo --figure 9", "There is no '9'. Pass one of 1, 2, 3, uncertainty."),
-        ("table table3 --format latx", "There is no 'latx'. Did you mean 'latex'?"),
-        ("run table3 --precision bfloat", "There is no 'bfloat'. Did you mean 'bfloat16'?"),
-        ("tune table4 --pruner medien", "There is no 'medien'. Did you mean 'median'?"),
+        ("diagnose two-moons --train elliptik", "Unknown value 'elliptik'. Did you mean 'elliptic'?"),
+        ("report two-moons --train mixpu", "Unknown value 'mixpu'. Did you mean 'mixup'?"),
+        ("demo --figure 9", "Unknown value '9'. Pass one of 1, 2, 3, uncertainty."),
+        ("table table3 --format latx", "Unknown value 'latx'. Did you mean 'latex'?"),
+        ("run table3 --precision bfloat", "Unknown value 'bfloat'. Did you mean 'bfloat16'?"),
+        ("tune table4 --pruner medien", "Unknown value 'medien'. Did you mean 'median'?"),
         ("diagnos two-moons", "No such command 'diagnos'. Did you mean 'diagnose'?"),
     ],
 )

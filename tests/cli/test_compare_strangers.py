@@ -36,17 +36,17 @@ def table(n=60, **columns):
         (
             table().replace("rose", "iris"),
             ["--target", "kind"],
-            "The target 'kind' has one class only, 'iris': nothing to tell apart.",
+            "The target 'kind' has only one class, 'iris'. Nothing can be learnt.",
         ),
         (
             table(price=["cheap"] * 30 + [*map(str, range(30))]),
             ["--target", "price", "--task", "regression"],
-            "Regression needs a target of numbers, but 'price' holds text, e.g. 'cheap'.",
+            "Regression needs a numeric target, but 'price' holds text, e.g. 'cheap'.",
         ),
         (
             table(price=["?!", *map(str, range(59))]),
             ["--target", "price"],
-            "In the target column 'price': 1 of 60 values is no number, e.g. '?!'.",
+            "In the target column 'price': 1 of 60 values is not a number, e.g. '?!'.",
         ),
         (
             table().partition("\n")[0] + "\n1,rose\n2,iris\n3,rose\n",
@@ -56,7 +56,7 @@ def table(n=60, **columns):
         (
             table().replace("size,kind", "kind,kind"),
             ["--target", "kind"],
-            "has several columns of the name 'kind'. Names must differ",
+            "has several columns named 'kind'. Rename all but one",
         ),
         (
             table().replace("size,kind", "1.5,rose").replace("\n", "\n7,"),
@@ -71,10 +71,10 @@ def table(n=60, **columns):
         (
             table(120),
             ["--target", "kind", "--max-rows", "119"],
-            "has 120 rows; at most 119 are read, because every method is trained many times. Pass --sample",
+            "has 120 rows, but at most 119 are read, because every method is trained many times.",
         ),
-        ("", ["--target", "kind"], "data.csv is empty. Expected a CSV file with a line of names"),
-        ("size,kind\n", ["--target", "kind"], "data.csv has names of columns but no rows."),
+        ("", ["--target", "kind"], "data.csv is empty. Expected a CSV file with a line of column names"),
+        ("size,kind\n", ["--target", "kind"], "data.csv has column names but no rows."),
     ],
     ids=[
         "wrong target",
@@ -117,7 +117,7 @@ def with_days(n=120, **columns):
         (
             table(huge=["1e308", "-1e308", *map(str, range(58))]),
             ["--target", "kind"],
-            "Column 'huge': 2 values beyond 1e+150 set to 1e+150",
+            "Column 'huge': 2 values beyond 1e+150 clipped to 1e+150",
         ),
         (with_days(), ["--target", "kind", "--time", "day"], "Train on the past, test on later rows"),
         (
@@ -238,7 +238,7 @@ def test_the_list_ten_million_rows(tmp_path):
             handle.write(b"1,a\n2,b\n" * 50_000)
     code, output = run("compare", file, "--target", "kind", "--out", tmp_path / "out")
     assert code == 2
-    assert "long.csv has 10,000,000 rows; at most 200,000 are read" in output
+    assert "long.csv has 10,000,000 rows, but at most 200,000 are read" in output
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,9 @@ def clinic(tmp_path_factory):
 
 def test_what_is_odd_and_no_error_is_said(clinic):
     folder, _, output = clinic
-    assert "Warning: column 'age': 2 of 80 values are no numbers, e.g. 'unknown'. Taken as missing." in output
+    assert (
+        "Warning: column 'age': 2 of 80 values are not numbers, e.g. 'unknown'. Treated as missing." in output
+    )
     assert "unit not used: it is 'mg' in all rows" in output
     assert "patient identifier, not used" in output
     assert "Cells are separated by ';'." in output
@@ -323,17 +325,21 @@ def test_predict_takes_text_as_training_did(clinic):
     inputs = frame.select("age", "dose").with_columns(pl.all().str.replace(",", "."))
     text = inputs[:6].with_columns(age=pl.Series(["40", *["no idea"] * 5]))
     found, notices = predict_file(model, text)
-    assert "Warning: column 'age': 5 of 6 values are no numbers, e.g. 'no idea'. Taken as missing." in notices
+    assert (
+        "Warning: column 'age': 5 of 6 values are not numbers, e.g. 'no idea'. Treated as missing." in notices
+    )
     gaps = text.with_columns(pl.col("age").cast(pl.Float64, strict=False), pl.col("dose").cast(pl.Float64))
     assert found["prediction"].to_list() == load(model).predict(gaps).tolist()
     assert found.equals(predict_file(model, gaps)[0])
-    with pytest.raises(TableError, match=r"'dose' held numbers .* now 5 of 6 values are none, e\.g\. 'much'"):
+    with pytest.raises(TableError, match=r"'dose' held numbers .* now 5 of 6 values are not, e\.g\. 'much'"):
         predict_file(model, text.with_columns(dose=pl.Series(["1", *["much"] * 5])))
     commas = frame.select("age", "dose")  # the decimal commas of training are known, in frames as well
     assert predict_file(model, commas)[0].equals(predict_file(model, inputs)[0])
     one = inputs.with_columns(pl.Series("dose", ["much", *inputs["dose"][1:]]))
     _, notices = predict_file(model, one)
-    assert "Warning: column 'dose': 1 of 80 values is no number, e.g. 'much'. Taken as missing." in notices
+    assert (
+        "Warning: column 'dose': 1 of 80 values is not a number, e.g. 'much'. Treated as missing." in notices
+    )
     assert any(notice.startswith("Column 'dose': 1 missing values are replaced by") for notice in notices)
 
 
@@ -348,21 +354,21 @@ def test_notes_of_a_strange_model_do_no_harm(clinic, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--methods", "eliptic"], "There is no method 'eliptic'. Did you mean 'elliptic'?"),
-        (["--methods", "svm"], "There is no method 'svm'. There are erm, noise, smoothing, mixup,"),
-        (["--methods", ","], "No method is named."),
+        (["--methods", "eliptic"], "Unknown method 'eliptic'. Did you mean 'elliptic'?"),
+        (["--methods", "svm"], "Unknown method 'svm'. There are erm, noise, smoothing, mixup,"),
+        (["--methods", ","], "The list of methods is empty."),
         (["--repeats", "0"], "Invalid value for '--repeats'"),
         (["--folds", "1"], "Invalid value for '--folds'"),
-        (["--budget", "soon"], "The budget 'soon' is not a time. Write it like 90s, 2m or 1h."),
+        (["--budget", "soon"], "The budget 'soon' is not a positive time. Write it like 90s, 2m or 1h."),
         (["--engine", "cloud"], "Pass one of threads, processes, ray"),
-        (["--time", "day", "--extrapolate"], "--time and --extrapolate ask for different test rows."),
-        (["--time", "day", "--split-by", "site"], "--time and --split-by ask for different test rows."),
-        (["--test", "a.csv", "--time", "day"], "--time and --test ask for different test rows."),
-        (["--extrapolate", "--folds", "3"], "--extrapolate has one set of test rows"),
-        (["--group-as-input"], "--group-as-input needs a --group."),
+        (["--time", "day", "--extrapolate"], "--time and --extrapolate select different test rows."),
+        (["--time", "day", "--split-by", "site"], "--time and --split-by select different test rows."),
+        (["--test", "a.csv", "--time", "day"], "--time and --test select different test rows."),
+        (["--extrapolate", "--folds", "3"], "--extrapolate has a single set of test rows"),
+        (["--group-as-input"], "--group-as-input needs --group COLUMN."),
         (["--id", "a", "--as", "a=number"], "--id a and --as a=number exclude each other."),
         (["--as", "size"], "--as takes COLUMN=KIND, e.g. --as zip=category, but got 'size'."),
-        (["--trees"], "Boosted trees and a linear model are always compared now: leave --trees out."),
+        (["--trees"], "Boosted trees and a linear model are always compared now: omit --trees."),
         (["--select", "best"], "Pass one of average, worst"),
         (["--task", "ranking"], "Pass one of auto, classification, regression"),
         (["--trials", "many"], "Invalid value for '--trials'"),
@@ -383,7 +389,7 @@ def test_a_folder_with_files_of_somebody_else(tmp_path):
     options = ["--target", "kind", "--out", out, *QUICK]
     code, output = run("compare", tmp_path / "data.csv", *options)
     assert code == 2
-    assert "holds report.md, but no results.json of a comparison: they would be overwritten." in output
+    assert "holds report.md, but no results.json of a comparison, so they would be overwritten." in output
     assert (out / "report.md").read_text() == "mine"
     (out / "report.md").rename(out / "other.md")
     assert run("compare", tmp_path / "data.csv", *options)[0] == 0

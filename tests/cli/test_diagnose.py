@@ -180,7 +180,7 @@ def test_the_command_says_what_is_wrong(flats):
         ([*ours, "--target", "Rent"], "has no column 'Rent' for the target. Did you mean 'rent'"),
         ([*ours, "--target", "rent", "--group", "agents"], "has no column 'agents' for the group"),
         ([*ours, "--target", "area"], "'area' is an input of the model"),
-        ([*ours, "--target", "let"], "no number, but the model predicts numbers"),
+        ([*ours, "--target", "let"], "not a number, but the model predicts numbers"),
         ([*ours, "--target", "rent", "--loss", "mse"], "--loss is for a model from your code"),
         (["one.csv", *ours[1:], "--target", "rent"], "at least two are needed"),
         (["flats.csv", "--model", "absent.elliptica", "--target", "rent"], "does not exist"),

@@ -192,9 +192,9 @@ def test_an_earlier_record_of_the_demo_becomes_a_page(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (None, None, "There is no"),
+        (None, None, "does not exist"),
         ("folder/", None, "holds no record"),
-        ("folder/results.json", "{", "cannot be read"),
+        ("folder/results.json", "{", "is damaged"),
         ("folder/results.json", '{"experiment": 1, "runs": [{}]}', "not what elliptica demo writes"),
         ("one.json", "{}", "Pass the folder"),
     ],
@@ -273,7 +273,7 @@ def test_a_file_that_is_no_page_is_not_overwritten(tmp_path):
     source = Path(__file__).resolve().parent.parent / "fixtures" / "runs"
     done = CliRunner().invoke(app, ["report", str(source), "--no-landscape", "-o", str(table)])
     assert done.exit_code == 2
-    assert "is not a page, and would be lost" in " ".join(done.output.split())
+    assert "exists and is not a page" in " ".join(done.output.split())
     assert table.read_text() == "a,b\n1,2\n"
     page = tmp_path / "page.html"
     words = ["report", str(source), "--no-landscape", "-o", str(page)]

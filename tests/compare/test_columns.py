@@ -129,7 +129,7 @@ def test_strays_among_dates_are_missing():
     cells = [*[f"2006-01-{1 + i % 28:02d}" for i in range(99)], "soon"]
     use, reading, values, notices = found(cells)
     assert (use.kind, values.null_count(), reading.text_as_missing) == ("date", 1, True)
-    assert notices == ["Warning: column 'c': 1 of 100 values is no date, e.g. 'soon'. Taken as missing."]
+    assert notices == ["Warning: column 'c': 1 of 100 values is not a date, e.g. 'soon'. Treated as missing."]
 
 
 ONE_WORD = [f"X{i:03d}" for i in range(N)]
@@ -193,10 +193,12 @@ def test_what_is_said_of_numbers():
     cells = [*["$1,200", "$900", None] * 30, "$5,000,000", "free"]
     use, _, _, notices = found(cells)
     assert use.detail == (
-        "thousands separators removed; in $; heavy tail: scaled by quantiles; cells of text taken as "
+        "thousands separators removed; in $; heavy tail: scaled by quantiles; cells of text treated as "
         "missing; 31 missing"
     )
-    assert notices == ["Warning: column 'c': 1 of 62 values is no number, e.g. 'free'. Taken as missing."]
+    assert notices == [
+        "Warning: column 'c': 1 of 62 values is not a number, e.g. 'free'. Treated as missing."
+    ]
     assert found(["8:30", "17:15"])[2].to_list() == [8.5, 17.25]
     assert found([datetime.timedelta(hours=12), None, datetime.timedelta(2)])[2].to_list() == [0.5, None, 2.0]
 
@@ -210,8 +212,8 @@ def test_missing_categories_are_a_category_and_said():
 def test_cells_that_no_network_takes():
     _, _, values, notices = found([1e308, -1e308, 2.0, float("inf"), float("nan")])
     assert values.to_list() == [LARGEST, -LARGEST, 2.0, None, None]
-    assert "1 infinite value taken as missing" in notices[0]
-    assert "2 values beyond 1e+150 set to 1e+150" in notices[1]
+    assert "1 infinite value treated as missing" in notices[0]
+    assert "2 values beyond 1e+150 clipped to 1e+150" in notices[1]
 
 
 def test_whole_numbers_beyond_int64(tmp_path):
@@ -231,7 +233,7 @@ def test_whole_numbers_beyond_int64(tmp_path):
         (
             ["cheap", "dear"] * 9,
             "number",
-            "cannot be read as number: 18 of 18 values are no numbers, e.g. 'cheap'",
+            "cannot be read as number: 18 of 18 values are not numbers, e.g. 'cheap'",
         ),
         (["cheap", "dear"] * 9, "date", "cannot be read as date: 18 of 18 .* e.g. 'cheap'"),
         ([1.5, 2.5] * 9, "date", "cannot be read as date: .* e.g. '1.5'"),
@@ -327,12 +329,12 @@ def test_tables_that_do_not_fit_are_named():
     with pytest.raises(TableError, match="no column 'b' for the model"):
         read_inputs(problem.readings, Table(pl.DataFrame({"x": [1], "a": [2]}), "other"), notices=[])
     text = pl.DataFrame({"x": [1] * 9, "a": ["1", "2", "much"] * 3, "b": [1] * 9})
-    with pytest.raises(TableError, match=r"'a' held numbers .* now 3 of 9 values are none, e\.g\. 'much'"):
+    with pytest.raises(TableError, match=r"'a' held numbers .* now 3 of 9 values are not, e\.g\. 'much'"):
         read_inputs(problem.readings, Table(text, "other"), notices=[])
     lists = pl.DataFrame({"x": [[1]], "a": [1], "b": [1]})
-    with pytest.raises(TableError, match=r"'x' is of type List\(Int64\), but a number is expected"):
+    with pytest.raises(TableError, match=r"'x' is of type List\(Int64\), but the model expects a number"):
         read_inputs(problem.readings, Table(lists, "other"), notices=[])
-    with pytest.raises(TableError, match="does not say how its columns are read"):
+    with pytest.raises(TableError, match="does not say how to read its columns"):
         Reading.from_dict({"name": "a", "kind": "id"})
 
 
@@ -365,7 +367,7 @@ def test_a_unit_makes_no_identifier():
     use, _, values, notices = found([*areas, "unknown", "77"], "area")
     assert use.kind == "number"
     assert values[-2:].to_list() == [None, 77]
-    assert any("1 of 402 values is no number" in each for each in notices)
+    assert any("1 of 402 values is not a number" in each for each in notices)
 
 
 def test_several_units_are_asked_about():

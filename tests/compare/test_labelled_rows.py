@@ -30,7 +30,7 @@ def test_a_network_without_its_preprocessor_reads_numbers(tmp_path, monkeypatch,
         with pytest.raises(TableError, match=r"takes 2 columns without names, but numbers\.csv has 3 beside"):
             read_labelled(file, "numbers.csv", "label")
     inputs.assign(label=labels).replace({"a": {3.0: np.nan}}).to_csv("gaps.csv", index=False)
-    with pytest.raises(TableError, match="'a' has missing values, which the model does not take"):
+    with pytest.raises(TableError, match="'a' has missing values, which the model cannot handle"):
         read_labelled(file, "gaps.csv", "label")
 
 
@@ -57,7 +57,7 @@ def test_labels_of_every_kind(tmp_path, classes, cells):
     assert rows.target.tolist() == labels.tolist()
     assert rows.notices == ("1 of 21 rows have no target and are dropped.",)
     table.write_text("x,y\n1,maybe\n2,maybe\n")
-    with pytest.raises(TableError, match=r"2 values .* 'maybe', which is none of the classes of the model"):
+    with pytest.raises(TableError, match=r"2 values .* 'maybe', which is not among the classes of the model"):
         read_labelled(file, table, "y")
 
 

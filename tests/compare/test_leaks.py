@@ -56,7 +56,7 @@ def test_giveaways_are_found(target, column):
     assert use.hint == "--as later=id"
     assert use.detail.endswith("gives the target away?")
     (notice,) = [each for each in problem.notices if "later" in each]
-    assert "leave it out with --as later=id" in notice
+    assert "Drop it with --as later=id" in notice
     assert problem_of(frame, target, as_={"later": "id"}).giveaways == ()
 
 

@@ -167,7 +167,7 @@ def test_predictions_that_left_the_range_are_counted():
 @pytest.mark.bad_input
 def test_predictions_that_do_not_fit_are_errors():
     y = np.arange(4.0)
-    with pytest.raises(ValueError, match="Predictions of 'mixup' must have the shape"):
+    with pytest.raises(ValueError, match="Predictions of 'mixup' must have shape"):
         single_test("regression", y, {"erm": y, "mixup": y[:3]})
     with pytest.raises(ValueError, match="'erm' are missing or not finite"):
         single_test("regression", y, {"erm": np.array([0.0, np.nan, 1.0, 2.0])})
@@ -175,9 +175,9 @@ def test_predictions_that_do_not_fit_are_errors():
         Predictions(
             "regression", [], y, None, np.arange(4), np.full((1, 4), -1), np.empty(0), {"erm": y[None]}
         )
-    with pytest.raises(ValueError, match="fold must have the shape"):
+    with pytest.raises(ValueError, match="fold must have shape"):
         Predictions("regression", [], y, None, np.arange(4), np.zeros((1, 3)), np.empty(0), {"erm": y[None]})
     with pytest.raises(ValueError, match="target 'c' is not one of the classes"):
         classification_scores(np.array(["a", "c"]), np.full((2, 2), 0.5), ["a", "b"], None)
-    with pytest.raises(ValueError, match="too small to be judged"):
+    with pytest.raises(ValueError, match="too small to judge"):
         score(single_test("regression", y, {"erm": y}, groups=np.array([""] * 4)))

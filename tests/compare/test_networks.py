@@ -66,7 +66,7 @@ def test_a_diverged_trial_is_recorded_and_not_chosen(classes, monkeypatch):
     assert erm.trials[0].error
     assert not erm.trials[0].validation
     assert elliptic.chosen is None
-    assert elliptic.error.startswith("Training failed with all of 2 settings. The first said:")
+    assert elliptic.error.startswith("Training failed with all of 2 settings. The first error was:")
     assert len(elliptic.predicted) == 0
 
 

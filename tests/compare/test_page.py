@@ -115,11 +115,11 @@ def test_what_does_not_help_does_not_stand_out(compared):
 
 def test_trees_have_no_landscape_and_the_page_says_so(regression):
     report = make_report(Request(str(regression / "out"), data=regression / "table.csv"))
-    assert "holds no network but boosted trees" in report.studies[0].missing["landscape"]
+    assert "holds boosted trees, not a network" in report.studies[0].missing["landscape"]
     model = regression / "out" / "model.elliptica"
     code, output = run("report", model, "--data", regression / "table.csv", "-o", regression / "page.html")
     assert code == 2
-    assert "holds no network but boosted trees" in " ".join(output.split())
+    assert "holds boosted trees, not a network" in " ".join(output.split())
     code, output = run("diagnose", regression / "table.csv", "--model", model)
     assert code == 0, output  # trees are judged by what they predict
     assert "400 training rows" in output
@@ -170,10 +170,10 @@ def test_half_a_comparison_shows_what_is_there(compared, tmp_path):
             make_report(Request(str(tmp_path)))
     del results["summary"]
     (tmp_path / "results.json").write_text(json.dumps(results))
-    with pytest.raises(ReportError, match=r"holds nothing to show yet\. Run the comparison to"):
+    with pytest.raises(ReportError, match=r"has nothing to show yet\. Let the comparison finish"):
         make_report(Request(str(tmp_path)))
     (tmp_path / "results.json").write_text(json.dumps({**results, "format": 1}))
-    with pytest.raises(ReportError, match="is of an earlier version of elliptica"):
+    with pytest.raises(ReportError, match="was written by an earlier version of elliptica"):
         make_report(Request(str(tmp_path)))
 
 
@@ -193,13 +193,16 @@ def test_a_saved_model_with_its_table(compared, tmp_path):
     (same,) = make_report(Request(str(model), data=compared / "table.csv", landscape=False)).studies
     assert same.values == study.values  # it knows its target
     for wrong, said in (
-        (Request(str(model)), "needs the data"),
-        (Request(str(model), data=compared / "table.csv", target="site"), "none of the classes of the model"),
+        (Request(str(model)), "needs a table with targets"),
+        (
+            Request(str(model), data=compared / "table.csv", target="site"),
+            "not among the classes of the model",
+        ),
         (Request(str(model), data=compared / "table.csv", target="absent"), "absent"),
         (Request(str(model), data=compared / "gone.csv", target="kind"), "does not exist"),
         (
             Request(str(compared / "table.csv"), data=compared / "table.csv", target="kind"),
-            "is a table. First elliptica compare",
+            "is a table. Run elliptica compare",
         ),
     ):
         with pytest.raises(ReportError, match=said):
@@ -218,7 +221,7 @@ def test_a_network_without_its_preprocessor_has_a_page(tmp_path):
     with pytest.raises(ReportError, match=r"does not say which column it predicts\. Pass --target COLUMN"):
         make_report(Request(str(model), data=table))
     pl.read_csv(table).head(9).write_csv(table)
-    with pytest.raises(ReportError, match="9 rows with a target; at least 10 are needed"):
+    with pytest.raises(ReportError, match="9 rows with a target, but at least 10 are needed"):
         make_report(request)
 
 

@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_any_training(flowers, t
     file = tmp_path / "file"
     file.write_text("x")
     for out in (file, file / "below"):
-        with pytest.raises(TableError, match=r"Nothing can be written to the folder .* Choose another --out"):
+        with pytest.raises(TableError, match=r"The folder .* cannot be written .* Choose another --out"):
             compare(flowers, "kind", out=out, **tiny)
     (tmp_path / "odd" / "results.json").mkdir(parents=True)
     with pytest.raises(TableError, match=r"cannot be read .* choose another --out"):

@@ -100,7 +100,7 @@ def test_a_search_that_ended_at_the_border_is_noted(comparison):
 
 def test_failed_trainings_and_short_ones_are_noted(comparison):
     cautions = summarise(changed(comparison, "elliptic", error="the loss became nan")).cautions
-    assert "3 of 6 trainings by elliptic training failed and were left out." in cautions
+    assert "3 of 6 training runs of elliptic training failed and were skipped." in cautions
     short = summarise(replace(comparison, plan=replace(comparison.plan, epochs=5))).cautions
     assert any(each.startswith("Few epochs: with --epochs 5") for each in short)
     assert not any("Few epochs" in each for each in summarise(comparison).cautions)
@@ -130,7 +130,7 @@ def test_a_method_that_failed_is_named(comparison):
     ]
     found = summarise(replace(comparison, records=tuple(records)))
     assert "linear" not in found.methods
-    assert "Linear model is not compared. All 2 settings failed." in found.cautions
+    assert "Linear model was not compared. All 2 settings failed." in found.cautions
 
 
 def test_nothing_finished_is_a_summary_too(comparison):

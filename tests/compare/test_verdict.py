@@ -323,7 +323,7 @@ def test_few_blocks_are_a_caution():
     blocks = np.arange(500) // 50
     fold = (blocks % 5)[None]
     verdict = judge(regression({"erm": E, "mixup": 0.9 * ALIKE}, clusters=blocks, fold=fold))
-    assert "form 10 independent blocks only" in verdict.text
+    assert "form only 10 independent blocks" in verdict.text
 
 
 def test_one_block_decides_nothing():
@@ -477,8 +477,8 @@ def test_the_brier_score_decides_where_accuracy_does_not():
     assert "lower Brier score than the best network (mixup)" in verdict.headline
     accuracies = [f"{100 * each.mean():.1f} %" for each in (base, more)]
     assert (
-        f"Its accuracy ({accuracies[0]}) cannot be told from the best one (mixup, {accuracies[1]}), so the "
-        "Brier score decides." in verdict.text
+        f"Its accuracy ({accuracies[0]}) is not distinguishable from the best one (mixup, {accuracies[1]}), "
+        "so the Brier score decides." in verdict.text
     )
     worse = base & (draws.random(600) < 0.95)  # but a better accuracy that is shown wins
     shown = judge(classes({**right, "trees": worse}, sure={"erm": 0.99, "mixup": 0.99, "trees": 0.75}))

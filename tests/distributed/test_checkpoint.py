@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_told(saved):
     wide = (wide[2], torch.optim.Adam(wide[2].parameters()), wide[2])
     assert_refused(folder, r"'model.model.0.weight' has shape \(5, 3\) there and \(6, 3\) here", wide)
     assert_refused(
-        folder, "'optimizer.param_groups.model.0.bias.amsgrad' is only in it", make(optimizer="sgd", seed=1)
+        folder, "'optimizer.param_groups.model.0.bias.amsgrad' is only there", make(optimizer="sgd", seed=1)
     )
     assert_refused(folder, "does not hold the random streams order", generators={"order": rank_generator(0)})
 

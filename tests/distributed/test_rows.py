@@ -53,7 +53,7 @@ def test_what_cannot_be_split_is_refused(found):
         assert "the same number of rows" in said["rows"]
         assert "has been replaced" in said["nested"]
         assert "track_running_stats=False" in said["instance norm"]
-        assert "Use one of them" in said["ddp"]
+        assert "Use only one of them" in said["ddp"]
         assert "more than 1 value per channel" in said["batch norm of one"]
 
 

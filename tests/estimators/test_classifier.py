@@ -103,5 +103,5 @@ def test_several_labels_have_no_temperature_and_no_smoothing():
             EllipticClassifier(**QUICK, **options).fit(x, labels, groups=np.zeros(40))
     with pytest.raises(ValueError, match="calibrate must be one of 'temperature', but got 'isotonic'"):
         EllipticClassifier(calibrate="isotonic").fit(x, labels[:, 0])
-    with pytest.raises(ValueError, match="switch off what needs held-out rows"):
+    with pytest.raises(ValueError, match="switch off early_stopping and calibrate"):
         EllipticClassifier(calibrate="temperature").fit(x[:1], [1])

@@ -416,7 +416,7 @@ def test_multilabel_and_several_targets():
     np.testing.assert_array_equal(model.predict(x), shares > 0.5)
     constant = np.maximum(labels.mean(0), 1 - labels.mean(0)).mean()
     assert (model.predict(x) == labels).mean() > constant + 0.05
-    with pytest.raises(ValueError, match="not for multilabel"):
+    with pytest.raises(ValueError, match="does not support multilabel"):
         clone(model).set_params(class_weight="balanced").fit(x, labels)
     x, y = make_regression(80, 3, n_targets=2, random_state=0)
     for method in ("elliptic", "c-mixup", "mixup"):
@@ -473,7 +473,7 @@ def test_own_modules(blobs):
     made = EllipticClassifier(module=Net, **QUICK).fit(x, y)
     assert made.module_[-1].out_features == 3
     assert EllipticClassifier(module=Net, batch_size=20, **QUICK).fit(x[:41], y[:41]).n_iter_ == 3
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) \(one logit per class\), but gave \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) \(one logit per class\), but returned \(2, 5\)"):
         EllipticClassifier(module=Net(4, 5), **QUICK).fit(x, y)
     with pytest.raises(ValueError, match="one output per target"):
         EllipticRegressor(module=Net(4, 5), **QUICK).fit(x, np.arange(60.0))
@@ -492,9 +492,9 @@ def test_own_modules(blobs):
         ({"sigma": -1.0}, "sigma must be finite and at least 0"),
         ({"validation_fraction": 1.0}, "validation_fraction must be above 0 and below 1"),
         ({"class_weight": {"a": -1.0}}, "class_weight must be at least 0"),
-        ({"module": lambda _a, _b: 3}, "it returned int"),
+        ({"module": lambda _a, _b: 3}, "the function returned int"),
         ({"hidden": (0,)}, "hidden must be at least 1"),
-        ({"early_stopping": True, "validation_fraction": 0.999}, "too few rows"),
+        ({"early_stopping": True, "validation_fraction": 0.999}, "too few on one side"),
     ],
 )
 def test_bad_parameters(blobs, options, message):

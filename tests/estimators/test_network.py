@@ -88,7 +88,7 @@ def test_rows_that_do_not_fit_are_refused(x):
     with pytest.raises(NotFittedError):
         EllipticClassifier().network_rows(x, labels)
     model = EllipticClassifier(**QUICK).fit(x, labels)
-    with pytest.raises(ValueError, match=r"classes \[2\] that training did not begin with.*leave these rows"):
+    with pytest.raises(ValueError, match=r"classes \[2\] that training did not begin with.*drop these rows"):
         model.network_rows(x, labels + 1)
     with pytest.raises(ValueError, match="2 features, but EllipticClassifier is expecting 3"):
         model.network_rows(x[:, :2], labels)

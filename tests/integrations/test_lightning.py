@@ -317,7 +317,7 @@ def test_callback_takes_dict_batches():
         (data(4), TypeError, "of type tuple, which cannot be changed in place"),
         ([*data(4), torch.zeros(4)], ValueError, "this one has 3 parts"),
         ([[*data(4)], [*data(4)]], TypeError, "must be a tensor, but are a list"),
-        ({"image": data(4)[0]}, ValueError, "has no 'x'; it has 'image'"),
+        ({"image": data(4)[0]}, ValueError, "has no key 'x', only 'image'"),
     ],
 )
 def test_callback_says_which_batches_it_takes(batch, error, message):
@@ -332,7 +332,7 @@ def test_errors_of_the_mixin():
 
     with pytest.raises(RuntimeError, match="Call self"):
         Forgot().elliptic_loss(*data(4))
-    with pytest.raises(ValueError, match="is no submodule of Forgot"):
+    with pytest.raises(ValueError, match="is not a submodule of Forgot"):
         Forgot().use_elliptic(nn.Linear(5, 3), nn.CrossEntropyLoss())
     with pytest.raises(ValueError, match="clean_loss_every"):
         Forgot().use_elliptic(nn.Linear(5, 3), nn.CrossEntropyLoss(), clean_loss_every=-1)
@@ -340,7 +340,7 @@ def test_errors_of_the_mixin():
     class Lonely(EllipticLightningMixin, nn.Module):
         pass
 
-    with pytest.raises(TypeError, match="Lonely is no LightningModule"):
+    with pytest.raises(TypeError, match="Lonely is not a LightningModule"):
         Lonely().use_elliptic(nn.Linear(5, 3), nn.CrossEntropyLoss())
     with pytest.raises(TypeError, match="must be a BridgeMix, but got Linear"):
         BridgeMixCallback(nn.Linear(5, 3))

@@ -172,8 +172,8 @@ def test_several_tables_say_where_elliptic_training_is_worse_too():
     low, high = (1.0, 1.1, 1.05, 0.95, 1.0, 1.02), (2.0, 2.2, 2.0, 1.9, 2.1, 2.05)
     better, worse, short = study(high, low), study(low, high), study(low[:1], high[:1])
     assert headline([better, worse, short]) == (
-        "In 1 of 2 tables a method is shown to be better than the reference, in 1 of them elliptic training "
-        "over another method. In 1, elliptic training is shown to be worse than it. 1 more has too few runs "
-        "for a verdict."
+        "In 1 of 2 tables a method is shown to be better than the reference. In 1 of them elliptic training "
+        "is better than another method. In 1, elliptic training is shown to be worse than the reference. 1 "
+        "more has too few runs for a verdict."
     )
     assert headline([worse, short]).startswith("In none of 1 table is a method shown to be better")

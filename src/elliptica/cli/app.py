@@ -1,4 +1,4 @@
-"""The program itself: its options, and the check for the packages that a command needs."""
+"""The command-line program: its options, and the check for packages that a command needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elliptica import __version__
 from elliptica._utils.extras import import_extra
 from elliptica._utils.text import did_you_mean
 
-#: Commands that were, and what does their work.
+#: Removed commands and their replacements.
 _REPLACED = {
     "cost": "call elliptica.diagnostics.step_cost in Python",
     "figure": "use elliptica demo --figure NAME",
@@ -26,13 +26,13 @@ _REPLACED = {
 }
 
 
-#: Groups of commands in `elliptica --help`, and the commands in the order in which they are shown.
+#: Groups of commands in `elliptica --help`, and the order of the commands.
 TRY, YOUR_DATA, THE_PAPER = "Try it", "Your data", "The paper"
 _ORDER = ["demo", "compare", "predict", "diagnose", "report", "list", "data", "run", "table", "tune"]
 
 
 class _Program(TyperGroup):
-    """The commands in a sensible order, and a hint at what replaced those that are gone."""
+    """List commands in a sensible order, and name the replacements of removed ones."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help text; new commands come last."""
@@ -41,7 +41,7 @@ class _Program(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in _REPLACED:
-            typer.echo(f"elliptica {args[0]} is gone: {_REPLACED[args[0]]}.", err=True)
+            typer.echo(f"elliptica {args[0]} was removed: {_REPLACED[args[0]]}.", err=True)
             raise typer.Exit(2)
         return super().resolve_command(ctx, args)
 
@@ -57,14 +57,14 @@ app = typer.Typer(
 
 #: Option of every command that reads data.
 DataDir = Annotated[
-    Path | None, typer.Option(help="Where data are.", show_default="ELLIPTICA_DATA, or the cache")
+    Path | None, typer.Option(help="Folder of the data.", show_default="ELLIPTICA_DATA, or the cache")
 ]
 
 
 def require_extra(extra: str, *packages: str) -> None:
-    """Try to import what a command needs; if a package is missing, name the extra that brings it.
+    """Import what a command needs; if a package is missing, name the extra that installs it.
 
-    Called before anything slow is imported, so that the answer comes at once.
+    Call it before slow imports, so that the message appears at once.
     """
     try:
         import_extra("This command", extra, *packages)
@@ -76,25 +76,25 @@ def require_extra(extra: str, *packages: str) -> None:
 
 
 def one_of(names: Any, *flags: str, **options: Any) -> Any:
-    """Make an option that takes a name of a ``Literal``; the answer to any other shows the nearest or all."""
+    """Make an option for the values of a ``Literal``; other values raise and suggest the nearest one."""
     known = get_args(names)
 
     def parse(value: str) -> str:
         if value.lower() in known:
             return value.lower()
         hint = did_you_mean(value, known) or f"Pass one of {', '.join(known)}."
-        raise typer.BadParameter(f"There is no {value!r}. {hint}")
+        raise typer.BadParameter(f"Unknown value {value!r}. {hint}")
 
     return typer.Option(*flags, parser=parse, metavar=f"<{'|'.join(known)}>", **options)
 
 
 def print_text(console: Console, text: str) -> None:
-    """Print whole words on a screen, whole lines into a file."""
+    """Print text, wrapped on a screen and as whole lines in a file."""
     console.print(text, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def print_point(console: Console, text: str) -> None:
-    """Print a point of a list, indented below its dash."""
+    """Print an item of a list, indented below its dash."""
     if not console.is_terminal:
         print_text(console, f"- {escape(text)}")
         return
@@ -107,7 +107,7 @@ def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"elliptica {__version__}")
         raise typer.Exit
-    return wanted  # it becomes the option's value
+    return wanted  # becomes the value of the option
 
 
 @app.callback()
@@ -121,7 +121,7 @@ def options(
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """Warnings of ours as one line for the user; others as Python shows them."""
+    """Print our own warnings as one line; leave others to Python."""
     if category.__name__ == "EllipticWarning":
         typer.echo(f"warning: {message}", err=True)
     else:

@@ -1,4 +1,4 @@
-"""`elliptica compare`: how to train on a table of your own, for the shift that you expect."""
+"""`elliptica compare`: find out how to train on your own table, for the shift that you expect."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 #: Tasks.
 Kind = Literal["auto", "classification", "regression"]
 
-#: What decides among the trials of a method.
+#: Rules that choose among the trials of a method.
 Rule = Literal["average", "worst"]
 
-#: Where networks are trained.
+#: Kinds of workers.
 Engine = Literal["threads", "processes", "ray"]
 
-_TABLE, _SHIFT = "Your table", "The shift that you expect (one of them, or none for random rows)"
+_TABLE, _SHIFT = "Your table", "The shift that you expect (at most one; random rows by default)"
 _EFFORT, _OUTPUT = "Methods and effort", "Size and output"
-#: Options of which each asks for test rows of its own.
+#: Options that each select their own test rows.
 _SHIFTS = {"time": "--time", "test": "--test", "extrapolate": "--extrapolate", "split_by": "--split-by"}
-#: A line of progress for each of these steps where the output is a file.
+#: Share of the work after which a line of progress is printed if the output is a file.
 _STEP = 0.1
-#: Columns of wider tables that are used alike share a line.
+#: Wider tables join columns with the same use into one line.
 _MOST_COLUMNS = 16
-#: Sentences of the verdict that reports have and the screen, which has said it already, leaves out.
+#: Sentences of the verdict that only reports show, because the screen shows the facts already.
 _IN_REPORTS = ("How rows were held out:", "Intervals compare methods")
 
 
 def _names(values: list[str]) -> list[str]:
-    """Names that are repeated, separated by commas, or both."""
+    """Split names that are repeated, separated by commas, or both."""
     return [name.strip() for each in values for name in each.split(",") if name.strip()]
 
 
 def _trees_are_default(given: bool) -> bool:
     if given:
         raise typer.BadParameter(
-            "Boosted trees and a linear model are always compared now: leave --trees out. To run without "
-            "them, name the methods, e.g. --methods erm,mixup,elliptic."
+            "Boosted trees and a linear model are always compared now: omit --trees. To run without them, "
+            "name the methods, e.g. --methods erm,mixup,elliptic."
         )
     return given
 
@@ -79,21 +79,21 @@ def compare(
     ] = None,
     task: Annotated[
         Kind,
-        one_of(Kind, help="auto: text and a few whole numbers are classes.", rich_help_panel=_TABLE),
+        one_of(Kind, help="auto: text and few distinct whole numbers are classes.", rich_help_panel=_TABLE),
     ] = "auto",
     group: Annotated[
         str | None,
-        typer.Option(help="Column of groups: the worst one is judged, too.", rich_help_panel=_TABLE),
+        typer.Option(help="Column of groups; also judges the worst one.", rich_help_panel=_TABLE),
     ] = None,
     group_as_input: Annotated[
-        bool, typer.Option("--group-as-input", help="Predict from the group, too.", rich_help_panel=_TABLE)
+        bool, typer.Option("--group-as-input", help="Also use the group as an input.", rich_help_panel=_TABLE)
     ] = False,
     as_: Annotated[
         list[str] | None,
         typer.Option(
             "--as",
             metavar="COLUMN=KIND",
-            help="What a column is: date, number, category, text or id. May be repeated.",
+            help="Kind of a column: date, number, category, text or id. Repeatable.",
             show_default=False,
             rich_help_panel=_TABLE,
         ),
@@ -101,19 +101,19 @@ def compare(
     id: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column that names the rows: no input, carried to predictions. May be repeated.",
+            help="Column that names the rows; copied to predictions, not an input. Repeatable.",
             show_default=False,
             rich_help_panel=_TABLE,
         ),
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option(help="Train on the past of this column, test on later rows.", rich_help_panel=_SHIFT),
+        typer.Option(help="Time column: train on the past, test on later rows.", rich_help_panel=_SHIFT),
     ] = None,
     split_by: Annotated[
         str | None,
         typer.Option(
-            help="Test on values of this column that training never saw (sites, patients).",
+            help="Test on unseen values of this column (sites, patients).",
             rich_help_panel=_SHIFT,
         ),
     ] = None,
@@ -130,7 +130,7 @@ def compare(
     target_rows: Annotated[
         Path | None,
         typer.Option(
-            help="Rows without targets that you will predict: how far away are they?",
+            help="Rows that you will predict; reports how far away they are.",
             dir_okay=False,
             rich_help_panel=_SHIFT,
         ),
@@ -146,20 +146,21 @@ def compare(
     ] = None,
     select: Annotated[
         Rule,
-        one_of(Rule, help="What decides: the average, or the worst class or group.", rich_help_panel=_EFFORT),
+        one_of(Rule, help="Judge by the average, or by the worst class or group.", rich_help_panel=_EFFORT),
     ] = "average",
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="Settings tried per method.", show_default="8", rich_help_panel=_EFFORT),
+        typer.Option(min=1, help="Settings to try per method.", show_default="8", rich_help_panel=_EFFORT),
     ] = None,
     folds: Annotated[
-        int | None, typer.Option(min=2, help="Test parts.", show_default="5", rich_help_panel=_EFFORT)
+        int | None,
+        typer.Option(min=2, help="Number of test parts.", show_default="5", rich_help_panel=_EFFORT),
     ] = None,
     repeats: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Repeat everything with other draws: narrower intervals.",
+            help="Repeat with other draws, for narrower intervals.",
             show_default="1; 3 for fixed test rows",
             rich_help_panel=_EFFORT,
         ),
@@ -168,7 +169,7 @@ def compare(
         int | None,
         typer.Option(
             min=1,
-            help="Passes over the training rows, at most.",
+            help="Maximum number of epochs.",
             show_default="by size",
             rich_help_panel=_EFFORT,
         ),
@@ -181,33 +182,35 @@ def compare(
     ] = False,
     budget: Annotated[
         str | None,
-        typer.Option(help="Time to stay within: 90s, 2m, 1h.", show_default="none", rich_help_panel=_EFFORT),
+        typer.Option(help="Time limit: 90s, 2m, 1h.", show_default="none", rich_help_panel=_EFFORT),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Trainings at once.", show_default="the cores", rich_help_panel=_EFFORT),
+        typer.Option(
+            min=1, help="Trainings at the same time.", show_default="the cores", rich_help_panel=_EFFORT
+        ),
     ] = None,
-    engine: Annotated[Engine, one_of(Engine, help="Where they run.", rich_help_panel=_EFFORT)] = "threads",
+    engine: Annotated[Engine, one_of(Engine, help="Kind of workers.", rich_help_panel=_EFFORT)] = "threads",
     unbounded: Annotated[
         bool,
         typer.Option(
             "--unbounded",
-            help="Let predictions leave the range of the training targets.",
+            help="Do not clip predictions to the range of the training targets.",
             rich_help_panel=_EFFORT,
         ),
     ] = False,
     max_rows: Annotated[
-        int, typer.Option(min=50, help="Longer tables are refused ...", rich_help_panel=_OUTPUT)
+        int, typer.Option(min=50, help="Maximum number of rows.", rich_help_panel=_OUTPUT)
     ] = 200_000,
     sample: Annotated[
         bool,
         typer.Option(
-            "--sample", help="... or reduced to a random sample of that size.", rich_help_panel=_OUTPUT
+            "--sample",
+            help="Use a random sample of that size if the table is longer.",
+            rich_help_panel=_OUTPUT,
         ),
     ] = False,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of everything that is drawn.", rich_help_panel=_OUTPUT)
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws.", rich_help_panel=_OUTPUT)] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -219,7 +222,7 @@ def compare(
     ] = None,
     trees: Annotated[bool, typer.Option("--trees", hidden=True, callback=_trees_are_default)] = False,
 ) -> None:
-    """Find the training method for your table, under the shift that you expect; save the best model.
+    """Find the best training method for your table, under the shift that you expect, and save the model.
 
     Every method gets the same rows and the same number of trials. After Ctrl-C, rerun the same command to
     resume. Examples: elliptica compare diabetes; elliptica compare houses.csv --target price --time sold
@@ -257,49 +260,49 @@ def compare(
 
 
 def _kinds(values: list[str]) -> dict[str, str]:
-    """Read COLUMN=KIND; a name may hold an equals sign, a kind does not."""
-    found = {}
+    """Parse COLUMN=KIND; a name may contain an equals sign, a kind does not."""
+    kinds = {}
     for value in values:
         name, sign, kind = value.rpartition("=")
         if not sign or not name or not kind:
             raise typer.BadParameter(
                 f"--as takes COLUMN=KIND, e.g. --as zip=category, but got {value!r}.", param_hint="'--as'"
             )
-        found[name.strip()] = kind.strip().lower()
-    return found
+        kinds[name.strip()] = kind.strip().lower()
+    return kinds
 
 
 def _check_options(data: str, options: dict[str, Any], folds: int | None) -> None:
-    """Raise for options that contradict each other, before anything is read."""
+    """Raise for incompatible options, before anything is read."""
     asked = [flag for name, flag in _SHIFTS.items() if options[name]]
-    if len(asked) > 1 and set(asked) != {"--test", "--split-by"}:  # a test file may come in blocks
+    if len(asked) > 1 and set(asked) != {"--test", "--split-by"}:  # a test file may have blocks
         raise typer.BadParameter(
-            f"{' and '.join(asked)} ask for different test rows. Pass one of them, and run the comparison "
-            "again for the other."
+            f"{' and '.join(asked)} select different test rows. Pass only one of them, and run a second "
+            "comparison for the other."
         )
     fixed = next((flag for flag in asked if flag in ("--test", "--extrapolate")), None)
     if fixed and folds is not None:
         raise typer.BadParameter(
-            f"{fixed} has one set of test rows, so there is nothing to fold. Leave --folds out; --repeats "
-            "trains more often."
+            f"{fixed} has a single set of test rows, so there are no folds. Omit --folds; --repeats trains "
+            "more often."
         )
     if options["group_as_input"] and options["group"] is None:
-        raise typer.BadParameter("--group-as-input needs a --group.")
+        raise typer.BadParameter("--group-as-input needs --group COLUMN.")
     both = [name for name in options["ids"] if options["as_"].get(name, "id") != "id"]
     if both:
         raise typer.BadParameter(
-            f"--id {both[0]} and --as {both[0]}={options['as_'][both[0]]} exclude each other. Leave one out."
+            f"--id {both[0]} and --as {both[0]}={options['as_'][both[0]]} exclude each other. Omit one."
         )
     for name in ("test", "target_rows"):
         file = options[name]
         if file is not None and file.exists() and Path(data).exists() and file.samefile(data):
             raise typer.BadParameter(
-                f"--{name.replace('_', '-')} is the table itself. Pass other rows, or leave it out."
+                f"--{name.replace('_', '-')} is the table itself. Pass other rows, or omit it."
             )
 
 
 def _run(source: str, target: str | None, out: Path, console: Console, **options: Any) -> int:
-    """Compare, print and write; returns the exit status."""
+    """Compare, print and write; return the exit status."""
     from elliptica.compare.comparison import Options, Session
     from elliptica.compare.markdown import write_reports
     from elliptica.compare.model import describe_target_rows, fit_model
@@ -317,22 +320,22 @@ def _run(source: str, target: str | None, out: Path, console: Console, **options
         with _progress(console) as listen:
             session.run(listen)
         comparison = session.result()
-        found = summarise(comparison)
-        write_reports(session.store, found)
+        summary = summarise(comparison)
+        write_reports(session.store, summary)
         with console.status("training the model on all rows"):
             model = fit_model(comparison, out / MODEL)
             if (rows := describe_target_rows(comparison, model)) is not None:
-                found = replace(found, target_rows=target_rows_words(rows, found.saved))
-                write_reports(session.store, found)
+                summary = replace(summary, target_rows=target_rows_words(rows, summary.saved))
+                write_reports(session.store, summary)
         words = _write_page(out)
-        _print_result(found, console)
-        _print_saved(found, out, console, words)
+        _print_result(summary, console)
+        _print_saved(summary, out, console, words)
     except (TableError, RuntimeError) as error:
         print_text(console, f"[red]error:[/red] {escape(str(error))}")
         return 2 if isinstance(error, TableError) else 1
     except KeyboardInterrupt:
         return _interrupted(session, out, console)
-    except OSError as error:  # a full disk, or an output that takes nothing
+    except OSError as error:  # e.g. a full disk, or an output that cannot be written
         return _not_written(error, session, out)
     finally:
         if session is not None:
@@ -341,7 +344,7 @@ def _run(source: str, target: str | None, out: Path, console: Console, **options
 
 
 def _known_target(source: str) -> str:
-    """The target of a built-in table; for a file, ask for one and list what there is.
+    """Return the target of a built-in table; for a file, raise and list its columns.
 
     Raises:
         TableError: If it is a file.
@@ -353,37 +356,37 @@ def _known_target(source: str) -> str:
     table = read_table(source, max_rows=50, sample=True, as_text=True)
     names = table.frame.columns
     shown = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
-    raise TableError(f"Which column is to be predicted? Pass --target COLUMN. {table.name} has {shown}.")
+    raise TableError(f"No target column was given. Pass --target COLUMN. {table.name} has {shown}.")
 
 
 def _not_written(error: OSError, session: Session | None, out: Path) -> int:
-    """Say on the error stream what could not be written."""
+    """Report on the error stream what could not be written."""
     if isinstance(error, BrokenPipeError):
         raise error  # the reader has gone, as with | head
     place = error.filename or "The output"
-    kept = f" What is finished is kept in {out}: rerun the same command to resume." if session else ""
+    kept = f" Finished folds are kept in {out}. Rerun the same command to resume." if session else ""
     typer.echo(f"error: {place} cannot be written ({error.strerror or error}).{kept}", err=True)
     return 1
 
 
 def _interrupted(session: Session | None, out: Path, console: Console) -> int:
-    """Report what is finished."""
+    """Report what is finished after an interruption."""
     from elliptica.compare.markdown import progress_words, write_reports
     from elliptica.compare.summary import summarise
 
     comparison = None if session is None else session.result()
     if session is None or comparison is None or not comparison.finished:
-        kept = f" What is done so far is kept in {out}." if comparison and comparison.records else ""
+        kept = f" Finished work is kept in {out}." if comparison and comparison.records else ""
         print_text(console, escape(f"Interrupted before a fold was finished.{kept}"))
         return 130
-    found = summarise(comparison)
-    write_reports(session.store, found)
+    summary = summarise(comparison)
+    write_reports(session.store, summary)
     words = _write_page(out)
-    _print_result(found, console)
+    _print_result(summary, console)
     print_text(
         console,
         escape(
-            f"Interrupted: {progress_words(found)} Report: {out / 'report.html'}{words}. Rerun the same "
+            f"Interrupted: {progress_words(summary)} Report: {out / 'report.html'}{words}. Rerun the same "
             "command to resume and to save a model."
         ),
     )
@@ -391,7 +394,7 @@ def _interrupted(session: Session | None, out: Path, console: Console) -> int:
 
 
 def _print_start(session: Session, console: Console) -> None:
-    """The table and the task, what every column became, and how long it will take."""
+    """Print the table, the task, the use of every column, and the estimated time."""
     from elliptica.compare.markdown import about, column_rows
 
     problem, plan, shift = session.problem, session.plan, session.shift
@@ -407,19 +410,19 @@ def _print_start(session: Session, console: Console) -> None:
     print_text(
         console,
         f"{count(len(plan.methods), 'method')}{settings}, {folds}{repeats}: about "
-        f"{duration(session.estimate)}.{resumed} Ctrl-C keeps what is finished.",
+        f"{duration(session.estimate)}.{resumed} Ctrl-C keeps finished folds.",
     )
 
 
 def shorten(rows: list[list[str]], most: int = _MOST_COLUMNS) -> list[list[str]]:
-    """Join columns of a wide table that are used alike; those that one may want to change stay apart.
+    """Join columns of a wide table with the same use; those with a hint stay separate.
 
     Example:
         >>> rows = [[f"x{i}", "number", ""] for i in range(98)] + [["code", "category", "--as code=number"]]
         >>> shorten(rows)
         [['x0, x1, x2 and 95 more', 'number', ''], ['code', 'category', '--as code=number']]
     """
-    for exact in (True, False):  # the same words, then the same kind
+    for exact in (True, False):  # the same text, then the same kind
         if len(rows) <= most:
             return rows
         joined: dict[Any, list[list[str]]] = {}
@@ -427,8 +430,8 @@ def shorten(rows: list[list[str]], most: int = _MOST_COLUMNS) -> list[list[str]]
             key = number if row[2] else row[1] if exact else row[1].partition(",")[0].partition(" (")[0]
             joined.setdefault(key, []).append(row)
         merged = [
-            found[0] if len(found) == 1 else [_join([row[0] for row in found]), str(key), ""]
-            for key, found in joined.items()
+            group[0] if len(group) == 1 else [_join([row[0] for row in group]), str(key), ""]
+            for key, group in joined.items()
         ]
         if exact and len(merged) > most:
             continue
@@ -443,7 +446,7 @@ def _join(names: list[str], most: int = 3) -> str:
 
 
 def _print_table(lines: list[list[str]], console: Console, right: Collection[int] = ()) -> None:
-    """Print rows, the header first: aligned to the screen, or whole lines for a file; no empty columns."""
+    """Print rows, the header first: aligned on a screen, whole lines in a file; empty columns are skipped."""
     used = [i for i in range(len(lines[0])) if any(row[i] for row in lines[1:])]
     header, *rows = [[row[i] for i in used] for row in lines]
     if not console.is_terminal:
@@ -470,7 +473,7 @@ def _print_result(found: Summary, console: Console) -> None:
 
     narrow = console.is_terminal and console.width < 100
     rows = result_rows(found, most=2 if narrow else 3)
-    if narrow:  # the interval on one line, what it means on the next
+    if narrow:  # the interval on one line, its result on the next
         rows = [[*row[:-1], row[-1].replace(") ", ")\n")] for row in rows]
     _print_table(rows, console, right=range(1, len(rows[0]) - 1))
     for note in footnotes(found):
@@ -497,7 +500,7 @@ def _print_saved(found: Summary, out: Path, console: Console, page_words: str) -
 
 
 def _write_page(folder: Path) -> str:
-    """The page with charts in place of the plain one, where its packages are installed; why not, in words."""
+    """Replace the plain page by one with charts if possible; otherwise return the reason as text."""
     from elliptica.report.content import ReportError
 
     try:
@@ -509,11 +512,11 @@ def _write_page(folder: Path) -> str:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[float, str], None]]:
-    """A bar with words on a screen, a line for every tenth where the output is a file."""
+    """Show a progress bar on a screen, or print a line for every tenth if the output is a file."""
     begin, last = clock.monotonic(), ""
 
     def describe(share: float, words: str) -> str:
-        """What is being done, and how long the rest will take, once that can be told."""
+        """Describe the current work, and the remaining time once it can be estimated."""
         nonlocal last
         last = words or last
         if share >= 1:
@@ -547,7 +550,7 @@ def _progress_lines(console: Console, describe: Callable[[float, str], str]) -> 
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, as exactly as one wants to know.
+    """Format seconds with a sensible precision.
 
     Example:
         >>> duration(12.3), duration(100), duration(7500)

@@ -1,4 +1,4 @@
-"""`elliptica data list` and `elliptica data fetch`."""
+"""`elliptica data list` and `elliptica data fetch`: list and download data sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elliptica.cli.app import THE_PAPER, DataDir, app
 if TYPE_CHECKING:
     from elliptica.lab.data import Listing
 
-data_app = typer.Typer(help="List the data sets, say how to get them, and fetch them.", no_args_is_help=True)
+data_app = typer.Typer(help="List data sets, see how to get them, and download them.", no_args_is_help=True)
 app.add_typer(data_app, name="data", rich_help_panel=THE_PAPER)
 
 _COLOURS = {"present": "green", "missing": "dim", "wrong": "red", "generated": "green"}
@@ -25,14 +25,14 @@ _COLOURS = {"present": "green", "missing": "dim", "wrong": "red", "generated": "
 @data_app.command("list")
 def list_data(
     data_dir: DataDir = None,
-    verify: Annotated[bool, typer.Option(help="Check hashes of the files that are here.")] = True,
+    verify: Annotated[bool, typer.Option(help="Check the hashes of existing files.")] = True,
 ) -> None:
-    """List data sets with their licence, and whether their files are here."""
+    """List data sets with their licences, and whether you have their files."""
     from elliptica.lab.data import data_directories, list_datasets
     from elliptica.lab.data.files import ENVIRONMENT_VARIABLE
 
     console = Console()
-    with console.status("looking at the files"):
+    with console.status("checking the files"):
         listings = list_datasets(data_dir, verify=verify)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ("name", "what", "rows", "licence", "state"):
@@ -44,8 +44,8 @@ def list_data(
         table.add_row(entry.name, entry.title, rows, entry.licence, state)
     console.print(table)
     places = ", then in ".join(str(place) for place in data_directories(data_dir))
-    other = "" if data_dir is not None else f" (another place: --data-dir, or {ENVIRONMENT_VARIABLE})"
-    _print(console, f"\nFiles are looked for in {places}{other}.")
+    other = "" if data_dir is not None else f" (change this with --data-dir, or {ENVIRONMENT_VARIABLE})"
+    _print(console, f"\nFiles are searched in {places}{other}.")
     for listing in listings:
         if listing.status in ("missing", "wrong"):
             _print(console, f"{listing.entry.name}: {_advice(listing)}")
@@ -57,7 +57,7 @@ def fetch_data(
     name: Annotated[str, typer.Argument(help="Name of the data set, see elliptica data list.")],
     data_dir: DataDir = None,
 ) -> None:
-    """Download a data set: resumable, checked, and complete or not there at all."""
+    """Download a data set; resumable and verified, never left incomplete."""
     from elliptica.lab.data.catalogue import find_entry
 
     console = Console()
@@ -73,10 +73,10 @@ def fetch_data(
         console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        console.print("Stopped. What has arrived is kept; the same command goes on from there.")
+        console.print("Stopped. Downloaded parts are kept. Rerun the same command to resume.")
         raise typer.Exit(130) from None
     if not paths:
-        console.print(f"It needs no files: {entry.call} makes it.", highlight=False, markup=False)
+        console.print(f"It needs no files: {entry.call} generates it.", highlight=False, markup=False)
     for path in paths:
         _print(console, f"ready: {path}")
 
@@ -101,10 +101,10 @@ def _print(console: Console, text: str) -> None:
 
 
 def _advice(listing: Listing) -> str:
-    """What to do about a data set that is not there, or not the published one."""
+    """Say how to get a data set that is missing or not the published one."""
     entry = listing.entry
     if listing.status == "wrong":
-        return f"{listing.detail}. Delete it and get the original: {entry.source}."
+        return f"{listing.detail}. Delete it and download the original: {entry.source}."
     ways = [f"elliptica data fetch {entry.name}."] if entry.can_fetch else []
     ways += [entry.hint] if entry.hint else []
     return " ".join(ways)

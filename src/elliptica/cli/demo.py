@@ -1,4 +1,4 @@
-"""`elliptica demo`: the two-moons study, or one of the paper's figures."""
+"""`elliptica demo`: run the two-moons study, or draw one of the paper's figures."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from elliptica.lab.demo.study import Study
     from elliptica.lab.demo.training import DemoSettings, Method
 
-#: Exit status after an interrupt from the keyboard, as shells have it.
+#: Exit status after Ctrl-C, by the convention of shells.
 INTERRUPTED = 130
 
 
-#: Regions, and changes on half discs (`elliptica.lab.demo.training.VARIANTS`).
+#: Shapes of the moons, and variants on half discs (`elliptica.lab.demo.training.VARIANTS`).
 Variant = Literal[
     "half-disc",
     "tube",
@@ -67,10 +67,10 @@ def demo(
             show_default="demo; figure-NAME.FORMAT",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="24")] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of each training.", show_default="1000")
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of repetitions.", show_default="24")
     ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps per training.", show_default="1000")] = None,
     sigma: Annotated[
         float | None,
         typer.Option(min=0.0, help="Diffusion coefficient of the bridges.", show_default="0.2"),
@@ -79,19 +79,19 @@ def demo(
         Variant | None,
         one_of(
             Variant,
-            help="What a moon is (the paper does not say), or what is changed on half discs.",
+            help="Shape of a moon (the paper does not say), or a variant on half discs.",
             show_default="half-disc",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Seconds instead of minutes; not converged.")
+        bool, typer.Option("--quick", help="Take seconds instead of minutes, without convergence.")
     ] = False,
     figure: Annotated[
         FigureName | None,
         one_of(
             FigureName,
-            help="Draw this instead. 1: loss surfaces. 2: the expected loss between data. 3: loss inside "
-            "against loss on the boundary. uncertainty: by class, from records.",
+            help="Draw this figure instead. 1: loss surfaces. 2: the expected loss between data. 3: loss "
+            "inside against loss on the boundary. uncertainty: by class, from records.",
             rich_help_panel=_FIGURES,
         ),
     ] = None,
@@ -100,29 +100,34 @@ def demo(
         one_of(
             Form,
             "--format",
-            help="Of the file.",
+            help="Format of the file.",
             show_default="by its name, or png",
             rich_help_panel=_FIGURES,
         ),
     ] = None,
     width: Annotated[
         Width | None,
-        one_of(Width, help="3.25 or 6.75 inches.", show_default="as in the paper", rich_help_panel=_FIGURES),
+        one_of(
+            Width,
+            help="Width: 3.25 or 6.75 inches.",
+            show_default="as in the paper",
+            rich_help_panel=_FIGURES,
+        ),
     ] = None,
     runs: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the records, for uncertainty.", show_default="runs", rich_help_panel=_FIGURES
+            help="Folder of records, for uncertainty.", show_default="runs", rich_help_panel=_FIGURES
         ),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Train three methods on two moons, and see what happens to their losses.
+    """Train three methods on two moons, and compare what happens to their losses.
 
-    About a minute on two cores. Ctrl-C stops it and keeps what is finished.
+    Takes about a minute on two cores. Ctrl-C stops it and keeps finished methods.
 
-    With --figure, draw one figure of the paper, ready for print. The file says which command makes it again,
-    and the same command gives the same bytes on the same machine. Example: elliptica demo --figure 3 -o f.pdf
+    With --figure, draw one figure of the paper, ready for print. The file names the command that makes it.
+    The same command gives the same bytes on the same machine. Example: elliptica demo --figure 3 -o f.pdf
     """
     of_study = {
         "seeds": seeds,
@@ -134,9 +139,7 @@ def demo(
     of_figure = {"format": form, "width": width, "runs": runs, "data-dir": data_dir}
     for name, value in (of_figure if figure is None else of_study).items():
         if value is not None:
-            place = (
-                "--figure. Add --figure NAME" if figure is None else "the demo without --figure. Leave it out"
-            )
+            place = "--figure. Add --figure NAME" if figure is None else "the demo without --figure. Omit it"
             raise typer.BadParameter(f"--{name} belongs to {place}.")
     if figure is not None:
         order = _Order(figure, form, width, out, runs or Path("runs"), data_dir)
@@ -164,11 +167,11 @@ def demo(
 def run_demo(settings: DemoSettings, out: Path, console: Console) -> int:
     """Run the two-moons study (paper: section 6.1, Figs. 1 and 3).
 
-    Writes ``results.json`` with every run, and ``two_moons.png`` and ``two_moons.html``. After an
-    interrupt from the keyboard, what is finished is kept and reported.
+    Writes ``results.json`` with every run, and ``two_moons.png`` and ``two_moons.html``. After Ctrl-C, the
+    finished runs are kept and reported.
 
     Returns:
-        The exit status: 0, or 130 after an interrupt.
+        The exit status: 0, or 130 after Ctrl-C.
     """
     import torch
 
@@ -177,7 +180,7 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> int:
     from elliptica.lab.demo.study import Study
     from elliptica.lab.demo.training import METHODS, notes
 
-    torch.set_num_threads(1)  # the networks are far too small to share
+    torch.set_num_threads(1)  # the networks are too small for several threads
     study = Study(settings)
     console.print("[bold]Two moons[/bold] (paper: section 6.1, Figs. 1 and 3)")
     for note in notes(settings):
@@ -198,7 +201,7 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> int:
 
 
 def _run_with_progress(study: Study, console: Console) -> None:
-    """Run the study under one bar with the time left."""
+    """Run the study with one progress bar and the remaining time."""
     from elliptica.lab.demo.study import run_study
     from elliptica.lab.demo.training import METHODS, NAMES
 
@@ -245,7 +248,7 @@ def _print_results(summaries: Sequence[MethodSummary], findings: Sequence[str], 
 
 @dataclasses.dataclass(frozen=True)
 class _Order:
-    """A figure that is wanted, and where."""
+    """A requested figure and its file."""
 
     name: FigureName
     form: Form | None = None
@@ -255,13 +258,13 @@ class _Order:
     data_dir: Path | None = None
 
     def check_ending(self) -> None:
-        """Raise an error if the name of the file contradicts its format."""
+        """Raise if the name of the file contradicts its format."""
         if self.out is None:
             return
         known = get_args(Form)
         if self.out.suffix.lstrip(".").lower() not in ([self.form, ""] if self.form else known):
             meant = f".{self.form}, the --format" if self.form else f"one of .{', .'.join(known)}"
-            raise typer.BadParameter(f"The ending of {self.out.name} should be {meant}.")
+            raise typer.BadParameter(f"The name {self.out.name} must end in {meant}.")
 
     @property
     def format(self) -> Form:
@@ -271,17 +274,17 @@ class _Order:
 
     @property
     def file(self) -> Path:
-        """Where the figure goes."""
+        """File of the figure."""
         return self.out or Path(f"figure-{self.name}.{self.format}")
 
     @property
     def width(self) -> Width:
-        """Width that is drawn: as in the paper unless another is asked for."""
+        """Width of the figure: as in the paper unless another one is requested."""
         in_paper: Width = "page" if self.name in ("1", "uncertainty") else "column"
         return self.asked_width or in_paper
 
     def command(self) -> str:
-        """The command that gives the same file; without paths, except that of records where they matter."""
+        """Return the command that makes the same file, without paths except that of needed records."""
         words = ["elliptica", "demo", "--figure", self.name]
         words += ["--format", self.format, "--width", self.width]
         if self.name == "uncertainty":
@@ -298,7 +301,7 @@ _ABOUT = {
 
 
 def draw_one(order: _Order, console: Console) -> int:
-    """Compute what a figure of the paper shows, draw it and write it; return the exit status."""
+    """Compute, draw and write a figure of the paper; return the exit status."""
     from elliptica.lab.demo.figures import WIDTHS, save_figure
 
     try:
@@ -313,12 +316,12 @@ def draw_one(order: _Order, console: Console) -> int:
 
 
 def _check_place(file: Path) -> None:
-    """Raise an error before minutes of work if a figure cannot go there. Nothing is made yet."""
+    """Raise before minutes of work if a figure cannot be written there. Creates nothing yet."""
     if file.is_dir():
         raise ValueError(f"{file} is a folder. Pass the name of a file to --out.")
     near = next(folder for folder in file.absolute().parents if folder.exists())
     if not near.is_dir() or not os.access(near, os.W_OK):
-        raise ValueError(f"Nothing can be written to {near}. Choose another --out.")
+        raise ValueError(f"The folder {near} is not writable. Choose another --out.")
 
 
 def _draw(order: _Order) -> Any:

@@ -1,4 +1,4 @@
-"""`elliptica list`: tables, their data and methods."""
+"""`elliptica list`: list the paper's tables, their data and methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def list_tables(
     table: Annotated[
         str | None,
-        typer.Argument(help="Only this table (or your own: mine.toml), with the settings of its rows."),
+        typer.Argument(help="Show only this table (or your own: mine.toml), with the settings of its rows."),
     ] = None,
     plugin: shared.Plugins = None,
     data_dir: DataDir = None,
@@ -37,11 +37,11 @@ def list_tables(
     states = {plain_name(item.entry.name): item.status for item in list_datasets(data_dir, verify=False)}
     try:
         names = preset_names() if table is None else [table]
-        found = {name: load_specification(name) for name in names}
+        specifications = {name: load_specification(name) for name in names}
     except SpecificationError as error:
         print_error(error, console)
         raise typer.Exit(2) from None
-    for name, specification in found.items():
+    for name, specification in specifications.items():
         where = specification.paper.split(";")[0]
         told = f" ({where})" if where else ""
         console.print(f"[bold]{name}[/bold]{told}: {specification.title}", soft_wrap=True, highlight=False)
@@ -50,8 +50,8 @@ def list_tables(
             rows = ", ".join(specification.methods)
             console.print(f"  methods: {rows}", soft_wrap=True, highlight=False, markup=False)
     if table is not None:
-        console.print(_rows(found[table]))
-    console.print("elliptica data list says how to get data that are missing.")
+        console.print(_rows(specifications[table]))
+    console.print("Run elliptica data list to see how to get missing data.")
 
 
 def _data(specification: Specification, states: Mapping[str, str]) -> str:

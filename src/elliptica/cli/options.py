@@ -1,4 +1,4 @@
-"""Options that several commands about the paper's experiments share."""
+"""Options that commands about the paper's experiments share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from elliptica.lab.experiments.run import RaySettings
 
 
-#: What is made equal among methods.
+#: What is matched between methods.
 MatchName = Literal["evaluations"]
 
 #: Number formats of the forward pass.
 PrecisionName = Literal["float32", "bfloat16"]
 
-#: By what epochs and settings are chosen.
+#: Measures that choose epochs and settings.
 SelectName = Literal["average", "worst"]
 
-#: Where runs are done.
+#: Engines that execute runs.
 EngineName = Literal["processes", "ray"]
 
 TableName = Annotated[
@@ -43,37 +43,40 @@ Dataset = Annotated[
     list[str] | None, typer.Option("--dataset", help="Only these data sets: a,b or repeated.")
 ]
 Methods = Annotated[list[str] | None, typer.Option("--methods", help="Only these rows: a,b or repeated.")]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Repetitions.", show_default="the table's")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Number of repetitions.", show_default="the table's")]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Epochs of every method.", show_default="the table's")
 ]
 Precision = Annotated[
-    PrecisionName | None, one_of(PrecisionName, help="Of the forward pass.", show_default="float32")
+    PrecisionName | None,
+    one_of(PrecisionName, help="Number format of the forward pass.", show_default="float32"),
 ]
 Match = Annotated[
     MatchName | None,
     one_of(
         MatchName,
         "--match",
-        help="evaluations: every method sends as many rows through its network as ordinary training does.",
+        help="evaluations: every method evaluates as many rows as ordinary training does.",
     ),
 ]
 Select = Annotated[
     SelectName | None,
     one_of(
         SelectName,
-        help="Choose epochs (and settings) by this on the validation part.",
+        help="Measure on the validation part that chooses epochs (and settings).",
         show_default="the table's",
     ),
 ]
-Tuned = Annotated[bool, typer.Option("--tuned", help="With the settings that elliptica tune has chosen.")]
+Tuned = Annotated[bool, typer.Option("--tuned", help="Use the settings that elliptica tune chose.")]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Runs at once, each with one thread.", show_default="1; with Ray, what the cluster holds"
+        min=1,
+        help="Runs at the same time, each with one thread.",
+        show_default="1; with Ray, what the cluster holds",
     ),
 ]
-Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, ...")]
+Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda, ...")]
 Board = Annotated[
     Path | None,
     typer.Option(
@@ -85,19 +88,19 @@ Engine = Annotated[EngineName, one_of(EngineName, help="Processes of this machin
 Address = Annotated[
     str | None,
     typer.Option(
-        help="Ray: the cluster's; auto finds the one that this machine is part of.",
-        show_default="RAY_ADDRESS, or a new one of this machine",
+        help="Ray: address of the cluster; auto finds the one of this machine.",
+        show_default="RAY_ADDRESS, or a new local one",
     ),
 ]
 Cpus = Annotated[
     float | None,
-    typer.Option(min=0.1, help="Ray: processors for each run, and threads of torch.", show_default="1"),
+    typer.Option(min=0.1, help="Ray: processors (and torch threads) per run.", show_default="1"),
 ]
 Gpus = Annotated[
-    float | None, typer.Option(min=0, help="Ray: GPUs for each run; may be a share.", show_default="0")
+    float | None, typer.Option(min=0, help="Ray: GPUs per run; may be a fraction.", show_default="0")
 ]
 Retries = Annotated[
-    int | None, typer.Option(min=0, help="Ray: new tries of a run whose worker is lost.", show_default="3")
+    int | None, typer.Option(min=0, help="Ray: retries of a run whose worker is lost.", show_default="3")
 ]
 
 
@@ -113,7 +116,7 @@ def make_choice(
     select: SelectName | None = None,
     plugin: list[str] | None = None,
 ) -> Choice:
-    """Collect the options that say which runs are meant."""
+    """Collect the options that select runs."""
     from elliptica.lab.experiments.choice import Choice
 
     training: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
@@ -144,7 +147,7 @@ def load_own(plugin: list[str] | None) -> tuple[Plugin, ...]:
 
 
 def _split(names: list[str] | None) -> list[str] | None:
-    """Names given one by one, or with commas between them."""
+    """Split names that are given one by one or separated by commas."""
     return (
         None
         if names is None
@@ -155,7 +158,7 @@ def _split(names: list[str] | None) -> list[str] | None:
 def ray_settings(
     engine: EngineName, address: str | None, cpus: float | None, gpus: float | None, retries: int | None
 ) -> RaySettings | None:
-    """Collect what the options say about Ray; None without it."""
+    """Collect the options about Ray; None without Ray."""
     from elliptica.lab.experiments.run import RaySettings
 
     named = {"address": address, "cpus_per_run": cpus, "gpus_per_run": gpus, "retries": retries}
@@ -164,10 +167,10 @@ def ray_settings(
         return RaySettings(**given)
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise typer.BadParameter(f"{names}: only with --engine ray. Add it, or leave them out.")
+        raise typer.BadParameter(f"{names}: only with --engine ray. Add --engine ray, or omit these options.")
     return None
 
 
 def print_error(error: object, console: Console) -> None:
-    """Print what is wrong, as it is."""
+    """Print an error message without markup."""
     console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`elliptica report`: one self-contained page about runs, a comparison or a model."""
+"""`elliptica report`: write one self-contained page about runs, a comparison or a model."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from elliptica.cli.options import load_own
 if TYPE_CHECKING:
     from elliptica.report.content import Report
 
-#: File that `elliptica compare` and `elliptica demo` write.
+#: Result file of `elliptica compare` and `elliptica demo`.
 RESULTS = "results.json"
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a page is about.
+    """The source and settings of a page.
 
     Attributes:
         source: Folder of records, folder of a comparison, a saved model, or data (an .npz file,
             ``"two-moons"``, ``"digits"``) for ``model``.
         data: Table (CSV or Parquet) for a saved model.
-        target: Its column of targets.
-        group: Its column of groups.
-        model: Model of your own, ``package.module:name``.
-        weights: Its state dict.
+        target: Target column of the table.
+        group: Group column of the table.
+        model: Your own model, ``package.module:name``.
+        weights: State dict of the model.
         train: How to train a small network if there is no model.
-        steps: Of that training.
-        loss: Of the model.
-        data_dir: Where the data of the tables are, for models that `elliptica run` has kept.
-        tables: Files of the user's own tables that the records are of.
-        landscape: Whether to look at the loss between the data where a model is there.
-        seed: Of everything that is drawn.
-        title: Of the page; None: what it is about.
+        steps: Number of training steps.
+        loss: Loss of the model.
+        data_dir: Folder of the paper's data, for models that `elliptica run` kept.
+        tables: Your own TOML tables that the records belong to.
+        landscape: Whether to show the loss between the data if there is a model.
+        seed: Seed of all random draws.
+        title: Title of the page; by default what it is about.
     """
 
     source: str
@@ -72,18 +72,20 @@ def report(
         str,
         typer.Argument(
             help="Folder of elliptica run or elliptica compare; model.elliptica (with --data and --target); "
-            "or data for a model of your own: an .npz file, two-moons, digits."
+            "or data for your own model: an .npz file, two-moons, digits."
         ),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The page.", dir_okay=False)] = Path("report.html"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="File of the page.", dir_okay=False)] = Path(
+        "report.html"
+    ),
     data: Annotated[
-        Path | None, typer.Option(help="Table (CSV or Parquet) of a model.elliptica.", dir_okay=False)
+        Path | None, typer.Option(help="Table (CSV or Parquet) for model.elliptica.", dir_okay=False)
     ] = None,
-    target: Annotated[str | None, typer.Option(help="Its column of targets.")] = None,
-    group: Annotated[str | None, typer.Option(help="Its column of groups.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target column of the table.")] = None,
+    group: Annotated[str | None, typer.Option(help="Group column of the table.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Your model as package.module:name (a module, or a function that makes one)."),
+        typer.Option(help="Your model as package.module:name (a module, or a function that returns one)."),
     ] = None,
     weights: Weights = None,
     train: Train = "erm",
@@ -98,14 +100,16 @@ def report(
     ] = None,
     plugin: shared.Plugins = None,
     no_landscape: Annotated[
-        bool, typer.Option("--no-landscape", help="Leave the loss between the data out, which needs time.")
+        bool, typer.Option("--no-landscape", help="Skip the loss between the data, which takes time.")
     ] = False,
-    title: Annotated[str | None, typer.Option(help="Of the page.", show_default="what it is about")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
+    title: Annotated[
+        str | None, typer.Option(help="Title of the page.", show_default="what it is about")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws.")] = 0,
 ) -> None:
     """Write one HTML page to share: verdict, tables, charts, loss landscape.
 
-    The page needs no network. Exit status 0, or 2 if nothing can be made of what was given. Example:
+    The page loads nothing from the network. Exit status: 0, or 2 if the source cannot be used. Example:
     elliptica report runs -o report.html
     """
     require_extra("lab", "jinja2", "plotly")
@@ -132,7 +136,7 @@ def report(
 
 
 def _print_report(request: Request, out: Path, console: Console) -> int:
-    """Write the page and print its verdict; returns the exit status."""
+    """Write the page and print its verdict; return the exit status."""
     from elliptica.report.content import ReportError
 
     def say(text: str) -> None:
@@ -140,43 +144,43 @@ def _print_report(request: Request, out: Path, console: Console) -> int:
 
     try:
         with console.status("reading"):
-            found = write_report(request, out)
+            content = write_report(request, out)
     except (ReportError, OSError) as error:
         say(f"[red]error:[/red] {escape(str(error))}")
         return 2
     except KeyboardInterrupt:
         say(f"Interrupted: {escape(str(out))} was not written.")
         return 130
-    say(escape(found.headline))
-    reasons = list(dict.fromkeys(s.missing["landscape"] for s in found.studies if "landscape" in s.missing))
+    say(escape(content.headline))
+    reasons = list(dict.fromkeys(s.missing["landscape"] for s in content.studies if "landscape" in s.missing))
     if request.landscape and len(reasons) == 1:
-        say(escape(f"The loss landscape is left out. {reasons[0]}"))
-    if found.unusable:
-        say(f"[yellow]{count(len(found.unusable), 'file')} could not be used[/yellow]; the page says why.")
-    kind = f"{found.kind[:1].upper()}{found.kind[1:]}"
+        say(escape(f"The loss landscape is missing. {reasons[0]}"))
+    if content.unusable:
+        say(f"[yellow]{count(len(content.unusable), 'file')} could not be used[/yellow]; the page says why.")
+    kind = f"{content.kind[:1].upper()}{content.kind[1:]}"
     say(escape(f"{kind}: {out} ({out.stat().st_size / 1e6:.1f} MB)."))
     return 0
 
 
 def write_report(request: Request, out: Path) -> Report:
-    """Make a report and write its page.
+    """Build a report and write its page.
 
     Raises:
-        ReportError: If nothing can be made of the source, or ``out`` cannot be written.
+        ReportError: If the source cannot be used, or ``out`` cannot be written.
     """
     from elliptica.report.page import render_page
 
     _check_out(out, request)
-    found = make_report(request)
-    write_atomically(out, render_page(found))
-    return found
+    content = make_report(request)
+    write_atomically(out, render_page(content))
+    return content
 
 
 def make_report(request: Request) -> Report:
-    """Collect what a page shows.
+    """Collect the contents of a page.
 
     Raises:
-        ReportError: If nothing can be made of the source; the message says what was expected.
+        ReportError: If the source cannot be used; the message says what was expected.
     """
     from elliptica.report.content import ReportError
 
@@ -185,8 +189,8 @@ def make_report(request: Request) -> Report:
         return _folder_report(path, request)
     if path.is_file() and path.suffix.lower() in _TABLES:
         raise ReportError(
-            f"{path} is a table. First elliptica compare {path} --target COLUMN, which makes a page, too. "
-            f"Or, with a saved model, elliptica report model.elliptica --data {path} --target COLUMN."
+            f"{path} is a table. Run elliptica compare {path} --target COLUMN, which also writes a page, or, "
+            f"with a saved model, elliptica report model.elliptica --data {path} --target COLUMN."
         )
     if request.source.endswith(".elliptica") or (path.is_file() and request.target is not None):
         return _saved_model_report(path, request)
@@ -195,33 +199,35 @@ def make_report(request: Request) -> Report:
     if path.is_file() or request.source in ("two-moons", "digits"):
         return _own_model_report(request)
     raise ReportError(
-        f"There is no {request.source}. Pass the folder that elliptica run wrote to (--out, runs by "
+        f"{request.source} does not exist. Pass the folder that elliptica run wrote to (--out, runs by "
         "default), the folder of elliptica compare, model.elliptica with --data and --target, or an .npz "
         "file with --model."
     )
 
 
 def _check_out(out: Path, request: Request) -> None:
-    """Refuse before the work is done."""
+    """Raise before the work is done if the page cannot be written."""
     from elliptica.report.content import ReportError
 
     if out.is_dir():
         raise ReportError(f"{out} is a folder. Pass the name of a file to -o, e.g. {out / 'report.html'}.")
     given = [Path(request.source), request.data, request.weights]
     if any(each is not None and out.exists() and each.exists() and out.samefile(each) for each in given):
-        raise ReportError(f"The page would overwrite {out}, which it is made from. Choose another -o.")
+        raise ReportError(f"The page would overwrite its own source {out}. Choose another -o.")
     if out.is_file() and not _is_page(out):
-        raise ReportError(f"{out} exists and is not a page, and would be lost. Choose another -o.")
+        raise ReportError(f"{out} exists and is not a page. Choose another -o, so that it is not lost.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ReportError(f"The folder {out.parent} cannot be made ({error}). Choose another -o.") from error
+        raise ReportError(
+            f"The folder {out.parent} cannot be created ({error}). Choose another -o."
+        ) from error
     if not os.access(out.parent, os.W_OK):
-        raise ReportError(f"Nothing can be written to {out.parent}. Choose another -o.")
+        raise ReportError(f"The folder {out.parent} is not writable. Choose another -o.")
 
 
 def _is_page(file: Path) -> bool:
-    """Whether a file is empty or begins as a page does."""
+    """Return whether a file is empty or starts like a page."""
     with file.open("rb") as handle:
         head = handle.read(64).lstrip().lower()
     return not head or head.startswith((b"<!doctype html", b"<html"))
@@ -232,7 +238,9 @@ def _folder_report(path: Path, request: Request) -> Report:
 
     for name in ("model", "weights"):
         if getattr(request, name) is not None:
-            raise ReportError(f"--{name} belongs to data (an .npz file), but {request.source} is a folder.")
+            raise ReportError(
+                f"--{name} is only for data (an .npz file), but {request.source} is a folder. Omit it."
+            )
     kind = _kind_of_results(path / RESULTS)
     if kind == "compare":
         try:
@@ -244,7 +252,7 @@ def _folder_report(path: Path, request: Request) -> Report:
         )
     if request.data is not None:
         raise ReportError(
-            f"--data belongs to model.elliptica or to a folder of elliptica compare, but {path} is neither."
+            f"--data is only for model.elliptica or a folder of elliptica compare, but {path} is neither."
         )
     if kind == "demo":
         from elliptica.lab.demo.results import demo_report
@@ -254,7 +262,7 @@ def _folder_report(path: Path, request: Request) -> Report:
 
 
 def _kind_of_results(file: Path) -> str | None:
-    """Who wrote a results.json; None if there is none, or if nobody can say."""
+    """Return which command wrote a results.json; None if there is none or if it is unknown."""
     from elliptica.report.content import ReportError
 
     if not file.is_file():
@@ -263,8 +271,8 @@ def _kind_of_results(file: Path) -> str | None:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise ReportError(
-            f"{file} cannot be read ({str(error)[:200]}). It was damaged; if it is of elliptica compare, "
-            "move it away and run the comparison again."
+            f"{file} is damaged ({str(error)[:200]}). If elliptica compare wrote it, move it away and run "
+            "the comparison again."
         ) from error
     if isinstance(content, dict) and "about" in content and "records" in content:
         return "compare"
@@ -307,13 +315,13 @@ def _saved_model_report(file: Path, request: Request) -> Report:
 
 
 def _own_model_report(request: Request) -> Report:
-    """Show a model from ``package.module:name``, or one that is trained here."""
+    """Build a page about a model from ``package.module:name``, or about one that is trained here."""
     from elliptica.diagnostics.model_page import model_report, model_study
     from elliptica.report.content import ReportError, digest, present_versions
 
     if request.data is not None or request.target is not None:
         raise ReportError(
-            "--data and --target belong to model.elliptica; an .npz file holds its own targets."
+            "--data and --target are only for model.elliptica; an .npz file holds its own targets. Omit them."
         )
     if request.model is None:
         require_extra("lab", "safetensors")
@@ -333,7 +341,7 @@ def _own_model_report(request: Request) -> Report:
     except (ValueError, TypeError) as error:
         raise ReportError(str(error)) from error
     name = Path(request.source).name
-    trained_here = f"No --model: this is a network trained here, {request.steps} steps."
+    trained_here = f"No --model was given: this is a network trained here for {request.steps} steps."
     words = ["elliptica", "report", request.source]
     words += ["--model", request.model] if request.model else ["--train", request.train]
     files = {"data": Path(request.source), "weights": request.weights}

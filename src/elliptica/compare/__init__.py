@@ -1,6 +1,6 @@
-"""Compare training methods on a table of your own, under the shift that you expect; keep the best model.
+"""Compare training methods on your own table under the shift that you expect, and keep the best model.
 
-The package is a module, and the function is in it: ``from elliptica.compare import compare``.
+``elliptica.compare`` is a package; import the function from it: ``from elliptica.compare import compare``.
 """
 
 from elliptica._utils.extras import missing_package

@@ -1,23 +1,23 @@
-"""Recognise what every column of a table is, and read other tables by the same decisions.
+"""Recognise the kind of every column, and read other tables by the same decisions.
 
-The rules, in their order; `--as COLUMN=KIND` (``as_``) overrides all of them:
+The rules are tried in this order; ``--as COLUMN=KIND`` (``as_``) overrides all of them:
 
-1. *Unused*: no values at all, one value in all rows, or a type that is neither number, text nor time.
-2. *Number*: numbers, durations (days), times of day (hours), and text of which at least 90 % of the cells are
-   numbers. Text may have thousands separators, one currency sign or percent signs, or one unit
-   (``104,62 m²``) in at least 90 % of the cells. Several units are asked about. Cells of text are missing.
-   Where a comma or a point may be both (``3,655``), the other cells of the column decide, then the file: any
-   cell that can only be a decimal comma makes all such commas decimal, otherwise it is three thousand.
-3. *Identifier*: whole numbers that count the rows; if at least 95 % of them differ, also whole numbers of 15
-   and more digits or with a name such as ``customer_id``, and texts of fewer than three words on average.
-4. *Category* instead of number: whole numbers written with leading zeros, or of 15 and more digits, which a
-   float does not hold; whole numbers of three to six digits, all of equal length, with gaps, not all
-   multiples of five, no years, with few values (at most 100, and 5 % of the rows); whole numbers with a name
-   such as ``zip``, ``region`` or ``class`` and few values (at most 50, or 5 % of the rows).
+1. *Unused*: no values, the same value in all rows, or a type other than number, text or time.
+2. *Number*: numbers, durations (days), times of day (hours), and text in which at least 90 % of the cells are
+   numbers. Text may have thousands separators, one currency sign, percent signs, or one unit (``104,62 m²``)
+   in at least 90 % of the cells. Several units raise a warning. Other cells of text count as missing. If a
+   comma or a point is ambiguous (``3,655``), the other cells of the column decide, then the file: one cell
+   that must be a decimal comma makes all such commas decimal; otherwise ``3,655`` is three thousand.
+3. *Identifier*: whole numbers that count the rows. If at least 95 % of the values differ, also whole numbers
+   with 15 or more digits or a name such as ``customer_id``, and texts of fewer than three words on average.
+4. *Category* instead of number: whole numbers with leading zeros, or with 15 or more digits, which a float
+   cannot hold; whole numbers of three to six digits, all of equal length, with gaps, not all multiples of
+   five, not years, with few values (at most 100, and 5 % of the rows); whole numbers with a name such as
+   ``zip``, ``region`` or ``class`` and few values (at most 50, or 5 % of the rows).
 5. *Date*: columns of dates, text in a common format (at least 90 % of the cells), and whole numbers of eight
    digits that are all dates, such as 20060131.
 6. *Free text*: more than 50 texts, of three words on average, or different in more than 20 % of the rows.
-7. *Category*: all other text, and true/false. A missing category is a category.
+7. *Category*: all other text, and true/false. Missing values are a category of their own.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from elliptica.estimators.preprocess import date_resolution, has_heavy_tail
 Kind = Literal["number", "category", "date", "text", "id", "unused"]
 Override = Literal["date", "number", "category", "text", "id"]
 
-#: Whole numbers with at most so many values may be codes.
+#: Whole numbers with at most this many values may be codes.
 FEW_VALUES = 20
-#: Below this share, text among numbers (or dates) is taken for a slip.
+#: Below this share, text among numbers (or dates) counts as a typing error.
 STRAY_SHARE = 0.1
-#: Squares of larger numbers overflow; inputs are cut here, targets raise.
+#: Squares of larger numbers overflow. Inputs are clipped to it; targets raise.
 LARGEST = 1e150
 #: Number of texts above which a column may be free text.
 MANY_TEXTS = 50
@@ -68,9 +68,9 @@ _CODE_NAMES = frozenset(
     )
 )
 _CODE_ENDINGS = ("class", "code", "type")
-#: Names that tools give to the numbers of rows, which a sample of a table no longer counts one by one.
+#: Names that tools give to row numbers; in a sample of a table these no longer count the rows one by one.
 _ROW_NAMES = ("", "index", "row", "rownames", "unnamed: 0")
-#: Names of what rows may belong to: its number says nothing of a new one.
+#: Names of what rows may belong to; such a number carries no information about a new one.
 _OWNER_NAMES = frozenset(
     ("individual", "person", "patient", "subject", "customer", "user", "household", "student")
 )
@@ -78,13 +78,13 @@ _ID_NAMES = frozenset(["id", "ids", "uuid", "guid", "key", "identifier"])
 _CURRENCY = r"[$€£¥₹]|EUR|USD|GBP|CHF|JPY|CAD|AUD|Rs\.?"
 _PREFIX = rf"^([-+]?)\s*(?:{_CURRENCY})\s*"
 _SUFFIX = rf"\s*(?:{_CURRENCY}|%)$"
-#: What may follow a number: letters, degrees, squares, a fraction of two units.
+#: Characters that may follow a number: letters, degrees, squares, a fraction of two units.
 _LETTERS = r"a-zA-Z\x{b5}\x{3bc}\x{3a9}\x{b0}\x{2103}\x{2109}\x{2032}\x{2033}\""
 _UNIT = (
     r"^[-+]?(?:\d[\d.,\s'\x{2019}]*|[.,]\d+)(?:[eE][-+]?\d+)?\s*"
     rf"([{_LETTERS}][{_LETTERS}\x{{b2}}\x{{b3}}/\s]*[23]?)$"
 )
-#: So many units in a column are units; more are parts of names.
+#: Up to this many units in a column are units; more are parts of names.
 _MOST_UNITS = 6
 _SIGN = rf"^[-+]?\s*({_CURRENCY})\s*[-+]?[\d.,]|\d\s*({_CURRENCY}|%)$"
 #: Groups of three digits, by the decimal sign.
@@ -128,28 +128,28 @@ _SAMPLE = 200
 
 @dataclass(frozen=True)
 class ColumnUse:
-    """What a column is used as, in words."""
+    """How a column is used, as text."""
 
     name: str
-    #: ``"id"``: not an input, but carried to predictions; ``"unused"``: constant, empty, or of another type.
+    #: ``"id"``: not an input, but copied to predictions; ``"unused"``: constant, empty, or of another type.
     kind: Kind
     detail: str  # what it becomes, e.g. "25 values" or "heavy tail: scaled by quantiles"
-    hint: str = ""  # option that changes it, where a user may well want to
+    hint: str = ""  # option that changes it, if users may want to
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How an input is read: enough to read it from another table."""
+    """How an input is parsed, so that it can be parsed from other tables in the same way."""
 
     name: str
     kind: Literal["number", "category", "date", "text"]
-    #: Of text that is read as numbers: decimal sign ("." or ","), currency or percent sign, whether thousands
-    #: had separators. Of dates: the format. Of categories: whether they were numbers.
+    #: For text parsed as numbers: decimal sign ("." or ","), currency or percent sign, whether thousands had
+    #: separators. For dates: the format. For categories: whether they were numbers.
     form: Mapping[str, Any] = field(default_factory=dict)
-    text_as_missing: bool = False  # whether cells of text were taken as missing
+    text_as_missing: bool = False  # whether cells of text count as missing
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON holds it."""
+        """Convert to values that JSON can store."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -159,67 +159,67 @@ class Reading:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Reading:
-        """Restore what `to_dict` returned.
+        """Restore from the values of `to_dict`.
 
         Raises:
-            TableError: If ``state`` is something else.
+            TableError: If ``state`` is not of this form.
         """
         form = state.get("form", {})
         if state.get("kind") not in get_args(Kind)[:4] or not isinstance(form, Mapping):
-            raise TableError("The model file does not say how its columns are read. Save the model again.")
+            raise TableError("The model file does not say how to read its columns. Save the model again.")
         return cls(str(state.get("name")), state["kind"], form, bool(state.get("text_as_missing")))
 
 
 class Recognised(NamedTuple):
-    """What was decided about a column."""
+    """The decision about a column."""
 
     use: ColumnUse
-    reading: Reading | None  # None: it is not an input
-    values: pl.Series | None  # the input, as `read_column` gives it
+    reading: Reading | None  # None if it is not an input
+    values: pl.Series | None  # the input, as `read_column` returns it
 
 
 class Strays(NamedTuple):
-    """Cells of text in a column that mostly holds numbers, or dates."""
+    """Cells of text in a column that holds mostly numbers or dates."""
 
     numbers: pl.Series  # the column as numbers or dates, missing where there is text
     odd: pl.Series  # the cells of text
-    n_known: int  # number of cells that are not empty
+    n_known: int  # number of non-empty cells
 
     @property
     def share(self) -> float:
-        """How many of the cells that are not empty are text."""
+        """Share of text among the non-empty cells."""
         return len(self.odd) / max(1, self.n_known)
 
     def words(self, name: str, noun: str = "number") -> str:
-        """How many, of how many, and one of them."""
-        verb = f"is no {noun}" if len(self.odd) == 1 else f"are no {noun}s"
+        """Report the number of such cells, with an example."""
+        verb = f"is not a {noun}" if len(self.odd) == 1 else f"are not {noun}s"
         return f"column {name!r}: {len(self.odd)} of {self.n_known} values {verb}, e.g. {self.odd[0]!r}"
 
 
 class Notation(NamedTuple):
-    """How the numbers of a column are written."""
+    """The notation of the numbers in a column of text."""
 
     decimal: str = "."
     sign: str = ""  # a currency sign, % or a unit
     grouped: bool = False  # whether thousands have separators
 
     def words(self) -> list[str]:
-        """What is said of it."""
-        found = ["thousands separators removed"] if self.grouped else []
+        """Return remarks about the notation."""
+        remarks = ["thousands separators removed"] if self.grouped else []
         if self.sign:
-            found.append("in percent" if self.sign == "%" else f"in {self.sign}")
-        return found
+            remarks.append("in percent" if self.sign == "%" else f"in {self.sign}")
+        return remarks
 
 
 def find_strays(
     column: pl.Series, *, decimal_comma: bool = False, notation: Notation | None = None
 ) -> Strays:
-    """Tell numbers and text of a column of text apart.
+    """Separate numbers from other text in a column of text.
 
     Example:
-        >>> found = find_strays(pl.Series("age", ["41", "unknown", None]))
-        >>> found.words("age")
-        "column 'age': 1 of 2 values is no number, e.g. 'unknown'"
+        >>> strays = find_strays(pl.Series("age", ["41", "unknown", None]))
+        >>> strays.words("age")
+        "column 'age': 1 of 2 values is not a number, e.g. 'unknown'"
     """
     notation = notation or find_notation(column, decimal_comma=decimal_comma)
     numbers = parse_numbers(column, notation)
@@ -229,9 +229,9 @@ def find_strays(
 
 
 def parse_numbers(column: pl.Series, notation: Notation | None = None) -> pl.Series:
-    """Text as numbers; what is none becomes missing.
+    """Parse text as numbers; other cells become missing.
 
-    By hand and not with skrub's ``ToFloat``, which rejects a column for a single cell of text.
+    skrub's ``ToFloat`` would reject the whole column for a single cell of text.
 
     Example:
         >>> parse_numbers(pl.Series(["1.234,5 €", "7"]), Notation(",", "€")).to_list()
@@ -254,12 +254,12 @@ def parse_numbers(column: pl.Series, notation: Notation | None = None) -> pl.Ser
 def find_notation(
     column: pl.Series, *, decimal_comma: bool = False, known: Notation | None = None
 ) -> Notation:
-    """How numbers in a column of text are written.
+    """Detect the notation of numbers in a column of text.
 
     Args:
-        column: Text.
-        decimal_comma: Whether the file has cells that can only be decimal commas.
-        known: How they were written in the table of training, for cells that may be read in two ways.
+        column: The cells as text.
+        decimal_comma: Whether some cell of the file must be a decimal comma.
+        known: Notation of the training table, used for ambiguous cells.
 
     Example:
         >>> find_notation(pl.Series(["3,655", "812"]))
@@ -275,11 +275,11 @@ def find_notation(
     plain = cells.str.contains(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
     comma = cells.str.contains(r"^[-+]?\d*,\d+([eE][-+]?\d+)?$")
     whole = cells.str.contains(r"^[-+]?\d+$")
-    # 0,123 has no thousand; 1.5 in a column of commas is a slip that can be read
+    # 0,123 has no thousands; 1.5 in a column of commas is a typing error that can still be parsed
     no_thousand = cells.str.contains(r"^[-+]?0[.,]")
     n_point = int((plain | (grouped["."] & ~no_thousand)).sum())
     n_comma = int((comma | whole | (grouped[","] & ~no_thousand)).sum())
-    if n_point == n_comma and int((comma | (plain & ~whole)).sum()):  # every such cell may be both
+    if n_point == n_comma and int((comma | (plain & ~whole)).sum()):  # every such cell is ambiguous
         prefer_comma = decimal_comma or (known is not None and known.decimal == "," and known.grouped)
     else:
         prefer_comma = n_comma > n_point
@@ -288,61 +288,61 @@ def find_notation(
 
 
 def _without_sign(cells: pl.Series, sign: str) -> pl.Series:
-    """Cells without a currency sign, percent sign or unit."""
+    """Remove the currency sign, percent sign or unit."""
     if re.fullmatch(f"{_CURRENCY}|%", sign):
         return cells.str.replace(_PREFIX, "$1").str.replace(_SUFFIX, "")
-    # of day and days one is the unit, the other is written in some cells
+    # "day" and "days" are the same unit
     bare = cells.str.strip_suffix(f"{sign}s") if sign.isalpha() else cells
     return bare.str.strip_suffix(sign).str.strip_chars()
 
 
 def find_units(cells: pl.Series) -> dict[str, int]:
-    """Units that follow the numbers in cells of text, and in how many cells, the most frequent one first.
+    """Count the units that follow the numbers in cells of text, the most frequent one first.
 
     Example:
         >>> find_units(pl.Series(["104,62 m²", "80 m²", "1 day", "3 days", "unknown"]))
         {'m²': 2, 'day': 2}
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for unit in cells.str.strip_chars().str.extract(_UNIT, 1).drop_nulls().str.strip_chars().to_list():
         single = unit[:-1] if unit.isalpha() and len(unit) > 2 and unit.endswith("s") else unit
-        found[single] = found.get(single, 0) + 1
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        counts[single] = counts.get(single, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def _unit(cells: pl.Series) -> str:
-    """The one unit of nearly all cells; empty if there is none."""
+    """Return the unit of nearly all cells; empty if there is none."""
     units = find_units(cells)
     return next((unit for unit, n in units.items() if n >= (1 - STRAY_SHARE) * len(cells)), "")
 
 
 def _sign(cells: pl.Series) -> str:
-    """The sign that the cells share; empty if there is none, or if they have different ones."""
+    """Return the sign that the cells share; empty if there is none or if they differ."""
     if not cells.str.contains(r"[$€£¥₹%]|[A-Z]{3}|Rs").any():
         return ""
     frame = cells.to_frame("cell").select(
         pl.col("cell").str.contains(r"^[-+]?[\d.,\s'\x{2019}]+$").alias("bare"),
         pl.coalesce(pl.col("cell").str.extract(_SIGN, 1), pl.col("cell").str.extract(_SIGN, 2)).alias("sign"),
     )
-    found = frame["sign"].drop_nulls()
-    if found.n_unique() != 1:
+    signs = frame["sign"].drop_nulls()
+    if signs.n_unique() != 1:
         return ""
-    if found[0] == "%" and int(frame["bare"].sum()) > STRAY_SHARE * len(found):
-        return ""  # 12% and 0.12 in one column: no telling what the second is
-    return str(found[0])
+    if signs[0] == "%" and int(frame["bare"].sum()) > STRAY_SHARE * len(signs):
+        return ""  # 12% and 0.12 in one column: the second is ambiguous
+    return str(signs[0])
 
 
 def _parse_dates(column: pl.Series, form: str) -> pl.Series:
-    """Text, by its format, as times without a zone (in UTC, where there was one)."""
+    """Parse text in a date format as times without a zone (converted to UTC if there was one)."""
     text = column.str.strip_chars()
     if form == "%Y-%m":
         text, form = text + "-01", "%Y-%m-%d"
     if "%H" in form or "%I" in form:
-        found = text.str.to_datetime(form, strict=False, time_unit="us")
+        dates = text.str.to_datetime(form, strict=False, time_unit="us")
     else:
-        found = text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
-    found = _without_zone(found)
-    return found.set(~found.dt.year().is_between(*_YEARS).fill_null(False), None)
+        dates = text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
+    dates = _without_zone(dates)
+    return dates.set(~dates.dt.year().is_between(*_YEARS).fill_null(False), None)
 
 
 def _without_zone(column: pl.Series) -> pl.Series:
@@ -354,8 +354,8 @@ def _without_zone(column: pl.Series) -> pl.Series:
 def find_date_format(column: pl.Series) -> str | None:
     """Find the format in which at least 90 % of the cells of a column of text are dates.
 
-    By hand and not with skrub's ``ToDatetime``: that rejects a column for a cell such as "unknown" among the
-    first, and does not say when day and month cannot be told apart.
+    skrub's ``ToDatetime`` would reject a column for a cell such as "unknown" among the first, and does not
+    report when day and month are ambiguous.
 
     Example:
         >>> find_date_format(pl.Series(["31/01/2006", "1/2/2006"]))
@@ -368,7 +368,7 @@ def find_date_format(column: pl.Series) -> str | None:
     needed = (1 - STRAY_SHARE) * len(cells)
     likely = [form for form in _FORMATS if _parse_dates(some, form).count() >= 0.5 * len(some)]
     counts = {form: _parse_dates(cells, form).count() for form in likely}
-    best = max(counts, key=lambda form: counts[form], default=None)  # the first among equals
+    best = max(counts, key=lambda form: counts[form], default=None)  # ties: the first format
     return best if best is not None and counts[best] > needed else None
 
 
@@ -381,19 +381,19 @@ def recognise(
     as_: Override | None = None,
     notices: list[str],
 ) -> Recognised:
-    """Decide what a column is used as.
+    """Decide how a column is used.
 
     Args:
         column: Values of all training rows.
-        table_column: The same before rows were dropped or sorted, in which it may count the rows; None: it
-            is ``column``.
-        distinct: The same without copies of rows, by which it is decided; None: it is ``column``.
+        table_column: The column before rows were dropped or sorted, where it may count the rows; by default
+            ``column``.
+        distinct: The column without copies of rows, on which the decision is based; by default ``column``.
         decimal_comma: Whether the file has decimal commas.
-        as_: What the user says that it is.
-        notices: What the table of columns does not say is added here, in words.
+        as_: Kind that the user gave.
+        notices: List to which remarks are appended that the table of columns does not show.
 
     Raises:
-        TableError: If the column cannot be what the user says.
+        TableError: If the column cannot be read as the user's kind.
 
     Example:
         >>> recognise(pl.Series("price", [f"€ {i},{i}00" for i in range(1, 9)]), notices=[]).use.detail
@@ -421,7 +421,7 @@ def recognise(
 
 
 def _without_blanks(column: pl.Series) -> pl.Series:
-    """Blank cells of text as missing, in frames as in files."""
+    """Replace blank cells of text by missing values, in frames and files alike."""
     if column.dtype != pl.String:
         return column
     return column.set(column.str.contains(r"^\s*$").fill_null(False), None)
@@ -431,7 +431,7 @@ def _useless(column: pl.Series) -> str | None:
     if column.null_count() == len(column):
         return "all its values are missing"
     if not is_usable(column):
-        return f"it is of type {column.dtype}; make numbers or categories of it"
+        return f"it is of type {column.dtype}; convert it to numbers or categories"
     known = column.drop_nulls()
     if len(known) == len(column) and known.n_unique() == 1:
         return f"it is {known[0]!r} in all rows"
@@ -439,7 +439,7 @@ def _useless(column: pl.Series) -> str | None:
 
 
 def is_usable(column: pl.Series) -> bool:
-    """Whether a column can be an input: numbers, text, categories, true/false, dates and times."""
+    """Return whether a column can be an input: numbers, text, categories, true/false, dates and times."""
     dtype = column.dtype
     return (
         dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.String, pl.Categorical, pl.Enum, pl.Boolean)
@@ -447,7 +447,7 @@ def is_usable(column: pl.Series) -> bool:
 
 
 def _tokens(name: str) -> list[str]:
-    """Words of a name: 'PassengerId', 'passenger_id' and 'passenger id' have the same ones."""
+    """Split a name into words; 'PassengerId', 'passenger_id' and 'passenger id' give the same ones."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
@@ -468,7 +468,7 @@ def _is_id(column: pl.Series) -> bool:
 
 
 def counts_rows(column: pl.Series) -> bool:
-    """Whether a column holds whole numbers, each one more than that of the row before."""
+    """Return whether a column holds whole numbers that increase by one from row to row."""
     return column.dtype.is_integer() and not column.null_count() and bool((column.diff()[1:] == 1).all())
 
 
@@ -480,7 +480,7 @@ def _identifier(column: pl.Series, as_: Override | None) -> Recognised:
 
 
 def _decide(column: pl.Series, decimal_comma: bool, notices: list[str]) -> Reading | None:
-    """The kind of an input; None: an identifier."""
+    """Decide the kind of an input; None means an identifier."""
     name, dtype = column.name, column.dtype
     if dtype in (pl.Date, pl.Datetime):
         return Reading(name, "date")
@@ -511,8 +511,8 @@ def _decide_text(column: pl.Series, decimal_comma: bool, notices: list[str]) -> 
     n_values = known.n_unique()
     if n_values > FEW_VALUES and (units := _mixed_units(known)):
         notices.append(
-            f"Warning: column {name!r} holds numbers with different units ({', '.join(units)}), which are "
-            "taken as text. Convert them to one unit, so that they are read as numbers."
+            f"Warning: column {name!r} holds numbers with different units ({', '.join(units)}) and is read "
+            "as text. Convert them to one unit to use them as numbers."
         )
         return Reading(name, "text")
     worded = is_free_text(known.to_list())
@@ -524,7 +524,7 @@ def _decide_text(column: pl.Series, decimal_comma: bool, notices: list[str]) -> 
 
 
 def _mixed_units(known: pl.Series) -> list[str]:
-    """Units of a column in which nearly all cells are numbers with one; empty if it is something else."""
+    """Return the units of a column in which nearly all cells are numbers with one; otherwise empty."""
     units = find_units(known)
     is_number = known.str.contains(r"^[-+]?[\d.,]+$").sum() + sum(units.values())
     if not 1 <= len(units) <= _MOST_UNITS or is_number < (1 - STRAY_SHARE) * len(known):
@@ -533,36 +533,36 @@ def _mixed_units(known: pl.Series) -> list[str]:
 
 
 def _as_numbers(column: pl.Series, decimal_comma: bool, notices: list[str]) -> Reading | None:
-    """Numbers, where a few cells of text would make hundreds of categories of them; None: not the case."""
+    """Read text as numbers despite a few other cells; None if it is not a column of numbers."""
     notation = find_notation(column, decimal_comma=decimal_comma)
-    found = find_strays(column, notation=notation)
+    strays = find_strays(column, notation=notation)
     form = notation._asdict()
-    n_values = found.numbers.drop_nulls().n_unique()
-    if not len(found.odd):
+    n_values = strays.numbers.drop_nulls().n_unique()
+    if not len(strays.odd):
         return Reading(column.name, "number", form)
-    # few numbers may be codes beside other codes; but one text, such as "unknown", is told by a gap as well
-    if n_values <= FEW_VALUES and found.odd.n_unique() > 1:
+    # few numbers may be codes among other codes; but a single text, such as "unknown", works as a gap
+    if n_values <= FEW_VALUES and strays.odd.n_unique() > 1:
         return None
-    if found.share < STRAY_SHARE:
+    if strays.share < STRAY_SHARE:
         return Reading(column.name, "number", form, text_as_missing=True)
-    if found.share < 0.5 and n_values > FEW_VALUES:
+    if strays.share < 0.5 and n_values > FEW_VALUES:
         notices.append(
-            f"Warning: {found.words(column.name)}. That is too much for slips, so the column is taken as "
-            f"text. Correct or empty these cells if numbers are meant, or pass --as "
-            f"{shlex.quote(f'{column.name}=number')}, which takes them as missing."
+            f"Warning: {strays.words(column.name)}. These are too many for typing errors, so the column is "
+            "read as text. If it should hold numbers, correct or empty these cells, or pass --as "
+            f"{shlex.quote(f'{column.name}=number')} to treat them as missing."
         )
     return None
 
 
 def _is_compact_date(column: pl.Series) -> bool:
-    known = column.drop_nulls().cast(pl.Int64, strict=False)  # small types do not hold the bounds
+    known = column.drop_nulls().cast(pl.Int64, strict=False)  # small types cannot hold the bounds
     if known.null_count() or not bool(known.is_between(19_000_101, 21_001_231).all()):
         return False
     return _parse_dates(known.unique().cast(pl.String), "%Y%m%d").null_count() == 0
 
 
 def _is_code(column: pl.Series) -> bool:
-    """Whether whole numbers are labels; rule 4 of the module."""
+    """Return whether whole numbers are labels, by rule 4 of the module."""
     known = column.drop_nulls()
     if column.dtype.is_float() and not bool((known % 1 == 0).all()):
         return False
@@ -585,7 +585,7 @@ def _is_code(column: pl.Series) -> bool:
 
 
 def _override(column: pl.Series, decimal_comma: bool, as_: Override) -> Reading:
-    """What the user says; raised if most cells cannot be that."""
+    """Apply the user's kind; raise if most cells do not fit it."""
     name = column.name
     if as_ in ("category", "text"):
         numeric = {"numeric": True} if column.dtype.is_numeric() else {}
@@ -617,63 +617,63 @@ def _override(column: pl.Series, decimal_comma: bool, as_: Override) -> Reading:
 
 
 def time_reading(column: pl.Series, *, decimal_comma: bool = False, as_: Override | None = None) -> Reading:
-    """How a column of times is read: as dates, or as numbers that grow.
+    """Decide how a column of times is parsed: as dates, or as increasing numbers.
 
     Raises:
-        TableError: If it holds something else.
+        TableError: If it holds neither.
     """
     name = column.name
     if as_ in ("date", "number"):
         return _override(column, decimal_comma, as_)
     if column.null_count() == len(column):
-        raise TableError(f"The time column {name!r} is empty.")
+        raise TableError(f"The time column {name!r} is empty. Name another column.")
     if column.dtype != pl.String:
-        found = _decide(column, decimal_comma, [])
-        if column.dtype.is_numeric() and (found is None or found.kind == "category"):
+        reading = _decide(column, decimal_comma, [])
+        if column.dtype.is_numeric() and (reading is None or reading.kind == "category"):
             return Reading(name, "number")
     else:
         form = find_date_format(column)
-        found = (
+        reading = (
             Reading(name, "date", {"format": form}, True) if form else _as_numbers(column, decimal_comma, [])
         )
-    if found is None or found.kind not in ("date", "number"):
+    if reading is None or reading.kind not in ("date", "number"):
         raise TableError(
             f"The time column {name!r} holds neither dates nor numbers, e.g. "
             f"{str(column.drop_nulls()[0])!r}. Write dates as 2006-01-31, or name another column."
         )
-    return found
+    return reading
 
 
 def _check_override(name: str, as_: str, odd: pl.Series, n_known: int) -> None:
     if len(odd) > 0.5 * n_known:
-        what = "numbers" if as_ == "number" else "dates in a format that is known, such as 2006-01-31"
+        what = "numbers" if as_ == "number" else "dates in a known format, such as 2006-01-31"
         raise TableError(
-            f"Column {name!r} cannot be read as {as_}: {len(odd)} of {n_known} values are no {what}, e.g. "
-            f"{odd[0]!r}. Correct them, or leave --as {shlex.quote(f'{name}={as_}')} out."
+            f"Column {name!r} cannot be read as {as_}: {len(odd)} of {n_known} values are not {what}, e.g. "
+            f"{odd[0]!r}. Correct them, or omit --as {shlex.quote(f'{name}={as_}')}."
         )
 
 
 def read_column(
     column: pl.Series, reading: Reading, *, decimal_comma: bool = False, notices: list[str]
 ) -> pl.Series:
-    """Read a column as it was decided in training.
+    """Parse a column as decided in training.
 
     Args:
-        column: Of any table, with any type.
+        column: A column of any table, with any type.
         reading: The decision.
         decimal_comma: Whether the file has decimal commas.
-        notices: Cells that are taken as missing are added here, in words.
+        notices: List to which remarks about cells that count as missing are appended.
 
     Returns:
         Numbers as Float64, null where missing, infinite or text; categories as text, ``"(missing)"`` where
         missing; free text as text; dates as Datetime without a zone.
 
     Raises:
-        TableError: If most cells are something else.
+        TableError: If most cells do not fit the decision.
     """
     if not is_usable(column) and column.null_count() < len(column):
         raise TableError(
-            f"Column {column.name!r} is of type {column.dtype}, but a {reading.kind} is expected."
+            f"Column {column.name!r} is of type {column.dtype}, but the model expects a {reading.kind}."
         )
     column = _without_blanks(column.cast(pl.String) if column.dtype == pl.Null else column)
     if reading.kind == "number":
@@ -694,26 +694,26 @@ def _read_numbers(column: pl.Series, reading: Reading, decimal_comma: bool, noti
             return _clock(text)
         known = Notation(**{k: reading.form[k] for k in Notation._fields if k in reading.form})
         notation = find_notation(text, decimal_comma=decimal_comma, known=known)
-        found = find_strays(text, notation=notation._replace(sign=known.sign))
-        _comment_on_strays(found, reading, notices)
-        column = found.numbers
+        strays = find_strays(text, notation=notation._replace(sign=known.sign))
+        _comment_on_strays(strays, reading, notices)
+        column = strays.numbers
     numbers = column.cast(pl.Float64)
     n_infinite = int(numbers.is_infinite().sum())
     if n_infinite:
-        notices.append(f"Column {name!r}: {count(n_infinite, 'infinite value')} taken as missing.")
+        notices.append(f"Column {name!r}: {count(n_infinite, 'infinite value')} treated as missing.")
     numbers = numbers.set(~numbers.is_finite(), None)
     n_huge = int((numbers.abs() > LARGEST).sum())
     if n_huge:
         notices.append(
-            f"Column {name!r}: {count(n_huge, 'value')} beyond {LARGEST:g} set to {LARGEST:g}, whose square "
-            "still is a number."
+            f"Column {name!r}: {count(n_huge, 'value')} beyond {LARGEST:g} clipped to {LARGEST:g}, because "
+            "larger squares overflow."
         )
         numbers = numbers.clip(-LARGEST, LARGEST)
     return numbers
 
 
 def _time_as_number(column: pl.Series) -> pl.Series:
-    """Hours of a time of day, days of a duration, days since 1970 of a date."""
+    """Convert a time of day to hours, a duration to days, and a date to days since 1970."""
     if column.dtype == pl.Time:
         return column.cast(pl.Int64).cast(pl.Float64) / 3.6e12
     if column.dtype == pl.Duration:
@@ -722,12 +722,12 @@ def _time_as_number(column: pl.Series) -> pl.Series:
 
 
 def days_since_1970(column: pl.Series) -> pl.Series:
-    """Dates as numbers."""
+    """Convert dates to numbers."""
     return column.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64) / 8.64e10
 
 
 def _clock(text: pl.Series) -> pl.Series:
-    """Times of day such as 14:30 as hours."""
+    """Convert times of day such as 14:30 to hours."""
     known = text.str.contains(_CLOCK).fill_null(False)
     parts = text.set(~known, None).str.split(":").list
     hours, minutes = (parts.get(i, null_on_oob=True).cast(pl.Float64) for i in (0, 1))
@@ -742,36 +742,36 @@ def _read_dates(column: pl.Series, reading: Reading, notices: list[str]) -> pl.S
     form = reading.form.get("format")
     known = text.drop_nulls()
     if not isinstance(form, str) or _parse_dates(known, form).null_count() > 0.5 * len(known):
-        form = find_date_format(known) or form  # another file may be written in another way
-    found = (
+        form = find_date_format(known) or form  # another file may use another format
+    dates = (
         _parse_dates(text, form) if isinstance(form, str) else text.clear(len(text)).cast(pl.Datetime("us"))
     )
-    odd = text.filter(found.is_null() & text.is_not_null())
-    _comment_on_strays(Strays(found, odd, len(known)), reading, notices)
-    return found.alias(text.name)
+    odd = text.filter(dates.is_null() & text.is_not_null())
+    _comment_on_strays(Strays(dates, odd, len(known)), reading, notices)
+    return dates.alias(text.name)
 
 
-#: So many cells of text without a number among them are no chance.
+#: This many cells of text without a single number cannot be typing errors.
 _MANY_ODD = 10
 
 
 def _comment_on_strays(found: Strays, reading: Reading, notices: list[str]) -> None:
-    """Cells that do not fit are missing where training had such, or where they are few."""
+    """Treat cells that do not fit as missing if they are few or if training had such cells; else raise."""
     if not len(found.odd):
         return
     n_odd, n_known = len(found.odd), found.n_known
-    other = n_odd == n_known >= _MANY_ODD  # another column, or another way to write it
+    other = n_odd == n_known >= _MANY_ODD  # another column, or another notation
     if other or (not reading.text_as_missing and found.share >= STRAY_SHARE):
         raise TableError(
             f"Column {reading.name!r} held {reading.kind}s when the model was trained, but now {n_odd} of "
-            f"{n_known} values are none, e.g. {found.odd[0]!r}. Correct them; an empty cell is a missing "
-            "value."
+            f"{n_known} values are not, e.g. {found.odd[0]!r}. Correct them; empty cells count as missing "
+            "values."
         )
-    notices.append(f"Warning: {found.words(reading.name, reading.kind)}. Taken as missing.")
+    notices.append(f"Warning: {found.words(reading.name, reading.kind)}. Treated as missing.")
 
 
 def _as_text(column: pl.Series, numeric: bool) -> pl.Series:
-    """Categories as text; 1, 1.0 and 01 are the same number."""
+    """Convert categories to text; 1, 1.0 and 01 are the same number."""
     if column.dtype.is_numeric() or numeric:
         numbers = column.cast(pl.Float64, strict=False)
         whole = numbers.cast(pl.Int64, strict=False)
@@ -783,7 +783,7 @@ def _as_text(column: pl.Series, numeric: bool) -> pl.Series:
 
 
 def _describe(column: pl.Series, values: pl.Series, reading: Reading, as_: Override | None) -> ColumnUse:
-    """The line of the table of columns."""
+    """Describe a column for the table of columns."""
     name, kind = reading.name, reading.kind
     hint = ""
     if kind == "number":
@@ -807,7 +807,7 @@ def _describe(column: pl.Series, values: pl.Series, reading: Reading, as_: Overr
         if values.null_count():
             parts.append(f"{values.null_count():,} missing")
     else:
-        parts = [f"free text, {column.drop_nulls().n_unique():,} different ones: parts of words"]
+        parts = [f"free text, {column.drop_nulls().n_unique():,} distinct texts: parts of words"]
         hint = _change(name, "id")
     return ColumnUse(name, kind, "; ".join(part for part in parts if part), "" if as_ else hint)
 
@@ -827,7 +827,7 @@ def _describe_number(column: pl.Series, values: pl.Series, reading: Reading) -> 
     if has_heavy_tail(known.to_numpy()):
         parts.append("heavy tail: scaled by quantiles")
     if reading.text_as_missing:
-        parts.append("cells of text taken as missing")
+        parts.append("cells of text treated as missing")
     if values.null_count():
         parts.append(f"{values.null_count():,} missing")
     n_values = known.n_unique()
@@ -864,18 +864,18 @@ def read_inputs(
     state: Mapping[str, Any] | None = None,
     notices: list[str],
 ) -> pl.DataFrame:
-    """Read the inputs from another table, by the decisions of training.
+    """Parse the inputs of another table by the decisions of training.
 
     Args:
-        readings: One per input, in their order.
+        readings: One per input, in order.
         table: A `Table`, as text or with types.
-        what: What the columns are, for messages.
-        state: ``TablePreprocessor.to_dict()`` of the model: with it, values that training never saw and gaps
-            where training had none are added to the notices.
-        notices: What deviates from training is added here, in words.
+        what: Name of the columns in messages.
+        state: ``TablePreprocessor.to_dict()`` of the model. If given, remarks are added about values that
+            training never saw and about gaps where training had none.
+        notices: List to which remarks about deviations from training are appended.
 
     Raises:
-        TableError: If columns are missing, or hold something else than in training.
+        TableError: If columns are missing, or do not fit the decisions of training.
     """
     names = [reading.name for reading in readings]
     missing = [name for name in names if name not in table.frame.columns]
@@ -902,8 +902,8 @@ def _comment_on_deviations(values: pl.Series, column: Mapping[str, Any], notices
     if kind in ("number", "date") and (gaps := values.null_count()) and not column["had_gaps"]:
         filled = f"{column['median']:g}" if kind == "number" else "the middle date"
         notices.append(
-            f"Column {name!r}: {gaps} missing values are replaced by {filled}, the median in training, where "
-            "none were missing."
+            f"Column {name!r}: {gaps} missing values are replaced by {filled}, the median in training. None "
+            "were missing in training."
         )
     if kind == "category":
         unknown = values.filter(~values.is_in(column["frequent"]))
@@ -914,16 +914,16 @@ def _comment_on_deviations(values: pl.Series, column: Mapping[str, Any], notices
                 else "were not seen in training"
             )
             notices.append(
-                f"Column {name!r}: {len(unknown)} values {why}, e.g. {unknown[0]!r}; they count as rare ones."
+                f"Column {name!r}: {len(unknown)} values {why}, e.g. {unknown[0]!r}; they count as rare."
             )
 
 
 def readings_of(state: Mapping[str, Any], text_as_missing: Sequence[str] = ()) -> list[Reading]:
-    """Decisions of a model that was saved without them: the kinds of its preprocessor.
+    """Derive the decisions of a model that was saved without them from its preprocessor.
 
     Args:
         state: ``TablePreprocessor.to_dict()``.
-        text_as_missing: Inputs of numbers in which text was taken as missing.
+        text_as_missing: Numeric inputs in which text counts as missing.
     """
     return [
         Reading(column["name"], column["kind"], {}, column["name"] in text_as_missing)

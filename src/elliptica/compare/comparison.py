@@ -1,4 +1,4 @@
-"""`compare`: run the protocol on a table, keep what is finished, and answer."""
+"""Run a comparison on a table: `compare`, its options and its result."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from elliptica.report.content import Verdict
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison."""
+    """The result of a comparison: records, scores and the verdict."""
 
-    problem: TableProblem  # what was learnt, with notices about the table
-    shift: ShiftPlan  # on which rows
-    plan: Plan  # how
+    problem: TableProblem  # the table as a learning problem, with notices about it
+    shift: ShiftPlan  # which rows are trained on and tested
+    plan: Plan  # methods and sizes
     records: tuple[Record, ...] = field(repr=False)  # one per finished fold and method
-    name: str = "frame"  # of the table
+    name: str = "frame"  # name of the table
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What methods are judged by; the first two decide."""
+        """Metrics that methods are judged by; the first two decide."""
         return metrics_of(self.problem.task, self.problem.groups is not None)
 
     @property
@@ -62,12 +62,12 @@ class Comparison:
 
     @cached_property
     def failed(self) -> dict[str, str]:
-        """Methods that failed in a fold, and why; they are not compared."""
+        """Methods that failed in a fold, with the reason; they are not compared."""
         return {record.method: record.error for record in self.records if record.error}
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Methods that are compared."""
+        """Names of the methods that are compared."""
         return tuple(method for method in self.plan.methods if method not in self.failed)
 
     @cached_property
@@ -76,54 +76,55 @@ class Comparison:
 
     @cached_property
     def finished(self) -> list[tuple[int, int]]:
-        """Repeats and numbers of the folds that all methods have finished; only these are compared."""
+        """Folds that all methods have finished, as (repeat, fold); only these are compared."""
         if REFERENCE in self.failed:
             return []
         folds = [(fold.repeat, fold.number) for fold in self.shift.folds]
         return [key for key in folds if all((*key, method) in self._by_key for method in self.methods)]
 
     def of(self, method: str) -> list[Record]:
-        """Records of a method in the folds that are compared."""
+        """Return the records of a method in the folds that are compared."""
         return [self._by_key[(*key, method)] for key in self.finished]
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Predictions of the test rows, made as saved models make them.
+        """Predictions for the test rows, made the way saved models make them.
 
-        Of all methods, and of `CONSTANT`: the mean, or the class frequencies, of the training rows. Numbers
-        are bounded, probabilities are calibrated by a temperature from the validation rows.
+        They cover all methods and `CONSTANT`, which predicts the mean or the class frequencies of the
+        training rows. Predicted numbers are bounded. Probabilities are calibrated with a temperature fitted
+        on the validation rows.
         """
         return self._predictions({m: [r.final() for r in self.of(m)] for m in self.methods})
 
     @cached_property
     def uncalibrated(self) -> Predictions | None:
-        """The same before temperature scaling; None for regression."""
+        """Predictions before temperature scaling; None for regression."""
         if self.problem.task == "regression":
             return None
         return self._predictions({m: [r.predicted for r in self.of(m)] for m in self.methods})
 
     @cached_property
     def scores(self) -> dict[str, dict[str, float]]:
-        """One number per method and column; empty as long as no fold is finished.
+        """Score of every method in every column; empty until a fold is finished.
 
-        Beside the `metrics`: ``beyond_range`` (share of predicted numbers that left the range of the training
-        targets), or ``uncalibrated_log_loss`` and ``uncalibrated_calibration_error`` (before temperature
-        scaling).
+        Besides the `metrics`, regression has ``beyond_range``, the share of predictions outside the range of
+        the training targets. Classification has ``uncalibrated_log_loss`` and
+        ``uncalibrated_calibration_error``, measured before temperature scaling.
         """
         if not self.finished:
             return {}
         if self.uncalibrated is None:
             unbounded = self._predictions({m: [r.unbounded for r in self.of(m)] for m in self.methods})
             return score(self.predictions, unbounded=unbounded.values)
-        found, before = score(self.predictions), score(self.uncalibrated)
-        for method, values in found.items():
+        scores, before = score(self.predictions), score(self.uncalibrated)
+        for method, values in scores.items():
             for name in ("log_loss", "calibration_error"):
                 values[f"uncalibrated_{name}"] = before[method][name]
-        return found
+        return scores
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The answer, see `judge`."""
+        """The answer of the comparison, see `judge`."""
         if not self.finished:
             text = "No verdict: no fold is finished yet. Rerun the same command to resume."
             if REFERENCE in self.failed:
@@ -143,11 +144,11 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """Method to use."""
+        """Name of the method to use."""
         return self.verdict.best or REFERENCE
 
     def table(self) -> pl.DataFrame:
-        """Scores, a row per method, and last the constant prediction."""
+        """Return the scores as a frame: one row per method, the constant prediction last."""
         rows: list[dict[str, Any]] = []
         for method in self.methods if self.scores else ():
             seconds = sum(record.seconds for record in self.of(method))
@@ -158,9 +159,9 @@ class Comparison:
         return pl.DataFrame(rows, infer_schema_length=None)
 
     def _predictions(self, values: Mapping[str, Sequence[np.ndarray]]) -> Predictions:
-        """Put predictions of the finished folds in their places, and those of a constant beside them.
+        """Collect the predictions of the finished folds, and add those of a constant.
 
-        Repeats without any are left out.
+        Repeats without a finished fold are skipped.
         """
         problem, n = self.problem, len(self.problem.target)
         folds = {(each.repeat, each.number): each for each in self.shift.folds}
@@ -168,12 +169,12 @@ class Comparison:
         repeats = sorted({repeat for repeat, _ in self.finished})
         fold = np.full((len(repeats), n), -1)
         classes = [len(problem.classes)] if problem.task == "classification" else []
-        found = {method: np.full((len(repeats), n, *classes), np.nan) for method in values}
+        merged = {method: np.full((len(repeats), n, *classes), np.nan) for method in values}
         for place, key in enumerate(self.finished):
             repeat, rows = repeats.index(key[0]), folds[key].test
             fold[repeat, rows] = key[1]
             for method, parts in values.items():
-                found[method][repeat, rows] = parts[place]
+                merged[method][repeat, rows] = parts[place]
         tested = (fold >= 0).any(0)
         bounds = np.empty(0)
         if problem.task == "regression":
@@ -186,13 +187,13 @@ class Comparison:
             self.shift.clusters,
             fold,
             bounds,
-            found,
+            merged,
             ordered=self.shift.shift == "time",
         )
 
 
 def _constant(problem: TableProblem, fold: Fold) -> np.ndarray:
-    """Predict the mean, or the class frequencies, of the training rows for every test row."""
+    """Predict the mean or the class frequencies of the training rows for every test row."""
     known = problem.target[fold.train]
     if problem.task == "regression":
         return np.full(len(fold.test), known.mean())
@@ -202,7 +203,7 @@ def _constant(problem: TableProblem, fold: Fold) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What can be asked of a comparison; explained at `compare`."""
+    """Settings of a comparison, explained at `compare`."""
 
     group: str | None = None
     task: Task = "auto"
@@ -236,7 +237,7 @@ class Options:
         for name in ("folds", "repeats"):
             value, least = getattr(self, name), 2 if name == "folds" else 1
             if value is not None and (not isinstance(value, int) or value < least):
-                raise TableError(f"{name} must be a whole number of at least {least}, but got {value!r}.")
+                raise TableError(f"{name} must be an integer of at least {least}, but got {value!r}.")
         if self.budget is not None:
             parse_duration(self.budget)
         count_workers(self.jobs, self.workers)
@@ -244,23 +245,23 @@ class Options:
 
     @property
     def seconds(self) -> float | None:
-        """The budget in seconds; None: no limit."""
+        """Budget in seconds; None means no limit."""
         return None if self.budget is None else parse_duration(self.budget)
 
     def plan(self, problem: TableProblem, shift: ShiftPlan) -> Plan:
-        """Make the plan: sizes follow the table unless they are given."""
+        """Make the plan; sizes that are not given follow from the table."""
         methods = choose_methods(problem.task, self.methods, problem.groups is not None)
         largest = max(len(fold.train) for fold in shift.folds)
         plan = replace(
             Plan(methods),
             **sizes(largest, quick=self.quick),
             log_target=problem.log_target_candidate
-            and bool((problem.target > 0).all()),  # of a test file, too
+            and bool((problem.target > 0).all()),  # the rows of a test file included
         )
         return self._sized(plan)
 
     def _sized(self, plan: Plan) -> Plan:
-        """A plan with the sizes that are given."""
+        """Apply the sizes that the user gave to a plan."""
         given = {name: getattr(self, name) for name in ("trials", "epochs", "networks", "hidden")}
         given = {name: value for name, value in given.items() if value is not None}
         plan = replace(
@@ -270,27 +271,27 @@ class Options:
             bounded=self.bounded,
             seed=self.seed,
         )
-        if plan.trials < 3 or plan.epochs <= 2 * plan.first_epochs:  # nothing to gain from dropping trials
+        if plan.trials < 3 or plan.epochs <= 2 * plan.first_epochs:  # dropping trials early saves nothing
             plan = replace(plan, first_epochs=0)
         return plan
 
     def identity(self, shift: ShiftPlan) -> dict[str, Any]:
-        """What must be equal for pieces to belong together; methods and repeats may be added."""
+        """Return what must match for stored folds to be reused; methods and repeats may be added."""
         names = ("folds", "trials", "epochs", "networks", "select", "bounded", "quick", "hidden", "seed")
         return {"shift": shift.shift, **{name: getattr(self, name) for name in names}, "budget": self.seconds}
 
 
 @dataclass
 class Session:
-    """A comparison that is under way; `compare` opens one and runs it to the end."""
+    """A comparison in progress; `compare` opens one and runs it to the end."""
 
     problem: TableProblem
     shift: ShiftPlan
     plan: Plan
     store: Store
-    name: str  # of the table
+    name: str  # name of the table
     options: Options
-    #: Seconds that it may take, measured on this machine.
+    #: Estimated duration in seconds, measured on this machine.
     estimate: float
     began: float = field(default_factory=clock.monotonic)
 
@@ -304,10 +305,10 @@ class Session:
         out: str | Path | None = None,
         command: str = "",
     ) -> Session:
-        """Read the table and what is finished already; arguments as in `compare`.
+        """Read the table and the folds that are already finished; arguments as in `compare`.
 
         Raises:
-            TableError: If the table or the options cannot be used; before anything is trained.
+            TableError: If the table or the options cannot be used. Raised before any training.
         """
         began = clock.monotonic()
         options = options or Options()
@@ -320,7 +321,9 @@ class Session:
         if target is None:
             target = BUILT_IN.get(table.name)
             if target is None:
-                raise TableError("Which column is to be predicted? Name it with --target (target=).")
+                raise TableError(
+                    "No target column was given. Name the column to predict with --target (target=)."
+                )
         problem = make_problem(
             table,
             target,
@@ -361,7 +364,7 @@ class Session:
         options: Options,
         began: float,
     ) -> Session:
-        """Fit the plan to the budget, and estimate the time that is left."""
+        """Fit the plan to the budget and estimate the remaining time."""
         plan, workers = store.plan, count_workers(options.jobs)
         first = shift.folds[0]
         n_inputs = prepare(problem, first, replace(plan, train_rows=1000)).x.shape[1]
@@ -378,13 +381,13 @@ class Session:
         return cls(problem, shift, plan, store, name, options, seconds, began)
 
     def close(self) -> None:
-        """Let other processes work in the folder."""
+        """Release the folder to other processes."""
         self.store.close()
 
     def run(self, listen: Listener | None = None) -> None:
-        """Do what is not finished; ``listen`` gets the share that is done and words."""
+        """Run the folds that are not finished; call ``listen`` with the finished share and a message."""
         budget, deadline = self.options.seconds, None
-        if budget is not None:  # at least half of it, however long the table took to read
+        if budget is not None:  # training gets at least half of it, however long reading took
             deadline = max(self.began + 0.85 * budget, clock.monotonic() + 0.5 * budget)
         run_tasks(
             self.problem,
@@ -398,7 +401,7 @@ class Session:
         )
 
     def result(self) -> Comparison:
-        """What is known so far."""
+        """Return the result of the folds that are finished so far."""
         folds = {(fold.repeat, fold.number) for fold in self.shift.folds}  # a folder may hold more repeats
         records = tuple(record for record in self.store.records() if record.key[:2] in folds)
         return Comparison(self.problem, self.shift, self.plan, records, self.name)
@@ -412,27 +415,28 @@ def compare(
     listen: Listener | None = None,
     **options: Any,
 ) -> Comparison:
-    """Compare ways of training on a table of your own, under the shift that you expect.
+    """Compare training methods on your own table under the shift that you expect.
 
-    Every row is tested by models that were trained without it. In each fold every method gets the same rows,
-    the same preprocessing and the same number of trials, and validation rows choose among them.
+    Every row is tested by models that were trained without it. In each fold, all methods get the same rows,
+    the same preprocessing and the same number of trials. Validation rows choose among the trials.
 
     Args:
-        source: Path of a CSV or Parquet file, a polars or pandas frame, or the name of a table that comes
-            with scikit-learn, such as ``"diabetes"``.
-        target: Column to predict; known for scikit-learn's tables.
-        out: Folder in which finished folds are kept, so that the same call resumes.
-        listen: Called with the share that is done, and words.
+        source: Path of a CSV or Parquet file, a polars or pandas frame, or the name of a scikit-learn table,
+            such as ``"diabetes"``.
+        target: Column to predict; optional for scikit-learn's tables.
+        out: Folder that stores finished folds. Call `compare` again with the same folder to resume.
+        listen: Callback that receives the finished share and a message.
         **options: Fields of `Options`:
 
             - the shift: ``test`` (labelled rows to test on), ``time`` (a column: train on the past),
               ``split_by`` (a column: test on unseen values), ``extrapolate=True`` (test on the rows farthest
-              from the rest); without any of them random rows are tested;
-            - the table: ``group`` (column of groups, methods are judged in the worst one), ``task``,
-              ``as_`` (what columns are, e.g. ``{"code": "category"}``), ``ids``, ``group_as_input``,
-              ``target_rows`` (unlabelled rows that predictions are wanted for), ``max_rows``, ``sample``;
-            - the methods: ``methods`` (names; ordinary training is always run), ``select`` (``"average"`` or
-              ``"worst"``), ``bounded`` (keep predicted numbers within the range of the training targets);
+              from the rest); by default, random rows are tested;
+            - the table: ``group`` (column of groups; methods are judged in the worst one), ``task``,
+              ``as_`` (kinds of columns, e.g. ``{"code": "category"}``), ``ids``, ``group_as_input``,
+              ``target_rows`` (unlabelled rows that you want to predict), ``max_rows``, ``sample``;
+            - the methods: ``methods`` (names; ordinary training is always included), ``select``
+              (``"average"`` or ``"worst"``), ``bounded`` (clip predicted numbers to the range of the training
+              targets);
             - the effort: ``budget`` (``"2m"``), ``quick``, ``folds``, ``repeats``, ``trials``, ``epochs``,
               ``networks``, ``hidden``, ``seed``, ``jobs``, ``workers`` (``"threads"``, ``"processes"``,
               ``"ray"``).
@@ -442,8 +446,8 @@ def compare(
 
     Example:
         >>> rows = [{"x": i % 10, "y": "low" if i % 10 < 5 else "high"} for i in range(100)]
-        >>> found = compare(pl.DataFrame(rows), "y", methods=["elliptic"], trials=1, epochs=5)
-        >>> found.table()["method"].to_list()
+        >>> result = compare(pl.DataFrame(rows), "y", methods=["elliptic"], trials=1, epochs=5)
+        >>> result.table()["method"].to_list()
         ['erm', 'elliptic', 'constant']
     """
     session = Session.open(source, target, Options(**options), out=out)

@@ -1,4 +1,4 @@
-"""Predict how long a comparison takes on this machine, and choose a plan that fits a budget."""
+"""Estimate how long a comparison takes on this machine, and choose a plan that fits a budget."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from elliptica.compare.references import make_reference, most_iterations
 from elliptica.compare.shift import Fold
 from elliptica.estimators.stacked import StackedJob, train_stacked
 
-#: Shares of the epochs and of the boosting iterations that are run before training stops early, on average.
+#: Average shares of the epochs and boosting iterations that run before training stops early.
 _RUN_EPOCHS, _RUN_ITERATIONS = 0.2, 0.35
 #: Seconds of a fold for preprocessing and linear models, per row and input.
 _OTHER_ROW = 4e-6
-#: Share of the time of several workers that is not lost to waiting for each other.
+#: Share of the time of several workers that is not lost by waiting for each other.
 _EFFICIENCY = 0.75
-#: Part of a budget that is planned for; the rest is for reading, the report and the model.
+#: Share of a budget that is planned; the rest is for reading, the report and the model.
 _PLANNED = 0.75
-#: Inputs from which a look at the speed must be short.
+#: With at least this many inputs, the speed test must be short.
 _WIDE = 500
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one thread of this machine; the defaults are of an ordinary one."""
+    """Seconds of one thread on this machine; the defaults are those of an ordinary one."""
 
-    row: float = 4e-6  # a row that goes through a network in training
-    tree: float = 1.2e-3  # a boosting iteration of one class, whatever the rows,
-    tree_row: float = 1e-7  # and for each row
+    row: float = 4e-6  # per row that passes through a network in training
+    tree: float = 1.2e-3  # per boosting iteration of one class, regardless of the rows,
+    tree_row: float = 1e-7  # and per row of it
 
 
 def measure_speed(problem: TableProblem, plan: Plan, n_inputs: int) -> Speed:
-    """Train a few small networks and trees on random numbers, for a fraction of a second."""
+    """Train a few small networks and trees on random numbers for a fraction of a second."""
     draws = np.random.default_rng(0)
     n = max(64, 8 * plan.batch_size) if n_inputs < _WIDE else plan.batch_size
     x = draws.normal(size=(n, n_inputs)).astype(np.float32)
@@ -78,22 +78,22 @@ def measure_speed(problem: TableProblem, plan: Plan, n_inputs: int) -> Speed:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Least time of three calls after a first one, which loads and warms up: others may disturb some.
+    """Return the least time of three calls after a warm-up call, because other processes may disturb some.
 
-    With one thread, as workers have: several that wait for each other on a busy machine take a thousand times
-    as long.
+    It uses one thread, as workers do: several threads that wait for each other on a busy machine can take a
+    thousand times as long.
     """
-    found = []
+    times = []
     with threadpool_limits(1):
         for _ in range(4):
             begin = time.perf_counter()
             call()
-            found.append(time.perf_counter() - begin)
-    return min(found[1:])
+            times.append(time.perf_counter() - begin)
+    return min(times[1:])
 
 
 def network_seconds(fold: Fold, plan: Plan, speed: Speed) -> float:
-    """Time of all networks of a fold."""
+    """Estimate the time of all networks of a fold."""
     n_fit, n_train = min(len(fold.fit), plan.tuning_rows), min(len(fold.train), plan.train_rows)
     epochs = plan.patience + _RUN_EPOCHS * plan.epochs
     trials = n_fit * (plan.survivors * epochs + (plan.trials * plan.first_epochs))
@@ -101,7 +101,7 @@ def network_seconds(fold: Fold, plan: Plan, speed: Speed) -> float:
 
 
 def reference_seconds(fold: Fold, problem: TableProblem, plan: Plan, speed: Speed) -> float:
-    """Time of preprocessing, boosted trees and linear models of a fold."""
+    """Estimate the time of preprocessing, boosted trees and linear models of a fold."""
     n_fit, n_train = min(len(fold.fit), plan.tuning_rows), min(len(fold.train), plan.train_rows)
     seconds = _OTHER_ROW * len(problem.target) * problem.features.width
     if LINEAR in plan.methods:
@@ -114,7 +114,7 @@ def reference_seconds(fold: Fold, problem: TableProblem, plan: Plan, speed: Spee
 
 
 def estimate(problem: TableProblem, folds: Sequence[Fold], plan: Plan, speed: Speed, workers: int) -> float:
-    """Seconds until the folds are done."""
+    """Estimate the seconds until the folds are finished."""
     total = sum(
         network_seconds(fold, plan, speed) + reference_seconds(fold, problem, plan, speed) for fold in folds
     )
@@ -124,7 +124,7 @@ def estimate(problem: TableProblem, folds: Sequence[Fold], plan: Plan, speed: Sp
 def fit_budget(
     problem: TableProblem, folds: Sequence[Fold], plan: Plan, speed: Speed, workers: int, budget: float
 ) -> Plan:
-    """The largest plan whose estimate is within a budget; the smallest one if none is."""
+    """Return the largest plan whose estimate is within a budget, or the smallest plan if none is."""
     choices: list[dict[str, Any]] = [
         {"trials": 4 * plan.trials, "networks": max(5, plan.networks)},
         {"trials": 2 * plan.trials, "networks": max(5, plan.networks)},
@@ -138,23 +138,23 @@ def fit_budget(
         {"networks": 1, "trials": 1, "tuning_rows": 1_000, "epochs": 10, "train_rows": 1_000},
     ]
     for choice in choices:
-        found = replace(plan, **_smaller(plan, choice))
-        if estimate(problem, folds, found, speed, workers) <= _PLANNED * budget:
+        candidate = replace(plan, **_smaller(plan, choice))
+        if estimate(problem, folds, candidate, speed, workers) <= _PLANNED * budget:
             break
-    return found
+    return candidate
 
 
 def _smaller(plan: Plan, choice: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of a choice, none above the plan's own except for trials and networks of the first choices."""
+    """Return the sizes of a choice; only the first choices may exceed the trials and networks of the plan."""
     grown = ("trials", "networks") if choice.get("trials", 0) > plan.trials else ()
-    found = {
+    sizes = {
         name: value if name in grown else min(value, getattr(plan, name)) for name, value in choice.items()
     }
-    if found.get("trials", plan.trials) < 3:
-        found["first_epochs"] = 0
-    return found
+    if sizes.get("trials", plan.trials) < 3:
+        sizes["first_epochs"] = 0
+    return sizes
 
 
 def _outputs(problem: TableProblem) -> int:
-    """Trees of a boosting iteration."""
+    """Return the number of trees per boosting iteration."""
     return max(1, len(problem.classes)) if len(problem.classes) != 2 else 1

@@ -1,4 +1,4 @@
-"""A look at the text of a CSV file before it is read: separator, header, rows of unequal length."""
+"""Inspect the text of a CSV file before reading it: separator, header, rows of unequal length."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SEPARATORS = (",", ";", "\t", "|")
-_HEAD = 65_536  # bytes that are looked at for junk and for the separator, up to the end of a line
+_HEAD = 65_536  # bytes inspected for junk and the separator, up to the end of a line
 _LONGEST_LINE = 10_000_000
-#: Decimal commas and points; groups of three digits, which may be thousands, are none.
+#: Decimal commas and points, but not groups of three digits, which may be thousands.
 _DECIMAL_COMMA = re.compile(r"[-+]?(0,\d+|\d*,\d{1,2}|\d*,\d{4,}|\d{4,},\d+|\d{1,3}(\.\d{3})+,\d+)")
 _DECIMAL_POINT = re.compile(r"[-+]?(0\.\d+|\d*\.\d{1,2}|\d*\.\d{4,}|\d{4,}\.\d+)([eE][-+]?\d+)?")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -24,7 +24,7 @@ _KNOWN = {
     b"PK\x03\x04": "a zip file or an Excel workbook. Unpack it, or save the sheet as CSV UTF-8.",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook. Save the sheet as CSV UTF-8.",
     b"\x1f\x8b": "compressed by gzip. Unpack it first: gunzip.",
-    b"PAR1": "a Parquet file. Give it a name that ends in .parquet.",
+    b"PAR1": "a Parquet file. Rename it so that it ends in .parquet.",
     b"\xff\xfe": "in UTF-16. Save it as CSV UTF-8, or convert it: iconv -f UTF-16 -t UTF-8.",
     b"\xfe\xff": "in UTF-16. Save it as CSV UTF-8, or convert it: iconv -f UTF-16 -t UTF-8.",
 }
@@ -36,21 +36,21 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written."""
+    """The format of a CSV file."""
 
     separator: str  # between the cells
-    decimal_comma: bool  # whether 1,5 is a number (only where the separator is no comma)
+    decimal_comma: bool  # whether 1,5 is a number (only if the separator is not a comma)
     header: tuple[str, ...]  # names of the columns, as written
 
 
 def read_dialect(file: Path) -> Dialect:
-    """Find out how a CSV file is written from its first lines.
+    """Detect the format of a CSV file from its first lines.
 
     Args:
         file: An existing file.
 
     Raises:
-        TableError: If the file is empty, no text, no table, or has unusable names of columns.
+        TableError: If the file is empty, not text, not a table, or has unusable column names.
 
     Example:
         >>> import tempfile
@@ -60,17 +60,17 @@ def read_dialect(file: Path) -> Dialect:
         Dialect(separator=';', decimal_comma=True, header=('age', 'height'))
     """
     text = _head(file)
-    rows = {separator: found for separator in SEPARATORS if (found := _split(text, separator))}
+    rows = {separator: split for separator in SEPARATORS if (split := _split(text, separator))}
     if not rows:
         raise _too_long(file)
-    # the separator that splits the header into most cells; commas first among equals
+    # the separator that splits the header into most cells; ties go to commas
     separator = max(rows, key=lambda each: (_agreement(rows[each]), len(rows[each][0])))
     header = tuple(name.strip() for name in rows[separator][0])
     if len(header) < 2:
-        if len(rows) < len(SEPARATORS):  # the right one may be among those that gave too long cells
+        if len(rows) < len(SEPARATORS):  # the right one may be among those with too long cells
             raise _too_long(file)
         raise TableError(
-            f"{file.name} has one column only: none of the separators comma, semicolon, tab and | splits its "
+            f"{file.name} has only one column: none of the separators comma, semicolon, tab and | splits its "
             "first line. A table needs at least one column of inputs and one of targets."
         )
     _check_header(file, header)
@@ -81,23 +81,25 @@ def read_dialect(file: Path) -> Dialect:
 
 
 def looks_like_numbers(header: tuple[str, ...]) -> bool:
-    """Whether the first line holds numbers only, as in a file without names of columns."""
+    """Return whether the first line holds only numbers, as in a file without column names."""
     return all(_NUMBER.fullmatch(name) for name in header)
 
 
 def check_rectangular(file: Path, dialect: Dialect, max_rows: int) -> list[int]:
-    """Refuse rows that have more or fewer cells than the header; returns which rows are blank lines.
+    """Raise for rows with more or fewer cells than the header; return which rows are blank lines.
 
-    Readers fill short rows with missing values without a word, which shifts no column but hides a broken
-    file. At most ``max_rows`` rows are looked at.
+    Readers silently fill short rows with missing values, which hides a broken file. At most ``max_rows`` rows
+    are checked.
     """
     width, blank = len(dialect.header), []
     with file.open(encoding="utf-8-sig", newline="") as handle:
         reader = csv.reader(handle, delimiter=dialect.separator)
-        rows = itertools.dropwhile(lambda row: not row, _rows(file, reader))  # blank lines above the header
+        rows = itertools.dropwhile(
+            lambda row: not row, _rows(file, reader)
+        )  # skip blank lines above the header
         for number, row in enumerate(itertools.islice(rows, max_rows + 1)):
             if not row:
-                blank.append(number - 1)  # the header is no row
+                blank.append(number - 1)  # the header does not count
             elif len(row) != width:
                 raise TableError(
                     f"Line {reader.line_num} of {file.name} has {len(row)} cells, but the header has {width}"
@@ -108,7 +110,7 @@ def check_rectangular(file: Path, dialect: Dialect, max_rows: int) -> list[int]:
 
 
 def _rows(file: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Rows; what the csv module cannot read is no table."""
+    """Yield rows; raise if the csv module cannot read the file."""
     try:
         yield from reader
     except (csv.Error, UnicodeDecodeError) as error:
@@ -120,7 +122,7 @@ def _rows(file: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
 
 
 def _split(text: str, separator: str) -> list[list[str]]:
-    """Rows by one separator; none if it leaves cells that are longer than the csv module takes."""
+    """Split rows by a separator; empty if it leaves cells that are too long for the csv module."""
     try:
         return list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
     except csv.Error:
@@ -131,7 +133,7 @@ def _head(file: Path) -> str:
     with file.open("rb") as handle:
         raw = handle.read(_HEAD) + handle.readline(_LONGEST_LINE)
     if not raw.strip():
-        raise TableError(f"{file.name} is empty. Expected a CSV file with a line of names and rows below.")
+        raise TableError(f"{file.name} is empty. Expected a CSV file with a line of column names and rows.")
     for start, what in _KNOWN.items():
         if raw.startswith(start):
             raise TableError(f"{file.name} is {what}")
@@ -145,26 +147,26 @@ def _head(file: Path) -> str:
         raise _no_text(file, "it contains control characters")
     if "\r" in text and "\n" not in text:
         raise TableError(
-            f"The lines of {file.name} end in carriage returns only, as on old Macs. Save it with the line "
-            "ends of Unix or Windows (LF or CRLF)."
+            f"The lines of {file.name} end in carriage returns only, as on old Macs. Save it with Unix or "
+            "Windows line ends (LF or CRLF)."
         )
     return text.lstrip("\r\n")
 
 
 def _too_long(file: Path) -> TableError:
     return TableError(
-        f"{file.name} has a cell of more than {csv.field_size_limit():,} characters. Look for a quote that "
-        "is not closed; if the cell is meant, remove its column, or pass a file that ends in .parquet."
+        f"{file.name} has a cell of more than {csv.field_size_limit():,} characters. Look for an unclosed "
+        "quote. If the cell is intended, remove its column, or pass a file that ends in .parquet."
     )
 
 
 def _not_utf8(file: Path) -> TableError:
-    """Which line it is, and the two ways out that work nearly always."""
+    """Name the line, and two remedies that nearly always work."""
     with file.open("rb") as handle:
         number = next(n for n, line in enumerate(handle, 1) if _is_broken(line))
     return TableError(
-        f"{file.name} is not in UTF-8: see line {number}. Probably it was saved in the encoding of Windows. "
-        "Save it again as CSV UTF-8 (Excel offers that), or convert it: "
+        f"{file.name} is not in UTF-8: see line {number}. It was probably saved in a Windows encoding. "
+        "Save it again as CSV UTF-8 (Excel can do that), or convert it: "
         f"iconv -f WINDOWS-1252 -t UTF-8 {file.name} > utf8-{file.name}"
     )
 
@@ -185,20 +187,17 @@ def _no_text(file: Path, reason: str) -> TableError:
 
 
 def _agreement(rows: list[list[str]]) -> float:
-    """Share of rows as long as the header; zero if the header is not split at all."""
+    """Return the share of rows as long as the header; zero if the header is not split at all."""
     width, rest = len(rows[0]), [row for row in rows[1:] if row]
     if width < 2:
         return 0.0
-    # in quarters: a few broken lines must not lead to another separator
+    # rounded to quarters, so that a few broken lines do not select another separator
     return round(4 * sum(len(row) == width for row in rest) / len(rest)) / 4 if rest else 1.0
 
 
 def _check_header(file: Path, header: tuple[str, ...]) -> None:
     double = sorted(name for name, count in Counter(header).items() if name and count > 1)
     if double:
-        raise TableError(
-            f"{file.name} has several columns of the name {double[0]!r}. Names must differ: rename all but "
-            "one."
-        )
+        raise TableError(f"{file.name} has several columns named {double[0]!r}. Rename all but one of them.")
     if header.count("") > 1:
         raise TableError(f"{file.name} has {header.count('')} columns without a name. Name or remove them.")

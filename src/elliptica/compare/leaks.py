@@ -9,11 +9,11 @@ import polars as pl
 
 from elliptica._utils.random import stream_seed
 
-#: A column that alone explains so much of the target gives it away.
+#: A column that alone explains this share of the target gives it away.
 GIVEN_AWAY = 0.99
-#: Rows that are looked at, at most.
+#: Maximum number of rows that are inspected.
 MOST_ROWS = 5_000
-#: Equal rows are copies if there are so many times more of them than columns that are independent would make.
+#: Equal rows are copies if there are this many times more of them than independent columns would produce.
 _UNLIKELY = 100.0
 
 
@@ -25,23 +25,23 @@ class Giveaway(NamedTuple):
     one_to_one: bool  # whether every value belongs to one target, and every target to one value
 
     def words(self, target: str) -> str:
-        """Say what is wrong with it."""
+        """Describe the problem."""
         if self.one_to_one:
             return f"column {self.name!r} is the target {target!r} under another name, or computed from it"
         return f"column {self.name!r} alone predicts {target!r} almost perfectly"
 
 
 def find_giveaways(features: pl.DataFrame, target: np.ndarray, task: str) -> list[Giveaway]:
-    """Find inputs from which the target can be told almost perfectly.
+    """Find inputs that predict the target almost perfectly on their own.
 
-    Every row is predicted from other rows, by two tiny models: from rows of equal value, and from the two
-    neighbours in the order of the column. Numbers are predicted by rank, so that units, logarithms and heavy
-    tails do not matter. The skill of the better model is the share of the variance of ranks, or of the errors
-    of a random guess, that it explains.
+    Every row is predicted from other rows by two tiny models: from rows with an equal value, and from the two
+    neighbours in the order of the column. Numbers are predicted by rank, so units, logarithms and heavy tails
+    do not matter. The skill of the better model is the share that it explains of the variance of ranks, or of
+    the errors of a random guess.
 
     Args:
         features: Inputs, as `TableProblem` holds them.
-        target: Of their rows.
+        target: Targets of their rows.
         task: ``"classification"`` or ``"regression"``.
 
     Example:
@@ -58,7 +58,7 @@ def find_giveaways(features: pl.DataFrame, target: np.ndarray, task: str) -> lis
     labels = np.unique(target, return_inverse=True)[1]
     values = labels.astype(float) if is_class else pl.Series(target).rank().to_numpy()
     jitter = np.random.default_rng(stream_seed("neighbours", 0)).random(len(target))
-    found = []
+    giveaways = []
     for column in features.iter_columns():
         codes = column.rank("dense").fill_null(0).to_numpy().astype(np.int64)
         ordered = values[np.lexsort((jitter, codes))]  # equal values in random order
@@ -66,12 +66,12 @@ def find_giveaways(features: pl.DataFrame, target: np.ndarray, task: str) -> lis
         if skill > GIVEN_AWAY:
             pairs = len(np.unique(np.stack([codes, labels]), axis=1).T)
             same = pairs == len(np.unique(codes)) == len(np.unique(labels))
-            found.append(Giveaway(column.name, skill, same))
-    return found
+            giveaways.append(Giveaway(column.name, skill, same))
+    return giveaways
 
 
 def _skill_of_equals(codes: np.ndarray, values: np.ndarray, is_class: bool) -> float:
-    """Predict from the other rows of equal value; a value that no other row has is predicted by all rows."""
+    """Predict from other rows with an equal value; from all rows if there are none."""
     _, group, sizes = np.unique(codes, return_inverse=True, return_counts=True)
     if len(sizes) == len(codes):
         return 0.0
@@ -83,14 +83,14 @@ def _skill_of_equals(codes: np.ndarray, values: np.ndarray, is_class: bool) -> f
     counts = np.zeros((len(sizes), labels.max() + 1))
     np.add.at(counts, (group, labels), 1)
     votes = counts[group]
-    votes[np.arange(len(labels)), labels] -= 1
+    votes[np.arange(len(labels)), labels] -= 1  # a row must not predict itself
     votes[~shared] = np.bincount(labels)
     return 1 - float((votes.argmax(1) != labels).mean()) / _chance(labels)
 
 
 def _skill_of_neighbours(ordered: np.ndarray, is_class: bool) -> float:
-    """Predict from the rows before and after in the order of a column."""
-    if is_class:  # the borders between classes that are in order are no errors
+    """Predict from the neighbouring rows in the order of a column."""
+    if is_class:  # borders between sorted classes do not count as errors
         labels = ordered.astype(np.int64)
         changes = int((labels[1:] != labels[:-1]).sum()) - int(labels.max())
         return 1 - changes / (len(labels) * _chance(labels))
@@ -102,36 +102,36 @@ def _explained(values: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def _chance(labels: np.ndarray) -> float:
-    """How often a random row has another label."""
+    """Return how often a random row has another label."""
     shares = np.bincount(labels) / len(labels)
     return float(1 - np.square(shares).sum())
 
 
 class Copies(NamedTuple):
-    """Which rows are equal in all columns."""
+    """Groups of rows that are equal in all columns."""
 
-    block: np.ndarray  # number per row: equal rows have the same one
-    n_equal: int  # rows that equal an earlier one
-    by_chance: bool  # whether so many are to be expected, since columns have few values
+    block: np.ndarray  # number per row, the same for equal rows
+    n_equal: int  # number of rows that equal an earlier one
+    by_chance: bool  # whether so many are expected because columns have few values
 
     @property
     def is_first(self) -> np.ndarray:
-        """Whether a row equals none before it."""
+        """Whether each row is the first of its kind."""
         first = np.zeros(len(self.block), dtype=bool)
         first[np.unique(self.block, return_index=True)[1]] = True
         return first
 
 
 def find_copies(frame: pl.DataFrame) -> Copies:
-    """Number equal rows, and tell copies from rows that are equal by chance.
+    """Number equal rows, and distinguish copies from rows that are equal by chance.
 
-    Rows of a few categories agree by chance. If columns were independent, the share of equal pairs of rows
-    would be the product of those of all columns; a hundred times more are copies.
+    Rows with a few categories agree by chance. If columns were independent, the share of equal pairs of rows
+    would be the product of the shares of all columns; a hundred times more means copies.
 
     Example:
         >>> values = [*range(100), 7]
-        >>> found = find_copies(pl.DataFrame({"x": values, "y": values}))
-        >>> found.n_equal, found.by_chance, found.block[[7, 8, 100]].tolist()
+        >>> copies = find_copies(pl.DataFrame({"x": values, "y": values}))
+        >>> copies.n_equal, copies.by_chance, copies.block[[7, 8, 100]].tolist()
         (1, False, [7, 8, 7])
     """
     block = _number(frame)
@@ -142,13 +142,13 @@ def find_copies(frame: pl.DataFrame) -> Copies:
     share, expected = _share_of_pairs(np.bincount(block)), _UNLIKELY
     for column in frame.iter_columns():
         expected *= _share_of_pairs(column.value_counts()[:, 1].to_numpy())
-        if share >= expected:  # further columns make it smaller still
+        if share >= expected:  # further columns would only lower it
             return Copies(block, n_equal, False)
     return Copies(block, n_equal, True)
 
 
 def _number(frame: pl.DataFrame) -> np.ndarray:
-    """Number of each row among the different ones, in the order in which they come."""
+    """Number the distinct rows in order of appearance."""
     first = frame.with_row_index("row of elliptica")
     names = frame.columns
     firsts = first.select(pl.col("row of elliptica").first().over(names)).to_series().to_numpy()
@@ -156,6 +156,6 @@ def _number(frame: pl.DataFrame) -> np.ndarray:
 
 
 def _share_of_pairs(counts: np.ndarray) -> float:
-    """Share of the pairs of different rows that are equal, from the numbers of equal rows."""
+    """Return the share of pairs of rows that are equal, given the numbers of equal rows."""
     counts = counts.astype(float)
     return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))

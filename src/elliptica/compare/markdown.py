@@ -1,4 +1,4 @@
-"""Say what a comparison is about and what it found: on the screen, as Markdown, as a plain page."""
+"""Render a comparison as text: on the screen, as Markdown and as a plain HTML page."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){body{background:#14161a;color:#eceef1}td,th{border-color:#31353d}"
     ".verdict{background:#1c2b3b}}"
 )
-#: Parts of a table of groups or classes that the written report shows.
+#: Largest number of groups or classes that the written report lists.
 _MOST_PARTS = 20
 _DAGGER = "† sees groups in training"
 
 
 def about(name: str, problem: TableProblem, shift: str) -> str:
-    """One line about the table, the task and the shift."""
+    """Describe the table, the task and the shift in one line."""
     task = problem.task + (f", {len(problem.classes)} classes" if problem.classes else "")
     groups = "" if problem.group_name is None else f" Groups: {problem.group_name}."
     n_test = 0 if problem.is_test is None else int(problem.is_test.sum())
@@ -41,12 +41,12 @@ def about(name: str, problem: TableProblem, shift: str) -> str:
 
 
 def column_rows(columns: Sequence[ColumnUse]) -> list[list[str]]:
-    """Every column, what it is used as, and how to change that."""
+    """List every column, how it is used, and how to change that."""
     return [[use.name, use_words(use), use.hint] for use in columns]
 
 
 def use_words(use: ColumnUse) -> str:
-    """What a column is used as.
+    """Describe how a column is used.
 
     Example:
         >>> from elliptica.compare.columns import ColumnUse
@@ -65,11 +65,11 @@ def use_words(use: ColumnUse) -> str:
 
 
 def result_rows(found: Summary, most: int | None = None) -> list[list[str]]:
-    """Test scores as text, header first, the best method first.
+    """Format the test scores as rows of text, header first, then the best method.
 
     Args:
-        found: What a comparison found.
-        most: Metrics to show, the deciding ones and the Brier score first; None: all.
+        found: Summary of a comparison.
+        most: Number of metrics to show, the deciding ones and the Brier score first; None shows all.
     """
     metrics = list(found.metrics)
     if most is not None:
@@ -84,7 +84,7 @@ def result_rows(found: Summary, most: int | None = None) -> list[list[str]]:
 
 
 def shown_scores(found: Summary, metric: Metric) -> dict[str, str]:
-    """Scores of all methods as text, with enough digits that those shown to differ do not look equal."""
+    """Format the scores of all methods, with enough digits to tell apart those that differ."""
     results = {d.method: d.result for d in found.verdict.differences if d.measure == metric.name}
     values = {method: found.scores[method][metric.name] for method in found.methods}
     shown: dict[str, str] = {}
@@ -109,7 +109,7 @@ def footnotes(found: Summary) -> list[str]:
 
 
 def range_words(found: Summary) -> list[str]:
-    """Say how many predictions left the range of the training targets."""
+    """Report the share of predictions outside the range of the training targets."""
     shares = {
         m: found.scores[m].get("beyond_range", 0.0)
         for m in dict.fromkeys((REFERENCE, *found.methods))
@@ -127,7 +127,11 @@ def range_words(found: Summary) -> list[str]:
         text += f" ({_percent(shares[most])} of {NAMES[most]})"
     return [
         f"{text}; "
-        + ("they were clipped to it (--unbounded does not)." if found.bounded else "they were not bounded.")
+        + (
+            "they were clipped to it (--unbounded turns this off)."
+            if found.bounded
+            else "they were not clipped."
+        )
     ]
 
 
@@ -142,19 +146,19 @@ def _percent(share: float) -> str:
 
 
 def describe_model(found: Summary) -> str:
-    """Say what model.elliptica holds."""
+    """Describe the model in model.elliptica."""
     text = f"{NAMES[found.saved]}, refitted on all rows"
     return text if found.predicts else f"{text}; not shown to be better than {found.label(CONSTANT)}"
 
 
 def progress_words(found: Summary) -> str:
-    """Say what is finished."""
+    """Describe how many folds are finished."""
     done, total = found.finished
     return f"{done} of {count(total, 'fold')} {'is' if done == 1 else 'are'} finished and kept."
 
 
 def sections(found: Summary) -> list[Section]:
-    """Everything that the written report says."""
+    """Return all sections of the written report."""
     said = [sentence for sentence in found.verdict.sentences if found.shift not in sentence]
     verdict = [found.verdict.headline, " ".join(said), *range_words(found)]
     if not found.is_complete:
@@ -178,7 +182,7 @@ def sections(found: Summary) -> list[Section]:
 
 
 def more_sections(found: Summary, *, has_charts: bool = False) -> list[Section]:
-    """What a page shows below its charts, too; a chart of the parts has their numbers."""
+    """Return the sections that the HTML page shows as well; its charts replace the table of parts."""
     shown = [_differences(found), None if has_charts else _parts(found), _calibration(found), _columns(found)]
     shown.append(Section("How it was done", points=found.protocol))
     shown.append(_costs(found))
@@ -197,9 +201,9 @@ def _differences(found: Summary) -> Section | None:
     rows = [["method", *(metric.label for metric in judged)]]
     rows += [[found.label(m), *(found.cells[m][metric.name] for metric in judged)] for m in others]
     text = (
-        f"Each method minus {NAMES[REFERENCE]}, row by row on the same test rows: per cent of its value, or "
-        "points of accuracy. Intervals include the noise of training and hold together with 95 % within a "
-        "column; rows that belong together count as one."
+        f"Each method minus {NAMES[REFERENCE]}, row by row on the same test rows, in per cent of its value "
+        "or in points of accuracy. Intervals include training noise and hold jointly with 95 % confidence "
+        "within a column. Rows that belong together count as one."
     )
     return Section("Every column judged", [text], rows, left=range(1, len(judged) + 1), is_open=True)
 
@@ -235,10 +239,10 @@ def _calibration(found: Summary) -> Section | None:
             ]
         )
     text = (
-        "Temperature scaling divides the logits by one number that the validation rows choose; above 1, the "
-        "method was overconfident. It leaves the predicted classes as they are. Scores and verdict are after "
-        "it, as is the saved model. A temperature from rows like those of training need not hold under a "
-        "shift."
+        "Temperature scaling divides the logits by one number that is fitted on the validation rows. Above "
+        "1, the method was overconfident. The predicted classes stay the same. Scores, verdict and saved "
+        "model use the calibrated probabilities. A temperature fitted on rows like the training rows may not "
+        "hold under a shift."
     )
     return Section("Calibration, before and after a temperature", [text], rows, is_open=True)
 
@@ -253,14 +257,14 @@ def _costs(found: Summary) -> Section:
     for method in found.trained:
         rows.append([found.label(method), f"{found.seconds[method]:.1f}", found.settings[method]])
     text = (
-        "Seconds of trials and training, all folds together. Networks are trained side by side, so each has "
-        "an equal share of their time."
+        "Seconds of trials and training over all folds. Networks are trained side by side, so each is "
+        "charged an equal share of their time."
     )
     return Section("Cost and settings", [text], rows, left=(2,))
 
 
 def write_reports(store: Store, found: Summary) -> None:
-    """Write reports and the summary beside the records, also of a comparison that is not finished."""
+    """Write the reports and the summary next to the records, also for an unfinished comparison."""
     if store.folder is None:
         return
     store.write({"summary": found.to_json()})
@@ -269,7 +273,7 @@ def write_reports(store: Store, found: Summary) -> None:
 
 
 def markdown(found: Summary | Comparison) -> str:
-    """Write the report as Markdown; names from the table cannot break out of the text."""
+    """Write the report as Markdown and escape names from the table."""
     found = found if isinstance(found, Summary) else summarise(found)
     lines = [f"# Comparison on {_plain(found.name)}", ""]
     for section in sections(found):
@@ -286,7 +290,7 @@ def markdown(found: Summary | Comparison) -> str:
 
 
 def plain_page(found: Summary) -> str:
-    """Write the report as one HTML file that loads nothing."""
+    """Write the report as one self-contained HTML file."""
     title = html.escape(f"Comparison on {found.name}")
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
@@ -312,7 +316,7 @@ def plain_page(found: Summary) -> str:
 
 
 def show_score(metric: Metric, value: float, more: int = 0) -> str:
-    """A score with as many digits as others of its column, or with some more."""
+    """Format a score with the digits of its column, plus ``more``."""
     if metric.percent:
         return f"{100 * value:.{1 + more}f} %"
     if metric.name in ("log_loss", "brier"):
@@ -321,7 +325,7 @@ def show_score(metric: Metric, value: float, more: int = 0) -> str:
 
 
 def _plain(text: Any) -> str:
-    """Text of the user's in Markdown: no HTML, links, pictures, tables, emphasis or line breaks."""
+    """Escape the user's text for Markdown: no HTML, links, pictures, tables, emphasis or line breaks."""
     return re.sub(r"([\\`*_\[\]!|#~])", r"\\\1", html.escape(" ".join(str(text).split()), quote=False))
 
 

@@ -13,14 +13,14 @@ import numpy as np
 from elliptica.compare.problem import TableProblem
 from elliptica.report.content import Measure
 
-#: The calibration error has at most so many bins, and bins of at least so many rows.
+#: Maximum number of bins of the calibration error, and minimum number of rows per bin.
 MAX_BINS, MIN_BIN_ROWS = 15, 20
-#: A predicted probability of zero counts as this one.
+#: Lower limit of predicted probabilities in the log loss.
 MIN_PROBABILITY = 1e-15
 
 
 def show_number(value: float, digits: int, form: str = "") -> str:
-    """A number with so many digits, or more: 61234 is not written as 6.123e+04.
+    """Format a number with at least this many digits; 61234 is not written as 6.123e+04.
 
     Example:
         >>> show_number(61234.5, 4), show_number(0.123456, 2), show_number(61.0, 4, "#")
@@ -33,18 +33,18 @@ def show_number(value: float, digits: int, form: str = "") -> str:
 
 @dataclass(frozen=True)
 class Metric(Measure):
-    """A measure as records of comparisons hold it: percentages as shares, numbers with four digits.
+    """A measure in the units of comparison records: percentages as shares, numbers with four digits.
 
     Attributes:
-        relative: Whether methods are compared by the ratio of their values rather than by the difference.
-        judged: Whether the verdict judges it; the calibration error is shown, and judged by the log loss.
+        relative: Whether methods are compared by the ratio of their values rather than the difference.
+        judged: Whether the verdict judges it. The calibration error is only shown; the log loss judges it.
     """
 
     relative: bool = False
     judged: bool = True
 
     def show(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
-        """Write a value of this metric, or a difference of two (``sign=True``), as text."""
+        """Format a value of this metric, or a difference of two (``sign=True``)."""
         form = "+" if sign else ""
         if not self.percent:
             is_loss = self.name in ("log_loss", "brier")
@@ -53,10 +53,10 @@ class Metric(Measure):
 
 
 def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:
-    """Metrics of a task: first the average one, then the worst-case one, then others.
+    """Return the metrics of a task: the average one, the worst-case one, then others.
 
-    Without groups the worst class is looked at, or, for regression, the worst of five bands of the target
-    (bounds are the quintiles of the targets).
+    Without groups, the worst class is judged, or, for regression, the worst of five bands of the target
+    (bounded by the quintiles of the targets).
 
     Example:
         >>> [m.name for m in metrics_of("regression", grouped=False)]
@@ -82,26 +82,26 @@ def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What every method predicted for the rows that were held out.
+    """Predictions of all methods for the rows that were held out.
 
     Attributes:
         task: ``"classification"`` or ``"regression"``.
-        classes: In the order of the probabilities; empty for regression.
-        target: Of every row of the table.
-        groups: Name per row, empty for rows that no worst group counts; None: classes or fifths are the
-            parts.
-        clusters: Number per row; rows of one cluster are not independent of each other.
-        fold: Which fold tested the row, by repeat and row; -1 for rows that are not tested.
-        bounds: Upper bounds of the bands of the target, without the last one; empty for classification.
+        classes: Classes in the order of the probabilities; empty for regression.
+        target: Target of every row of the table.
+        groups: Group name per row, empty for rows that no worst group counts; None if classes or fifths are
+            the parts.
+        clusters: Number per row; rows of one cluster depend on each other.
+        fold: Fold that tested the row, by repeat and row; -1 for rows that are not tested.
+        bounds: Upper bounds of the bands of the target, except the last; empty for classification.
         values: By method: probabilities ``(repeats, rows, classes)`` or numbers ``(repeats, rows)``, NaN
-            where the row is not tested.
-        ordered: Whether clusters are stretches of time, numbered in their order, so that neighbours depend
-            on each other, too.
+            for rows that are not tested.
+        ordered: Whether clusters are stretches of time in order, so that neighbours depend on each other,
+            too.
 
     Example:
         >>> y = np.array([0.0, 0.0, 10.0, 10.0])
-        >>> found = single_test("regression", y, {"erm": y + [0, 0, 3, 3]}, bounds=np.array([5.0]))
-        >>> {name: round(value, 3) for name, value in score(found)["erm"].items()}
+        >>> predictions = single_test("regression", y, {"erm": y + [0, 0, 3, 3]}, bounds=np.array([5.0]))
+        >>> {name: round(value, 3) for name, value in score(predictions)["erm"].items()}
         {'rmse': 2.121, 'worst_fifth_rmse': 3.0, 'mae': 1.5}
     """
 
@@ -120,18 +120,18 @@ class Predictions:
         shape = (len(self.fold), n, *([len(self.classes)] if self.task == "classification" else []))
         if self.fold.shape != shape[:2] or len(self.clusters) != n:
             raise ValueError(
-                f"fold must have the shape (repeats, {n}) and clusters ({n},), but they have "
+                f"fold must have shape (repeats, {n}) and clusters ({n},), but got "
                 f"{self.fold.shape} and {np.shape(self.clusters)}."
             )
         if not self.tested.any():
             raise ValueError("No row was tested. Wait until at least one fold is finished.")
         for name, each in self.values.items():
             if each.shape != shape:
-                raise ValueError(f"Predictions of {name!r} must have the shape {shape}, not {each.shape}.")
+                raise ValueError(f"Predictions of {name!r} must have shape {shape}, but got {each.shape}.")
             if not np.isfinite(each[self.tested]).all():
                 raise ValueError(
-                    f"Predictions of {name!r} are missing or not finite for tested rows. Leave the method "
-                    "out, or set the fold of these rows to -1."
+                    f"Predictions of {name!r} are missing or not finite for tested rows. Skip the method, or "
+                    "set the fold of these rows to -1."
                 )
 
     @cached_property
@@ -141,7 +141,7 @@ class Predictions:
 
     @cached_property
     def n_tests(self) -> int:
-        """Folds that were tested, in all repeats together."""
+        """Number of tested folds in all repeats."""
         return sum(len(np.unique(row[row >= 0])) for row in self.fold)
 
     @cached_property
@@ -150,16 +150,16 @@ class Predictions:
         if self.groups is not None:
             named = self.groups != ""
             names, numbers = np.unique(self.groups[named], return_inverse=True)
-            found = np.full(len(self.target), -1)
-            found[named] = numbers
-            return [str(name) for name in names], found
+            parts = np.full(len(self.target), -1)
+            parts[named] = numbers
+            return [str(name) for name in names], parts
         if self.task == "classification":
             return [str(name) for name in self.classes], self.labels
         return _bands(self.bounds), np.searchsorted(self.bounds, self.target)
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """Number of each row's class."""
+        """Class number of each row."""
         numbers = {name: number for number, name in enumerate(self.classes)}
         names, inverse = np.unique(self.target, return_inverse=True)
         if unknown := [name for name in names.tolist() if name not in numbers]:
@@ -168,14 +168,14 @@ class Predictions:
 
     @property
     def part_kind(self) -> str:
-        """What parts are: ``"group"``, ``"class"`` or ``"fifth"``."""
+        """Kind of the parts: ``"group"``, ``"class"`` or ``"fifth"``."""
         return "group" if self.groups is not None else "class" if self.classes else "fifth"
 
     @cached_property
     def losses(self) -> dict[str, np.ndarray]:
-        """Losses by repeat, method and row, zero where a row is not tested: what averages are taken of."""
-        found = [self._losses(each) for each in self.values.values()]
-        return {name: np.stack([each[name] for each in found], axis=1) for name in found[0]}
+        """Losses by repeat, method and row, zero where a row is not tested; averages are taken of them."""
+        by_method = [self._losses(each) for each in self.values.values()]
+        return {name: np.stack([each[name] for each in by_method], axis=1) for name in by_method[0]}
 
     def _losses(self, values: np.ndarray) -> dict[str, np.ndarray]:
         if self.task != "classification":
@@ -183,12 +183,12 @@ class Predictions:
             return {"square": gaps**2, "absolute": np.abs(gaps)}
         values = np.where(self.tested[..., None], values, 0.0)
         chosen = np.take_along_axis(values, self.labels[None, :, None], axis=2)[..., 0]
-        found = {
+        losses = {
             "right": values.argmax(2) == self.labels,
             "log": -np.log(np.clip(chosen, MIN_PROBABILITY, 1.0)),
             "brier": np.square(values).sum(2) - 2 * chosen + 1,
         }
-        return {name: np.where(self.tested, each, 0.0) for name, each in found.items()}
+        return {name: np.where(self.tested, each, 0.0) for name, each in losses.items()}
 
 
 def single_test(
@@ -200,7 +200,7 @@ def single_test(
     groups: np.ndarray | None = None,
     bounds: np.ndarray | None = None,
 ) -> Predictions:
-    """Wrap predictions of one test set, every row once, rows independent of each other."""
+    """Wrap predictions of one test set with independent rows, each tested once."""
     n = len(target)
     return Predictions(
         task,
@@ -221,7 +221,7 @@ class PartScores:
     Attributes:
         kind: ``"group"``, ``"class"`` or ``"fifth"``.
         rows: Tested rows of each part, by name.
-        values: By method and part: accuracy or RMSE.
+        values: Accuracy or RMSE, by method and part.
     """
 
     kind: str
@@ -234,23 +234,23 @@ def score(
 ) -> dict[str, dict[str, float]]:
     """Compute one number per method and column, over all tested rows of all repeats.
 
-    The calibration error is the mean gap between confidence and accuracy in bins of equally many rows: 15
-    bins, fewer where a bin would have less than 20 rows; rows of one confidence share a bin. It is computed
-    for each repeat, then averaged.
+    The calibration error is the mean gap between confidence and accuracy in 15 bins of equally many rows.
+    There are fewer bins if a bin would have less than 20 rows; rows with equal confidence share a bin. It is
+    computed for each repeat, then averaged.
 
     Args:
-        predictions: Of all methods.
-        unbounded: Regression: what the methods predicted before predictions were confined to the range of
-            the training targets. ``"beyond_range"`` is then the share of predictions that this changed.
+        predictions: Predictions of all methods.
+        unbounded: For regression, the predictions before they were clipped to the range of the training
+            targets. ``"beyond_range"`` is then the share of predictions that clipping changed.
     """
-    found = {}
+    scores = {}
     parts = score_parts(predictions)
     n_tests = predictions.tested.sum()
     for number, method in enumerate(predictions.values):
         means = {name: float(each[:, number].sum() / n_tests) for name, each in predictions.losses.items()}
         values = parts.values[method].values()
         if predictions.task == "classification":
-            found[method] = {
+            scores[method] = {
                 "accuracy": means["right"],
                 f"worst_{parts.kind}_accuracy": min(values),
                 "balanced_accuracy": _balanced(predictions, number),
@@ -259,15 +259,15 @@ def score(
                 "calibration_error": _calibration_error(predictions, method),
             }
         else:
-            found[method] = {
+            scores[method] = {
                 "rmse": means["square"] ** 0.5,
                 f"worst_{parts.kind}_rmse": max(values),
                 "mae": means["absolute"],
             }
             if method in (unbounded or {}):
                 changed = predictions.values[method] != (unbounded or {})[method]
-                found[method]["beyond_range"] = float(changed[predictions.tested].mean())
-    return found
+                scores[method]["beyond_range"] = float(changed[predictions.tested].mean())
+    return scores
 
 
 def score_parts(predictions: Predictions) -> PartScores:
@@ -280,7 +280,7 @@ def score_parts(predictions: Predictions) -> PartScores:
     rows, _ = _part_means(predictions, predictions.tested, numbers, len(names))
     present = [number for number in range(len(names)) if rows[number]]
     if not present:
-        raise ValueError("All tested rows are of groups that are too small to be judged. Join small groups.")
+        raise ValueError("All tested rows are in groups that are too small to judge. Merge small groups.")
     values = {}
     loss = predictions.losses["right" if predictions.task == "classification" else "square"]
     for place, method in enumerate(predictions.values):
@@ -296,12 +296,12 @@ def score_parts(predictions: Predictions) -> PartScores:
 def classification_scores(
     target: np.ndarray, probabilities: np.ndarray, classes: list[Any], groups: np.ndarray | None
 ) -> dict[str, Any]:
-    """Metrics of predicted probabilities; ``parts`` has the accuracy of every class or group.
+    """Score predicted probabilities; ``parts`` holds the accuracy of every class or group.
 
     Example:
         >>> p = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
-        >>> found = classification_scores(np.array([0, 1, 1]), p, [0, 1], None)
-        >>> found["balanced_accuracy"], found["worst_class_accuracy"]
+        >>> scores = classification_scores(np.array([0, 1, 1]), p, [0, 1], None)
+        >>> scores["balanced_accuracy"], scores["worst_class_accuracy"]
         (0.75, 0.5)
     """
     test = single_test("classification", target, {"": probabilities}, classes=classes, groups=groups)
@@ -311,18 +311,18 @@ def classification_scores(
 def regression_scores(
     target: np.ndarray, predicted: np.ndarray, bounds: np.ndarray, groups: np.ndarray | None
 ) -> dict[str, Any]:
-    """Metrics of predicted numbers; ``parts`` has the RMSE of every group or band of the targets.
+    """Score predicted numbers; ``parts`` holds the RMSE of every group or band of the targets.
 
     Args:
         target: True values.
         predicted: Predicted values.
-        bounds: Upper bounds of the bands of the target, the last one left out.
-        groups: Of the rows; None: the bands are the parts.
+        bounds: Upper bounds of the bands of the target, except the last.
+        groups: Groups of the rows; None if the bands are the parts.
 
     Example:
         >>> y = np.array([0.0, 0.0, 10.0, 10.0])
-        >>> found = regression_scores(y, y + [0, 0, 3, 3], np.array([5.0]), None)
-        >>> found["worst_fifth_rmse"], found["parts"]
+        >>> scores = regression_scores(y, y + [0, 0, 3, 3], np.array([5.0]), None)
+        >>> scores["worst_fifth_rmse"], scores["parts"]
         (3.0, {'band 1: up to 5': 0.0, 'band 2: above 5': 3.0})
     """
     test = single_test("regression", target, {"": predicted}, groups=groups, bounds=bounds)
@@ -330,12 +330,12 @@ def regression_scores(
 
 
 def target_bounds(problem: TableProblem, train: np.ndarray) -> np.ndarray:
-    """Quintiles of the training targets; fewer where they coincide."""
+    """Return the quintiles of the training targets; fewer if some coincide."""
     return np.unique(np.quantile(problem.target[train], (0.2, 0.4, 0.6, 0.8)))
 
 
 def _bands(bounds: np.ndarray) -> list[str]:
-    """Name the bands between bounds by their ends."""
+    """Name bands by their bounds."""
     if not len(bounds):
         return ["band 1: all"]
     ends = [show_number(float(each), 4) for each in bounds]
@@ -347,7 +347,7 @@ def _bands(bounds: np.ndarray) -> list[str]:
 def _part_means(
     predictions: Predictions, values: np.ndarray, numbers: np.ndarray, n_parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count tests in every part, and take means of values over them."""
+    """Count the tests in every part, and average values over them."""
     use = predictions.tested & (numbers >= 0)
     part = np.broadcast_to(numbers, use.shape)[use]
     counts = np.bincount(part, minlength=n_parts)
@@ -362,19 +362,19 @@ def _balanced(predictions: Predictions, place: int) -> float:
 
 
 def _calibration_error(predictions: Predictions, method: str) -> float:
-    found = []
+    gaps = []
     for values, tested in zip(predictions.values[method], predictions.tested, strict=True):
         if tested.any():
             confidence = values[tested].max(1)
             right = values[tested].argmax(1) == predictions.labels[tested]
-            found.append(_gap(confidence, right))
-    return float(np.mean(found))
+            gaps.append(_gap(confidence, right))
+    return float(np.mean(gaps))
 
 
 def _gap(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Mean gap between confidence and accuracy over bins of equally many rows."""
+    """Return the mean gap between confidence and accuracy over bins of equally many rows."""
     n_bins = int(np.clip(len(right) // MIN_BIN_ROWS, 1, MAX_BINS))
     inner = np.quantile(confidence, np.arange(1, n_bins) / n_bins)
-    number = np.searchsorted(np.unique(inner), confidence)
+    number = np.searchsorted(np.unique(inner), confidence)  # equal confidences share a bin
     gaps = np.bincount(number, weights=confidence - right)
     return float(np.abs(gaps).sum() / len(right))

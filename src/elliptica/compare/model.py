@@ -1,4 +1,4 @@
-"""The model that a comparison leaves: the winner, trained on all rows, and how it meets unlabelled rows."""
+"""Train the final model of a comparison on all rows, and describe the rows that it will predict."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from elliptica.compare.shift import make_preprocessor, trial_rows
 from elliptica.compare.table import TableError
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
 
-#: Training rows among which nearest neighbours are sought, at most.
+#: Maximum number of training rows in the search for nearest neighbours.
 _NEIGHBOURS_AMONG = 20_000
 
 
 @dataclass(frozen=True)
 class FinalSettings:
-    """What the saved model is trained with."""
+    """The settings of the saved model."""
 
     method: str
     settings: dict[str, Any]
     log_target: bool  # whether it learns the logarithm of the targets
     length: int  # epochs or boosting iterations; 0: not applicable
-    temperature: float | None  # of classes, the mean over folds
+    temperature: float | None  # for classes: the mean over folds
 
 
 def final_settings(comparison: Comparison, method: str | None = None) -> FinalSettings:
-    """Settings of the winner (or another method): the trial that was best over folds, in its usual length.
+    """Return the settings of the winner (or another method): the trial that was best over all folds.
 
     Raises:
         TableError: If no fold of the method is finished.
@@ -47,7 +47,9 @@ def final_settings(comparison: Comparison, method: str | None = None) -> FinalSe
     method = method or comparison.best
     records = [record for record in comparison.records if record.method == method and not record.error]
     if not records:
-        raise TableError(f"No fold of {NAMES[method]} is finished, so that no model can be trained.")
+        raise TableError(
+            f"No fold of {NAMES[method]} is finished, so no model can be trained. Finish a fold first."
+        )
     trial = final_trial(records, comparison.problem, comparison.plan)
     tried = [record for record in records if _was_tried(record, trial)]
     lengths = [r.length if r.chosen == trial else r.trials[trial].length for r in tried]
@@ -62,24 +64,23 @@ def final_settings(comparison: Comparison, method: str | None = None) -> FinalSe
 
 
 def _was_tried(record: Record, trial: int) -> bool:
-    """Whether a fold knows the length that settings need."""
+    """Return whether a fold knows the length for these settings."""
     return bool(record.trials[trial].validation) and not record.trials[trial].dropped
 
 
 def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Pipeline:
     """Train the winner of a comparison on all rows.
 
-    Its settings are those of the trial that was best on the validation rows over all folds, its length the
-    one that folds had in the middle. All rows are used, test rows among them, since nothing is measured with
-    this model.
+    The settings are those of the trial that was best on the validation rows over all folds. The length is the
+    median over folds. All rows are used, including test rows, because nothing is measured with this model.
 
     Args:
-        comparison: With at least one finished fold.
-        file: Where to save it; None: not saved.
-        method: Another method than the winner.
+        comparison: A comparison with at least one finished fold.
+        file: File to save the model to, or None.
+        method: Method to train instead of the winner.
 
     Returns:
-        Preprocessing and model in a pipeline; takes frames with the columns of the inputs.
+        Preprocessing and model in a pipeline; it accepts frames with the input columns.
     """
     problem, plan = comparison.problem, comparison.plan
     final = final_settings(comparison, method)
@@ -99,7 +100,7 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
 
 
 def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
-    """Collect what predictions for another table must know beside the model itself."""
+    """Collect what predictions for another table need besides the model itself."""
     problem = comparison.problem
     notes: dict[str, Any] = {
         "target": problem.target_name,
@@ -107,10 +108,10 @@ def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
         "text_as_missing": list(problem.text_as_missing),
         "reading": problem.reading(),
         "method": final.method,
-        # False: no method was shown to be better than a constant prediction
+        # False if no method was shown to be better than a constant prediction
         "predicts": getattr(comparison.verdict, "predicts", True),
         "shift": comparison.shift.words,
-        # so that predictions can count the rows that lie outside
+        # lets predictions count the rows that lie outside
         "ranges": {
             column.name: [column.min(), column.max()]
             for column in problem.features.iter_columns()
@@ -124,10 +125,10 @@ def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
 
 
 def _first_errors(comparison: Comparison, inputs: np.ndarray) -> np.ndarray:
-    """Which rows the first stage of JTT misclassifies; the same stage as in the folds.
+    """Return which rows the first stage of JTT misclassifies, as in the folds.
 
-    It is one network of ordinary training with the settings and the length of ordinary training. It sees as
-    many rows as trials do: the others are among those whose errors count.
+    The first stage is one network of ordinary training with the settings and length of ordinary training. It
+    sees as many rows as trials do; the errors on the other rows count as well.
     """
     problem, plan = comparison.problem, comparison.plan
     final = replace(final_settings(comparison, REFERENCE), temperature=None)
@@ -144,7 +145,7 @@ def _fit_network(
     inputs: np.ndarray,
     wrong: np.ndarray | None = None,
 ) -> Any:
-    """Train a network; JTT needs to know which rows its first stage got wrong."""
+    """Train a network; JTT needs the errors of its first stage."""
     settings = dict(final.settings)
     weight = None
     method = final.method
@@ -168,7 +169,7 @@ def _fit_network(
         regressor = EllipticRegressor(**options, bounded=plan.bounded, target_transform=log)
         return regressor.fit(inputs, problem.target, groups=groups)
     classifier = EllipticClassifier(**options).fit(inputs, problem.target, weight, groups=groups)
-    if final.temperature is not None:  # of the folds, so that no rows need to be held out
+    if final.temperature is not None:  # taken from the folds, so no rows need to be held out
         classifier.set_params(calibrate="temperature")
         classifier.temperature_ = final.temperature
     return classifier
@@ -182,7 +183,7 @@ def _fit_reference(problem: TableProblem, final: FinalSettings, inputs: np.ndarr
 
 
 def _fit_trees(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
-    """Train on all rows; a temperature divides the leaves, whose sums are the logits."""
+    """Train on all rows; a temperature divides the leaves, because their sums are the logits."""
     model = _fit_reference(problem, final, inputs)
     if final.temperature is not None:
         model._baseline_prediction = model._baseline_prediction / final.temperature
@@ -193,7 +194,7 @@ def _fit_trees(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) 
 
 
 def _fit_linear(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
-    """Train on scaled inputs, as folds do, then put the scaling into the weights."""
+    """Train on scaled inputs as the folds do, then fold the scaling into the weights."""
     scaler = StandardScaler().fit(inputs)
     model = _fit_reference(problem, final, scaler.transform(inputs))
     inner = model.regressor_ if final.log_target else model
@@ -207,13 +208,13 @@ def _fit_linear(problem: TableProblem, final: FinalSettings, inputs: np.ndarray)
 
 @dataclass(frozen=True)
 class TargetRows:
-    """How unlabelled rows lie to the training rows, and what is predicted for them."""
+    """How far unlabelled rows lie from the training rows, and what is predicted for them."""
 
     rows: int
     #: Share of rows whose nearest training row is farther than that of 95 % and 99 % of the training rows.
     beyond_95: float
     beyond_99: float
-    #: Share of predicted numbers outside of the range of the targets; None for classes.
+    #: Share of predicted numbers outside the range of the targets; None for classes.
     beyond_range: float | None
 
 
@@ -221,8 +222,8 @@ def describe_target_rows(comparison: Comparison, model: Pipeline) -> TargetRows 
     """Measure how far the unlabelled rows lie from the training rows; None if there are none.
 
     Args:
-        comparison: With ``target_rows`` in its problem.
-        model: What `fit_model` returned.
+        comparison: A comparison with ``target_rows`` in its problem.
+        model: The result of `fit_model`.
     """
     problem, wanted = comparison.problem, comparison.problem.target_rows
     if wanted is None:
@@ -234,7 +235,7 @@ def describe_target_rows(comparison: Comparison, model: Pipeline) -> TargetRows 
     if len(known) > _NEIGHBOURS_AMONG:
         known = known[draws.choice(len(known), _NEIGHBOURS_AMONG, replace=False)]
     search = NearestNeighbors(n_neighbors=1).fit(scaler.transform(known))
-    own = search.kneighbors()[0][:, 0]  # without the row itself
+    own = search.kneighbors()[0][:, 0]  # excludes the row itself
     far = search.kneighbors(scaler.transform(rows))[0][:, 0]
     limits = np.quantile(own, (0.95, 0.99))
     beyond = None
@@ -247,7 +248,7 @@ def describe_target_rows(comparison: Comparison, model: Pipeline) -> TargetRows 
 
 
 def _unbounded(model: Any, rows: np.ndarray) -> np.ndarray:
-    """Predicted numbers before they are bounded."""
+    """Predict numbers without clipping them."""
     if not isinstance(model, EllipticRegressor):
         return np.asarray(model.predict(rows))
     before = model.bounded

@@ -1,4 +1,4 @@
-"""Networks of all methods and folds, trained side by side under the rules of `elliptica.compare.protocol`."""
+"""Train networks of all methods and folds side by side, by the rules of `elliptica.compare.protocol`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from elliptica.compare.protocol import (
 from elliptica.estimators.stacked import Stacked, StackedJob, predict_stacked, train_stacked
 
 JTT = "jtt"
-#: Shares of the work that are done after the first short trainings and after all trials, for the progress.
+#: Progress after the first short trainings and after all trials, as shares of the work.
 _AFTER_FIRST, _AFTER_TRIALS = 0.25, 0.65
-#: Memory that the networks of a stack may take, and copies of their weights (moments, gradients, the best).
+#: Memory limit of a stack in bytes, and number of copies of the weights (moments, gradients, best).
 _STACK_BYTES, _COPIES = 2**29, 5
 _DIVERGED = "the training loss became infinite"
-#: Shares of the time until the deadline that trials get, and of what is left then, those of JTT.
+#: Share of the time until the deadline for trials, and share of the rest for those of JTT.
 _TRIALS_SHARE, _JTT_SHARE = 0.6, 0.3
 
 
@@ -54,52 +54,52 @@ class Candidate(NamedTuple):
 
 
 class Ensemble(NamedTuple):
-    """What networks with the chosen settings predict."""
+    """Predictions of networks trained with the chosen settings."""
 
-    predicted: Predicted  # of the test rows
-    validation: np.ndarray  # of the validation rows, by networks that were not trained on them
-    length: int  # epochs of its networks, in the middle
+    predicted: Predicted  # for the test rows
+    validation: np.ndarray  # for the validation rows, by networks that were not trained on them
+    length: int  # median number of epochs
 
 
 class Outcome(NamedTuple):
-    """What became of a candidate."""
+    """The result of a candidate."""
 
     trial: Trial
-    predicted: np.ndarray  # of the validation rows
+    predicted: np.ndarray  # predictions for the validation rows
     errors: np.ndarray  # whether each training row is misclassified; empty unless JTT needs it
 
 
 def run_networks(
     problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, report: Report, deadline: float | None
 ) -> list[Record]:
-    """Train and test all methods that are networks, in some of the folds.
+    """Train and test all network methods in some of the folds.
 
     Args:
         problem: The table.
         folds: Rows of these folds.
-        plan: What is compared, and how.
-        report: Called with the share that is done.
-        deadline: Value of ``time.monotonic()`` at which trainings stop where they are; None: never.
+        plan: Methods and sizes.
+        report: Callback that receives the finished share.
+        deadline: Value of ``time.monotonic()`` at which running trainings stop; None means no limit.
     """
     begin = time.perf_counter()
     trainer = _Trainer(problem, folds, plan)
     plain = [method for method in plan.network_methods if method != JTT]
-    found = _search(trainer, plain, report, _part(deadline, _TRIALS_SHARE))
-    if JTT in plan.network_methods:  # learns from the errors of ordinary training in the same fold
-        errors = _first_stage(found, problem, plan)
-        found |= _search(trainer, [JTT], report, _part(deadline, _JTT_SHARE), errors)
+    outcomes = _search(trainer, plain, report, _part(deadline, _TRIALS_SHARE))
+    if JTT in plan.network_methods:  # JTT learns from the errors of ordinary training in the same fold
+        errors = _first_stage(outcomes, problem, plan)
+        outcomes |= _search(trainer, [JTT], report, _part(deadline, _JTT_SHARE), errors)
     chosen = {}
     for fold in range(len(folds)):
         for method in plan.network_methods:
-            tried = [found[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
+            tried = [outcomes[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
             if order := best_trials(tried, problem, plan):
                 chosen[fold, method] = Candidate(fold, method, order[0])
-    tested = trainer.test(list(chosen.values()), found, report, deadline)
+    tested = trainer.test(list(chosen.values()), outcomes, report, deadline)
     seconds = (time.perf_counter() - begin) / max(1, len(folds) * len(plan.network_methods))
     records = []
     for fold, rows in enumerate(folds):
         for method in plan.network_methods:
-            tried = [found[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
+            tried = [outcomes[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
             best = chosen.get((fold, method))
             if best is None or best not in tested:
                 records.append(failed_record(rows, method, tried, seconds))
@@ -125,7 +125,7 @@ def _search(
     deadline: float | None,
     errors: Mapping[int, np.ndarray] | None = None,
 ) -> dict[Candidate, Outcome]:
-    """Train all trials; where the plan has first epochs, drop the worse ones after these."""
+    """Train all trials; if the plan has first epochs, drop the worse ones after these."""
     plan, problem = trainer.plan, trainer.problem
     every = [
         Candidate(fold, method, trial)
@@ -136,24 +136,24 @@ def _search(
     if plan.survivors == plan.trials:
         return trainer.try_out(every, plan.epochs, (0.0, _AFTER_TRIALS), report, deadline, errors)
     half = _part(deadline, 0.5)
-    found = trainer.try_out(every, plan.first_epochs, (0.0, _AFTER_FIRST), report, half, errors)
+    outcomes = trainer.try_out(every, plan.first_epochs, (0.0, _AFTER_FIRST), report, half, errors)
     kept = []
     for fold in range(len(trainer.folds)):
         for method in methods:
-            own = [c for c in every if (c.fold, c.method) == (fold, method) and found[c].trial.validation]
-            own.sort(key=lambda c: ranking(found[c].trial.validation, problem, plan), reverse=True)
+            own = [c for c in every if (c.fold, c.method) == (fold, method) and outcomes[c].trial.validation]
+            own.sort(key=lambda c: ranking(outcomes[c].trial.validation, problem, plan), reverse=True)
             kept += own[: plan.survivors]
     longer = trainer.try_out(kept, plan.epochs, (_AFTER_FIRST, _AFTER_TRIALS), report, deadline, errors)
-    for candidate, outcome in found.items():
+    for candidate, outcome in outcomes.items():
         if candidate not in longer:
-            found[candidate] = outcome._replace(trial=replace(outcome.trial, dropped=True))
-        elif longer[candidate].trial.error != NO_TIME:  # otherwise the first training has to do
-            found[candidate] = longer[candidate]
-    return found
+            outcomes[candidate] = outcome._replace(trial=replace(outcome.trial, dropped=True))
+        elif longer[candidate].trial.error != NO_TIME:  # otherwise keep the first training
+            outcomes[candidate] = longer[candidate]
+    return outcomes
 
 
 def _part(deadline: float | None, share: float) -> float | None:
-    """When a share of the time until the deadline is over."""
+    """Return the time at which a share of the time until the deadline has passed."""
     if deadline is None:
         return None
     now = time.monotonic()
@@ -163,7 +163,7 @@ def _part(deadline: float | None, share: float) -> float | None:
 def _first_stage(
     found: Mapping[Candidate, Outcome], problem: TableProblem, plan: Plan
 ) -> dict[int, np.ndarray]:
-    """Errors of the best trial of ordinary training, by fold."""
+    """Return the errors of the best trial of ordinary training, by fold."""
     errors = {}
     for fold in {candidate.fold for candidate in found}:
         tried = [found[Candidate(fold, "erm", trial)] for trial in range(plan.trials)]
@@ -173,10 +173,10 @@ def _first_stage(
 
 
 def training_groups(problem: TableProblem) -> np.ndarray | None:
-    """Number of each row's group, for methods that see groups; None if there are none.
+    """Return the group number of each row, for methods that use groups; None if there are no groups.
 
-    Rows of groups that are too small to be judged count as rows of the largest group: as a group of their own
-    they would be drawn as often as all others together.
+    Rows of groups that are too small to judge count as rows of the largest group. As a group of their own
+    they would be sampled as often as all others together.
     """
     if problem.groups is None:
         return None
@@ -186,9 +186,9 @@ def training_groups(problem: TableProblem) -> np.ndarray | None:
 
 
 class _Trainer:
-    """Tables of some folds, and the networks that are trained on them.
+    """Networks that are trained on the tables of some folds.
 
-    Where the logarithm of the target is a candidate, every fold has two tables with the same inputs.
+    If the logarithm of the target is a candidate, every fold has two tables with the same inputs.
     """
 
     def __init__(self, problem: TableProblem, folds: Sequence[FoldRows], plan: Plan) -> None:
@@ -223,12 +223,12 @@ class _Trainer:
         """Train candidates on the rows of trials, and score them on the validation rows.
 
         Args:
-            wanted: What to train.
-            epochs: At most.
-            shares: Of the whole work, before and after.
-            report: Called with such shares.
-            deadline: When to stop.
-            errors: Training rows that JTT counts more often, by fold.
+            wanted: Candidates to train.
+            epochs: Maximum number of epochs.
+            shares: Share of the whole work that is done before and after.
+            report: Callback that receives the finished share.
+            deadline: Time at which to stop.
+            errors: Training rows that JTT upweights, by fold.
         """
         if not wanted:
             return {}
@@ -237,7 +237,7 @@ class _Trainer:
             rows = self.folds[candidate.fold]
             wrong = None if errors is None else errors[candidate.fold][rows.fit]
             jobs.append(self._job(candidate, rows.fit, 0, epochs, rows.validation, wrong))
-        found = {}
+        outcomes = {}
         trained = self._train(jobs, shares, "trials", report, deadline)
         for (stack, number), candidate in zip(trained, wanted, strict=True):
             settings = draw_settings(candidate.method, candidate.trial, self.plan)
@@ -255,8 +255,8 @@ class _Trainer:
                 wrong = np.zeros(len(rows.y), dtype=bool)
                 own = self._predict([(stack, number)], candidate, rows.train, rows.fit).values
                 wrong[rows.train] = own.argmax(1) != rows.y[rows.train]
-            found[candidate] = Outcome(trial, predicted, wrong)
-        return found
+            outcomes[candidate] = Outcome(trial, predicted, wrong)
+        return outcomes
 
     def test(
         self,
@@ -265,7 +265,7 @@ class _Trainer:
         report: Report,
         deadline: float | None,
     ) -> dict[Candidate, Ensemble]:
-        """Train ensembles with the chosen settings on all training rows; predictions of the test rows."""
+        """Train ensembles with the chosen settings on all training rows, and predict the test rows."""
         if not wanted:
             return {}
         jobs, owners = [], []
@@ -305,7 +305,7 @@ class _Trainer:
         validation: np.ndarray | None,
         errors: np.ndarray | None,
     ) -> StackedJob:
-        """One network; the same seed for all methods, and the same initial weights and order of rows."""
+        """Describe one network; all methods share the seed, the initial weights and the order of rows."""
         fold = self.folds[candidate.fold].fold
         settings = draw_settings(candidate.method, candidate.trial, self.plan)
         method, weight = candidate.method, None
@@ -331,14 +331,14 @@ class _Trainer:
         sizes = [max(x.shape[1] for x in self.x), *self.plan.hidden, n_outputs]
         size = max(1, _STACK_BYTES // (_COPIES * 4 * sum(a * b for a, b in pairwise(sizes))))
         begin, end = shares
-        found: list[_Network] = []
+        networks: list[_Network] = []
         for first in range(0, len(jobs), size):
             part = jobs[first : first + size]
 
             def callback(share: float, first: int = first, n: int = len(part)) -> None:
                 report(begin + (first + share * n) / len(jobs) * (end - begin), words)
 
-            left = (len(jobs) - first) / len(part)  # stacks, this one included
+            left = (len(jobs) - first) / len(part)  # number of stacks, including this one
             stack = train_stacked(
                 self.x,
                 self.y,
@@ -352,25 +352,25 @@ class _Trainer:
                 callback=callback,
                 deadline=_part(deadline, 1 / left),
             )
-            found += [(stack, number) for number in range(len(part))]
-        return found
+            networks += [(stack, number) for number in range(len(part))]
+        return networks
 
     def _predict(
         self, members: Sequence[_Network], candidate: Candidate, rows: np.ndarray, known: np.ndarray
     ) -> Predicted:
-        """Predictions of some networks of one candidate, pooled.
+        """Predict with some networks of one candidate and pool the result.
 
         Args:
             members: The networks.
-            candidate: What they were trained as.
-            rows: To predict.
+            candidate: Candidate that they were trained for.
+            rows: Rows to predict.
             known: Rows that they were trained on.
         """
         log = self.plan.logs_target(candidate.trial)
         x = self.x[candidate.fold * len(self.logs) + log][torch.from_numpy(rows)]
         output = torch.cat([predict_stacked(stack, x, [number]) for stack, number in members]).double()
         if self.is_class:
-            found = output.softmax(2).numpy()
+            values = output.softmax(2).numpy()
         else:
-            found = self.scales[candidate.fold][log].read(output[..., 0].numpy())
-        return pool(found, self.problem.target[known], self.plan)
+            values = self.scales[candidate.fold][log].read(output[..., 0].numpy())
+        return pool(values, self.problem.target[known], self.plan)

@@ -1,4 +1,4 @@
-"""Pages about a comparison and about a saved model on the rows of a table."""
+"""Build pages about a comparison and about a saved model on the rows of a table."""
 
 from __future__ import annotations
 
@@ -36,44 +36,45 @@ from elliptica.report.content import (
     present_versions,
 )
 
-#: Rows with a target that a page about a model needs.
+#: Minimum number of rows with a target for a page about a model.
 MIN_ROWS = 10
 
 
 def comparison_report(
     folder: Path, *, data: Path | None = None, landscape: bool = True, seed: int = 0, title: str | None = None
 ) -> Report:
-    """Read ``results.json``; a comparison that is not finished is shown as far as it is."""
+    """Build a report from ``results.json``; an unfinished comparison is shown as far as it got."""
     if data is not None and not data.is_file():
         raise ReportError(
-            f"The table {data} does not exist. Pass the file that was compared to --data, or leave it out."
+            f"The table {data} does not exist. Pass the file that was compared to --data, or omit --data."
         )
     content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     if "summary" not in content:
         if content.get("format", 1) < 2:
             raise ReportError(
-                f"{folder / RESULTS} is of an earlier version of elliptica, whose comparisons were judged "
-                "otherwise. Its report.md still says what was found; run the comparison again for a page."
+                f"{folder / RESULTS} was written by an earlier version of elliptica, which judged "
+                "comparisons differently. Its report.md still has the results; run the comparison again to "
+                "get a page."
             )
         raise ReportError(
-            f"{folder / RESULTS} holds nothing to show yet. Run the comparison to the end, or stop it with "
-            "Ctrl-C, which leaves a report."
+            f"{folder / RESULTS} has nothing to show yet. Let the comparison finish, or stop it with Ctrl-C, "
+            "which leaves a report."
         )
     try:
-        found = Summary.from_json(content["summary"])
-        study = _study(found, content)
+        summary = Summary.from_json(content["summary"])
+        study = _study(summary, content)
     except (TypeError, KeyError, ValueError, AttributeError, ArithmeticError) as error:
         raise ReportError(
             f"{folder / RESULTS} is damaged ({error!r}). Move it away and run the comparison again."
         ) from error
-    if not found.methods:
-        raise ReportError(f"{folder / RESULTS} holds no finished fold yet. Rerun the comparison first.")
+    if not summary.methods:
+        raise ReportError(f"{folder / RESULTS} holds no finished fold yet. Rerun the same command to resume.")
     if landscape:
-        study = _with_landscape(study, folder, found.target, data, seed)
+        study = _with_landscape(study, folder, summary.target, data, seed)
     return Report(
-        title=title or f"Comparison on {found.name}",
-        kind=f"comparison of {count(len(found.trained), 'method')}",
-        headline=found.verdict.headline,
+        title=title or f"Comparison on {summary.name}",
+        kind=f"comparison of {count(len(summary.trained), 'method')}",
+        headline=summary.verdict.headline,
         studies=[study],
     )
 
@@ -118,10 +119,10 @@ def _study(found: Summary, content: Mapping[str, Any]) -> Study:
         own=[names[m] for m in found.methods if m.startswith("elliptic")],
         scores=scores,
         sections=more_sections(found, has_charts=True),
-        seeds_words="A small dot for each fold; the bar is the score over all tested rows, as in the table.",
+        seeds_words="Small dots are folds; the bar is the score over all tested rows, as in the table.",
         differences_words=(
-            f"Method minus {NAMES[REFERENCE]} on the same rows, as in the table. Intervals include the noise "
-            "of training and hold together with 95 %."
+            f"Method minus {NAMES[REFERENCE]} on the same rows, as in the table. Intervals include training "
+            "noise and hold jointly with 95 % confidence."
         ),
     )
 
@@ -143,14 +144,14 @@ def _measure(metric: Metric, values: Sequence[float]) -> Measure:
 
 
 def _in_display(found: Summary, names: Mapping[str, str]) -> Verdict:
-    """The verdict with the page's names and units, and its facts."""
+    """Convert the verdict to the page's names and units, and add facts."""
     verdict, metrics = found.verdict, {metric.name: metric for metric in found.metrics}
     differences = [
         replace(d, method=names[d.method], mean=100 * d.mean, low=100 * d.low, high=100 * d.high)
         for d in verdict.differences
         if d.method in names
     ]
-    said = [s for s in verdict.sentences if found.shift not in s]  # it stands above the table
+    said = [s for s in verdict.sentences if found.shift not in s]  # the page shows the shift above the table
     sentences = [*said, *(f"Caution: {each}" for each in found.cautions)]
     best = verdict.best
     if best is None or best not in names:
@@ -178,7 +179,7 @@ def _in_display(found: Summary, names: Mapping[str, str]) -> Verdict:
 
 
 def _grid(found: Summary, names: Mapping[str, str]) -> Grid:
-    """The table of scores; what matters stands next to the method, where a phone shows it."""
+    """Build the table of scores; the deciding score comes first, where a phone shows it."""
     metrics = sorted(found.metrics, key=lambda metric: metric.name != found.deciding)
     rows: list[list[tuple[str, Number | str, bool]]] = []
     shown = {metric.name: shown_scores(found, metric) for metric in metrics}
@@ -205,7 +206,7 @@ def _grid(found: Summary, names: Mapping[str, str]) -> Grid:
 
 
 def _in_chunks(words: str) -> str:
-    r"""Keep the number with its unit, and the ends of the interval together, where a line is broken.
+    r"""Keep a number with its unit, and the ends of an interval together, at line breaks.
 
     Example:
         >>> _in_chunks("-12 % (-16 to -8) not distinguishable").split(" ")
@@ -232,10 +233,10 @@ def _parts(found: Summary, names: Mapping[str, str]) -> Parts:
 
 
 def _with_landscape(study: Study, folder: Path, target: str, data: Path | None, seed: int) -> Study:
-    """Look at the model that the comparison chose, if its table is given."""
+    """Add the landscape of the chosen model if the table is given."""
     if not (folder / MODEL).is_file():
-        reason = f"The folder holds no {MODEL}, which elliptica compare writes at its end."
-    elif data is None:  # a path in the folder's own files is not followed: they may come from anybody
+        reason = f"The folder holds no {MODEL}, which elliptica compare writes when it finishes."
+    elif data is None:  # paths in the folder's files are untrusted, so not followed
         command = shlex.join(["elliptica", "report", str(folder), "--data"])
         reason = f"It needs the table that was compared: {command} table.csv."
     else:
@@ -243,7 +244,7 @@ def _with_landscape(study: Study, folder: Path, target: str, data: Path | None, 
             load_model(folder / MODEL).check_network()
         except TableError as error:
             return replace(study, missing={**study.missing, "landscape": str(error)})
-        rows = _read_rows(folder / MODEL, data, target)  # raises if they misfit
+        rows = _read_rows(folder / MODEL, data, target)  # raises if they do not fit
         try:
             return replace(study, landscapes=[loss_surfaces(rows.fitted(), seed)])
         except ReportError as error:
@@ -261,10 +262,10 @@ def saved_model_report(
     seed: int = 0,
     title: str | None = None,
 ) -> Report:
-    """Show scores, findings and landscape of a saved model on the rows of a table."""
+    """Build a page with scores, findings and landscape of a saved model on the rows of a table."""
     if data is None:
         raise ReportError(
-            f"A saved model needs the data that it is looked at with: elliptica report {file} --data "
+            f"A page about a saved model needs a table with targets: elliptica report {file} --data "
             "table.csv --target COLUMN."
         )
     rows = _read_rows(file, data, target, group)
@@ -301,6 +302,6 @@ def _read_rows(file: Path, data: Path, target: str | None, group: str | None = N
         raise ReportError(str(error)) from error
     if len(rows.target) < MIN_ROWS:
         raise ReportError(
-            f"{data} has {count(len(rows.target), 'row')} with a target; at least {MIN_ROWS} are needed."
+            f"{data} has {count(len(rows.target), 'row')} with a target, but at least {MIN_ROWS} are needed."
         )
     return rows

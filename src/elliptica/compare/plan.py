@@ -1,4 +1,4 @@
-"""What is compared and how: methods, sizes that follow the table, and the settings that a trial draws."""
+"""Plan a comparison: its methods, sizes that follow the table, and the settings that trials draw."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from elliptica._utils.text import did_you_mean
 from elliptica.compare.table import TableError
 
 Select = Literal["average", "worst"]
-#: The usual value of a setting, and the ends of its range.
+#: Usual value of a setting, followed by the ends of its range.
 Range = tuple[float, float, float]
 
 REFERENCE, TREES, LINEAR = "erm", "trees", "linear"
-#: Not trained: always the mean, or the class frequencies, of the training rows.
+#: The constant prediction: always the mean, or the class frequencies, of the training rows.
 CONSTANT = "constant"
 _BOTH = ("classification", "regression")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way of training that is compared."""
+    """A training method that can be compared."""
 
-    words: str  # its name on the screen and in reports
+    words: str  # display name
     tasks: tuple[str, ...] = _BOTH
-    own: Mapping[str, Range] = field(default_factory=dict)  # settings beside those that networks share
-    for_groups: bool = False  # made for groups: run if there are any, or if asked for
-    sees_groups: bool = False  # training uses the column of groups
+    own: Mapping[str, Range] = field(default_factory=dict)  # settings besides those that networks share
+    for_groups: bool = False  # made for groups: run if there are any, or if requested
+    sees_groups: bool = False  # training uses the group column
 
 
-#: All methods, in the order in which they are listed.
+#: All methods, in display order.
 METHODS = {
     "erm": Method("ordinary training"),
     "noise": Method("input noise", own={"sigma": (0.1, 0.01, 1.0)}),
@@ -64,40 +64,40 @@ METHODS = {
     LINEAR: Method("linear model", own={"penalty": (1.0, 1e-3, 1e3)}),
 }
 NAMES = {name: method.words for name, method in METHODS.items()} | {CONSTANT: "constant prediction"}
-#: Methods whose training uses the column of groups.
+#: Methods whose training uses the group column.
 SEES_GROUPS = tuple(name for name, method in METHODS.items() if method.sees_groups)
 NETWORKS = tuple(name for name in METHODS if name not in (TREES, LINEAR))
 
-#: Settings that all networks share; the same draws for all of them.
+#: Settings that all networks share, with the same draws.
 _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}
 _WHOLE = ("max_leaf_nodes", "min_samples_leaf")
-#: A value in this share of a range (on its scale) lies at the border.
+#: A value within this share of either end of its (logarithmic) range lies at the border.
 _BORDER = 0.1
-#: Of one method, the shared ones included. In more dimensions than needed, few points leave wide gaps.
+#: Settings of one method, the shared ones included. With more dimensions, few points leave wide gaps.
 _MOST_SETTINGS = 4
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How methods are compared; the same for all of them.
+    """How methods are compared, the same for all of them.
 
     Args:
-        methods: Names, ordinary training first.
-        trials: Settings tried per method and fold, chosen on the validation rows.
-        epochs: Passes over the training rows, at most; the validation rows choose how many.
+        methods: Names of methods, ordinary training first.
+        trials: Settings tried per method and fold; the validation rows choose among them.
+        epochs: Maximum number of epochs; the validation rows choose how many are used.
         patience: Epochs without a better validation loss before a network stops.
-        first_epochs: Epochs after which the worse trials are dropped; 0: none is.
-        networks: Size of the ensemble that the chosen settings train on all training rows of a fold.
-        batch_size: Rows of a step.
-        tuning_rows: Training rows that trials see at most.
-        train_rows: Training rows that the ensemble, trees and linear models see at most.
-        select: What decides among trials: ``"average"`` (accuracy or RMSE) or ``"worst"`` (that of the
+        first_epochs: Epochs after which the worse trials are dropped; 0 keeps all.
+        networks: Size of the ensemble that is trained with the chosen settings.
+        batch_size: Rows per step.
+        tuning_rows: Maximum number of training rows in a trial.
+        train_rows: Maximum number of training rows for the ensemble, trees and linear models.
+        select: What decides among trials: ``"average"`` (accuracy or RMSE) or ``"worst"`` (the same in the
             worst class, group or fifth of the targets).
-        bounded: Keep predicted numbers within the range of the training targets.
+        bounded: Clip predicted numbers to the range of the training targets.
         log_target: Learn the logarithm of the targets in every second trial.
-        hidden: Widths of the networks' hidden layers.
+        hidden: Widths of the hidden layers.
         quick: Whether sizes were cut for a first impression.
-        seed: Of trials, initial weights and noise.
+        seed: Seed of trials, initial weights and noise.
     """
 
     methods: tuple[str, ...]
@@ -120,11 +120,11 @@ class Plan:
         for name in ("trials", "epochs", "networks"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise TableError(f"{name} must be a whole number of at least 1, but got {value!r}.")
+                raise TableError(f"{name} must be an integer of at least 1, but got {value!r}.")
         if not isinstance(self.seed, int) or self.seed < 0:
-            raise TableError(f"seed must be a whole number of at least 0, but got {self.seed!r}.")
+            raise TableError(f"seed must be an integer of at least 0, but got {self.seed!r}.")
         if not self.hidden or not all(isinstance(width, int) and width > 0 for width in self.hidden):
-            raise TableError(f"hidden must be widths of layers, e.g. (128, 128), but got {self.hidden!r}.")
+            raise TableError(f"hidden must be widths of layers such as (128, 128), but got {self.hidden!r}.")
         if self.select not in get_args(Select):
             raise TableError(f'select must be "average" or "worst", but got {self.select!r}.')
 
@@ -135,23 +135,23 @@ class Plan:
 
     @property
     def survivors(self) -> int:
-        """Trials that are left after ``first_epochs``."""
+        """Number of trials that continue after ``first_epochs``."""
         return math.ceil(self.trials / 3) if self.first_epochs else self.trials
 
     def logs_target(self, trial: int) -> bool:
-        """Whether a trial learns the logarithm of the targets."""
+        """Return whether a trial learns the logarithm of the targets."""
         return self.log_target and trial % 2 == 1
 
 
 def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
-    """Return the sizes of a plan for a number of training rows: larger tables get larger batches.
+    """Return the sizes of a plan for a number of training rows; larger tables get larger batches.
 
     Example:
         >>> sizes(400)["batch_size"], sizes(4000)["batch_size"], sizes(10**6)["batch_size"]
         (32, 128, 256)
     """
     small, large = n_train <= 2_000, n_train > 10_000
-    found = {
+    values = {
         "trials": 8,
         "epochs": 100 if small else 60,
         "patience": 10 if small else 4 if large else 6,
@@ -162,33 +162,35 @@ def sizes(n_train: int, *, quick: bool = False) -> dict[str, Any]:
         "hidden": (128, 128) if large else (64, 64),
     }
     cut = {"trials": 2, "epochs": 30, "first_epochs": 0, "networks": 1, "quick": True}
-    return found | (cut if quick else {})
+    return values | (cut if quick else {})
 
 
 def check_methods(wanted: Sequence[str] | None) -> None:
-    """Raise for names that are methods of no task, before any table is read.
+    """Raise for unknown method names, before any table is read.
 
     Raises:
-        TableError: If there is such a name, or none at all.
+        TableError: If a name is unknown, or if the list is empty.
     """
     if wanted is not None and not wanted:
-        raise TableError(f"No method is named. There are {', '.join(METHODS)}; leave --methods out for all.")
+        raise TableError(
+            f"The list of methods is empty. Name some of {', '.join(METHODS)}, or omit --methods."
+        )
     for name in wanted or ():
         if name not in METHODS:
             hint = did_you_mean(name, METHODS, cutoff=0.5) or f"There are {', '.join(METHODS)}."
-            raise TableError(f"There is no method {name!r}. {hint}")
+            raise TableError(f"Unknown method {name!r}. {hint}")
 
 
 def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tuple[str, ...]:
-    """Names of the methods to compare; ordinary training is always among them, as the first.
+    """Return the names of the methods to compare; ordinary training always comes first.
 
     Args:
         task: ``"classification"`` or ``"regression"``.
-        wanted: Names; None: all of the task, those for groups only with groups.
+        wanted: Names; None selects all methods of the task, those for groups only if there are groups.
         grouped: Whether the table has groups.
 
     Raises:
-        TableError: If the task has no such method, or if it needs groups that are not given.
+        TableError: If the task has no such method, or if it needs groups and there are none.
 
     Example:
         >>> choose_methods("regression", ["elliptic", "trees"], grouped=False)
@@ -197,37 +199,37 @@ def choose_methods(task: str, wanted: Sequence[str] | None, grouped: bool) -> tu
     known = [name for name, method in METHODS.items() if task in method.tasks]
     for name in wanted or ():
         if name not in known:
-            raise TableError(f"There is no method {name!r} for {task}. There are {', '.join(known)}.")
+            raise TableError(f"Method {name!r} does not exist for {task}. Choose from {', '.join(known)}.")
         if METHODS[name].sees_groups and not grouped:
-            raise TableError(f"{NAMES[name]} is trained on groups. Name their column with --group.")
+            raise TableError(f"{NAMES[name]} needs groups. Name their column with --group.")
     if wanted is None:
         wanted = [name for name in known if grouped or not METHODS[name].for_groups]
     return tuple(name for name in known if name in (REFERENCE, *wanted))
 
 
 def parse_duration(text: str | float) -> float:
-    """Read a time such as 90s, 2m or 1h as seconds; a plain number is in seconds.
+    """Convert a time such as 90s, 2m or 1h to seconds; a plain number is in seconds.
 
     Raises:
-        TableError: If it is no such time, or not above zero.
+        TableError: If the text is not a positive time.
 
     Example:
         >>> parse_duration("90s"), parse_duration("1.5m"), parse_duration("1h"), parse_duration(20)
         (90.0, 90.0, 3600.0, 20.0)
     """
     units = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(text).strip().lower())
-    if found is None or found[2] not in units or float(found[1]) == 0:
-        raise TableError(f"The budget {text!r} is not a time. Write it like 90s, 2m or 1h.")
-    return float(found[1]) * units[found[2]]
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(text).strip().lower())
+    if match is None or match[2] not in units or float(match[1]) == 0:
+        raise TableError(f"The budget {text!r} is not a positive time. Write it like 90s, 2m or 1h.")
+    return float(match[1]) * units[match[2]]
 
 
 def draw_settings(method: str, trial: int, plan: Plan) -> dict[str, Any]:
-    """Settings of a trial: the usual ones for the first, then evenly spread over their ranges.
+    """Draw the settings of a trial: the usual ones first, then evenly spread over their ranges.
 
-    What networks share (learning rate, weight decay) has the same values for all of them, so that luck does
-    not decide; trials are the same in every fold, so that they can be averaged over folds. Where the
-    logarithm of the target is a candidate, the second trial is the first one with it.
+    All networks share the same draws of learning rate and weight decay, so that luck does not decide. Trials
+    are the same in every fold, so that they can be averaged over folds. If the logarithm of the target is a
+    candidate, the second trial repeats the first with it.
 
     Example:
         >>> plan = Plan(("erm", "elliptic"))
@@ -252,10 +254,10 @@ def _ranges(method: str) -> dict[str, Range]:
 
 
 def _even(name: str, k: int, trial: int, plan: Plan) -> float:
-    """Point of a trial in [0, 1) along the k-th setting: a Kronecker sequence with a random shift.
+    """Return the point of a trial in [0, 1) along the k-th setting: a shifted Kronecker sequence.
 
-    Its steps are powers of the root of x^(d+1) = x + 1, with which the points of any number of trials are
-    spread evenly in d dimensions (Roberts 2018).
+    The steps are powers of the root of x^(d+1) = x + 1. They spread any number of points evenly in d
+    dimensions (Roberts 2018).
     """
     root = 2.0
     for _ in range(50):
@@ -265,23 +267,23 @@ def _even(name: str, k: int, trial: int, plan: Plan) -> float:
 
 
 def _place(low: float, high: float, share: float) -> float:
-    """A value at a share of a range on its logarithmic scale, with three digits."""
+    """Return the value at a share of a logarithmic range, rounded to three digits."""
     return float(f"{low * (high / low) ** share:.3g}")
 
 
 def at_border(method: str, settings: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Settings in the outermost tenth of their range, with that range.
+    """Return the settings in the outermost tenth of their range, with that range.
 
-    An end that is the usual value is no border: nothing was searched beyond it on purpose.
+    An end that is the usual value does not count, because the search stops there on purpose.
 
     Example:
         >>> at_border("elliptic", {"sigma": 0.9, "learning_rate": 0.001})
         {'sigma': (0.01, 1.0)}
     """
-    found = {}
+    borders = {}
     for name, (usual, low, high) in _ranges(method).items():
         if name in settings:
             place = math.log(settings[name] / low) / math.log(high / low)
             if (place < _BORDER and usual > low) or (place > 1 - _BORDER and usual < high):
-                found[name] = (low, high)
-    return found
+                borders[name] = (low, high)
+    return borders

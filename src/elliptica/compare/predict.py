@@ -1,4 +1,4 @@
-"""Read tables for saved models: rows to predict, and rows with targets to measure a model on."""
+"""Read tables for saved models: rows to predict, and rows with targets to evaluate a model on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePre
 MAX_ROWS = 2_000_000
 _TOO_LONG = "because all of them are held in memory. Split the table, or raise --max-rows (max_rows=)."
 _WHENCE = "which elliptica compare writes."
-#: Text that a spreadsheet takes for a formula, unless it is a number.
+#: Text that a spreadsheet would run as a formula, unless it is a number.
 _FORMULA = r"^[=+\-@\t\r]"
 
 
@@ -44,20 +44,20 @@ def predict_file(
     """Predict every row of a table, in its order, as ``elliptica predict`` does.
 
     The table is read by the decisions of the comparison: dates, currency signs, units and thousands
-    separators become what they were in training. A pipeline of `elliptica.estimators.load` takes columns that
-    have been read so.
+    separators are parsed as in training. (A pipeline loaded with `elliptica.estimators.load` expects columns
+    that have been parsed already.)
 
     Args:
-        model: File that `fit_model` or ``elliptica compare`` wrote.
-        source: CSV or Parquet file, or a frame, with the columns of the inputs; others are ignored.
-        out: CSV file for the predictions, or a Parquet file if it is named so; None: not written. In CSV,
-            text that a spreadsheet would run as a formula gets an apostrophe in front.
-        proba: Also the probability of each class.
-        ids: Columns to carry to the predictions, beside those that the comparison was told of.
-        max_rows: Longer tables are refused: all rows are in memory at once.
+        model: File written by `fit_model` or ``elliptica compare``.
+        source: CSV or Parquet file, or a frame, with the input columns; others are ignored.
+        out: File for the predictions, CSV, or Parquet if its name says so; None writes nothing. In CSV, text
+            that a spreadsheet would run as a formula is prefixed with an apostrophe.
+        proba: Also return the probability of each class.
+        ids: Columns to copy to the predictions, besides the ids of the comparison.
+        max_rows: Maximum number of rows, because all are held in memory. Longer tables raise.
 
     Returns:
-        The predictions, each with the number of its row and its ids, and notices about the table.
+        The predictions, each with its row number and ids, and notices about the table.
 
     Raises:
         TableError: If the model cannot be read, the table does not fit it, or ``out`` cannot be written.
@@ -68,11 +68,11 @@ def predict_file(
     saved = load_model(model)
     if saved.preprocessor is None:
         raise TableError(
-            f"{saved.name} holds a model without its preprocessing, so that it is not known how to read a "
-            "table for it. Use it from Python: elliptica.estimators.load."
+            f"{saved.name} holds a model without its preprocessing, so elliptica cannot read a table for it. "
+            "Use it from Python with elliptica.estimators.load."
         )
     if proba and not hasattr(saved.model, "classes_"):
-        raise TableError("This model predicts numbers, which have no probabilities. Leave --proba out.")
+        raise TableError("This model predicts numbers, which have no probabilities. Omit --proba.")
     if out is not None:
         _check_out(out)
     table = read_table(source, max_rows=max_rows, as_text=True, too_long=_TOO_LONG)
@@ -84,33 +84,33 @@ def predict_file(
     if saved.notes.get("predicts") is False:
         notices.insert(
             0,
-            "Warning: in the comparison no method was shown to be better than a constant prediction, this "
-            "model included.",
+            "Warning: in the comparison, no method was shown to be better than a constant prediction, "
+            "including this model.",
         )
     ends = saved.notes.get("range") if saved.notes.get("bounded") is True else None
     predicted, said = _bounded(saved.model.predict(inputs), ends)
     notices += said
-    found = {"prediction": pl.Series(predicted)}
+    predictions = {"prediction": pl.Series(predicted)}
     if proba:
         chances = saved.model.predict_proba(inputs)
         classes = saved.model.classes_.tolist()
-        found |= {f"probability of {name}": pl.Series(chances[:, i]) for i, name in enumerate(classes)}
-    if double := [name for name in columns if name in found]:
-        raise TableError(f"Predictions have a column {double[0]!r} of their own. Rename the id column.")
-    result = pl.DataFrame({**columns, **found})
+        predictions |= {f"probability of {name}": pl.Series(chances[:, i]) for i, name in enumerate(classes)}
+    if double := [name for name in columns if name in predictions]:
+        raise TableError(f"The id column {double[0]!r} has the name of a prediction column. Rename it.")
+    result = pl.DataFrame({**columns, **predictions})
     if out is not None:
         _write(result, out)
     return result, (*table.notices, *notices)
 
 
 def _check_inputs_kept(out: Path, model: Path, source: Any) -> None:
-    """Raise if the predictions would take the place of the model or the table, by whatever name."""
+    """Raise if the predictions would overwrite the model or the table, under any name."""
     given = {"model": model}
     if isinstance(source, str | Path):
         given["table"] = Path(source)
     for what, file in given.items():
         same = out.resolve() == file.resolve() or (
-            out.exists() and file.exists() and out.samefile(file)  # hard links, too
+            out.exists() and file.exists() and out.samefile(file)  # also hard links
         )
         if same:
             raise TableError(
@@ -119,21 +119,21 @@ def _check_inputs_kept(out: Path, model: Path, source: Any) -> None:
 
 
 def _check_out(out: Path) -> None:
-    """Raise for a file that cannot be written before the work is done."""
+    """Raise before the work starts if a file cannot be written."""
     if out.is_dir():
         raise TableError(f"{out} is a folder. Pass the name of a CSV file to --out.")
     if not out.exists():
         check_writable(out.resolve().parent)
     elif not os.access(out, os.W_OK):
-        raise TableError(f"The file {out} must not be written to. Choose another --out, or make it writable.")
+        raise TableError(f"The file {out} is not writable. Choose another --out, or make it writable.")
     elif out.is_file():
-        check_writable(out.resolve().parent)  # a new file takes its place
+        check_writable(out.resolve().parent)  # a new file replaces it
     else:
         _try_device(out)
 
 
 def _try_device(out: Path) -> None:
-    """Write an empty line to a device: /dev/full fails here, and not after the work."""
+    """Write an empty line to a device, so that /dev/full fails before the work starts."""
     try:
         if out.is_char_device():
             with out.open("wb", buffering=0) as handle:
@@ -145,13 +145,13 @@ def _try_device(out: Path) -> None:
 
 def _unwritable(out: Path, error: OSError) -> TableError:
     return TableError(
-        f"{out} cannot be written ({error.strerror or error}). Choose another --out; model and table are as "
-        "they were."
+        f"{out} cannot be written ({error.strerror or error}). Choose another --out. The model and the table "
+        "are unchanged."
     )
 
 
 def _write(result: pl.DataFrame, out: Path) -> None:
-    """Write predictions, a regular file as a whole or not at all."""
+    """Write predictions; a regular file is replaced as a whole or not at all."""
     as_parquet = out.suffix.lower() == ".parquet"
     content = result if as_parquet else quote_formulas(result)
     try:
@@ -169,7 +169,7 @@ def _write(result: pl.DataFrame, out: Path) -> None:
 
 
 def quote_formulas(frame: pl.DataFrame) -> pl.DataFrame:
-    """Put an apostrophe before text that a spreadsheet would run, in cells and in names of columns.
+    """Prefix text that a spreadsheet would run with an apostrophe, in cells and column names.
 
     Example:
         >>> frame = pl.DataFrame({"=id": ["=HYPERLINK(1)", "-5", "a", None]})
@@ -189,7 +189,7 @@ def quote_formulas(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ids(table: Table, wanted: Sequence[str], notes: Mapping[str, Any]) -> dict[str, pl.Series]:
-    """Columns that are asked for, and those of the comparison that the table has."""
+    """Return the id columns that were requested, and those of the comparison that the table has."""
     for name in wanted:
         check_column(table, name, "id")
     known = [name for name in _names(notes, "ids") if name in table.frame.columns]
@@ -197,42 +197,42 @@ def _ids(table: Table, wanted: Sequence[str], notes: Mapping[str, Any]) -> dict[
 
 
 def _names(notes: Mapping[str, Any], key: str) -> list[str]:
-    """Names of columns in the notes of a model, which may come from anywhere."""
-    found = notes.get(key, [])
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    """Return column names from the notes of a model; the notes are untrusted."""
+    names = notes.get(key, [])
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model from a file."""
+    """A model loaded from a file."""
 
-    name: str  # of the file
-    model: Any  # the estimator, without its preprocessing: a network, trees, a linear model
-    #: What turns a table into its inputs; None: it was trained on numbers.
+    name: str  # name of the file
+    model: Any  # the estimator without its preprocessing: a network, trees or a linear model
+    #: Converts a table to the inputs; None: the model was trained on numbers.
     preprocessor: TablePreprocessor | None
-    notes: Mapping[str, Any]  # what the file says beside it, which may come from anywhere
+    notes: Mapping[str, Any]  # other contents of the file, which are untrusted
 
     def check_network(self) -> None:
-        """Raise if the model is something else than a network.
+        """Raise if the model is not a network.
 
         Raises:
-            TableError: If it is, with what can be done with it.
+            TableError: If it is not; the message says what can be done with it.
         """
         if isinstance(self.model, EllipticClassifier | EllipticRegressor):
             return
         kind = NAMES.get(str(self.notes.get("method")), type(self.model).__name__)
         raise TableError(
-            f"{self.name} holds no network but {kind}, and only networks have a loss landscape and a page of "
-            "their own. elliptica predict uses it, and the report of the comparison shows its scores. To get "
-            "a network, leave trees and linear out: elliptica compare ... --methods erm,mixup,elliptic."
+            f"{self.name} holds {kind}, not a network, and only networks have a loss landscape and a page. "
+            "elliptica predict uses the model, and the report of the comparison shows its scores. To get a "
+            "network, exclude trees and linear: elliptica compare ... --methods erm,mixup,elliptic."
         )
 
 
 def load_model(file: Path) -> SavedModel:
-    """Read what ``elliptica compare`` or `elliptica.estimators.save` wrote.
+    """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote.
 
     Raises:
-        TableError: If there is no such file, or it is none.
+        TableError: If the file does not exist or does not hold a model.
     """
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
@@ -250,15 +250,15 @@ def load_model(file: Path) -> SavedModel:
 def _read_inputs(
     saved: SavedModel, table: Table, carried: Set[str]
 ) -> tuple[pl.DataFrame | np.ndarray, list[str]]:
-    """Turn a table into what the model takes, with notices about it.
+    """Convert a table to the inputs of a model, with notices about it.
 
     Args:
-        saved: With its preprocessor, if it has one.
-        table: Read with ``as_text=True``.
-        carried: Columns that are used otherwise.
+        saved: The model, with its preprocessor if it has one.
+        table: A table read with ``as_text=True``.
+        carried: Columns that have another use.
 
     Raises:
-        TableError: If columns are missing, or hold something else than in training.
+        TableError: If columns are missing, or do not fit what the model was trained on.
     """
     readings = _readings(saved, table, carried)
     names = [reading.name for reading in readings]
@@ -275,7 +275,7 @@ def _read_inputs(
 
 
 def _readings(saved: SavedModel, table: Table, outside: Set[str]) -> list[Reading]:
-    """How each input is read; a model that was trained on an array takes all others in their order."""
+    """Return how each input is parsed; a model trained on an array takes all columns in order."""
     if saved.preprocessor is not None:
         state = saved.preprocessor.to_dict()
         reading = saved.notes.get("reading")
@@ -291,74 +291,74 @@ def _readings(saved: SavedModel, table: Table, outside: Set[str]) -> list[Readin
         if len(names) != saved.model.n_features_in_:
             raise TableError(
                 f"The model takes {saved.model.n_features_in_} columns without names, but {table.name} has "
-                f"{len(names)} beside the target and the group. Leave just these, in the order of training."
+                f"{len(names)} besides the target and the group. Keep only these, in the order of training."
             )
     return [Reading(str(name), "number") for name in names]
 
 
 def _outside(frame: pl.DataFrame, ranges: Any) -> list[str]:
-    """Count rows with a number beyond the least or the largest of the training rows."""
+    """Count rows with a number outside the range of the training rows."""
     if not isinstance(ranges, Mapping):
         return []
     beyond: dict[str, pl.Series] = {}
     for name, ends in ranges.items():
         if _is_range(ends) and name in frame.columns and frame[name].dtype.is_numeric():
             beyond[name] = ~frame[name].is_between(*ends).fill_null(True)
-    found = {name: int(rows.sum()) for name, rows in beyond.items() if rows.any()}
-    if not found:
+    counts = {name: int(rows.sum()) for name, rows in beyond.items() if rows.any()}
+    if not counts:
         return []
     rows = pl.DataFrame(list(beyond.values())).max_horizontal().sum()
-    most = sorted(found, key=lambda name: -found[name])[:3]
-    shown = ", ".join(f"{name!r} in {found[name]:,}" for name in most)
-    more = f" and {len(found) - len(most)} more" if len(found) > len(most) else ""
+    most = sorted(counts, key=lambda name: -counts[name])[:3]
+    shown = ", ".join(f"{name!r} in {counts[name]:,}" for name in most)
+    more = f" and {len(counts) - len(most)} more" if len(counts) > len(most) else ""
     return [
-        f"{rows:,} of {len(frame):,} rows lie outside the range of the training rows ({shown}{more}): "
-        "nothing was tested there."
+        f"{rows:,} of {len(frame):,} rows lie outside the range of the training rows ({shown}{more}). The "
+        "model was not tested there."
     ]
 
 
 def _bounded(predicted: np.ndarray, ends: Any) -> tuple[np.ndarray, list[str]]:
-    """Confine numbers to the range of the training targets, where the model does not do so by itself."""
+    """Clip numbers to the range of the training targets if the model does not do so itself."""
     if not _is_range(ends) or predicted.dtype.kind != "f":
         return predicted, []
     inside = predicted.clip(*ends)
     changed = int((inside != predicted).sum())
     low, high = (f"{end:g}" for end in ends)
     text = f"{changed:,} of {len(predicted):,} predictions left the range of the training targets"
-    return inside, [f"{text} ({low} to {high}) and were set to its ends."] if changed else []
+    return inside, [f"{text} ({low} to {high}) and were clipped to it."] if changed else []
 
 
 def _is_range(ends: Any) -> bool:
-    """Whether a value from a file is a pair of numbers, the smaller one first."""
+    """Return whether a value from a file is an ordered pair of numbers."""
     is_pair = isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, int | float) for end in ends)
     return is_pair and ends[0] <= ends[1]
 
 
 def _without_gaps(features: pl.DataFrame, model: Any) -> pl.DataFrame | np.ndarray:
-    """A table for a model without a preprocessor: no gaps, and names only where it knows names."""
+    """Prepare a table for a model without a preprocessor: no gaps, and names only if it knows names."""
     gaps = [column.name for column in features.iter_columns() if column.null_count()]
     if gaps:
         raise TableError(
-            f"Column {gaps[0]!r} has missing values, which the model does not take: it was saved without a "
-            "preprocessor. Fill them in, or remove these rows."
+            f"Column {gaps[0]!r} has missing values, which the model cannot handle because it was saved "
+            "without a preprocessor. Fill them in, or remove these rows."
         )
     return features if hasattr(model, "feature_names_in_") else features.to_numpy()
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """A saved model and rows for it."""
+    """A saved model, and rows with targets for it."""
 
-    network: Any  # the estimator, without its preprocessing; trees or a linear model if they were asked for
-    inputs: pl.DataFrame | np.ndarray  # rows as it takes them
-    names: list[str]  # of its inputs
+    network: Any  # the estimator without its preprocessing; trees or a linear model if requested
+    inputs: pl.DataFrame | np.ndarray  # rows in the form that the estimator expects
+    names: list[str]  # names of the inputs
     target: np.ndarray  # targets of the rows: labels among its classes, or numbers
     groups: list[str] | None  # group of each row as text, or None
-    notices: tuple[str, ...]  # what was decided in reading, in words
-    numbers: list[int] | None = None  # of the rows in the file, from 1; None: of a sample they are not known
+    notices: tuple[str, ...]  # remarks about how the rows were read
+    numbers: list[int] | None = None  # row numbers in the file, from 1; None for a sample
 
     def fitted(self) -> FittedModel:
-        """Return the network with its rows as it saw them in training."""
+        """Return the network with its rows in the form that it was trained on."""
         network = self.network
         rows = network.network_rows(self.inputs, self.target)
         in_plane = rows.x.shape[1] == 2
@@ -376,12 +376,12 @@ class LabelledRows:
 def fitted_predictor(
     rows: LabelledRows, held_out: LabelledRows | None = None, unlabelled: np.ndarray | None = None
 ) -> FittedModel:
-    """Bring a saved model together with rows, as it predicts: bounded, calibrated, trees as well as networks.
+    """Combine a saved model with rows, predicting as in use: bounded, calibrated, trees as well as networks.
 
     Args:
         rows: Training rows.
         held_out: Other rows with targets.
-        unlabelled: Other inputs, as the model takes them.
+        unlabelled: Other inputs, in the form that the model expects.
     """
     inputs = np.asarray(rows.inputs, dtype=np.float64)
     classes = getattr(rows.network, "classes_", None)
@@ -414,7 +414,7 @@ def fitted_predictor(
 
 
 def read_unlabelled(model: Path, source: Any) -> tuple[np.ndarray, list[str]]:
-    """Read a table without targets as a saved model takes it, with notices about it."""
+    """Read a table without targets in the form that a saved model expects, with notices about it."""
     saved = load_model(model)
     table = read_table(source, max_rows=MAX_ROWS, as_text=True)
     target = saved.notes.get("target")
@@ -432,14 +432,14 @@ def read_labelled(
     max_rows: int | None = SAMPLE_ROWS,
     networks_only: bool = True,
 ) -> LabelledRows:
-    """Read a table with targets as a saved model takes it.
+    """Read a table with targets in the form that a saved model expects.
 
     Args:
-        model: File that ``elliptica compare`` or `elliptica.estimators.save` wrote.
+        model: File written by ``elliptica compare`` or `elliptica.estimators.save`.
         source: CSV or Parquet file, or a frame.
-        target: Column of the targets; None: that of the comparison. Rows without one are dropped.
-        group: Column of groups, if rows are to be judged by group.
-        max_rows: Of a longer table, a random sample of this size is read; None: all rows.
+        target: Target column; by default that of the comparison. Rows without a target are dropped.
+        group: Column of groups, to judge rows by group.
+        max_rows: Size of a random sample of longer tables; None reads all rows.
         networks_only: Whether trees and linear models raise an error.
 
     Raises:
@@ -451,8 +451,8 @@ def read_labelled(
     network = saved.model
     if getattr(network, "_is_multilabel", False) or not getattr(network, "_is_flat", True):
         raise TableError(
-            f"{saved.name} predicts {network.n_outputs_} targets at once, and --target names one. Use it "
-            "from Python: elliptica.diagnose(*estimator.network_rows(X, y))."
+            f"{saved.name} predicts {network.n_outputs_} targets at once, but --target names only one. Use "
+            "it from Python: elliptica.diagnose(*estimator.network_rows(X, y))."
         )
     if target is None and not isinstance(target := saved.notes.get("target"), str):
         raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")
@@ -463,7 +463,9 @@ def read_labelled(
     used = {target} if group is None else {target, group}
     names = [reading.name for reading in _readings(saved, table, used)]
     if target in names:
-        raise TableError(f"{target!r} is an input of the model, so it cannot be what it predicts.")
+        raise TableError(
+            f"{target!r} is an input of the model, so it cannot be its target. Name another column."
+        )
     rows, notices = _with_target(table, target)
     is_sample = any("random sample" in notice for notice in table.notices)
     known = has_target(table.frame[target]).to_list()
@@ -492,7 +494,7 @@ def _with_target(table: Table, target: str) -> tuple[Table, list[str]]:
 
 
 def _labels(table: Table, target: str, network: Any) -> np.ndarray:
-    """Targets as the model learnt them: numbers, or labels among its classes."""
+    """Return the targets as the model learnt them: numbers, or labels among its classes."""
     column = table.frame[target]
     classes = getattr(network, "classes_", None)
     if column.dtype == pl.Boolean and classes is not None and classes.dtype.kind in "biuf":
@@ -500,23 +502,23 @@ def _labels(table: Table, target: str, network: Any) -> np.ndarray:
     text = column.cast(pl.String)
     if classes is not None and classes.dtype.kind not in "biuf":
         places = {str(label): i for i, label in enumerate(classes.tolist())}
-        found: list[int | None] = [places.get(value) for value in text.to_list()]
+        class_numbers: list[int | None] = [places.get(value) for value in text.to_list()]
     else:
         numbers = text.str.to_lowercase().replace({"true": "1", "false": "0"})
         values = as_numbers(numbers, decimal_comma=table.decimal_comma)
         if classes is None:
-            _refuse(target, text, values.is_null().to_list(), "no number, but the model predicts numbers")
+            _refuse(target, text, values.is_null().to_list(), "not a number, but the model predicts numbers")
             return values.to_numpy()
         by_value = {float(label): i for i, label in enumerate(classes.tolist())}
-        found = [None if value is None else by_value.get(value) for value in values.to_list()]
+        class_numbers = [None if value is None else by_value.get(value) for value in values.to_list()]
     shown = ", ".join(map(repr, classes.tolist()[:12])) + (" ..." if len(classes) > 12 else "")
-    _refuse(target, text, [i is None for i in found], f"none of the classes of the model ({shown})")
-    return np.asarray(classes[np.asarray(found, dtype=int)])
+    _refuse(target, text, [i is None for i in class_numbers], f"not among the classes of the model ({shown})")
+    return np.asarray(classes[np.asarray(class_numbers, dtype=int)])
 
 
 def _refuse(target: str, text: pl.Series, odd: list[bool], why: str) -> None:
     if any(odd):
         raise TableError(
             f"{sum(odd)} values of the target {target!r} do not fit the model, e.g. "
-            f"{text[odd.index(True)]!r}, which is {why}. Pass the column that it was trained for."
+            f"{text[odd.index(True)]!r}, which is {why}. Pass the column that it was trained to predict."
         )

@@ -1,4 +1,4 @@
-"""From a table to a learning problem: the task, usable columns, and what was decided, in words."""
+"""Turn a table into a learning problem: decide the task and the use of every column."""
 
 from __future__ import annotations
 
@@ -35,49 +35,49 @@ from elliptica.estimators.columns import MISSING
 Task = Literal["auto", "classification", "regression"]
 
 MIN_ROWS = 50
-#: Rows that a labelled test file needs: with fewer, no method can be told from another.
+#: Minimum number of rows in a labelled test file; with fewer, methods are not distinguishable.
 MIN_TEST_ROWS = 20
-#: Rows that a class needs so that training, validation and test all have one.
+#: Minimum number of rows in a class, so that training, validation and test all have some.
 MIN_CLASS_ROWS = 5
-#: Groups with fewer rows are not judged: their figures would be noise.
+#: Groups with fewer rows are not judged, because their scores would be noise.
 MIN_GROUP_ROWS = 10
 MAX_GROUPS = 50
-#: Different times that training, validation and test need.
+#: Minimum number of distinct times, for training, validation and test.
 MIN_TIMES = 3
 
 
 @dataclass(frozen=True)
 class TableProblem:
-    """What is to be learnt."""
+    """A learning problem: inputs, targets and the structure of the rows."""
 
     #: Inputs. Numbers: Float64, null where missing. Categories: text, "(missing)" where missing. Free text:
     #: text, empty where missing. Dates: Datetime without a zone, null where missing.
     features: pl.DataFrame
     target: np.ndarray  # one label (int or str) or number per row
     task: Literal["classification", "regression"]
-    target_name: str  # name of the column of targets
+    target_name: str  # name of the target column
     #: Group of each row as text; empty for groups that are too small to judge. None: no groups.
     groups: np.ndarray | None = None
-    group_name: str | None = None  # name of that column
-    #: Number of the block of rows that must stay together. None: rows are independent.
+    group_name: str | None = None  # name of the group column
+    #: Number of the block of each row; a block is never divided. None: rows are independent.
     blocks: np.ndarray | None = None
-    #: Number per row that copies of a row share. None: there are none.
+    #: Number per row that copies of a row share. None: no copies.
     copies: np.ndarray | None = None
-    notices: tuple[str, ...] = ()  # what was decided and the table of columns does not say, in words
-    ids: tuple[str, ...] = ()  # columns that name the rows: no inputs, but carried to predictions
-    text_as_missing: tuple[str, ...] = ()  # inputs in which cells of text are taken as missing
-    kinds: tuple[str, ...] = ()  # of the inputs, in order: "number", "category", "date" or "text"
-    columns: tuple[ColumnUse, ...] = ()  # every column of the table but the target
-    #: Time of each row (days since 1970, or the numbers of the column), by which rows are sorted; rows of a
-    #: test file follow, sorted among themselves.
+    notices: tuple[str, ...] = ()  # remarks about decisions that the table of columns does not show
+    ids: tuple[str, ...] = ()  # columns that name the rows: not inputs, but copied to predictions
+    text_as_missing: tuple[str, ...] = ()  # inputs in which cells of text count as missing
+    kinds: tuple[str, ...] = ()  # kinds of the inputs, in order: "number", "category", "date" or "text"
+    columns: tuple[ColumnUse, ...] = ()  # every column of the table except the target
+    #: Time of each row (days since 1970, or the numbers of the column). Rows are sorted by it; rows of a test
+    #: file follow, sorted among themselves.
     times: np.ndarray | None = None
     #: Rows of the test file, which follow the training rows. None: no test file.
     is_test: np.ndarray | None = None
-    target_rows: pl.DataFrame | None = None  # unlabelled rows that predictions are wanted for, as `features`
+    target_rows: pl.DataFrame | None = None  # unlabelled rows to predict, as `features`
     time_name: str | None = None
     split_name: str | None = None
-    readings: tuple[Reading, ...] = ()  # how each input is read, to read other tables in the same way
-    #: Whether the target is positive and skewed, so that learning its logarithm is worth a try.
+    readings: tuple[Reading, ...] = ()  # how each input is parsed, also in other tables
+    #: Whether the target is positive and skewed, so that its logarithm is worth trying.
     log_target_candidate: bool = False
     giveaways: tuple[str, ...] = ()  # inputs that alone predict the target almost perfectly
 
@@ -88,23 +88,23 @@ class TableProblem:
 
     @property
     def kind_of(self) -> dict[str, str]:
-        """Kind of each input, as `TablePreprocessor` takes it."""
+        """Kind of each input, as `TablePreprocessor` expects it."""
         return dict(zip(self.features.columns, self.kinds, strict=True))
 
     def reading(self) -> dict[str, Any]:
-        """How the inputs are read, as JSON holds it; `columns.read_inputs` reads other tables by it."""
+        """Return how the inputs are parsed, for JSON; `columns.read_inputs` parses other tables with it."""
         return {"columns": [reading.to_dict() for reading in self.readings]}
 
     def digest(self) -> str:
-        """Fingerprint of inputs, targets, groups, blocks, times, test rows and target rows."""
-        found = hashlib.sha256(self.features.write_csv().encode())
+        """Return a fingerprint of inputs, targets, groups, blocks, times, test rows and target rows."""
+        sha = hashlib.sha256(self.features.write_csv().encode())
         for part in (self.target, self.groups, self.blocks, self.times, self.is_test):
-            found.update(b"" if part is None else "\n".join(map(str, part.tolist())).encode())
+            sha.update(b"" if part is None else "\n".join(map(str, part.tolist())).encode())
         if self.kinds:
-            found.update(",".join(self.kinds).encode())
+            sha.update(",".join(self.kinds).encode())
         if self.target_rows is not None:
-            found.update(self.target_rows.write_csv().encode())
-        return found.hexdigest()[:16]
+            sha.update(self.target_rows.write_csv().encode())
+        return sha.hexdigest()[:16]
 
 
 def make_problem(
@@ -121,25 +121,25 @@ def make_problem(
     test: Table | None = None,
     target_rows: Table | None = None,
 ) -> TableProblem:
-    """Decide on the task and on the columns that are used.
+    """Decide the task and the columns that are used.
 
     Args:
         table: The rows.
         target: Column to predict; rows without it are dropped.
-        task: ``"auto"``: text, true/false, and whole numbers with at most 20 values are classes, other
-            numbers are predicted as numbers.
+        task: ``"auto"`` predicts classes for text, true/false and whole numbers with at most 20 values, and
+            numbers otherwise.
         group: Column of groups in which methods are judged.
         split_by: Column whose equal values stay on the same side of every split (a patient, a site).
-        time: Column of dates or numbers; rows are sorted by it, and those without it are dropped.
-        group_as_input: Use the column of groups as an input, too.
-        ids: Columns that name the rows; they are no inputs.
-        as_: What columns are, where it is recognised wrongly: ``"date"``, ``"number"``, ``"category"``,
+        time: Column of dates or numbers. Rows are sorted by it; rows without a time are dropped.
+        group_as_input: Also use the group column as an input.
+        ids: Columns that name the rows; they are not inputs.
+        as_: Kinds of columns that are recognised wrongly: ``"date"``, ``"number"``, ``"category"``,
             ``"text"`` or ``"id"``.
         test: Labelled rows for testing, read by the same rules.
-        target_rows: Unlabelled rows that predictions are wanted for, read by the same rules.
+        target_rows: Unlabelled rows to predict, read by the same rules.
 
     Raises:
-        TableError: If there is nothing to learn, or the options do not fit the table.
+        TableError: If there is nothing to learn, or if the options do not fit the table.
 
     Example:
         >>> frame = pl.DataFrame({"x": [i % 7 for i in range(60)], "y": ["a", "b"] * 30})
@@ -201,12 +201,12 @@ def make_problem(
 def _warn_of_giveaways(
     inputs: _Inputs, target: str, labels: np.ndarray, task: str, notices: list[str]
 ) -> tuple[_Inputs, tuple[str, ...]]:
-    """Mark columns that give the target away."""
-    found = {each.name: each for each in find_giveaways(inputs.features, labels, task)}
-    for each in found.values():
+    """Mark columns that give the target away and add warnings."""
+    giveaways = {each.name: each for each in find_giveaways(inputs.features, labels, task)}
+    for each in giveaways.values():
         notices.append(
-            f"Warning: {each.words(target)}. If it is not known before the target is, leave it out with "
-            f"--as {shlex.quote(f'{each.name}=id')}: scores would be too good to be true."
+            f"Warning: {each.words(target)}. If you do not know it before the target, the scores are too "
+            f"good to be true. Drop it with --as {shlex.quote(f'{each.name}=id')}."
         )
     uses = tuple(
         replace(
@@ -214,37 +214,37 @@ def _warn_of_giveaways(
             detail="; ".join(part for part in (use.detail, "gives the target away?") if part),
             hint=f"--as {shlex.quote(f'{use.name}=id')}",
         )
-        if use.name in found
+        if use.name in giveaways
         else use
         for use in inputs.uses
     )
-    return inputs._replace(uses=uses), tuple(found)
+    return inputs._replace(uses=uses), tuple(giveaways)
 
 
 def _with_labels(features: pl.DataFrame, labels: np.ndarray) -> pl.DataFrame:
-    return features.with_columns(pl.Series("target of elliptica", labels))  # a name that no table has
+    return features.with_columns(pl.Series("target of elliptica", labels))  # a name that tables do not have
 
 
 def _say_copies(copies: Copies, roles: _Roles, has_test: bool, notices: list[str]) -> None:
-    """Report rows that are equal in all inputs and the target."""
+    """Report rows that are equal in all inputs and in the target."""
     n = copies.n_equal
     if not n:
         return
     rows = f"{count(n, 'row')} of {len(copies.block):,}"
     if copies.by_chance:
         notices.append(
-            f"{rows} {'equals' if n == 1 else 'equal'} another one. The columns have few values, so that is "
-            "expected: all count as rows of their own."
+            f"{rows} {'equals' if n == 1 else 'equal'} another one. The columns have few values, so this is "
+            "expected; all of them count as separate rows."
         )
         return
     text = f"{rows} {'is a copy' if n == 1 else 'are copies'} of another one."
     if roles.time is None and roles.split_by is None and not has_test:
-        text += " Copies stay in the same fold, so that no row is tested by a model that knows it."
+        text += " Copies stay in the same fold, so no row is tested by a model that was trained on its copy."
     notices.append(text)
 
 
 def _copies_of(copies: Copies, n_more: int) -> np.ndarray | None:
-    """Number copies; rows of a test file are none."""
+    """Number the copies; rows of a test file have none."""
     if not copies.n_equal or copies.by_chance:
         return None
     return np.append(copies.block, copies.block.max() + 1 + np.arange(n_more))
@@ -253,25 +253,25 @@ def _copies_of(copies: Copies, n_more: int) -> np.ndarray | None:
 def _say_known_rows(
     features: pl.DataFrame, labels: np.ndarray, other: pl.DataFrame, more: np.ndarray, notices: list[str]
 ) -> None:
-    """Warn of test rows that are among the training rows."""
+    """Warn about test rows that are among the training rows."""
     both = pl.concat([_with_labels(features, labels), _with_labels(other, more)])
     copies = find_copies(both)
     known = np.isin(copies.block[len(labels) :], copies.block[: len(labels)]).sum()
     if known and not copies.by_chance:
         notices.append(
             f"Warning: {count(int(known), 'test row')} of {len(more):,} "
-            f"{'is a copy of a training row' if known == 1 else 'are copies of training rows'}, which makes "
-            "scores too good. Remove them."
+            f"{'is a copy of a training row' if known == 1 else 'are copies of training rows'}, so scores "
+            "look too good. Remove them."
         )
 
 
 def _with_name(table: Table, notices: list[str]) -> list[str]:
-    """Say of which file, where it is not the main one."""
+    """Prefix notices with the name of the file that they are about."""
     return [each if table.name in each else f"{table.name}: {each}" for each in notices]
 
 
 class _Roles(NamedTuple):
-    """Columns that are named by options."""
+    """Roles of columns, as named by options."""
 
     target: str
     group: str | None
@@ -283,7 +283,7 @@ class _Roles(NamedTuple):
 
 
 def _overrides(table: Table, target: str, as_: Mapping[str, str] | None) -> dict[str, Override]:
-    found: dict[str, Override] = {}
+    overrides: dict[str, Override] = {}
     for name, kind in (as_ or {}).items():
         check_column(table, name, "--as option")
         if kind not in get_args(Override):
@@ -291,16 +291,16 @@ def _overrides(table: Table, target: str, as_: Mapping[str, str] | None) -> dict
             hint = did_you_mean(kind, kinds) or f"Pass one of {', '.join(kinds)}."
             raise TableError(f"Column {name!r} cannot be read as {kind!r}. {hint}")
         if name == target:
-            raise TableError(f"{name!r} is the target. Say with --task what it is, not with --as.")
-        found[name] = kind  # type: ignore[assignment]
-    return found
+            raise TableError(f"{name!r} is the target. Set its kind with --task, not with --as.")
+        overrides[name] = kind  # type: ignore[assignment]
+    return overrides
 
 
 def _check_roles(table: Table, roles: _Roles) -> None:
-    """Columns exist, and none has two parts that exclude each other."""
+    """Check that columns exist and that their roles do not exclude each other."""
     if (n := len(table.frame.columns)) > MAX_COLUMNS:
         raise TableError(
-            f"{table.name} has {n:,} columns; at most {MAX_COLUMNS:,} are read. Choose those that matter."
+            f"{table.name} has {n:,} columns, but at most {MAX_COLUMNS:,} are supported. Keep the best ones."
         )
     target, group, ids = roles.target, roles.group, roles.ids
     special = [
@@ -315,17 +315,17 @@ def _check_roles(table: Table, roles: _Roles) -> None:
             check_column(table, name, what)
     if target in (group, roles.split_by, roles.time, *ids):
         raise TableError(
-            f"{target!r} is the target, so it cannot be the group, the split-by, the time or an id column, "
-            "too."
+            f"{target!r} is the target, so it cannot also be the group, split-by, time or id column. Name "
+            "another column."
         )
     if roles.group_as_input and group is None:
-        raise TableError("--group-as-input needs a --group.")
+        raise TableError("--group-as-input needs --group COLUMN.")
     if roles.group_as_input and group in ids:
-        raise TableError(f"{group!r} cannot be an id and an input. Leave --group-as-input or its --id out.")
+        raise TableError(f"{group!r} cannot be both an id and an input. Omit --group-as-input or its --id.")
 
 
 def has_target(column: pl.Series) -> pl.Series:
-    """Mark the rows whose target is known: not missing, and finite where it is a number."""
+    """Mark the rows with a known target: not missing, and finite if it is a number."""
     known = column.is_not_null()
     if column.dtype.is_float():
         known &= column.is_finite().fill_null(False)
@@ -333,26 +333,26 @@ def has_target(column: pl.Series) -> pl.Series:
 
 
 class _Rows(NamedTuple):
-    """Rows with a target and, if there is a column of times, a time."""
+    """Rows with a target and, if there is a time column, a time."""
 
     frame: pl.DataFrame
     times: np.ndarray
     time: Reading | None
 
     def filter(self, known: np.ndarray) -> _Rows:
-        """Some of the rows."""
+        """Keep some of the rows."""
         return _Rows(
             self.frame.filter(pl.Series(known)), self.times[known] if self.time else self.times, self.time
         )
 
 
 def _prepare(table: Table, roles: _Roles, notices: list[str]) -> _Rows:
-    """Rows of the training table that can be used, in the order of time."""
+    """Return the usable rows of the training table, in the order of time."""
     frame = _with_target(table, roles.target, notices)
     if len(frame) < MIN_ROWS:
         raise TableError(
-            f"There are {len(frame)} rows with a target, but at least {MIN_ROWS} are needed: with fewer, no "
-            "test part is large enough to tell methods apart."
+            f"There are {len(frame)} rows with a target, but at least {MIN_ROWS} are needed. With fewer, no "
+            "test part is large enough to compare methods."
         )
     if roles.time is None:
         return _Rows(frame, np.empty(0), None)
@@ -376,8 +376,8 @@ def _by_time(table: Table, frame: pl.DataFrame, reading: Reading, notices: list[
     times = days_since_1970(values) if reading.kind == "date" else values
     if gaps := times.null_count():
         notices.append(
-            f"{gaps} of {len(frame)} rows of {table.name} have no time in {name!r} and are dropped: they "
-            "cannot be placed before or after the others."
+            f"{gaps} of {len(frame)} rows of {table.name} have no time in {name!r} and are dropped, because "
+            "they cannot be placed before or after the others."
         )
         frame, times = frame.filter(times.is_not_null()), times.drop_nulls()
     if not times.is_sorted():
@@ -392,7 +392,7 @@ def _check_times(rows: _Rows, name: str) -> None:
         same = f"the same value in all rows, {rows.frame[name][0]!r}" if n == 1 else f"{n} different values"
         raise TableError(
             f"The time column {name!r} has {same}, but at least {MIN_TIMES} are needed to train on the past "
-            "and test on what follows. Name another column, or leave --time out."
+            "and test on what follows. Name another column, or omit --time."
         )
     if len(rows.frame) < MIN_ROWS:
         raise TableError(
@@ -408,7 +408,7 @@ def _read_test(
     learnt: tuple[str, np.ndarray],
     notices: list[str],
 ) -> tuple[_Rows, np.ndarray]:
-    """Rows of the test file that can be scored, and their targets."""
+    """Return the rows of the test file that can be scored, and their targets."""
     _check_test(test, table, roles)
     frame = _with_target(test, roles.target, notices)
     rows = _Rows(frame, np.empty(0), None)
@@ -425,53 +425,57 @@ def _read_test(
 
 
 def _check_test(test: Table, table: Table, roles: _Roles) -> None:
-    """The test file has the columns that options name; its inputs are checked when they are read."""
+    """Check that the test file has the columns that options name; inputs are checked when they are read."""
     for what, name in (("target", roles.target), ("group", roles.group), ("time", roles.time)):
         if name is not None and name not in test.frame.columns:
             others = [each for each in test.frame.columns if each not in table.frame.columns]
-            hint = did_you_mean(name, others) or "Rows to test on need the columns of the table."
+            hint = did_you_mean(name, others) or "A test file needs the columns of the table."
             raise TableError(f"{test.name} has no column {name!r}, the {what} of {table.name}. {hint}")
     if roles.split_by is not None and roles.split_by not in test.frame.columns:
-        raise TableError(f"{test.name} has no column {roles.split_by!r}, by which {table.name} is split.")
+        raise TableError(
+            f"{test.name} has no column {roles.split_by!r}, the split-by column of {table.name}."
+        )
 
 
 def _test_target(
     column: pl.Series, task: str, labels: np.ndarray, notices: list[str], test: Table
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the test file that can be scored, and their targets.
+    """Return the rows of the test file that can be scored, and their targets.
 
-    Rows with a label that training never saw are dropped, with a warning: every method is wrong on them, and
-    gives them probability zero, so that they tell nothing about which is better. If they are the majority,
-    the labels are probably written in another way, which raises.
+    Rows with a label that training never saw are dropped with a warning. Every method is wrong on them, so
+    they do not show which one is better. If they are the majority, the labels are probably written
+    differently, which raises.
     """
     if task == "regression":
         reading = Reading(column.name, "number", {}, text_as_missing=False)
         values = read_column(column, reading, decimal_comma=test.decimal_comma, notices=notices).to_numpy()
         known = np.isfinite(values)
         return known, values[known]
-    found = _labels(column).astype(str)
+    names = _labels(column).astype(str)
     classes = {str(label): label for label in np.unique(labels).tolist()}
-    known = np.isin(found, list(classes))
+    known = np.isin(names, list(classes))
     if not known.all():
-        unseen = sorted(set(found[~known].tolist()))
+        unseen = sorted(set(names[~known].tolist()))
         shown = ", ".join(map(repr, unseen[:5])) + (" ..." if len(unseen) > 5 else "")
         words = (
-            f"{int((~known).sum())} of {len(found)} rows of {test.name} have a {column.name!r} that training"
+            f"{int((~known).sum())} of {len(names)} rows of {test.name} have a {column.name!r} that training"
         )
         if known.sum() <= 0.5 * len(known):
             raise TableError(
                 f"{words} never saw: {shown}. Training has {', '.join(map(repr, list(classes)[:5]))}. Write "
-                "labels alike in both files."
+                "the labels in the same way in both files."
             )
-        notices.append(f"Warning: {words} never saw ({shown}). They are dropped: no method can predict them.")
-    return known, np.asarray([classes[label] for label in found[known].tolist()], dtype=labels.dtype)
+        notices.append(
+            f"Warning: {words} never saw ({shown}). They are dropped, as no method can predict them."
+        )
+    return known, np.asarray([classes[label] for label in names[known].tolist()], dtype=labels.dtype)
 
 
 def is_log_candidate(values: np.ndarray) -> bool:
-    """Whether numbers are positive and so skewed that their logarithm is worth a try.
+    """Return whether numbers are positive and so skewed that their logarithm is worth trying.
 
-    The rule: all are positive, at least 20 differ, their skewness is above 1, and that of their logarithms is
-    less than half of it.
+    The rule: all are positive, at least 20 differ, their skewness is above 1, and the skewness of their
+    logarithms is less than half of it.
 
     Example:
         >>> is_log_candidate(np.exp(np.linspace(0, 9, 50))), is_log_candidate(np.linspace(1, 9, 50))
@@ -508,16 +512,18 @@ def _target(
         kind = "text" if not numeric else "whole numbers" if whole else "numbers"
         notices.append(
             f"Task: {task}, because {column.name!r} holds {kind} with {n_values} distinct values "
-            "(--task decides otherwise)."
+            "(change it with --task)."
         )
     if task == "regression":
         if not numeric:
             raise TableError(
-                f"Regression needs a target of numbers, but {column.name!r} holds text, e.g. "
+                f"Regression needs a numeric target, but {column.name!r} holds text, e.g. "
                 f"{str(column[0])!r}. Correct the column, or pass --task classification."
             )
         if n_values < 2:
-            raise TableError(f"The target {column.name!r} has the same value in all rows: nothing to learn.")
+            raise TableError(
+                f"The target {column.name!r} has the same value in all rows, so there is nothing to learn."
+            )
         return "regression", _real(column)
     labels = _labels(column)
     _check_classes(labels, column)
@@ -525,22 +531,22 @@ def _target(
 
 
 def _written_numbers(column: pl.Series, notices: list[str], decimal_comma: bool) -> pl.Series:
-    """Numbers that are written with thousands separators or signs; the column itself if it holds others."""
+    """Parse numbers with thousands separators or signs; return other columns unchanged."""
     notation = find_notation(column, decimal_comma=decimal_comma)
-    found = find_strays(column, notation=notation)
-    if len(found.odd) or not notation.words():
+    strays = find_strays(column, notation=notation)
+    if len(strays.odd) or not notation.words():
         return column
     notices.append(f"Target {column.name!r}: {', '.join(notation.words())}.")
-    whole = bool((found.numbers % 1 == 0).all()) and bool((found.numbers.abs() < 2**53).all())
-    return found.numbers.cast(pl.Int64) if whole else found.numbers
+    whole = bool((strays.numbers % 1 == 0).all()) and bool((strays.numbers.abs() < 2**53).all())
+    return strays.numbers.cast(pl.Int64) if whole else strays.numbers
 
 
 def _real(column: pl.Series) -> np.ndarray:
     values = column.cast(pl.Float64).to_numpy()
     if (largest := float(np.abs(values).max())) > LARGEST:
         raise TableError(
-            f"The target {column.name!r} has a value of {largest:g}, whose square is no number any more. "
-            "Is it a code for a missing value? Empty the cell, or divide the column by a constant."
+            f"The target {column.name!r} has a value of {largest:g}, whose square overflows. If it is a code "
+            "for a missing value, empty the cell; otherwise divide the column by a constant."
         )
     if (spread := float(np.ptp(values))) < 1 / LARGEST:
         raise TableError(
@@ -551,17 +557,17 @@ def _real(column: pl.Series) -> np.ndarray:
 
 
 def _refuse_stray_text(column: pl.Series, decimal_comma: bool) -> None:
-    """A cell or two of text make a column of numbers text; as classes it would make no sense."""
-    found = find_strays(column, decimal_comma=decimal_comma)
-    if 0 < found.share < STRAY_SHARE:
+    """Raise if a few cells of text turn a numeric target into text, which makes no sense as classes."""
+    strays = find_strays(column, decimal_comma=decimal_comma)
+    if 0 < strays.share < STRAY_SHARE:
         raise TableError(
-            f"In the target {found.words(column.name)}. Correct or empty them for a regression (rows "
+            f"In the target {strays.words(column.name)}. Correct or empty them for a regression (rows "
             "without a target are dropped), or pass --task classification."
         )
 
 
 def _labels(column: pl.Series) -> np.ndarray:
-    """Whole numbers as such, everything else as text, also whole numbers that no integer type holds."""
+    """Return whole numbers as integers, and everything else as text, also integers that are too large."""
     if column.dtype.is_numeric() and bool((column.cast(pl.Float64) % 1 == 0).all()):
         whole = column.cast(pl.Int64, strict=False)
         if not whole.null_count():
@@ -573,21 +579,21 @@ def _check_classes(labels: np.ndarray, column: pl.Series) -> None:
     values, counts = np.unique(labels, return_counts=True)
     if len(values) < 2:
         raise TableError(
-            f"The target {column.name!r} has one class only, {values.tolist()[0]!r}: nothing to tell apart."
+            f"The target {column.name!r} has only one class, {values.tolist()[0]!r}. Nothing can be learnt."
         )
     if counts.min() < MIN_CLASS_ROWS:
         rare = values[counts < MIN_CLASS_ROWS].tolist()
-        hint = " Or is --task regression meant?" if column.dtype.is_numeric() else ""
+        hint = " Or pass --task regression." if column.dtype.is_numeric() else ""
         raise TableError(
             f"Class {values[counts.argmin()].item()!r} of {column.name!r} has "
             f"{count(int(counts.min()), 'row')}, but {MIN_CLASS_ROWS} are needed so "
-            f"that training, validation and test have some ({len(rare)} of "
-            f"{len(values)} classes are too small). Join classes, or remove these rows.{hint}"
+            f"that training, validation and test each have some ({len(rare)} of "
+            f"{len(values)} classes are too small). Merge classes, or remove these rows.{hint}"
         )
 
 
 def _groups(column: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> np.ndarray:
-    # no group of the table may have the empty name, which stands for groups that are not judged
+    # the empty name stands for groups that are not judged, so no group of the table may have it
     text = column.cast(pl.String).fill_null(MISSING).replace("", "(empty)")
     if gaps := column.null_count():
         notices.append(f"Group {MISSING!r}: {count(gaps, 'row')} without a value in {column.name!r}.")
@@ -595,8 +601,8 @@ def _groups(column: pl.Series, is_test: np.ndarray | None, notices: list[str]) -
     counts = dict(judged.value_counts().iter_rows())
     if len(counts) > MAX_GROUPS:
         raise TableError(
-            f"The group column {column.name!r} has {len(counts)} values; at most {MAX_GROUPS} groups can be "
-            "judged. Make fewer of them, e.g. ranges of a number."
+            f"The group column {column.name!r} has {len(counts)} values, but at most {MAX_GROUPS} groups can "
+            "be judged. Merge them, e.g. into ranges of a number."
         )
     small = sorted(name for name, count in counts.items() if count < MIN_GROUP_ROWS)
     large = [name for name in counts if name not in small]
@@ -604,11 +610,11 @@ def _groups(column: pl.Series, is_test: np.ndarray | None, notices: list[str]) -
         where = "" if is_test is None else " in the test file"
         raise TableError(
             f"The group column {column.name!r} has {len(large)} groups of at least "
-            f"{MIN_GROUP_ROWS} rows{where}, but a worst group needs two to choose from."
+            f"{MIN_GROUP_ROWS} rows{where}, but at least two are needed. Merge small groups."
         )
     if small:
         notices.append(
-            f"Groups with fewer than {MIN_GROUP_ROWS} rows are not judged on their own: {', '.join(small)}."
+            f"Groups with fewer than {MIN_GROUP_ROWS} rows are not judged separately: {', '.join(small)}."
         )
     if is_test is not None:
         new = sorted(set(counts) - set(text.filter(pl.Series(~is_test)).to_list()))
@@ -616,21 +622,21 @@ def _groups(column: pl.Series, is_test: np.ndarray | None, notices: list[str]) -
             notices.append(f"Groups only in the test file: {', '.join(new)}. Training never sees them.")
     least = min(counts[name] for name in large)
     if least < 5 * MIN_GROUP_ROWS:
-        notices.append(f"The smallest group has {least} rows, so that worst-group figures are rough.")
+        notices.append(f"The smallest group has {least} rows, so worst-group scores are rough.")
     return np.asarray(["" if name in small else name for name in text.to_list()])
 
 
 def _blocks(column: pl.Series) -> np.ndarray:
     if column.null_count():
         raise TableError(
-            f"The split-by column {column.name!r} has {column.null_count()} missing values, so that their "
-            "side of the split is unknown. Fill them in or remove the rows."
+            f"The split-by column {column.name!r} has {column.null_count()} missing values, so their side of "
+            "the split is unknown. Fill them in, or remove the rows."
         )
     blocks = column.cast(pl.String).to_physical().rank("dense").to_numpy().astype(np.int64) - 1
     if (n := len(np.unique(blocks))) < MIN_CLASS_ROWS:
         raise TableError(
             f"The split-by column {column.name!r} has {n} values, but at least {MIN_CLASS_ROWS} are needed "
-            "for training, validation and test."
+            "for training, validation and test. Split by another column."
         )
     return blocks
 
@@ -640,11 +646,11 @@ class _Inputs(NamedTuple):
 
     features: pl.DataFrame
     readings: tuple[Reading, ...]
-    uses: tuple[ColumnUse, ...]  # of every column but the target
+    uses: tuple[ColumnUse, ...]  # every column except the target
 
 
 def _recognise_inputs(frame: pl.DataFrame, table: Table, roles: _Roles, notices: list[str]) -> _Inputs:
-    """Decide what every column is used as."""
+    """Decide how every column is used."""
     kept, readings, uses = [], [], []
     copies = find_copies(frame.select(column for column in frame.iter_columns() if is_usable(column)))
     distinct = frame.filter(copies.is_first) if copies.n_equal and not copies.by_chance else frame
@@ -667,13 +673,13 @@ def _recognise_inputs(frame: pl.DataFrame, table: Table, roles: _Roles, notices:
         uses.append(use)
     if not kept:
         why = [f"Column {use.name!r} is not used: {use.detail}." for use in uses][-5:]
-        why = why or [f"{table.name} has no column beside the target {roles.target!r}."]
+        why = why or [f"{table.name} has no column besides the target {roles.target!r}."]
         raise TableError("No column is left to predict from. " + " ".join(why))
     return _Inputs(pl.DataFrame(kept), tuple(readings), tuple(uses))
 
 
 def _use_by_role(column: pl.Series, roles: _Roles) -> ColumnUse | None:
-    """What a column is by an option that names it; None: it may be an input."""
+    """Return the use of a column that an option names; None if it may be an input."""
     name = column.name
     if name in roles.ids:
         return ColumnUse(name, "id", "identifier, not used")
@@ -687,5 +693,5 @@ def _use_by_role(column: pl.Series, roles: _Roles) -> ColumnUse | None:
 
 
 def _joined(parts: Sequence[_Rows], name: str) -> pl.Series:
-    """A column of the table and of the test file, as text."""
+    """Join a column of the table and of the test file, as text."""
     return pl.concat([part.frame[name].cast(pl.String) for part in parts])

@@ -1,11 +1,11 @@
-"""The rules that all methods share: the rows of a fold, the choice among trials, what is recorded.
+"""Rules that all methods share: the rows of a fold, the choice among trials, and the record.
 
-In every fold a method tries the settings of `elliptica.compare.plan.draw_settings` on the training rows
+In every fold, a method tries the settings of `elliptica.compare.plan.draw_settings` on the training rows
 without the validation rows. The validation rows choose the trial and its length. The chosen settings are then
-trained on all training rows, and predict the test rows once. In large tables trials see a part of the rows
-only; the chosen settings are then trained on all rows but the validation rows, which choose the length again.
-`elliptica.compare.networks` does so for networks, `elliptica.compare.references` for boosted trees and linear
-models.
+trained on all training rows and predict the test rows once. In large tables, trials see only part of the
+rows. The chosen settings are then trained on all rows except the validation rows, which choose the length
+again. `elliptica.compare.networks` applies these rules to networks, `elliptica.compare.references` to boosted
+trees and linear models.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from elliptica.compare.problem import TableProblem
 from elliptica.compare.shift import Fold, make_preprocessor
 from elliptica.estimators.classifier import fit_temperature
 
-#: Called with the share of a task that is done, and what is being done. May raise to stop it.
+#: Called with the finished share of a task and a message. May raise to stop the task.
 Report = Callable[[float, str], None]
 
-#: Why a method failed that may be tried again.
+#: Reason for a failure that may be retried.
 NO_TIME = "the time was over before the first epoch"
-#: Largest exponent of a predicted logarithm.
+#: Largest predicted logarithm; its exponential is still finite.
 _MAX_LOG = 700.0
-#: A temperature outside of this range says that the validation rows are too few.
+#: Range of plausible temperatures; values outside mean that there are too few validation rows.
 _TEMPERATURES = (0.05, 20.0)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that were tried."""
+    """Settings that were tried, with their validation scores."""
 
     settings: dict[str, Any]  # by name
     log_target: bool  # whether the logarithm of the targets was learnt
     length: int  # epochs or boosting iterations that were best on the validation rows; 0: not applicable
     validation: dict[str, float]  # scores on the validation rows; empty if training failed
     dropped: bool = False  # whether it was dropped after a first short training
-    error: str = ""  # why it failed
+    error: str = ""  # why it failed, empty if it did not
 
 
 @dataclass(frozen=True)
 class Record:
-    """A method in one fold."""
+    """The result of a method in one fold."""
 
     repeat: int  # number of the repeat, from 0
     fold: int  # number of the fold, from 0
     method: str
-    trials: tuple[Trial, ...]  # what was tried, in order
+    trials: tuple[Trial, ...]  # in order
     chosen: int | None  # number of the trial that the validation rows chose; None: all failed
-    rows: dict[str, int]  # rows that trials, the validation, the chosen settings and the test have seen
-    seconds: float  # time of trials and training; networks of several methods and folds share theirs
+    rows: dict[str, int]  # number of rows in trials, validation, final training and test
+    seconds: float  # time of trials and training; networks trained together share theirs equally
     length: int = 0  # epochs or boosting iterations of the model that was tested; 0: not applicable
-    temperature: float | None = None  # that calibrates the probabilities of the validation rows
-    #: Predictions of the test rows: probabilities ``(rows, classes)``, or numbers ``(rows,)``;
+    temperature: float | None = None  # calibrates probabilities; fitted on the validation rows
+    #: Predictions for the test rows: probabilities ``(rows, classes)``, or numbers ``(rows,)``.
     predicted: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
-    #: numbers before they are bounded to the range of the training targets; empty for probabilities.
+    #: Predicted numbers before they are clipped to the range of the training targets; empty for classes.
     unbounded: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
     error: str = ""  # why the method failed
 
@@ -78,53 +78,53 @@ class Record:
         return self.repeat, self.fold, self.method
 
     def final(self) -> np.ndarray:
-        """Predictions of the test rows; probabilities at the temperature of the validation rows."""
+        """Return the predictions for the test rows; probabilities are calibrated."""
         if self.temperature is None:
             return self.predicted
         return at_temperature(self.predicted, self.temperature)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the predictions, as JSON has it."""
+        """Convert to values that JSON can store, without the predictions."""
         content = asdict(replace(self, predicted=np.empty(0), unbounded=np.empty(0)))
         del content["predicted"], content["unbounded"]
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], predicted: np.ndarray, unbounded: np.ndarray) -> Record:
-        """Put a record together again."""
+        """Restore a record."""
         trials = tuple(Trial(**trial) for trial in content["trials"])
         return cls(**{**content, "trials": trials}, predicted=predicted, unbounded=unbounded)
 
 
 class Predicted(NamedTuple):
-    """Predictions of one or several models for the same rows."""
+    """Predictions of one or more models for the same rows."""
 
-    values: np.ndarray  # probabilities, or numbers, bounded if the plan says so
-    unbounded: np.ndarray  # the numbers before; empty for probabilities
+    values: np.ndarray  # probabilities, or numbers, clipped if the plan says so
+    unbounded: np.ndarray  # the numbers before clipping; empty for probabilities
 
 
 @dataclass(frozen=True)
 class FoldRows:
-    """The rows of a fold as numbers; preprocessing and scaling have seen its training rows only."""
+    """The rows of a fold as numbers; preprocessing and scaling are fitted on its training rows."""
 
     fold: Fold
     x: np.ndarray  # inputs of all rows of the table, scaled, float32
     y: np.ndarray  # class numbers or targets of all rows
-    fit: np.ndarray  # rows that trials train on,
-    validation: np.ndarray  # rows that choose among them,
-    train: np.ndarray  # and rows that the chosen settings are trained on,
-    stop: np.ndarray | None  # with validation rows for the length, if trials saw a part of the rows only
+    fit: np.ndarray  # rows that trials are trained on
+    validation: np.ndarray  # rows that choose among trials
+    train: np.ndarray  # rows that the chosen settings are trained on
+    stop: np.ndarray | None  # validation rows for the final training, if trials saw only part of the rows
     bounds: np.ndarray  # regression: upper bounds of the fifths of the training targets
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of rows, for the record."""
+        """Number of rows by use, for the record."""
         parts = {"fit": self.fit, "validation": self.validation, "train": self.train, "test": self.fold.test}
         return {name: len(rows) for name, rows in parts.items()}
 
 
 def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
-    """Turn the rows into numbers, and draw the rows that trials see in a large table."""
+    """Convert the rows to numbers, and sample the rows that trials see in a large table."""
     draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
     train = _at_most(fold.train, plan.train_rows, draws)
     preprocess = make_preprocessor(problem).fit(problem.features[train])
@@ -147,7 +147,7 @@ def _at_most(rows: np.ndarray, n: int, draws: np.random.Generator) -> np.ndarray
 
 @dataclass(frozen=True)
 class TargetScale:
-    """From the targets of a regression to what a model learns, and back."""
+    """Transformation between the targets of a regression and what a model learns."""
 
     log: bool
     mean: float = 0.0
@@ -160,23 +160,23 @@ class TargetScale:
         return cls(log, float(values.mean()), float(values.std()) or 1.0)
 
     def learn(self, target: np.ndarray) -> np.ndarray:
-        """Targets as a model learns them."""
+        """Transform targets to what a model learns."""
         values = np.log(target) if self.log else target
         return (values - self.mean) / self.scale
 
     def read(self, output: np.ndarray) -> np.ndarray:
-        """Outputs of a model in the units of the table."""
+        """Transform outputs of a model back to the units of the table."""
         values = output * self.scale + self.mean
         return np.exp(values.clip(-_MAX_LOG, _MAX_LOG)) if self.log else values
 
 
 def pool(members: np.ndarray, known: np.ndarray, plan: Plan) -> Predicted:
-    """Take the mean over models of an ensemble; numbers are bounded before.
+    """Average the predictions of an ensemble; numbers are clipped first.
 
     Args:
         members: Probabilities ``(models, rows, classes)``, or numbers ``(models, rows)``.
-        known: Targets of the training rows, whose range bounds the numbers.
-        plan: Says whether numbers are bounded.
+        known: Targets of the training rows; numbers are clipped to their range.
+        plan: Its ``bounded`` says whether numbers are clipped.
     """
     if members.ndim == 3:
         return Predicted(members.mean(0), np.empty(0))
@@ -185,24 +185,24 @@ def pool(members: np.ndarray, known: np.ndarray, plan: Plan) -> Predicted:
 
 
 def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
-    """Score predictions of the validation rows; without a group that has rows there, by class or fifth."""
+    """Score predictions of the validation rows; by class or fifth if no group has rows there."""
     target = problem.target[rows.validation]
     groups = None if problem.groups is None else problem.groups[rows.validation]
     if groups is not None and not (groups != "").any():
         groups = None
     if problem.task == "classification":
-        found = classification_scores(target, predicted, problem.classes, groups)
+        scores = classification_scores(target, predicted, problem.classes, groups)
     else:
-        found = regression_scores(target, predicted, rows.bounds, groups)
-    del found["parts"]
-    return found
+        scores = regression_scores(target, predicted, rows.bounds, groups)
+    del scores["parts"]
+    return scores
 
 
 def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> tuple[float, ...]:
-    """The rule of choice among trials, larger is better.
+    """Return the sort key that chooses among trials; larger is better.
 
-    It is the Brier score for classes, which tells trials apart on few rows better than the accuracy, and the
-    RMSE for numbers; with ``select="worst"`` first the accuracy or RMSE of the worst part.
+    For classes it is the Brier score, which separates trials on few rows better than accuracy does. For
+    numbers it is the RMSE. With ``select="worst"``, the accuracy or RMSE of the worst part comes first.
     """
     average = scores["brier" if problem.task == "classification" else "rmse"]
     worst = metrics_of(problem.task, problem.groups is not None)[1]
@@ -212,15 +212,15 @@ def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> t
 
 
 def best_trials(trials: Sequence[Trial], problem: TableProblem, plan: Plan) -> list[int]:
-    """Numbers of the trials that did not fail and were not dropped, the best one first."""
+    """Return the trials that neither failed nor were dropped, the best one first."""
     usable = [number for number, trial in enumerate(trials) if trial.validation and not trial.dropped]
     return sorted(usable, key=lambda n: ranking(trials[n].validation, problem, plan), reverse=True)
 
 
 def final_trial(records: Sequence[Record], problem: TableProblem, plan: Plan) -> int:
-    """Number of the trial that was best on the validation rows on average over the folds of a method.
+    """Return the trial with the best average rank on the validation rows over the folds of a method.
 
-    Trials that were dropped or failed in a fold count as the last of that fold.
+    A trial that failed or was dropped in a fold ranks last there.
     """
     places: dict[int, list[int]] = {}
     for record in records:
@@ -249,7 +249,7 @@ def _log(probabilities: np.ndarray) -> np.ndarray:
 
 
 def _temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Temperature of the least log loss; 1 if all rows are classified correctly, since none is least then."""
+    """Fit the temperature with the least log loss; 1 if all rows are correct, when no minimum exists."""
     if (probabilities.argmax(1) == labels).all():
         return 1.0
     return float(np.clip(fit_temperature(_log(probabilities), labels), *_TEMPERATURES))
@@ -271,14 +271,14 @@ def make_record(
 
     Args:
         problem: The table.
-        rows: Of the fold.
-        method: Name.
-        trials: What was tried.
-        chosen: Number of the trial that was chosen.
-        validation: Its predictions of the validation rows.
-        predicted: Predictions of the test rows.
-        length: Epochs or boosting iterations of the model that made them.
-        seconds: Time of all of it.
+        rows: Rows of the fold.
+        method: Name of the method.
+        trials: Trials in order.
+        chosen: Number of the chosen trial.
+        validation: Predictions of the chosen trial for the validation rows.
+        predicted: Predictions for the test rows.
+        length: Epochs or boosting iterations of the final model.
+        seconds: Time of trials and training.
     """
     temperature = None
     if problem.task == "classification":
@@ -299,8 +299,8 @@ def make_record(
 
 
 def failed_record(rows: FoldRows, method: str, trials: Sequence[Trial], seconds: float) -> Record:
-    """Record a method of which every trial failed, or the last training; the first error is quoted."""
-    reason = next((trial.error for trial in trials if trial.error), "the last training did not end in time")
+    """Record a method whose trials or final training all failed; the record quotes the first error."""
+    reason = next((trial.error for trial in trials if trial.error), "the final training did not end in time")
     return Record(
         rows.fold.repeat,
         rows.fold.number,
@@ -309,5 +309,5 @@ def failed_record(rows: FoldRows, method: str, trials: Sequence[Trial], seconds:
         None,
         rows.counts,
         seconds,
-        error=f"Training failed with all of {len(trials)} settings. The first said: {reason}.",
+        error=f"Training failed with all of {len(trials)} settings. The first error was: {reason}.",
     )

@@ -1,4 +1,4 @@
-"""Boosted trees and linear models of scikit-learn under the rules of `elliptica.compare.protocol`."""
+"""Run scikit-learn's boosted trees and linear models by the rules of `elliptica.compare.protocol`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from elliptica.compare.protocol import (
     validate,
 )
 
-#: Trees at most, of all classes together, and per class at least.
+#: Maximum number of trees over all classes, and minimum number of iterations.
 MAX_TREES, MIN_ITERATIONS = 300, 60
 #: Iterations without a better validation loss before boosting stops.
 _PATIENCE = 10
@@ -42,15 +42,15 @@ def run_reference(
     n_folds: int,
     deadline: float | None = None,
 ) -> Record:
-    """Try settings, choose on the validation rows, train on all training rows, test once.
+    """Try settings, choose on the validation rows, train on all training rows, and test once.
 
     Args:
         problem: The table.
-        rows: Of the fold.
+        rows: Rows of the fold.
         method: ``"trees"`` or ``"linear"``.
-        plan: How many settings are tried.
-        report: Called with the share that is done.
-        n_folds: Folds of a repeat, for words.
+        plan: Number of settings to try.
+        report: Callback that receives the finished share.
+        n_folds: Folds per repeat, shown in messages.
         deadline: Value of ``time.monotonic()`` after which no further setting is tried.
     """
     begin = time.perf_counter()
@@ -90,7 +90,7 @@ def run_reference(
 def _try(
     problem: TableProblem, rows: FoldRows, method: str, number: int, plan: Plan
 ) -> tuple[Trial, np.ndarray]:
-    """Train with the settings of a trial; its predictions of the validation rows."""
+    """Train with the settings of a trial, and predict the validation rows."""
     settings, log = draw_settings(method, number, plan), plan.logs_target(number)
     scale = TargetScale(log)
     fit, validation = rows.fit, rows.validation
@@ -112,7 +112,7 @@ def _fit(
     length: int | None,
     plan: Plan,
 ) -> Any:
-    """Train on the first part of the rows; without a length, boosting stops early on the second."""
+    """Train on the first part of the rows; without a length, boosting stops early on the second part."""
     train, held = parts
     seed = stream_seed("trees", plan.seed, rows.fold.repeat) % 2**32
     model = make_reference(method, problem.task, settings, length, seed)
@@ -126,27 +126,27 @@ def _fit(
 
 
 def _cut_to_best(model: Any) -> Any:
-    """Remove the boosting iterations after the least validation loss, whose first value is before any."""
+    """Remove the boosting iterations after the best validation score; its first value precedes any tree."""
     best = max(1, int(np.argmax(model.validation_score_)))
     model._predictors = model._predictors[:best]  # n_iter_ counts these
     return model
 
 
 def most_iterations(problem: TableProblem) -> int:
-    """Boosting iterations at most: every one grows a tree per class if there are more than two."""
+    """Return the maximum number of boosting iterations; each grows a tree per class beyond two classes."""
     n_classes = len(problem.classes)
     return max(MIN_ITERATIONS, MAX_TREES // (n_classes if n_classes > 2 else 1))
 
 
 def make_reference(method: str, task: str, settings: dict[str, Any], length: int | None, seed: int) -> Any:
-    """Make trees or a linear model.
+    """Create boosted trees or a linear model.
 
     Args:
         method: ``"trees"`` or ``"linear"``.
         task: ``"classification"`` or ``"regression"``.
-        settings: What the trial has drawn.
-        length: Boosting iterations; None: stop early on validation rows, which `fit` must be given.
-        seed: Of the trees.
+        settings: Settings of the trial.
+        length: Boosting iterations; None stops early on validation rows, which `fit` must receive.
+        seed: Seed of the trees.
 
     Example:
         >>> make_reference("linear", "regression", {"penalty": 2.0}, 0, 0)
@@ -171,15 +171,15 @@ def _targets(problem: TableProblem, rows: FoldRows, part: np.ndarray, scale: Tar
 def _predict(
     problem: TableProblem, model: Any, x: np.ndarray, scale: TargetScale, trained_on: np.ndarray, plan: Plan
 ) -> Predicted:
-    """Probabilities of all classes, or numbers in the units of the table.
+    """Predict probabilities of all classes, or numbers in the units of the table.
 
-    Numbers are not bounded: trees cannot leave the range of the targets by much, and where a linear model
-    wins, it wins by leaving it.
+    Numbers are not clipped: trees can hardly leave the range of the targets, and a linear model that wins
+    does so by leaving it.
     """
     known = problem.target[trained_on]
     if problem.task == "regression":
         free = replace(plan, bounded=False)
         return pool(scale.read(np.asarray(model.predict(x)))[None], known, free)
-    found = np.zeros((1, len(x), len(problem.classes)))
-    found[0][:, model.classes_] = model.predict_proba(x)
-    return pool(found, known, plan)
+    probabilities = np.zeros((1, len(x), len(problem.classes)))
+    probabilities[0][:, model.classes_] = model.predict_proba(x)
+    return pool(probabilities, known, plan)

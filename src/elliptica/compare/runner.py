@@ -1,4 +1,4 @@
-"""Run the folds of a comparison on several workers: threads, processes, or Ray."""
+"""Run the folds of a comparison on several workers: threads, processes or Ray."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from elliptica.compare.store import Store
 from elliptica.compare.table import TableError
 
 Workers = Literal["threads", "processes", "ray"]
-#: Called with the share of the whole that is done, and what is being done.
+#: Called with the finished share of the whole and a message.
 Listener = Callable[[float, str], None]
 
-#: Folds of small tables are trained together, up to so many seconds of an ordinary machine: larger stacks are
-#: faster, but more is lost by an interruption.
+#: Folds of small tables are trained together, up to this many seconds on an ordinary machine. Larger stacks
+#: are faster, but an interruption loses more.
 _STACK_SECONDS = 8.0
 _MOST_WORKERS = 8
 
@@ -40,24 +40,24 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Task:
-    """Some methods in some folds, done by one worker."""
+    """Some methods in some folds, run by one worker."""
 
     folds: tuple[Fold, ...]
     methods: tuple[str, ...]  # all of them networks, or none
-    seconds: float  # it may take, on an ordinary machine
+    seconds: float  # estimated time on an ordinary machine
 
 
 def count_workers(jobs: int | None, kind: Workers = "threads") -> int:
-    """Number of workers: as asked for, or one per processor that we may use, up to eight.
+    """Return the number of workers: as requested, or one per available processor, up to eight.
 
     Raises:
-        TableError: If it is no number above zero, or if there are no workers of this kind.
+        TableError: If ``jobs`` is not a positive integer, or if ``kind`` is unknown.
     """
     if kind not in get_args(Workers):
-        raise TableError(f"Workers must be one of {', '.join(get_args(Workers))}, but got {kind!r}.")
+        raise TableError(f"workers must be one of {', '.join(get_args(Workers))}, but got {kind!r}.")
     if jobs is not None:
         if not isinstance(jobs, int) or jobs < 1:
-            raise TableError(f"jobs must be a whole number of at least 1, but got {jobs!r}.")
+            raise TableError(f"jobs must be an integer of at least 1, but got {jobs!r}.")
         return jobs
     if hasattr(os, "sched_getaffinity"):
         return min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
@@ -65,7 +65,7 @@ def count_workers(jobs: int | None, kind: Workers = "threads") -> int:
 
 
 def make_tasks(problem: TableProblem, shift: ShiftPlan, plan: Plan, store: Store, workers: int) -> list[Task]:
-    """What is not finished yet, fold by fold, so that an interruption leaves whole folds."""
+    """List the work that is left, fold by fold, so that an interruption leaves whole folds."""
     speed = Speed()
     tasks, open_folds = [], []
     for fold in shift.folds:
@@ -78,7 +78,7 @@ def make_tasks(problem: TableProblem, shift: ShiftPlan, plan: Plan, store: Store
     for group in _group(open_folds, plan, speed, workers):
         methods = {m for _, networks in group for m in networks}
         if JTT in methods:
-            methods.add(REFERENCE)  # whose errors it learns from
+            methods.add(REFERENCE)  # JTT learns from its errors
         named = tuple(m for m in plan.methods if m in methods)
         own = replace(plan, methods=named)
         folds = tuple(fold for fold, _ in group)
@@ -89,7 +89,7 @@ def make_tasks(problem: TableProblem, shift: ShiftPlan, plan: Plan, store: Store
 def _group(
     folds: Sequence[tuple[Fold, list[str]]], plan: Plan, speed: Speed, workers: int
 ) -> Iterator[Sequence[tuple[Fold, list[str]]]]:
-    """Put folds of a small table together, as many groups as there are workers."""
+    """Combine folds of a small table into as many groups as there are workers."""
     if not folds:
         return
     seconds = network_seconds(folds[0][0], plan, speed)
@@ -101,17 +101,17 @@ def _group(
 def run_task(
     problem: TableProblem, task: Task, plan: Plan, n_folds: int, report: Report | None, deadline: float | None
 ) -> list[Record]:
-    """Do a task; runs in a worker.
+    """Run a task in a worker.
 
     Args:
         problem: The table.
-        task: What to do.
-        plan: How.
-        n_folds: Folds of a repeat, for words.
-        report: Called with the share of the task that is done; None: nobody listens.
-        deadline: Value of ``time.monotonic()`` at which it should end.
+        task: Folds and methods to run.
+        plan: Sizes and settings.
+        n_folds: Folds per repeat, shown in messages.
+        report: Callback that receives the finished share of the task, or None.
+        deadline: Value of ``time.monotonic()`` at which the task should end.
     """
-    threadpool_limits(1, user_api="openmp")  # of this thread only; the caller limits and restores the rest
+    threadpool_limits(1, user_api="openmp")  # affects only this thread; the caller limits the others
     report = report or (lambda share, words: None)
     rows = [prepare(problem, fold, plan) for fold in task.folds]
     if task.methods[0] in NETWORKS:
@@ -134,17 +134,17 @@ def run_tasks(
     kind: Workers = "threads",
     deadline: float | None = None,
 ) -> None:
-    """Do what the store does not have, and keep each piece as it is finished.
+    """Run what the store does not have yet, and store each piece once it is finished.
 
     Args:
         problem: The table.
         shift: Its folds.
-        plan: What is compared, and how.
-        store: Where finished pieces are kept.
-        listen: Called with the share that is done.
-        workers: How many tasks run at a time.
-        kind: What workers are. Only threads report progress within a task.
-        deadline: Value of ``time.monotonic()`` at which trainings stop where they are.
+        plan: Methods and sizes.
+        store: Storage of finished pieces.
+        listen: Callback that receives the finished share and a message.
+        workers: Number of tasks that run at the same time.
+        kind: Kind of workers. Only threads report progress within a task.
+        deadline: Value of ``time.monotonic()`` at which running trainings stop.
     """
     tasks = make_tasks(problem, shift, plan, store, workers)
     progress = _Progress(tasks, listen, min(workers, max(1, len(tasks))), deadline)
@@ -167,13 +167,13 @@ def run_tasks(
 
 
 def _run_numbered(number: int, *arguments: Any) -> tuple[int, list[Record]]:
-    """Do a task in another process."""
+    """Run a task in another process."""
     problem, task, plan, n_folds, deadline = arguments
     return number, run_task(problem, task, plan, n_folds, None, deadline)
 
 
 def _results(calls: Sequence[Any], workers: int, kind: Workers) -> Iterator[tuple[int, list[Record]]]:
-    """Results of tasks as they are finished; Ray's backend of joblib gives them a round at a time."""
+    """Yield results of tasks as they finish; joblib's Ray backend yields them one round at a time."""
     if kind == "ray":
         import_extra("Workers of Ray", "scale", "ray.util.joblib").register_ray()
         for begin in range(0, len(calls), workers):
@@ -184,7 +184,7 @@ def _results(calls: Sequence[Any], workers: int, kind: Workers) -> Iterator[tupl
 
 
 class _Progress:
-    """Join the progress of tasks that run at the same time, and allot them the time that is left."""
+    """Merge the progress of concurrent tasks and divide the remaining time among them."""
 
     def __init__(self, tasks: Sequence[Task], listen: Listener, workers: int, deadline: float | None) -> None:
         self.tasks, self.listen, self.workers, self.deadline = tasks, listen, workers, deadline
@@ -196,14 +196,14 @@ class _Progress:
     def run(
         self, number: int, problem: TableProblem, task: Task, plan: Plan, n_folds: int
     ) -> tuple[int, list[Record]]:
-        """Do a task in a thread."""
+        """Run a task in a thread."""
         deadline = self._allot(number)
         return number, run_task(
             problem, task, plan, n_folds, lambda share, words: self.update(number, share, words), deadline
         )
 
     def update(self, number: int, share: float, words: str) -> None:
-        """Note the progress of a task.
+        """Update the progress of a task.
 
         Raises:
             Stopped: After an interruption.
@@ -217,7 +217,7 @@ class _Progress:
             self.listen(done / total, words)
 
     def _allot(self, number: int) -> float | None:
-        """When a task should end, so that the others have their share of the time."""
+        """Return the time at which a task should end, so that the others get their share."""
         with self._lock:
             self._begun[number] = True
             left = sum(t.seconds for t, begun in zip(self.tasks, self._begun, strict=True) if not begun)

@@ -1,4 +1,4 @@
-"""Divide rows into folds that mimic the shift that a user expects."""
+"""Divide rows into folds that mimic the shift you expect."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from elliptica.estimators.columns import Kind
 
 Shift = Literal["random", "unseen", "time", "extrapolate", "test_file"]
 
-#: Share of the training rows that chooses settings and epochs,
+#: Share of the training rows that is held out to choose settings and epochs,
 VALIDATION_SHARE = 0.25
-#: and the most rows that it needs.
+#: and its largest useful number of rows.
 MAX_VALIDATION = 4_000
 #: Share of the rows that `extrapolate` holds out.
 FAR_SHARE = 0.2
-#: Blocks of time that only train, before the first one that is tested.
+#: Number of time blocks that are only trained on, before the first tested one.
 EARLIEST_BLOCKS = 2
-#: Stretches of time that are taken to be independent of each other.
+#: Number of time stretches that are treated as independent of each other.
 TIME_CLUSTERS = 40
-#: Repeats where each tests the same rows in one fold: one alone would not show the noise of training.
+#: Repeats when every repeat tests the same rows in one fold; a single one would not show training noise.
 FIXED_TEST_REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Row numbers of one training and its test, ascending."""
+    """Row numbers of one training and its test, in ascending order."""
 
-    repeat: int  # every row that is tested at all is tested once in every repeat
-    number: int  # of the fold within the repeat, from 0
-    train: np.ndarray  # all rows that may be learnt from
-    validation: np.ndarray  # the part of them that chooses settings and epochs
+    repeat: int  # each repeat tests every tested row once
+    number: int  # number of the fold within the repeat, from 0
+    train: np.ndarray  # all training rows, validation rows included
+    validation: np.ndarray  # training rows that choose settings and epochs
     test: np.ndarray
 
     @property
@@ -53,12 +53,12 @@ class Fold:
 
 @dataclass(frozen=True)
 class ShiftPlan:
-    """The folds of a comparison, and the shift that they stand for."""
+    """The folds of a comparison and the shift that they stand for."""
 
     shift: Shift
     folds: tuple[Fold, ...]  # repeat by repeat
-    clusters: np.ndarray  # int per row: rows of one cluster are not independent of each other
-    words: str  # what is trained on and what is tested, in a sentence
+    clusters: np.ndarray  # int per row: rows of one cluster depend on each other
+    words: str  # a sentence that says what is trained on and what is tested
     n_repeats: int
 
     @property
@@ -85,21 +85,20 @@ def make_shift(
 ) -> ShiftPlan:
     """Divide the rows of a problem into training, validation and test rows.
 
-    The test rows are those of ``--test FILE`` if there is one; otherwise later rows (``--time``), rows that
-    lie far from the rest (``extrapolate``), rows of unseen values (``--split-by``), or random rows.
-    Validation rows are chosen from the training rows in the same way, so that settings are chosen for the
-    shift that is tested.
+    The test rows are those of ``--test FILE`` if it is given. Otherwise they are later rows (``--time``),
+    rows far from the rest (``extrapolate``), rows with unseen values (``--split-by``), or random rows.
+    Validation rows are held out from the training rows in the same way, so that settings suit the shift.
 
     Args:
         problem: The rows.
-        folds: Test parts of a repeat; fewer where there are fewer blocks or times.
-        repeats: How often everything is repeated with other draws; None: once, or three times where the
+        folds: Number of test parts per repeat; fewer if there are fewer blocks or times.
+        repeats: How often everything is repeated with other draws; by default once, or three times if the
             test rows are the same in every repeat.
         extrapolate: Hold out the fifth of the rows that lies farthest from the rest.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
-        TableError: If the rows cannot be divided so, or if a class would be missing in training.
+        TableError: If the rows cannot be divided like this, or if a class would be missing in training.
 
     Example:
         >>> import polars as pl
@@ -122,21 +121,23 @@ def make_shift(
         "extrapolate": _far_folds,
         "test_file": _file_folds,
     }[shift]
-    found = []
+    all_folds = []
     for repeat in range(repeats):
         draws = np.random.default_rng(stream_seed("folds", seed, repeat))
         parts = make(problem, folds, draws)
-        found += [Fold(repeat, number, *map(np.sort, part)) for number, part in enumerate(parts)]
-    for fold in found:
+        all_folds += [Fold(repeat, number, *map(np.sort, part)) for number, part in enumerate(parts)]
+    for fold in all_folds:
         _check_classes(problem, fold, shift)
-    _check_groups(problem, np.concatenate([fold.test for fold in found]))
-    return ShiftPlan(shift, tuple(found), _clusters(problem, shift), _words(problem, shift, found), repeats)
+    _check_groups(problem, np.concatenate([fold.test for fold in all_folds]))
+    return ShiftPlan(
+        shift, tuple(all_folds), _clusters(problem, shift), _words(problem, shift, all_folds), repeats
+    )
 
 
 def trial_rows(problem: TableProblem, shift: Shift, most: int, seed: int) -> np.ndarray:
-    """Rows of the whole table that a trial would train on: no validation rows, and no more than ``most``.
+    """Return the rows that a trial on the whole table would train on: no validation rows, at most ``most``.
 
-    They are the earlier ones under a shift in time, random ones (of whole blocks) otherwise.
+    With ``--time`` these are the earlier rows, otherwise random ones (of whole blocks).
     """
     draws = np.random.default_rng(stream_seed("trial rows", seed))
     rows = np.arange(len(problem.target))
@@ -152,24 +153,24 @@ def trial_rows(problem: TableProblem, shift: Shift, most: int, seed: int) -> np.
 
 
 def make_preprocessor(problem: TableProblem) -> TablePreprocessor:
-    """Make what turns the columns of a problem into numbers."""
+    """Build the preprocessor that converts the columns of a problem to numbers."""
     return TablePreprocessor(kinds=cast("dict[str, Kind]", problem.kind_of), scale="robust")
 
 
 def _which(problem: TableProblem, extrapolate: bool) -> Shift:
-    """Return the one shift that is asked for."""
+    """Return the one shift that the options select."""
     asked = {
         "--test": problem.is_test is not None,
         "--time": problem.times is not None,
         "--extrapolate": extrapolate,
     }
     chosen = [name for name, is_asked in asked.items() if is_asked]
-    if problem.blocks is not None and chosen != ["--test"]:  # a test file may come with blocks of its own
+    if problem.blocks is not None and chosen != ["--test"]:  # a test file may have its own blocks
         chosen.append("--split-by")
     if len(chosen) > 1:
         raise TableError(
-            f"{' and '.join(chosen)} ask for different test rows. Pass one of them, and run the comparison "
-            "again for the other."
+            f"{' and '.join(chosen)} select different test rows. Pass only one of them, and run a second "
+            "comparison for the other."
         )
     shifts: dict[str, Shift] = {
         "--test": "test_file",
@@ -181,14 +182,14 @@ def _which(problem: TableProblem, extrapolate: bool) -> Shift:
 
 
 def _random_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """Cross-validation in which classes, fifths of the targets and groups are in proportion."""
+    """Cross-validate with classes, fifths of the targets and groups in proportion."""
     rows = np.arange(len(problem.target))
     part = _deal_rows(problem, rows, folds, draws)
     return [_with_validation(problem, rows[part != k], rows[part == k], draws) for k in range(folds)]
 
 
 def _unseen_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """Cross-validation in which the rows of a block are all tested by the same models."""
+    """Cross-validate with all rows of a block in the same test part."""
     assert problem.blocks is not None
     rows = np.arange(len(problem.target))
     part = _deal_blocks(problem.blocks, _strata(problem), folds, draws)
@@ -198,54 +199,54 @@ def _unseen_folds(problem: TableProblem, folds: int, draws: np.random.Generator)
 
 
 def _file_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """Train on the table, test on the other file."""
+    """Train on the table and test on the test file."""
     assert problem.is_test is not None
     is_test = problem.is_test
     return [_with_validation(problem, np.flatnonzero(~is_test), np.flatnonzero(is_test), draws)]
 
 
 def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """An expanding window: each block of time is tested by models that were trained on all rows before it."""
+    """Use an expanding window: each block of time is tested by models trained on all rows before it."""
     times = problem.times
     assert times is not None
     if len(np.unique(times)) < 2:
         raise TableError(
-            f"The time column {problem.time_name!r} has the same value in all rows, so that there are no "
-            "later rows to test on. Choose another column, or leave --time out."
+            f"The time column {problem.time_name!r} has the same value in all rows, so there are no later "
+            "rows to test on. Choose another column, or omit --time."
         )
     block = _cut(times, folds + EARLIEST_BLOCKS)
     n_blocks = int(block.max()) + 1
     first = min(EARLIEST_BLOCKS, n_blocks - 1)
-    found = []
+    parts_of_folds = []
     for number in range(first, n_blocks):
         train, test = np.flatnonzero(block < number), np.flatnonzero(block == number)
         parts = _Parts(train, _latest(times, train, draws), test)
-        if not _missing_classes(problem, parts):  # otherwise the first tests come later
-            found.append(parts)
-    if not found:
+        if not _missing_classes(problem, parts):  # skip blocks until all classes have been seen
+            parts_of_folds.append(parts)
+    if not parts_of_folds:
         raise TableError(
-            f"Not all classes of {problem.target_name!r} occur before the last stretch of "
-            f"{problem.time_name!r}, so that no model of the past can predict them. Join classes, or choose "
+            f"Some classes of {problem.target_name!r} occur only in the last stretch of "
+            f"{problem.time_name!r}, so no model of the past can predict them. Merge classes, or choose "
             "another --time."
         )
-    return found
+    return parts_of_folds
 
 
 def _latest(times: np.ndarray, train: np.ndarray, draws: np.random.Generator) -> np.ndarray:
-    """The latest part of the training rows; a random part if all are of one time."""
+    """Return the latest part of the training rows; a random part if all have the same time."""
     order = train[np.argsort(times[train], kind="stable")]
     n = _n_validation(len(train))
     begin = times[order[-n]]
     late = train[times[train] >= begin]
-    if len(late) > len(train) / 2:  # many rows of one time: from the next one on
+    if len(late) > len(train) / 2:  # many rows share one time: begin with the next one
         late = train[times[train] > begin]
     return late if 0 < len(late) <= len(train) / 2 else draws.permutation(train)[:n]
 
 
 def _far_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -> list[_Parts]:
-    """The rows that lie farthest from the mean are tested; of the others the farthest are for validation.
+    """Test the rows farthest from the mean; the farthest of the others are for validation.
 
-    The distance is in whitened inputs. Of every class the same share is held out, so that none is missing.
+    Distances are measured in whitened inputs. The same share of every class is held out, so none is missing.
     """
     inputs = StandardScaler().fit_transform(make_preprocessor(problem).fit_transform(problem.features))
     distance = LedoitWolf().fit(inputs).mahalanobis(inputs)
@@ -264,12 +265,12 @@ def _far_folds(problem: TableProblem, folds: int, draws: np.random.Generator) ->
 def _with_validation(
     problem: TableProblem, train: np.ndarray, test: np.ndarray, draws: np.random.Generator
 ) -> _Parts:
-    """Choose validation rows at random: whole blocks where there are any, else in proportion to strata."""
+    """Choose validation rows at random: whole blocks if there are any, otherwise in proportion to strata."""
     n_parts = math.ceil(len(train) / _n_validation(len(train)))
     if problem.blocks is not None and len(np.unique(problem.blocks[train])) < 2:
         raise TableError(
-            f"The training rows have one value of {problem.split_name!r} only, so that no validation rows "
-            "can be held out by it. Leave --split-by out, or split by another column."
+            f"All training rows have the same value of {problem.split_name!r}, so no validation rows can be "
+            "held out by it. Omit --split-by, or split by another column."
         )
     if problem.blocks is None:
         part = _deal_rows(problem, train, n_parts, draws)
@@ -284,7 +285,7 @@ def _n_validation(n_train: int) -> int:
 
 
 def _deal(strata: np.ndarray, n_parts: int, draws: np.random.Generator) -> np.ndarray:
-    """Deal rows to parts like cards, stratum by stratum: sizes and shares of strata differ by one row."""
+    """Deal rows to parts like cards, stratum by stratum; sizes and shares differ by at most one row."""
     part = np.empty(len(strata), dtype=np.int64)
     part[np.lexsort((draws.random(len(strata)), strata))] = np.arange(len(strata)) % n_parts
     return part
@@ -293,7 +294,7 @@ def _deal(strata: np.ndarray, n_parts: int, draws: np.random.Generator) -> np.nd
 def _deal_rows(
     problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.random.Generator
 ) -> np.ndarray:
-    """Deal rows to parts by strata; copies of a row go to the same part."""
+    """Deal rows to parts by strata and keep copies of a row in the same part."""
     strata = _strata(problem, rows)
     if problem.copies is None:
         return _deal(strata, n_parts, draws)
@@ -304,9 +305,9 @@ def _deal_rows(
 def _deal_blocks(
     blocks: np.ndarray, strata: np.ndarray, n_parts: int, draws: np.random.Generator
 ) -> np.ndarray:
-    """Deal whole blocks to parts of about equal size and share of strata, large blocks first.
+    """Deal whole blocks to parts of about equal size and equal shares of strata, large blocks first.
 
-    Sizes are blurred by a few per cent for the order, so that repeats differ.
+    The order is blurred by a few per cent of the sizes, so that repeats differ.
     """
     _, block = np.unique(blocks, return_inverse=True)
     _, stratum = np.unique(strata, return_inverse=True)
@@ -328,7 +329,7 @@ def _deal_blocks(
 
 
 def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
-    """Number of the block of each row: consecutive times, about equal sizes, equal times never divided."""
+    """Assign rows to blocks of consecutive times and about equal sizes; equal times stay together."""
     _, inverse, counts = np.unique(times, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     # the middle of the rows of a time decides, so that a common time does not pull others into its block
@@ -338,7 +339,7 @@ def _cut(times: np.ndarray, n_blocks: int) -> np.ndarray:
 
 
 def _strata(problem: TableProblem, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-    """Classes, or fifths of the targets, of some rows, within groups where these are large enough."""
+    """Return the class or fifth of the targets of some rows, crossed with groups that are large enough."""
     target = problem.target[rows]
     if problem.task == "classification":
         base = np.unique(target, return_inverse=True)[1]
@@ -347,11 +348,11 @@ def _strata(problem: TableProblem, rows: np.ndarray | slice = slice(None)) -> np
     if problem.groups is None:
         return base
     groups = np.unique(problem.groups[rows], return_inverse=True)[1]
-    return base * (groups.max() + 1) + groups  # neighbours in this order are of one class
+    return base * (groups.max() + 1) + groups  # neighbours in this order share a class
 
 
 def _missing_classes(problem: TableProblem, parts: _Parts | Fold) -> list[object]:
-    """Classes that no row of the training part without validation has."""
+    """Return the classes without a training row outside the validation rows."""
     if problem.task != "classification":
         return []
     fit = np.setdiff1d(parts.train, parts.validation, assume_unique=True)
@@ -363,19 +364,20 @@ def _check_classes(problem: TableProblem, fold: Fold, shift: Shift) -> None:
     if not missing:
         return
     reason = {
-        "unseen": f"its rows lie in too few values of {problem.split_name!r}. Join classes, or split by "
+        "unseen": f"its rows have too few values of {problem.split_name!r}. Merge classes, or split by "
         "another column",
-        "test_file": "only the test file has it, or too few training rows. Join classes, or remove its rows",
-    }.get(shift, "it has too few different rows. Join classes, or remove its rows")
+        "test_file": "it occurs only in the test file, or in too few training rows. Merge classes, or remove "
+        "its rows",
+    }.get(shift, "it has too few distinct rows. Merge classes, or remove its rows")
     raise TableError(f"In fold {fold.number + 1} no training row has the class {missing[0]!r}: {reason}.")
 
 
 def _check_groups(problem: TableProblem, tested: np.ndarray) -> None:
-    """A worst group needs tested rows of a group that is large enough."""
+    """Raise if no test row belongs to a group that is large enough to judge."""
     if problem.groups is not None and not (problem.groups[tested] != "").any():
         raise TableError(
-            f"All test rows are of groups of {problem.group_name!r} that are too small to be judged. Join "
-            "small groups, or leave --group out."
+            f"All test rows are in groups of {problem.group_name!r} that are too small to judge. Merge small "
+            "groups, or omit --group."
         )
 
 
@@ -391,7 +393,7 @@ def _clusters(problem: TableProblem, shift: Shift) -> np.ndarray:
 
 
 def _words(problem: TableProblem, shift: Shift, folds: Sequence[Fold]) -> str:
-    """Say what is trained on and what is tested."""
+    """Describe what is trained on and what is tested."""
     if shift == "time":
         return _time_words(problem, [fold for fold in folds if fold.repeat == 0])
     return {
@@ -416,7 +418,7 @@ def _time_words(problem: TableProblem, folds: Sequence[Fold]) -> str:
 
 
 def _show_time(problem: TableProblem, value: float) -> str:
-    """A time as the column has it: a date, with its hour if it has one, or a number."""
+    """Format a time as in the column: a date, with its hour if it has one, or a number."""
     kinds = {column.name: column.kind for column in problem.columns}
     if kinds.get(problem.time_name or "") != "date":
         return f"{value:g}"

@@ -1,4 +1,4 @@
-"""Keep finished folds in a folder, so that an interrupted comparison can be resumed."""
+"""Store finished folds in a folder, so that an interrupted comparison can be resumed."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ from elliptica.report.content import present_versions
 
 RESULTS, PREDICTIONS = "results.json", "predictions.npz"
 MODEL = "model.elliptica"
-#: Held by the process that works in the folder.
+#: Lock file of the process that works in the folder.
 LOCK = ".lock"
-#: What is written beside them.
+#: Other files that a comparison writes.
 WRITTEN = ("report.md", "report.html", MODEL, PREDICTIONS)
-#: Version of the format; 3 draws other settings for its trials.
+#: Version of the format; since version 3, trials draw other settings.
 FORMAT = 3
 
 
 class Store:
     """The finished pieces of a comparison, in memory and (with a folder) on disk.
 
-    A folder that holds the same comparison keeps its plan, except for methods, which may be added: a plan
-    that was made for a budget depends on how busy the machine was. A folder belongs to one store at a time,
-    until `close`.
+    A folder that holds the same comparison keeps its plan, because a plan made for a budget depends on how
+    busy the machine was. Only methods may be added. A folder belongs to one store at a time, until `close`.
 
     Args:
-        folder: Where the files are; None: nowhere.
-        about: What must be equal for pieces to belong together, see `describe`.
+        folder: Folder of the files; None keeps everything in memory.
+        about: What must match for stored folds to be reused, see `describe`.
         plan: How methods are compared.
-        head: What else the file says.
+        head: Other contents of the file.
 
     Raises:
-        TableError: If nothing can be written to the folder, if another process works in it, or if it holds
-            another comparison: other data, columns, options or version.
+        TableError: If the folder cannot be written, if another process works in it, or if it holds another
+            comparison: other data, columns, options or version.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Store:
         self._lock = threading.Lock()
         self._folder_lock: FileLock | None = None
         if folder is not None:
-            check_writable(folder)  # now, not after the first training
+            check_writable(folder)  # fail now rather than after the first training
             self._folder_lock = _hold(folder)
             try:
                 _check_own(folder)
@@ -70,27 +69,27 @@ class Store:
                 raise
 
     def close(self) -> None:
-        """Let other processes work in the folder; nothing may be written after that."""
+        """Release the folder to other processes; do not write afterwards."""
         if self._folder_lock is not None:
             self._folder_lock.release()
 
     def has(self, repeat: int, fold: int, method: str) -> bool:
-        """Whether a piece is finished; one whose time was over may be tried again."""
-        found = self._records.get((repeat, fold, method))
-        return found is not None and NO_TIME not in found.error
+        """Return whether a piece is finished; one that ran out of time may be retried."""
+        record = self._records.get((repeat, fold, method))
+        return record is not None and NO_TIME not in record.error
 
     def add(self, records: Iterable[Record]) -> None:
-        """Keep finished pieces."""
+        """Store finished pieces."""
         with self._lock:
             self._records |= {record.key: record for record in records}
             self._write_predictions()
             self.write()
 
     def records(self) -> tuple[Record, ...]:
-        """Finished pieces of the plan's methods, fold by fold."""
+        """Return the finished pieces of the plan's methods, fold by fold."""
         order = {method: number for number, method in enumerate(self.plan.methods)}
-        found = [record for record in self._records.values() if record.method in order]
-        return tuple(sorted(found, key=lambda r: (r.repeat, r.fold, order[r.method])))
+        records = [record for record in self._records.values() if record.method in order]
+        return tuple(sorted(records, key=lambda r: (r.repeat, r.fold, order[r.method])))
 
     def write(self, extra: Mapping[str, Any] | None = None) -> None:
         """Write the file atomically."""
@@ -107,7 +106,7 @@ class Store:
         write_atomically(self.folder / RESULTS, json.dumps(content, indent=1), durable=True)
 
     def _write_predictions(self) -> None:
-        """Written first: a record without predictions is done again, predictions without one do no harm."""
+        """Write predictions first: records without predictions are redone, the reverse is harmless."""
         if self.folder is None:
             return
         arrays = {}
@@ -116,7 +115,7 @@ class Store:
             if record.unbounded.size:
                 arrays[f"{repeat}/{fold}/{method}/unbounded"] = record.unbounded
         with replacing(self.folder / PREDICTIONS, durable=True) as part, part.open("wb") as handle:
-            np.savez(handle, **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
+            np.savez(handle, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
 
     def _read(self, folder: Path) -> None:
         file = folder / RESULTS
@@ -127,7 +126,7 @@ class Store:
                 raise TableError(
                     f"{folder} holds a comparison of an earlier version of elliptica "
                     f"({about.get('elliptica', 'unknown')}), which cannot be resumed. Choose another --out, "
-                    "or remove the folder."
+                    "or delete the folder."
                 )
             self._check_same(folder, about)
             records = list(_read_records(content["records"], folder / PREDICTIONS))
@@ -148,16 +147,16 @@ class Store:
         for key in ours:
             if ours[key] != about.get(key):
                 change = f"{key} was {about.get(key)!r} and is now {ours[key]!r}"
-                if key == "contents":  # a fingerprint says nothing to a reader
+                if key == "contents":  # a fingerprint means nothing to a reader
                     change = "rows or cells of the table have changed"
                 raise TableError(
                     f"{folder} holds another comparison: {change}. Choose another --out, or "
-                    "remove the folder."
+                    "delete the folder."
                 )
 
 
 def _read_records(contents: Iterable[Mapping[str, Any]], file: Path) -> Iterable[Record]:
-    """Records with their predictions; those without are done again."""
+    """Yield records with their predictions; records without predictions are redone."""
     if not file.exists():
         return
     with np.load(file, allow_pickle=False) as arrays:
@@ -171,10 +170,10 @@ def _read_records(contents: Iterable[Mapping[str, Any]], file: Path) -> Iterable
 
 
 def _hold(folder: Path) -> FileLock:
-    """Keep other comparisons out of a folder: each would overwrite what the other has finished.
+    """Lock a folder, because concurrent comparisons would overwrite each other's results.
 
     Raises:
-        TableError: If one works there now.
+        TableError: If another comparison is running there.
     """
     try:
         return FileLock(folder / LOCK)
@@ -185,26 +184,26 @@ def _hold(folder: Path) -> FileLock:
         ) from error
     except OSError as error:
         raise TableError(
-            f"Nothing can be written to the folder {folder} ({error.strerror or error}). Choose another "
-            "--out, or make the folder writable."
+            f"The folder {folder} cannot be written ({error.strerror or error}). Choose another --out, or "
+            "make the folder writable."
         ) from error
 
 
 def _check_own(folder: Path) -> None:
-    """Raise rather than overwrite files that no comparison has left there."""
+    """Raise instead of overwriting files that no comparison wrote."""
     foreign = [name for name in WRITTEN if (folder / name).exists()]
     if foreign and not (folder / RESULTS).exists():
         raise TableError(
-            f"{folder} holds {' and '.join(foreign)}, but no {RESULTS} of a comparison: they would be "
+            f"{folder} holds {' and '.join(foreign)}, but no {RESULTS} of a comparison, so they would be "
             "overwritten. Choose another --out, or move them away."
         )
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder if need be, and try to write a file there.
+    """Create a folder if necessary, and try to write a file there.
 
     Raises:
-        TableError: If that is not possible.
+        TableError: If that fails.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -212,13 +211,13 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise TableError(
-            f"Nothing can be written to the folder {folder} ({error.strerror or error}). Choose another "
-            "--out, or make the folder writable."
+            f"The folder {folder} cannot be written ({error.strerror or error}). Choose another --out, or "
+            "make the folder writable."
         ) from error
 
 
 def describe(problem: TableProblem, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal for pieces to belong together: table, columns and options."""
+    """Return what must match for stored folds to be reused: table, columns and options."""
     return {
         "table": name,
         "target": problem.target_name,
@@ -236,7 +235,7 @@ def describe(problem: TableProblem, name: str, options: Mapping[str, Any]) -> di
 
 
 def file_head(problem: TableProblem, shift: str, command: str) -> dict[str, Any]:
-    """What else the file says: where it came from, and what was decided."""
+    """Return the other contents of the file: the command, versions and decisions."""
     return {
         "command": command,
         "shift": shift,

@@ -1,4 +1,4 @@
-"""Everything that a report of a comparison shows, computed once and kept as JSON beside the records."""
+"""Summarise a comparison: everything that its reports show, stored as JSON next to the records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elliptica.compare.plan import CONSTANT, METHODS, NAMES, REFERENCE, SEES_GRO
 from elliptica.compare.verdict import Judgement
 from elliptica.report.content import Difference, Verdict
 
-#: Fewer epochs compare the beginning of training.
+#: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
 #: Scores that are shown before and after temperature scaling.
 _CALIBRATED = ("log_loss", "calibration_error")
@@ -27,37 +27,37 @@ _CALIBRATED = ("log_loss", "calibration_error")
 
 @dataclass(frozen=True)
 class Summary:
-    """What a comparison found, without its rows.
+    """The result of a comparison without its rows.
 
     Attributes:
-        name: Of the table.
+        name: Name of the table.
         target: Column that is predicted.
         task: ``"classification"`` or ``"regression"``.
         group: Column of groups, or None.
-        classes: Of the target, as text; empty for regression.
-        n_rows: With a target.
-        n_inputs: Columns that are inputs.
-        shift: What is trained on and what is tested, in a sentence.
+        classes: Classes of the target, as text; empty for regression.
+        n_rows: Number of rows with a target.
+        n_inputs: Number of input columns.
+        shift: A sentence that says which rows are trained on and which are tested.
         methods: Names of the methods with scores, the constant prediction among them, the best score first.
         deciding: Name of the metric that decides.
-        finished: Folds that all methods have finished, and all folds.
-        scores: By method and metric, over all tested rows.
-        by_fold: The same in each fold, by method and metric.
-        parts: Kind, tested rows and score of each class, group or fifth, by method.
-        calibration: By method: temperature, and log loss and calibration error before and after it.
-        bounded: Whether predictions were confined to the range of the training targets.
-        seconds: Of training, by method.
-        settings: That the validation rows chose, in words, by method.
+        finished: Number of folds that all methods have finished, and number of all folds.
+        scores: Scores over all tested rows, by method and metric.
+        by_fold: Scores in each fold, by method and metric.
+        parts: Kind, number of tested rows and score of each class, group or fifth, by method.
+        calibration: Temperature, and log loss and calibration error before and after it, by method.
+        bounded: Whether predictions were clipped to the range of the training targets.
+        seconds: Training time, by method.
+        settings: Settings that the validation rows chose, as text, by method.
         verdict: The answer.
-        cells: By method and judged metric, the difference from ordinary training in words.
+        cells: Difference from ordinary training as text, by method and judged metric.
         saved: Method of the saved model.
-        telling: Name of the metric that the verdict speaks of.
-        predicts: Whether a method is shown to be better than the constant prediction.
-        cautions: What limits the answer.
-        protocol: How it was done.
-        columns: What every column is used as.
-        notices: About the table.
-        target_rows: What is known about the rows that will be predicted.
+        telling: Name of the metric that the verdict is based on.
+        predicts: Whether some method is shown to be better than the constant prediction.
+        cautions: Limits of the answer.
+        protocol: How the comparison was run.
+        columns: How every column is used.
+        notices: Remarks about the table.
+        target_rows: Remarks about the rows that will be predicted.
     """
 
     name: str
@@ -91,12 +91,12 @@ class Summary:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What methods are judged by; the first two decide."""
+        """Metrics that methods are judged by; the first two decide."""
         return metrics_of(self.task, self.group is not None)
 
     @property
     def trained(self) -> list[str]:
-        """Methods without the constant prediction."""
+        """All methods except the constant prediction."""
         return [method for method in self.methods if method != CONSTANT]
 
     @property
@@ -105,21 +105,21 @@ class Summary:
         return self.finished[0] == self.finished[1]
 
     def label(self, method: str) -> str:
-        """Name of a method; a dagger marks those that see groups in training."""
+        """Return the display name of a method; a dagger marks methods that use groups in training."""
         if method == CONSTANT:
             return "always the mean" if self.task == "regression" else "always the largest class"
         return NAMES.get(method, method) + (" †" if method in SEES_GROUPS else "")
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Convert to values that JSON can store."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Summary:
-        """Put a summary together again.
+        """Restore a summary.
 
         Raises:
-            ValueError: If the content is something else.
+            ValueError: If the content is not a summary.
         """
         try:
             values = {each.name: content[each.name] for each in fields(cls)}
@@ -128,14 +128,14 @@ class Summary:
             values["verdict"] = Verdict(**verdict)
             values["columns"] = [ColumnUse(**each) for each in values["columns"]]
             values["finished"] = tuple(values["finished"])
-            found = cls(**values)
-            found._check()
+            summary = cls(**values)
+            summary._check()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ValueError(f"the summary is damaged: {error!r}"[:200]) from error
-        return found
+        return summary
 
     def _check(self) -> None:
-        """What is shown must be what it is taken for."""
+        """Raise if a stored value does not have the type that reports expect."""
         names = [metric.name for metric in self.metrics]
         numbers: list[Any] = [self.n_rows, self.n_inputs, *self.finished]
         for method in self.methods:
@@ -153,7 +153,7 @@ class Summary:
 
 
 def summarise(comparison: Comparison) -> Summary:
-    """Compute what reports show, of a finished comparison or of a part of one."""
+    """Compute what reports show for a complete or partial comparison."""
     problem, plan, metrics = comparison.problem, comparison.plan, comparison.metrics
     scores, judgement = comparison.scores, comparison.verdict
     cautions = judgement.cautions if isinstance(judgement, Judgement) else ()
@@ -162,7 +162,7 @@ def summarise(comparison: Comparison) -> Summary:
     sign = -1 if deciding.higher_is_better else 1
     shown = {method: deciding.show(values[deciding.name]) for method, values in scores.items()}
     best = comparison.best
-    methods = sorted(  # the best method before those that look as good
+    methods = sorted(  # ties: the best method first
         scores,
         key=lambda m: (
             sign * scores[best if shown[m] == shown[best] else m][deciding.name],
@@ -204,7 +204,7 @@ def summarise(comparison: Comparison) -> Summary:
 
 
 def _plain_verdict(judgement: Verdict, cautions: Sequence[str]) -> Verdict:
-    """The verdict without its cautions, which stand by themselves, as any page shows it."""
+    """Remove the cautions from the verdict; reports list them separately."""
     names = [each.name for each in fields(Difference)]
     return Verdict(
         judgement.headline,
@@ -218,8 +218,8 @@ def _plain_verdict(judgement: Verdict, cautions: Sequence[str]) -> Verdict:
 
 
 def _by_fold(predictions: Predictions, metrics: Sequence[Metric]) -> dict[str, dict[str, list[float]]]:
-    """Scores of every tested fold of every repeat, by method and metric."""
-    found: dict[str, dict[str, list[float]]] = {m: defaultdict(list) for m in predictions.values}
+    """Score every tested fold of every repeat, by method and metric."""
+    scores_by_fold: dict[str, dict[str, list[float]]] = {m: defaultdict(list) for m in predictions.values}
     for repeat, row in enumerate(predictions.fold):
         for number in sorted(set(row[row >= 0].tolist())):
             fold = np.full_like(predictions.fold, -1)
@@ -230,26 +230,26 @@ def _by_fold(predictions: Predictions, metrics: Sequence[Metric]) -> dict[str, d
                 continue
             for method, values in scores.items():
                 for metric in metrics:
-                    found[method][metric.name].append(values[metric.name])
-    return {method: dict(values) for method, values in found.items()}
+                    scores_by_fold[method][metric.name].append(values[metric.name])
+    return {method: dict(values) for method, values in scores_by_fold.items()}
 
 
 def _calibration(comparison: Comparison) -> dict[str, dict[str, float]]:
-    """Log loss and calibration error before and after the temperature of the validation rows."""
-    found = {}
+    """Compare log loss and calibration error before and after temperature scaling."""
+    calibration = {}
     for method in comparison.methods if comparison.scores else ():
         scores = comparison.scores[method]
         temperatures = [record.temperature or 1.0 for record in comparison.of(method)]
-        found[method] = {
+        calibration[method] = {
             "temperature": float(np.exp(np.mean(np.log(temperatures)))),
             **{f"{name}_before": scores[f"uncalibrated_{name}"] for name in _CALIBRATED},
             **{f"{name}_after": scores[name] for name in _CALIBRATED},
         }
-    return found
+    return calibration
 
 
 def _settings(comparison: Comparison, method: str) -> str:
-    """Settings that the validation rows chose, as ranges over folds."""
+    """Describe the settings that the validation rows chose, as ranges over folds."""
     trials = [r.trials[r.chosen] for r in comparison.of(method) if r.chosen is not None]
     values: dict[str, list[float]] = defaultdict(list)
     for trial in trials:
@@ -258,8 +258,8 @@ def _settings(comparison: Comparison, method: str) -> str:
         if trial.length:
             values["iterations" if method == TREES else "epochs"].append(trial.length)
     words = []
-    for name, found in values.items():
-        low, high = min(found), max(found)
+    for name, chosen in values.items():
+        low, high = min(chosen), max(chosen)
         words.append(f"{name} {low:g}" + (f" to {high:g}" if high > low else ""))
     if logs := sum(trial.log_target for trial in trials):
         words.append(f"log of the target in {logs} of {count(len(trials), 'fold')}")
@@ -267,46 +267,46 @@ def _settings(comparison: Comparison, method: str) -> str:
 
 
 def _cautions(comparison: Comparison) -> list[str]:
-    """What limits the answer, beside what the verdict says."""
+    """List limits of the answer beyond those that the verdict mentions."""
     plan = comparison.plan
-    found = [
-        f"{NAMES[method].capitalize()} is not compared. {error}"
+    cautions = [
+        f"{NAMES[method].capitalize()} was not compared. {error}"
         for method, error in comparison.failed.items()
     ]
     if names := comparison.problem.giveaways:
         shown = ", ".join(map(repr, names[:5])) + (" and others" if len(names) > 5 else "")
-        found.append(
+        cautions.append(
             f"{shown} alone {'predicts' if len(names) == 1 else 'predict'} {comparison.problem.target_name} "
-            "almost perfectly: the scores are too good to be true if that is not known beforehand."
+            "almost perfectly. If they are not known at prediction time, the scores are too good to be true."
         )
     if cut := _cut(comparison):
-        found.append(
-            f"A first impression: --quick had {cut}. Better settings may change the order; run it without "
-            "--quick before you decide."
+        cautions.append(
+            f"This is a first impression: --quick had {cut}. Better settings may change the order. Run it "
+            "without --quick before you decide."
         )
     if plan.trials == 1:
-        found.append(
-            "There was no search: every method had one trial, with its usual settings. More --trials are "
+        cautions.append(
+            "There was no search: every method had one trial with its usual settings. More --trials are "
             "fairer to methods whose usual settings do not suit the table."
         )
     if plan.epochs < FEW_EPOCHS:
-        found.append(
-            f"Few epochs: with --epochs {plan.epochs}, what is compared is the beginning of training."
-        )
+        cautions.append(f"Few epochs: with --epochs {plan.epochs}, only the start of training is compared.")
     for method in comparison.methods:
         trials = [trial for record in comparison.of(method) for trial in record.trials]
         if failed := sum(bool(trial.error) for trial in trials):
-            found.append(f"{failed} of {len(trials)} trainings by {NAMES[method]} failed and were left out.")
+            cautions.append(
+                f"{failed} of {len(trials)} training runs of {NAMES[method]} failed and were skipped."
+            )
     if plan.trials > 1 and (ends := _borders(comparison)):
-        found.append(
+        cautions.append(
             f"The search ended at the border of its range: {'; '.join(ends)}. Better settings may lie "
-            "beyond; elliptica.estimators takes any."
+            "beyond it; elliptica.estimators accepts any value."
         )
-    return found
+    return cautions
 
 
 def _cut(comparison: Comparison) -> str:
-    """Say what --quick has cut; empty if nothing."""
+    """Describe what --quick cut; empty if nothing."""
     plan = comparison.plan
     if not plan.quick:
         return ""
@@ -322,8 +322,8 @@ def _cut(comparison: Comparison) -> str:
 
 
 def _borders(comparison: Comparison) -> list[str]:
-    """Settings that most folds chose at the border of their range: of the best method and the reference."""
-    found: dict[tuple[str, tuple[float, float]], list[str]] = defaultdict(list)
+    """List settings of the best method and the reference that most folds chose at the border of a range."""
+    borders: dict[tuple[str, tuple[float, float]], list[str]] = defaultdict(list)
     for method in dict.fromkeys((comparison.best, REFERENCE)):
         mine = [record for record in comparison.of(method) if record.chosen is not None]
         ends: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -332,81 +332,81 @@ def _borders(comparison: Comparison) -> list[str]:
                 ends[name].append(reach)
         for name, reaches in ends.items():
             if 2 * len(reaches) > len(mine):
-                found[name, reaches[0]].append(NAMES[method])
+                borders[name, reaches[0]].append(NAMES[method])
     return [
         f"{name} ({low:g} to {high:g}) of {' and '.join(methods)}"
-        for (name, (low, high)), methods in found.items()
+        for (name, (low, high)), methods in borders.items()
     ]
 
 
 def target_rows_words(rows: TargetRows, method: str) -> list[str]:
-    """Say how far the rows that will be predicted lie from the training rows.
+    """Describe how far the rows to predict lie from the training rows.
 
     Example:
         >>> target_rows_words(TargetRows(200, 0.31, 0.12, 0.02), "erm")[0]
         '31 % of the 200 rows to predict lie farther from the nearest training row than 95 % of these do.'
     """
     far = f"{100 * rows.beyond_95:.0f} % of the {rows.rows:,} rows to predict"
-    found = [f"{far} lie farther from the nearest training row than 95 % of these do."]
+    sentences = [f"{far} lie farther from the nearest training row than 95 % of these do."]
     if rows.beyond_95 <= 0.1:
-        found.append("That is about what rows of the same kind would do.")
+        sentences.append("Rows of the same kind would give about this share.")
     elif rows.beyond_95 > 0.25:
-        found.append(
+        sentences.append(
             "They are shifted: judge methods by --extrapolate, --time or --split-by, not by random rows."
         )
     if rows.beyond_range is not None:
         share = f"{100 * rows.beyond_range:.1f} %"
-        found.append(
-            f"{share} of the predictions of {NAMES[method]} for them leave the range of the targets."
+        sentences.append(
+            f"{share} of the predictions of {NAMES[method]} for them lie outside the range of the targets."
         )
-    return found
+    return sentences
 
 
 def _protocol(comparison: Comparison) -> list[str]:
-    """How it was done, point by point."""
+    """Describe how the comparison was run, point by point."""
     plan, problem, shift = comparison.plan, comparison.problem, comparison.shift
     average = "Brier score" if problem.task == "classification" else "RMSE"
     rule = average if plan.select == "average" else comparison.metrics[1].label
     rows = "all training rows"
     if any(len(fold.fit) > plan.tuning_rows for fold in shift.folds):
-        rows = "the training rows without the validation rows, which say when to stop"
+        rows = "the training rows without the validation rows, which decide when to stop"
     folds, repeats = shift.folds_per_repeat, shift.n_repeats
     ensemble = f"{plan.networks} networks together" if plan.networks > 1 else "one network"
     own = [name for name in plan.methods if METHODS[name].sees_groups]
     points = [
         f"{shift.words} {count(folds, 'fold')}"
         + (f", {repeats} times with other draws." if repeats > 1 else "."),
-        "Preprocessing is learnt on the training rows of each fold and is the same for all methods: missing "
-        "numbers are filled and marked, heavy tails squashed, dates become numbers and seasons, categories "
-        "indicators, free text parts of words.",
+        "Preprocessing is fitted on the training rows of each fold and is the same for all methods. Missing "
+        "numbers are filled and marked. Heavy tails are squashed. Dates become numbers and seasons, "
+        "categories become indicators, and free text becomes parts of words.",
         f"Every method tries {count(plan.trials, 'setting')} in every fold. Networks (hidden layers of "
-        f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay, "
-        f"and stop when the validation rows say so, after at most {plan.epochs} epochs.",
+        f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay. "
+        f"They stop early on the validation rows, after at most {plan.epochs} epochs.",
         f"The validation rows choose by {rule} (--select {plan.select}) and mimic the shift. The chosen "
-        f"settings are trained on {rows} ({ensemble}), and predict the test rows once.",
-        "Boosted trees and the linear model are scikit-learn's; they get the same rows, inputs, number of "
-        "trials and rule of choice. Their settings are their own, and time is not matched.",
+        f"settings are trained on {rows} ({ensemble}) and predict the test rows once.",
+        "Boosted trees and the linear model are scikit-learn's. They get the same rows, inputs, number of "
+        "trials and selection rule. They have their own settings, and time is not matched.",
     ]
     if problem.task == "classification" and plan.select == "average":
         points.append(
-            "The verdict names the method with the best accuracy. Among those whose accuracy cannot be told "
-            "from it, the Brier score decides."
+            "The verdict names the method with the best accuracy. Among methods that are not distinguishable "
+            "from it in accuracy, the Brier score decides."
         )
     constant = "mean" if problem.task == "regression" else "class frequencies"
     points.append(
-        f"The constant prediction is the {constant} of the training rows of each fold. No model is worth "
-        "keeping if none is shown to be better, in "
+        f"The constant prediction is the {constant} of the training rows of each fold. If no method is "
+        "shown to beat it, no model is worth keeping. This is judged by "
         f"{'RMSE' if problem.task == 'regression' else 'accuracy or Brier score'}."
     )
     if problem.task == "classification":
         points.append(
-            "Probabilities of every method are calibrated by one temperature from the validation rows, in "
-            "the scores as in the saved model."
+            "Probabilities of every method are calibrated with one temperature fitted on the validation "
+            "rows, in the scores and in the saved model."
         )
     if plan.bounded and problem.task == "regression":
         points.append(
-            "Predictions of networks are confined to the range of the training targets (--unbounded switches "
-            "that off)."
+            "Predictions of networks are clipped to the range of the training targets (--unbounded turns "
+            "this off)."
         )
     if plan.log_target:
         points.append("The target is positive and skewed: every second setting learns its logarithm.")

@@ -1,4 +1,4 @@
-"""Reading a table: CSV, Parquet or a frame, with its columns as numbers or text."""
+"""Read tables from CSV, Parquet or frames; columns hold numbers or text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from elliptica.compare.csv import TableError as TableError
 from elliptica.compare.csv import check_rectangular, looks_like_numbers, read_dialect
 
 MAX_ROWS = 200_000
-#: More columns than that are hardly a table; networks on them take hours.
+#: Largest supported number of columns; networks on more take hours.
 MAX_COLUMNS = 10_000
 TOO_LONG = (
     "because every method is trained many times. Pass --sample (sample=True) for a random sample of that "
     "size, or raise --max-rows (max_rows=)."
 )
 
-#: Tables that need no file, with the column that is predicted.
+#: Tables that need no file, with the column to predict.
 BUILT_IN = {
     "diabetes": "progression",
     "breast_cancer": "diagnosis",
@@ -31,7 +31,7 @@ BUILT_IN = {
     "iris": "species",
     "california_housing": "price",
 }
-#: What the blood values of the diabetes table are.
+#: Meanings of the blood values in the diabetes table.
 _DIABETES = {
     "bp": "blood pressure",
     "s1": "cholesterol",
@@ -44,7 +44,7 @@ _DIABETES = {
 
 
 class _Limit(NamedTuple):
-    """How many rows are read, and what happens to longer tables."""
+    """Maximum number of rows, and how longer tables are handled."""
 
     max_rows: int | None
     sample: bool
@@ -52,19 +52,19 @@ class _Limit(NamedTuple):
     too_long: str
 
 
-#: Cells of a CSV file that mean "not known", beside empty ones.
+#: Cells of a CSV file that mean "missing", besides empty ones.
 MISSING = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "?")
 
 
 @dataclass(frozen=True)
 class Table:
-    """What was read."""
+    """A table as read from a file or frame."""
 
     frame: pl.DataFrame  # the rows
-    name: str  # of the file, for messages
-    notices: tuple[str, ...] = ()  # what was decided in reading, in words
-    headless: bool = False  # whether the names of the columns are numbers, as in a file without a header
-    decimal_comma: bool = False  # whether 1,5 is a number, for cells that are left as text
+    name: str  # name of the file, for messages
+    notices: tuple[str, ...] = ()  # remarks about how it was read
+    headless: bool = False  # whether the column names are numbers, as in a file without a header
+    decimal_comma: bool = False  # whether 1,5 is a number, for cells that stay text
 
 
 def read_table(
@@ -76,21 +76,21 @@ def read_table(
     as_text: bool = False,
     too_long: str = TOO_LONG,
 ) -> Table:
-    """Read a table from a file or take it from a frame.
+    """Read a table from a file, or take it from a frame.
 
-    Rows are counted before they are read, so that a file that is too long is refused without being loaded.
+    Rows are counted before they are read, so a file that is too long raises without being loaded.
 
     Args:
         source: Path of a ``.parquet`` or ``.pq`` file, of a CSV file (any other name), a polars or pandas
             frame, or, if there is no such file, the name of a table of scikit-learn (see `BUILT_IN`).
-        max_rows: Longer tables are refused; None: no limit.
-        sample: Use a random sample of ``max_rows`` rows of a longer table instead.
-        seed: Of that sample.
+        max_rows: Maximum number of rows; None means no limit. Longer tables raise.
+        sample: Use a random sample of ``max_rows`` rows of a longer table instead of raising.
+        seed: Seed of that sample.
         as_text: Leave the cells of a CSV file as text.
-        too_long: Why longer tables are refused, and what to do.
+        too_long: Reason and remedy in the error for longer tables.
 
     Raises:
-        TableError: If there is no usable table.
+        TableError: If the table does not exist or cannot be used.
 
     Example:
         >>> table = read_table(pl.DataFrame({"age": [41, 29], "sick": ["no", "yes"]}))
@@ -105,8 +105,8 @@ def read_table(
         return _from_frame(_built_in(str(source)), limit, str(source))
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
-        hint = did_you_mean(str(source), BUILT_IN) or f"Tables without a file: {', '.join(BUILT_IN)}."
-        raise TableError(f"{file} {what}. Expected the name of a CSV or Parquet file. {hint}")
+        hint = did_you_mean(str(source), BUILT_IN) or f"Tables that need no file: {', '.join(BUILT_IN)}."
+        raise TableError(f"{file} {what}. Pass the path of a CSV or Parquet file. {hint}")
     if file.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(file, limit)
     return _read_csv(file, limit, as_text)
@@ -115,15 +115,15 @@ def read_table(
 def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
     dialect = read_dialect(file)
     _check_width(file.name, len(dialect.header))
-    # all cells as text: types are ours to decide, and an odd value far down is no error of the reader
+    # read all cells as text: we decide types later, and an odd value far down must not stop the reader
     lazy = pl.scan_csv(file, separator=dialect.separator, infer_schema=False)
     try:
         n_rows = lazy.select(pl.len()).collect().item()
         notices = _check_length(file.name, n_rows, limit)
         if (n := len(lazy.collect_schema())) != len(dialect.header):
             raise TableError(
-                f"The first line of {file.name} is read as {n} or as {len(dialect.header)} names of columns, "
-                "depending on which line ends and quotes count. Save it with plain line ends (LF or CRLF)."
+                f"The first line of {file.name} has {n} or {len(dialect.header)} column names, depending on "
+                "which line ends and quotes count. Save it with plain line ends (LF or CRLF)."
             )
         blank = check_rectangular(file, dialect, n_rows if limit.max_rows is None else limit.max_rows)
         frame = _collect(lazy, n_rows, limit)
@@ -135,9 +135,7 @@ def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
     frame = frame.rename(dict(zip(frame.columns, dialect.header, strict=True)))
     text = pl.all().str.strip_chars()
     frame = frame.select(pl.when(text.is_in(["", *MISSING])).then(None).otherwise(text).name.keep())
-    if n_rows == len(
-        frame
-    ):  # of a sample the numbers of the lines are not known, but it needs targets anyway
+    if n_rows == len(frame):  # line numbers of a sample are unknown, but it needs targets anyway
         frame = frame.filter(~pl.int_range(pl.len()).is_in(blank))
     _check_not_empty(file.name, frame)
     if dialect.separator != ",":
@@ -149,10 +147,10 @@ def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
 
 
 def _typed(column: pl.Series, decimal_comma: bool) -> pl.Series:
-    """Whole numbers or numbers where all cells are, else text; what other cells mean is decided later.
+    """Convert to integers or floats if all cells are numbers, otherwise keep text; kinds are decided later.
 
-    Text stay codes with leading zeros, and whole numbers that no integer type holds: as numbers they would
-    lose digits.
+    Codes with leading zeros and integers that no type can hold stay text, because as numbers they would lose
+    digits.
     """
     whole = column.cast(pl.Int64, strict=False)
     if whole.null_count() == column.null_count():
@@ -164,7 +162,7 @@ def _typed(column: pl.Series, decimal_comma: bool) -> pl.Series:
 
 
 def as_numbers(column: pl.Series, *, decimal_comma: bool = False) -> pl.Series:
-    """Text as numbers; what is none becomes missing."""
+    """Parse text as numbers; other cells become missing."""
     if decimal_comma:
         column = column.str.replace(",", ".", literal=True)
     return column.cast(pl.Float64, strict=False)
@@ -179,7 +177,8 @@ def _read_parquet(file: Path, limit: _Limit) -> Table:
         frame = _collect(lazy, n_rows, limit)
     except pl.exceptions.PolarsError as error:
         raise TableError(
-            f"{file.name} cannot be read as Parquet: {str(error).splitlines()[0]}. Was it written completely?"
+            f"{file.name} cannot be read as Parquet: {str(error).splitlines()[0]}. Check that it was written "
+            "completely."
         ) from error
     _check_not_empty(file.name, frame)
     return Table(frame, file.name, tuple(notices))
@@ -198,15 +197,15 @@ def _from_frame(source: Any, limit: _Limit, name: str = "frame") -> Table:
 
 
 def _built_in(name: str) -> pl.DataFrame:
-    """A table of scikit-learn, with names that say what the columns are."""
+    """Load a table of scikit-learn, with column names that say what they hold."""
     from sklearn import datasets
 
-    if name == "california_housing":  # the only one that does not ship with scikit-learn
+    if name == "california_housing":  # the only one that scikit-learn has to download
         try:
             data = datasets.fetch_california_housing(download_if_missing=False)
         except OSError as error:
             raise TableError(
-                "The table california_housing is not on this machine. Fetch it once, with a connection: "
+                "The table california_housing is not on this machine. Download it once: "
                 "python -c 'from sklearn.datasets import fetch_california_housing as f; f()'"
             ) from error
     else:
@@ -221,18 +220,16 @@ def _built_in(name: str) -> pl.DataFrame:
 
 
 def _from_pandas(source: Any) -> pl.DataFrame:
-    """Column by column, since polars' own conversion needs pyarrow."""
+    """Convert column by column, because polars' own conversion needs pyarrow."""
     if not hasattr(source, "columns") or not hasattr(source, "to_numpy"):
         raise TableError(
-            f"Expected a path, or a polars or pandas frame, but got {type(source).__name__}. Make a frame "
-            "with named columns of it."
+            f"Expected a path, or a polars or pandas frame, but got {type(source).__name__}. Convert it to a "
+            "frame with named columns."
         )
     names = [str(name) for name in source.columns]
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
-        raise TableError(
-            f"The frame has several columns of the name {double[0]!r}. Names must differ: rename all but one."
-        )
+        raise TableError(f"The frame has several columns named {double[0]!r}. Rename all but one of them.")
     return pl.DataFrame([_series(name, source.iloc[:, i]) for i, name in enumerate(names)])
 
 
@@ -249,8 +246,8 @@ def _series(name: str, column: Any) -> pl.Series:
 def _check_width(name: str, n_columns: int) -> None:
     if n_columns > MAX_COLUMNS:
         raise TableError(
-            f"{name} has {n_columns:,} columns; at most {MAX_COLUMNS:,} are read, because every one becomes "
-            "an input of every network. Keep the columns that matter, e.g. those that vary most."
+            f"{name} has {n_columns:,} columns, but at most {MAX_COLUMNS:,} are supported, because each one "
+            "becomes an input of every network. Keep the columns that matter, e.g. those that vary most."
         )
 
 
@@ -259,7 +256,7 @@ def _check_length(name: str, n_rows: int, limit: _Limit) -> list[str]:
     if max_rows is None or n_rows <= max_rows:
         return []
     if not limit.sample:
-        raise TableError(f"{name} has {n_rows:,} rows; at most {max_rows:,} are read, {limit.too_long}")
+        raise TableError(f"{name} has {n_rows:,} rows, but at most {max_rows:,} are read, {limit.too_long}")
     return [f"A random sample of {max_rows:,} of {n_rows:,} rows is used."]
 
 
@@ -268,18 +265,18 @@ def _collect(lazy: pl.LazyFrame, n_rows: int, limit: _Limit) -> pl.DataFrame:
     if max_rows is None or n_rows <= max_rows:
         return lazy.collect()
     rows = np.random.default_rng(stream_seed("sample", limit.seed)).choice(n_rows, max_rows, replace=False)
-    index = "row index of elliptica"  # a name that no table has
+    index = "row index of elliptica"  # a name that tables do not have
     kept = lazy.with_row_index(index).filter(pl.col(index).is_in(np.sort(rows).astype(np.uint32).tolist()))
     return kept.drop(index).collect(engine="streaming")
 
 
 def _check_not_empty(name: str, frame: pl.DataFrame) -> None:
     if not len(frame):
-        raise TableError(f"{name} has names of columns but no rows.")
+        raise TableError(f"{name} has column names but no rows.")
 
 
 def check_column(table: Table, name: str, what: str) -> None:
-    """Refuse a name that is none of the columns, with the nearest ones.
+    """Raise if a column does not exist, and suggest similar names.
 
     Raises:
         TableError: If there is no such column.
@@ -287,9 +284,9 @@ def check_column(table: Table, name: str, what: str) -> None:
     names = table.frame.columns
     if name in names:
         return
-    hint = did_you_mean(name, names, n=3) or f"There are {_listed(names)}."
+    hint = did_you_mean(name, names, n=3) or f"Its columns are {_listed(names)}."
     if table.headless:
-        hint = "Its first line holds numbers only: add a line with the names of the columns."
+        hint = "Its first line holds only numbers: add a line with the column names."
     raise TableError(f"{table.name} has no column {name!r} for the {what}. {hint}")
 
 

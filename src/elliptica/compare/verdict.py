@@ -1,4 +1,4 @@
-"""Judge a comparison: which method to use, how much better it is, and how sure that is."""
+"""Judge a comparison: which method to use, how much better it is, and how certain that is."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ REFERENCE = "erm"
 CONFIDENCE = 0.95
 #: Methods that are not networks.
 OTHERS = ("trees", "linear")
-#: How simple methods are; all others count as 2.
+#: Rank of simplicity; methods that are not listed have rank 2.
 SIMPLICITY = {"linear": 0, "trees": 1, "erm": 1}
 
-#: Methods in words, on the screen and in reports alike.
+#: Display names of the methods, the same on the screen and in reports.
 NAMES = {
     "erm": "ordinary training",
     "noise": "input noise",
@@ -46,17 +46,17 @@ PLACES = {
     "test_file": "on the rows of the test file",
 }
 
-#: Results in words.
+#: Display names of the results.
 RESULTS: dict[Result, str] = {"better": "better", "worse": "worse", "open": "not distinguishable"}
 
-#: Variance of rows in the worst class, over that of independent test rows. Training rows decide, to first
-#: order, which class a classifier favours, and all folds share them; found by `benchmarks.verdict`.
+#: Variance of rows in the worst class, relative to that of independent test rows. To first order, training
+#: rows decide which class a classifier favours, and all folds share them; measured by `benchmarks.verdict`.
 CLASS_FACTOR = 2.0
-#: More rows or repeats than so many times the present ones are not suggested.
+#: More rows or repeats than this multiple of the present ones are not suggested.
 MAX_FACTOR = 100
-#: Folds disagree if the error of one is so many times that of the median fold.
+#: Folds disagree if the error of one exceeds this multiple of the median fold's.
 FOLD_RATIO = 2.0
-#: A class is rare if it has less than this part of an equal share, and missed if fewer rows are found.
+#: A class is rare below this part of an equal share of rows, and missed below this recall.
 RARE, MISSED = 0.5, 0.1
 _PLURAL = ("trees", "balanced")
 _MOST_MISSED = 3
@@ -64,7 +64,7 @@ _MOST_MISSED = 3
 
 @dataclass(frozen=True)
 class Change(Difference):
-    """A method against another one in a column, with an interval.
+    """The difference between two methods in a column, with an interval.
 
     ``mean``, ``low`` and ``high`` are shares: a change of -0.12 is 12 % less for relative metrics, 12 points
     less for accuracies. ``n_seeds`` is the number of tests (folds times repeats).
@@ -72,10 +72,10 @@ class Change(Difference):
     Attributes:
         against: Method that it is compared with.
         value: Score of the method.
-        reference: Score of the other.
-        rows_variance: What the choice of rows adds to the variance of the estimate.
-        training_variance: What training noise adds; NaN if a single fold cannot tell.
-        quantile: Half-width of the interval over the standard error.
+        reference: Score of the other method.
+        rows_variance: Variance of the estimate due to the choice of rows.
+        training_variance: Variance due to training noise; NaN if there is only one fold.
+        quantile: Half-width of the interval divided by the standard error.
     """
 
     against: str = REFERENCE
@@ -88,15 +88,15 @@ class Change(Difference):
 
 @dataclass(frozen=True)
 class Needed:
-    """What would settle an open comparison, if the difference is as large as it looks.
+    """The amount of data that would settle an open comparison, if the estimate is right.
 
     Attributes:
-        method: Which method.
+        method: Name of the method.
         measure: Name of the metric.
         against: Method that it is compared with.
-        rows: Rows of the table in total; None if more rows of this kind will not tell soon.
-        repeats: Repeats in total that would do with the present rows; None if they would not.
-        tested: Whether ``rows`` counts tested rows only, because one part of the table is held out.
+        rows: Total number of rows; None if more rows of this kind would not help soon.
+        repeats: Total number of repeats of the present rows; None if repeats would not help.
+        tested: Whether ``rows`` counts only tested rows, because one part of the table is held out.
     """
 
     method: str
@@ -108,7 +108,7 @@ class Needed:
 
     @property
     def words(self) -> str:
-        """What would tell, as the beginning of a sentence."""
+        """The missing evidence, as the beginning of a sentence."""
         kind = "tested rows" if self.tested else "rows"
         ways = [f"about {self.rows:,} {kind}"] if self.rows is not None else []
         ways += [f"about {self.repeats} repeats"] if self.repeats is not None else []
@@ -119,21 +119,21 @@ class Needed:
 class Judgement(Verdict):
     """The verdict of a comparison.
 
-    ``differences`` has a `Change` for every method and judged column, against ordinary training.
+    ``differences`` holds a `Change` against ordinary training for every method and judged column.
 
     Attributes:
         metrics: Columns in order; `Metric.judged` says which of them are judged.
-        scores: By method and column.
-        among: Changes of the best method against the best network, where these are two.
-        simpler: Changes of the best method against simpler ones that it is not distinguishable from.
+        scores: Scores by method and column.
+        among: Changes of the best method against the best network, if these differ.
+        simpler: Changes of the best method against simpler ones that are not distinguishable from it.
         over_constant: Changes of every method against the constant prediction, in the average column and, for
             classes, the Brier score.
         constant: Changes of the constant prediction against ordinary training.
-        needed: What would settle what is open in the telling column.
+        needed: Evidence that would settle the open comparisons in the telling column.
         deciding: Name of the column that decides.
-        telling: Name of the column that tells the best method from others: the deciding one, or the Brier
-            score where accuracies cannot be told apart.
-        cautions: What limits the answer.
+        telling: Name of the column that separates the best method from others: the deciding one, or the
+            Brier score if accuracies are not distinguishable.
+        cautions: Limits of the answer.
     """
 
     metrics: Sequence[Metric] = ()
@@ -149,11 +149,11 @@ class Judgement(Verdict):
 
     @property
     def predicts(self) -> bool:
-        """Whether a method is shown to be better than the constant prediction."""
+        """Whether some method is shown to be better than the constant prediction."""
         return not self.over_constant or any(c.result == "better" for c in self.over_constant)
 
     def change(self, method: str, measure: str) -> Change | None:
-        """The change of a method in a column; None for ordinary training and columns that are not judged."""
+        """Return the change of a method in a column; None for ordinary training and unjudged columns."""
         return next(
             (
                 d
@@ -164,20 +164,20 @@ class Judgement(Verdict):
         )
 
     def cell(self, method: str, measure: str) -> str:
-        """Write the change of a method in a column; empty where there is none.
+        """Format the change of a method in a column; empty if there is none.
 
-        The same text stands on the screen, in Markdown and on the page: ``"-12 % (-16 to -8) better"``.
+        The screen, Markdown and the page show the same text: ``"-12 % (-16 to -8) better"``.
         """
-        found = self.change(method, measure)
-        return "" if found is None else show_change(found, self.metric(measure), result=True)
+        change = self.change(method, measure)
+        return "" if change is None else show_change(change, self.metric(measure), result=True)
 
     def metric(self, name: str) -> Metric:
-        """The column of this name."""
+        """Return the column with this name."""
         return next(metric for metric in self.metrics if metric.name == name)
 
 
 def show_change(change: Change, metric: Metric, *, result: bool = False) -> str:
-    """Write a change with its interval: percent for relative metrics, points for accuracies.
+    """Format a change with its interval, in percent for relative metrics and in points for accuracies.
 
     Example:
         >>> rmse, accuracy = metrics_of("regression", False)[0], metrics_of("classification", False)[0]
@@ -200,7 +200,7 @@ def show_change(change: Change, metric: Metric, *, result: bool = False) -> str:
 
 
 def _digits(low: float, high: float, result: Result, metric: Metric) -> int:
-    """Decimals that suit the width of an interval, and keep it off zero if it is clear of it."""
+    """Choose decimals that suit the width of an interval and do not round a clear result to zero."""
     width = 100 * (high - low)
     least = 0 if metric.relative else 1
     digits = max(least, 0 if width >= 5 else 1 if width >= 0.5 or not width else 2)
@@ -210,7 +210,7 @@ def _digits(low: float, high: float, result: Result, metric: Metric) -> int:
 
 
 def _signed(value: float, digits: int) -> str:
-    """Write a number with its sign; zero has none."""
+    """Format a number with its sign; zero has none."""
     if math.isinf(value):
         return "unknown"
     if abs(value) >= 1000:
@@ -231,35 +231,37 @@ def judge(
     place: str | None = None,
     target: str = "the target",
 ) -> Judgement:
-    """Compare every method with ordinary training on every judged column, and name one to use.
+    """Compare every method with ordinary training in every judged column, and recommend one.
 
-    Methods are compared row by row. Intervals include the choice of rows (clustered) and training noise (the
-    variation between folds and repeats beyond what rows explain), see
-    `elliptica._utils.statistics.cross_validation_spread`, and hold with 95 % for all methods of a column
-    together (max-t). The method to use is the one with the best estimate in the deciding column; ordinary
-    training wins ties, then the simplest method. Accuracy is a coarse measure: among the methods whose
-    accuracy cannot be told from the best one, the Brier score decides.
+    Methods are compared row by row. Intervals include the choice of rows (clustered) and training noise, the
+    variation between folds and repeats that rows do not explain (see
+    `elliptica._utils.statistics.cross_validation_spread`). They hold jointly with 95 % confidence for all
+    methods of a column (max-t). The recommended method has the best estimate in the deciding column. Ordinary
+    training wins ties, then the simplest method. Accuracy is a coarse measure: among the methods that are not
+    distinguishable from the most accurate one, the Brier score decides.
 
-    If predictions of `CONSTANT` are given and no method is shown to be better, neither in the average column
-    nor in the Brier score, the headline says so. ``best`` still names the method with the best estimate.
+    If predictions of `CONSTANT` are given and no method is shown to beat them in the average column or in the
+    Brier score, the headline says so. ``best`` still names the method with the best estimate.
 
     Args:
-        predictions: Of all methods, the reference among them.
-        select: Which column decides: ``"average"`` (the first) or ``"worst"`` (the second).
-        reference: Ordinary training.
-        shift: Which shift the folds stand for, a key of `PLACES`.
-        shift_words: One sentence that says how rows were held out.
-        names: Methods in words.
-        networks: Methods that are networks; by default all but `OTHERS`.
-        place: Words for where the verdict holds, such as ``"on unseen patients"``; by default from ``shift``.
-        target: Name of what is predicted.
+        predictions: Predictions of all methods, including the reference.
+        select: Column that decides: ``"average"`` (the first) or ``"worst"`` (the second).
+        reference: Name of ordinary training.
+        shift: Shift that the folds stand for, a key of `PLACES`.
+        shift_words: A sentence that says how rows were held out.
+        names: Display names of the methods.
+        networks: Methods that are networks; by default all except `OTHERS`.
+        place: Phrase for where the verdict holds, e.g. ``"on unseen patients"``; by default from ``shift``.
+        target: Name of the predicted column.
     """
     everyone = predictions
     predictions = _only(everyone, [method for method in everyone.values if method != CONSTANT])
     metrics = metrics_of(predictions.task, predictions.groups is not None)
     methods = list(predictions.values)
     if reference not in methods:
-        raise ValueError(f"Predictions of {reference!r} are missing; there are: {', '.join(methods)}.")
+        raise ValueError(
+            f"Predictions of {reference!r} are missing; methods with predictions: {', '.join(methods)}."
+        )
     judged = [metric for metric in metrics if metric.judged]
     deciding = metrics[0] if select == "average" else metrics[1]
     scores = score(everyone)
@@ -278,7 +280,7 @@ def judge(
     telling = choice.telling(rivals)
     over, constant = _constant(everyone, scores, reference)
     needed = [_needed(c, predictions, columns[c.measure]) for c in (*changes, *among) if c.result == "open"]
-    found = Judgement(
+    judgement = Judgement(
         "",
         differences=changes,
         best=best,
@@ -296,20 +298,20 @@ def judge(
         cautions=[*_cautions(predictions, methods, names), *_missed(predictions, best, names)],
     )
     place = PLACES[shift] if place is None else place
-    words = _Words(found, reference, nets, names, place, target, _constant_words(predictions))
-    headline, *sentences = [*words.sentences(), *found.cautions, *words.basis(shift_words)]
-    return replace(found, headline=headline, sentences=sentences)
+    words = _Words(judgement, reference, nets, names, place, target, _constant_words(predictions))
+    headline, *sentences = [*words.sentences(), *judgement.cautions, *words.basis(shift_words)]
+    return replace(judgement, headline=headline, sentences=sentences)
 
 
 def _only(predictions: Predictions, methods: Sequence[str]) -> Predictions:
-    """Predictions of some methods."""
+    """Keep the predictions of some methods."""
     return replace(predictions, values={method: predictions.values[method] for method in methods})
 
 
 def _best(
     scores: Mapping[str, Mapping[str, float]], methods: Sequence[str], metric: Metric, reference: str
 ) -> str:
-    """Find the method with the best score; among those that look as good the reference, then the simplest."""
+    """Return the method with the best shown score; ties go to the reference, then to the simplest method."""
     sign = -1 if metric.higher_is_better else 1
     values = {method: scores[method][metric.name] for method in methods}
     best = metric.show(min(values.values(), key=lambda value: sign * value))
@@ -333,16 +335,16 @@ class _Choice:
 
     @property
     def second(self) -> Metric | None:
-        """The column that decides where the first does not."""
+        """The column that breaks ties in the first one."""
         return self.columns["brier"].metric if self.deciding.name == "accuracy" else None
 
     def change(self, method: str, against: str, measure: str) -> Change:
-        """A method against another one in a column."""
+        """Compare two methods in a column."""
         changes = self.columns[measure].changes(self.predictions, against, self.scores)
         return next(c for c in changes if c.method == method)
 
     def best(self, methods: Sequence[str]) -> str:
-        """The best estimate; where accuracies cannot be told apart, that of the Brier score."""
+        """Return the method with the best estimate; the Brier score decides between similar accuracies."""
         first = _best(self.scores, methods, self.deciding, self.reference)
         if self.second is None:
             return first
@@ -351,20 +353,20 @@ class _Choice:
         return _best(self.scores, [m for m in methods if m in tied], self.second, self.reference)
 
     def telling(self, rivals: Sequence[Change]) -> Metric:
-        """The column that the verdict speaks of, given the changes of the best method against its rival."""
+        """Return the column of the verdict, given the changes of the best method against its rival."""
         is_shown = any(c.measure == self.deciding.name and c.result == "better" for c in rivals)
         return self.deciding if self.second is None or is_shown else self.second
 
     def simpler(self, best: str, telling: Metric) -> list[Change]:
-        """Changes of the best method against simpler ones that no column of the choice tells from it."""
+        """Compare the best method with simpler ones that are not distinguishable from it in any column."""
         names = [m for m in SIMPLICITY if m in self.predictions.values and _level(m) < _level(best)]
         measures = [self.deciding.name, *([self.second.name] if self.second else [])]
-        found = []
+        simpler = []
         for name in names:
             changes = [self.change(best, name, measure) for measure in measures]
             if all(change.result == "open" for change in changes):
-                found += [change for change in changes if change.measure == telling.name]
-        return found
+                simpler += [change for change in changes if change.measure == telling.name]
+        return simpler
 
 
 def _constant(
@@ -382,7 +384,7 @@ def _constant(
 
 
 def _constant_words(predictions: Predictions) -> str:
-    """Say what the constant prediction does."""
+    """Describe the constant prediction."""
     if predictions.task == "regression":
         return "always predicting the mean"
     label = predictions.classes[int(np.bincount(predictions.labels).argmax())]
@@ -391,12 +393,12 @@ def _constant_words(predictions: Predictions) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """Estimates of all methods in a column, and what every row adds to them.
+    """Estimates of all methods in a column, and the influence of every row on them.
 
     Attributes:
-        metric: Which column.
-        estimates: By method, logarithms for relative metrics.
-        influence: ``(repeats, methods, rows)``, see `cross_validation_spread`.
+        metric: Metric of the column.
+        estimates: Estimates by method; logarithms for relative metrics.
+        influence: Influence of rows, ``(repeats, methods, rows)``, see `cross_validation_spread`.
     """
 
     metric: Metric
@@ -405,18 +407,19 @@ class Column:
 
     @classmethod
     def of(cls, predictions: Predictions, metric: Metric) -> Column:
-        """Compute them."""
+        """Compute the estimates and influences."""
         kind = {"log_loss": "log", "brier": "brier", "mae": "absolute"}.get(metric.name)
         kind = kind or ("right" if predictions.task == "classification" else "square")
         losses = predictions.losses[kind]
         n_repeats, n_methods, n = losses.shape
         centre: np.ndarray | None = None
+        # relative metrics are compared by logarithms, so that differences become ratios; an RMSE is a root
         power = 0.0 if not metric.relative else 0.5 if kind == "square" else 1.0
         if metric.name == "balanced_accuracy":
             counts, by_class = _part_means(predictions, losses, predictions.labels, len(predictions.classes))
             each = 1 / np.maximum(counts, 1) / (counts > 0).sum()
             weights = np.broadcast_to(each[predictions.labels], (n_methods, n))
-            centre = by_class[:, predictions.labels]
+            centre = by_class[:, predictions.labels]  # each class is centred on its own mean
         elif metric.name.startswith("worst_"):
             weights = _worst_weights(predictions, losses, metric)
         else:
@@ -427,12 +430,13 @@ class Column:
         if not power:
             return cls(metric, means, influence)
         safe = np.maximum(means, 1e-300)
+        # delta method: the influence on log(mean) is that on the mean, divided by it
         return cls(metric, power * np.log(safe), power * influence / safe[:, None])
 
     def changes(
         self, predictions: Predictions, reference: str, scores: Mapping[str, Mapping[str, float]]
     ) -> list[Change]:
-        """Compare all methods with one of them, intervals that hold together."""
+        """Compare all methods with one of them; the intervals hold jointly."""
         methods = list(predictions.values)
         base = methods.index(reference)
         others = [number for number in range(len(methods)) if number != base]
@@ -495,14 +499,15 @@ def _ratio(logarithm: float) -> float:
 def _part_means(
     predictions: Predictions, losses: np.ndarray, numbers: np.ndarray, n_parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count tests in every part, and take means, ``(methods, parts)``; rows of part -1 are in none."""
+    """Return the number of tests and the means per part, ``(methods, parts)``; part -1 is ignored."""
+    # the last column belongs to part -1 and is cut off
     member = np.eye(n_parts + 1)[numbers][:, :-1]
     counts = (predictions.tested.astype(float) @ member).sum(0)
     return counts, (losses @ member).sum(0) / np.maximum(counts, 1)
 
 
 def _worst_weights(predictions: Predictions, losses: np.ndarray, metric: Metric) -> np.ndarray:
-    """Weights of the rows of each method's worst part."""
+    """Weight the rows of each method's worst part."""
     names, numbers = predictions.parts
     counts, means = _part_means(predictions, losses, numbers, len(names))
     means[:, counts == 0] = np.inf if metric.higher_is_better else -np.inf
@@ -511,11 +516,12 @@ def _worst_weights(predictions: Predictions, losses: np.ndarray, metric: Metric)
 
 
 def _needed(change: Change, predictions: Predictions, column: Column) -> Needed:
-    """Scale the variance until the interval is clear of zero."""
+    """Scale the variance until the interval excludes zero."""
     gap = math.log1p(change.mean) if column.metric.relative else change.mean
     n_repeats = len(predictions.fold)
     tested = not predictions.fold.max()
     n_rows = int(predictions.tested.any(0).sum()) if tested else len(predictions.target)
+    # the interval excludes zero once the variance is below this
     allowed = (abs(gap) / change.quantile) ** 2 if change.quantile else 0.0
     training = max(0.0, change.training_variance) if math.isfinite(change.training_variance) else 0.0
     total = change.rows_variance + training
@@ -530,7 +536,7 @@ def _needed(change: Change, predictions: Predictions, column: Column) -> Needed:
 
 
 def round_up(number: float) -> int:
-    """Round to a figure that does not pretend to be exact.
+    """Round up to one digit, or two after a leading 1, so that the figure does not look exact.
 
     Example:
         >>> round_up(2931), round_up(1210), round_up(87)
@@ -541,26 +547,26 @@ def round_up(number: float) -> int:
 
 
 def _ranked(changes: Sequence[Change], metric: Metric) -> list[Change]:
-    """Changes in a column, the best one first."""
+    """Return the changes in a column, the best one first."""
     sign = -1 if metric.higher_is_better else 1
     return sorted((c for c in changes if c.measure == metric.name), key=lambda c: sign * c.mean)
 
 
 def _cautions(predictions: Predictions, methods: Sequence[str], names: Mapping[str, str]) -> list[str]:
-    """Name what limits the answer."""
-    found = []
+    """List what limits the answer."""
+    cautions = []
     folds = [(r, k) for r, row in enumerate(predictions.fold) for k in np.unique(row[row >= 0])]
     if len(folds) == 1:
-        found.append(
-            "Every method was trained once: the intervals know nothing of training noise. Run more repeats."
+        cautions.append(
+            "Every method was trained once, so the intervals do not include training noise. Run more repeats."
         )
     tested = predictions.tested.any(0)
     n_clusters = len(np.unique(predictions.clusters[tested]))
     if n_clusters < min(20, tested.sum()):
-        found.append(
-            f"The test rows form {n_clusters} independent blocks only: intervals are wide, and rough."
+        cautions.append(
+            f"The test rows form only {n_clusters} independent blocks, so intervals are wide and rough."
             if n_clusters > 1
-            else "All test rows belong to one block, so that nothing shows how far results scatter: no "
+            else "All test rows belong to one block, so the spread of the results is unknown and no "
             "difference can be called better or worse. Test on more blocks or times."
         )
     losses = predictions.losses["right" if predictions.task == "classification" else "square"]
@@ -572,37 +578,37 @@ def _cautions(predictions: Predictions, methods: Sequence[str], names: Mapping[s
         counts.append(use.sum())
     wild = _wild(np.array(errors), np.array(counts), predictions.task)
     if named := [names.get(m, m) for m, each in zip(methods, wild, strict=True) if each]:
-        found.append(
+        cautions.append(
             f"Folds disagree for {_list(named)}: the error of one fold is more than twice that of the median "
             "fold."
         )
-    return found
+    return cautions
 
 
 def _wild(errors: np.ndarray, counts: np.ndarray, task: str) -> np.ndarray:
-    """Whether a fold of each method is far from the median fold; errors are ``(folds, methods)``."""
+    """Tell which methods have a fold far from the median fold; errors are ``(folds, methods)``."""
     middle = np.median(errors, axis=0)
     limit = FOLD_RATIO * middle
-    if task == "classification":  # a few rows more are no disagreement
+    if task == "classification":  # a few more wrong rows do not count as disagreement
         share = np.clip(middle, 0.01, 0.99)
         limit = np.maximum(limit, middle + 4 * np.sqrt(share * (1 - share) / counts.min()))
     return (errors > limit).any(0)
 
 
 def _missed(predictions: Predictions, best: str, names: Mapping[str, str]) -> list[str]:
-    """Name rare classes that the best method hardly ever predicts."""
+    """Report rare classes that the best method hardly ever predicts."""
     if predictions.task != "classification":
         return []
-    counts, found = _part_means(
+    counts, recall = _part_means(
         predictions, predictions.losses["right"], predictions.labels, len(predictions.classes)
     )
     rows = np.bincount(predictions.labels[predictions.tested.any(0)], minlength=len(counts))
     rare = (rows < RARE * rows.sum() / len(rows)) & (counts > 0)
     methods = list(predictions.values)
-    missed = np.flatnonzero(rare & (found[methods.index(best)] < MISSED))
+    missed = np.flatnonzero(rare & (recall[methods.index(best)] < MISSED))
     said = []
     for number in missed[:_MOST_MISSED]:
-        own, most = found[methods.index(best), number], found[:, number].max()
+        own, most = recall[methods.index(best), number], recall[:, number].max()
         what = f"the {rows[number]:,} rows of class {predictions.classes[number]!r}"
         if most < MISSED:
             text = (
@@ -611,7 +617,7 @@ def _missed(predictions: Predictions, best: str, names: Mapping[str, str]) -> li
                 else f"No method finds any of {what}"
             )
         else:
-            other = names.get(methods[int(found[:, number].argmax())], "another method")
+            other = names.get(methods[int(recall[:, number].argmax())], "another method")
             verb = "find" if best in _PLURAL else "finds"
             text = f"{_upper(names.get(best, best))} {verb} {100 * own:.0f} % of {what}"
             text += f" ({other}: {100 * most:.0f} %)"
@@ -620,7 +626,7 @@ def _missed(predictions: Predictions, best: str, names: Mapping[str, str]) -> li
 
 
 def _list(names: Sequence[str]) -> str:
-    """Join names: a, b and c."""
+    """Join names as in "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
@@ -630,7 +636,7 @@ def _upper(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Words:
-    """Sentences about a judgement."""
+    """Sentences that describe a judgement."""
 
     found: Judgement
     reference: str
@@ -638,10 +644,10 @@ class _Words:
     names: Mapping[str, str]
     place: str
     target: str
-    constant: str  # what the constant prediction does
+    constant: str  # description of the constant prediction
 
     def sentences(self) -> list[str]:
-        """The answer first."""
+        """Return all sentences, the answer first."""
         if not self.found.predicts:
             return self.nothing()
         if not self.found.differences:
@@ -658,11 +664,11 @@ class _Words:
         ]
 
     def name(self, method: str) -> str:
-        """Write a method in a sentence."""
+        """Return the name of a method inside a sentence."""
         return ("the " if method == "linear" else "") + self.names.get(method, method)
 
     def of(self, result: Result, within: Collection[str] | None = None) -> list[str]:
-        """Methods with this result in the telling column, other than the best one."""
+        """Return methods with this result in the telling column, except the best one."""
         return [
             c.method
             for c in _ranked(self.changes, self.telling)
@@ -683,18 +689,18 @@ class _Words:
 
     @property
     def main(self) -> Change | None:
-        """The change that the headline is about: against the best network, or against ordinary training."""
+        """The change in the headline: against the best network, or against ordinary training."""
         among = [c for c in self.found.among if c.measure == self.found.telling]
         return among[0] if among else self.found.change(self.best, self.found.telling)
 
     def rival(self, change: Change) -> str:
-        """What the best method is compared with."""
+        """Name what the best method is compared with."""
         if not self.found.among:
             return self.name(change.against)
         return "the best network" + ("" if len(self.networks) == 1 else f" ({self.name(change.against)})")
 
     def headline(self) -> list[str]:
-        """Name one method, and say by how much it is better."""
+        """Recommend one method and say by how much it is better."""
         change, metric = self.main, self.telling
         best = self.name(self.best)
         if change is None:
@@ -715,7 +721,7 @@ class _Words:
         ]
 
     def simpler(self) -> list[str]:
-        """Name simpler methods that do about as well, unless the headline has done so."""
+        """List simpler methods that do about as well, unless the headline mentions them."""
         change = self.main
         said = change is not None and change.result != "better"
         if not self.found.simpler[int(said) :]:
@@ -726,7 +732,7 @@ class _Words:
         ]
 
     def tie(self) -> list[str]:
-        """Say that the Brier score has decided, and how accuracies compare."""
+        """Explain that the Brier score decided, and how accuracies compare."""
         if self.found.telling == self.found.deciding:
             return []
         metric, scores = self.found.metric(self.found.deciding), self.found.scores
@@ -735,12 +741,12 @@ class _Words:
             return []
         own, most = (metric.show(scores[method][metric.name]) for method in (self.best, top))
         return [
-            f"Its {metric.label} ({own}) cannot be told from the best one ({self.name(top)}, {most}), so the "
-            f"{self.telling.label} decides."
+            f"Its {metric.label} ({own}) is not distinguishable from the best one ({self.name(top)}, "
+            f"{most}), so the {self.telling.label} decides."
         ]
 
     def nothing(self) -> list[str]:
-        """Say that no method is better than a constant prediction."""
+        """Report that no method beats a constant prediction."""
         metric = self.found.metrics[0]
         change = next(
             c for c in self.found.over_constant if (c.method, c.measure) == (self.best, metric.name)
@@ -756,7 +762,7 @@ class _Words:
         ]
 
     def no_gain(self) -> list[str]:
-        """Say that no method is more accurate than a constant prediction, though probabilities are better."""
+        """Report that probabilities are better than a constant prediction, but accuracies are not."""
         first = self.found.metrics[0]
         mine = [c for c in self.found.over_constant if c.measure == first.name]
         if not mine or any(c.result == "better" for c in mine):
@@ -768,7 +774,7 @@ class _Words:
         ]
 
     def columns(self) -> list[str]:
-        """How the best method does in the other columns, against ordinary training."""
+        """Compare the best method with ordinary training in the other columns."""
         main = self.found.change(self.best, self.found.telling)
         if main is None:
             return []
@@ -789,7 +795,7 @@ class _Words:
         return said
 
     def among_networks(self) -> list[str]:
-        """How networks compare with ordinary training, where trees or a linear model win."""
+        """Compare networks with ordinary training if trees or a linear model win."""
         if len(self.networks) < 2:
             return []
         better, worse, open_ = (self.of(r, self.networks) for r in ("better", "worse", "open"))
@@ -803,7 +809,7 @@ class _Words:
         return [f"{text}; {self._are(worse)} worse." if worse else f"{text}."]
 
     def others(self) -> list[str]:
-        """How the remaining methods compare with ordinary training."""
+        """Compare the remaining methods with ordinary training."""
         reference, said = self.name(self.reference), []
         if better := self.of("better"):
             said.append(f"Also better than {reference}{self._where}: {_list(self._named(better))}.")
@@ -814,7 +820,7 @@ class _Words:
         return said
 
     def elsewhere(self) -> list[str]:
-        """Methods other than the best one that are better in another column: trades, or gains there only."""
+        """List other methods that are better in another column, as trades or as gains there only."""
         said, first = [], self.of("better")
         reference = self.name(self.reference)
         for method in dict.fromkeys(c.method for c in self.changes if c.method != self.found.best):
@@ -830,7 +836,7 @@ class _Words:
         return said
 
     def settle(self) -> list[str]:
-        """What would settle the open comparison that matters most."""
+        """Say what would settle the most important open comparison."""
         change = self._open()
         if change is None:
             return []
@@ -839,7 +845,7 @@ class _Words:
         return [f"{_upper(need.words)} whether {pair} in {self.telling.label}."]
 
     def _open(self) -> Change | None:
-        """The open comparison that the headline is about, or that of the best challenger."""
+        """Return the open comparison of the headline, or that of the best challenger."""
         main = self.main
         if main is not None and main.result == "open":
             return main
@@ -851,14 +857,14 @@ class _Words:
         return None if is_settled else next((c for c in mine if c.result == "open"), None)
 
     def basis(self, shift_words: str) -> list[str]:
-        """What all of it rests on."""
+        """Describe the evidence behind the verdict."""
         said = [f"How rows were held out: {shift_words}"] if shift_words else []
         if not self.found.differences:
             return said
         return [
             *said,
-            "Intervals compare methods row by row, include training noise, and hold for all methods of a "
-            "column together with 95 %.",
+            "Intervals compare methods row by row, include training noise, and hold jointly for all methods "
+            "of a column with 95 % confidence.",
         ]
 
     def _column(self, change: Change) -> str:
@@ -869,12 +875,12 @@ class _Words:
 
     @property
     def _where(self) -> str:
-        """Name the column, if it is not the one that the table of scores compares."""
+        """Name the column if the table of scores compares another one."""
         return "" if self.found.telling == self.found.deciding else f" in {self.telling.label}"
 
     @property
     def _most_accurate(self) -> str:
-        """Say so where a less accurate method has a better Brier score."""
+        """Note that a less accurate method has a better Brier score."""
         trained = [method for method in self.found.scores if method != CONSTANT]
         is_best = _best(self.found.scores, trained, self.telling, self.best) == self.best
         return "" if is_best else " among the most accurate methods"
@@ -888,7 +894,7 @@ class _Words:
 
 
 def _gain(change: Change, metric: Metric) -> str:
-    """Write a gain without a sign: 12 % lower RMSE."""
+    """Format a gain without a sign, as in "12 % lower RMSE"."""
     digits = _digits(change.low, change.high, change.result, metric)
     unit, side = "%" if metric.relative else "points", "higher" if change.mean > 0 else "lower"
     return f"{100 * abs(change.mean):.{digits}f} {unit} {side} {metric.label}"

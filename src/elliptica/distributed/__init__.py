@@ -1,4 +1,4 @@
-"""Several processes: their parts of a batch, their random streams, shared networks and checkpoints."""
+"""Training in several processes: parts of a batch, random streams, shared networks and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elliptica.distributed.checkpoint import load_checkpoint as load_checkpoint
     from elliptica.distributed.checkpoint import save_checkpoint as save_checkpoint
 
-#: Names whose module loads much of torch.distributed: only when they are used.
+#: Names that are imported on first use, because their module loads much of torch.distributed.
 _LAZY = ("Checkpoint", "load_checkpoint", "save_checkpoint")
 
 __all__ = [*_LAZY, "Ranks", "current_ranks", "over_global_batch", "rank_generator", "shard", "split_rows"]

@@ -1,7 +1,7 @@
-"""Checkpoints of training in several processes, which go on in any number of them: no pickle.
+"""Save checkpoints from several processes and resume in any number of them, without pickle.
 
-Tensors go through ``torch.distributed.checkpoint`` into safetensors files, one per process, each holding the
-shards of that process; everything else is JSON. (DCP's own file format keeps its metadata in a pickle.)
+Tensors go through ``torch.distributed.checkpoint`` (DCP) into safetensors files, one per process, each with
+the shards of that process; everything else is JSON. (DCP's own file format stores metadata in a pickle.)
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Generators = Mapping[str, torch.Generator]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load_checkpoint` found.
+    """The result of `load_checkpoint`.
 
     Attributes:
-        step: As it was saved.
-        extra: As it was saved.
+        step: Step that was saved.
+        extra: Extra values that were saved.
         world_size: Number of processes that saved it.
-        folder: Where it is.
+        folder: Folder of the checkpoint.
     """
 
     step: int
@@ -61,19 +61,19 @@ def save_checkpoint(
     extra: dict[str, Any] | None = None,
     keep: int = 1,
 ) -> Path:
-    """Save an objective (plain, compiled, in DDP or sharded) and its optimiser; all processes call it.
+    """Save an objective (plain, compiled, in DDP or sharded) and its optimiser; call it in all processes.
 
-    A checkpoint is a folder of its own in ``folder``, and gets its name when it is complete: until then the
-    one before it is there.
+    Each checkpoint is its own folder inside ``folder``. It gets its final name when it is complete; until
+    then, the previous one remains.
 
     Args:
-        folder: Where checkpoints are; on a disk that all processes share.
-        objective: The module that is trained.
+        folder: Folder of the checkpoints, on a disk that all processes share.
+        objective: The trained module.
         optimizer: Its optimiser.
-        step: How far training is.
-        generators: Random streams of this process, by name; those of all processes are kept.
-        extra: Anything else that JSON can hold, such as the epoch.
-        keep: How many complete checkpoints to leave there.
+        step: Number of steps so far.
+        generators: Random streams of this process, by name; those of all processes are saved.
+        extra: Further values that JSON can store, such as the epoch.
+        keep: Number of complete checkpoints to keep.
 
     Returns:
         The folder of this checkpoint.
@@ -88,21 +88,21 @@ def save_checkpoint(
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = save_checkpoint(folder, objective, optimizer, step=1, generators={"noise": noise})
-        ...     found = load_checkpoint(folder, objective, optimizer, generators={"noise": noise})
-        >>> found.step
+        ...     checkpoint = load_checkpoint(folder, objective, optimizer, generators={"noise": noise})
+        >>> checkpoint.step
         1
     """
     if keep < 1:
-        raise ValueError(f"keep must be at least 1, but got {keep}: the new checkpoint itself is kept.")
-    import_extra("A checkpoint", "scale", "safetensors")  # torch uses it to read and write
+        raise ValueError(f"keep must be at least 1, but got {keep}, because the new checkpoint is kept.")
+    import_extra("A checkpoint", "scale", "safetensors")  # torch needs it to read and write
     ranks, root = current_ranks(), Path(folder)
     tensors, values = _state(objective, optimizer)
     for name, generator in (generators or {}).items():
         tensors[f"generators.{ranks.rank}.{name}"] = generator.get_state()
-    text = json.dumps({"values": values, "extra": extra or {}})  # before anything is written
+    text = json.dumps({"values": values, "extra": extra or {}})  # fails before anything is written
     writing = root / ".writing"
     if ranks.is_first:
-        shutil.rmtree(writing, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(writing, ignore_errors=True)  # left by a killed process
         writing.mkdir(parents=True)
     ranks.wait()
     writer = hf_storage.HuggingFaceStorageWriter(str(writing), save_distributed=True)
@@ -126,30 +126,30 @@ def load_checkpoint(
     *,
     generators: Generators | None = None,
 ) -> Checkpoint | None:
-    """Go on from the latest complete checkpoint; all processes call it.
+    """Resume from the latest complete checkpoint; call it in all processes.
 
-    The number of processes, and the wrapper, may differ from those that saved it. Random streams go on where
-    they were; in another number of processes each gets a new one, derived from the saved ones, so that no
-    noise comes twice.
+    The number of processes and the wrapper may differ from those that saved it. With the same number of
+    processes, random streams resume where they were. With another number, each process gets a new stream
+    derived from the saved ones, so that no noise repeats.
 
     Args:
-        folder: As for `save_checkpoint`.
-        objective: A module like the one that was saved.
-        optimizer: An optimiser like the one that was saved.
-        generators: As for `save_checkpoint`; they are set.
+        folder: As in `save_checkpoint`.
+        objective: A module like the saved one.
+        optimizer: An optimiser like the saved one.
+        generators: As in `save_checkpoint`; their states are set.
 
     Returns:
-        What was saved with it, or None if there is no checkpoint.
+        The saved step and extra values, or None if there is no checkpoint.
 
     Raises:
         ValueError: If the checkpoint is damaged or does not fit. Nothing has been changed then.
     """
-    import_extra("A checkpoint", "scale", "safetensors")  # torch uses it to read and write
+    import_extra("A checkpoint", "scale", "safetensors")  # torch needs it to read and write
     ranks, root = current_ranks(), Path(folder)
-    found = ranks.from_first([path.name for _, path in complete(root)[-1:]])
-    if not found:
+    latest = ranks.from_first([path.name for _, path in complete(root)[-1:]])
+    if not latest:
         return None
-    path = root / found[0]
+    path = root / latest[0]
     description = described(path)
     if digests(path, sorted(description["files"]), ranks) != description["files"]:
         raise ValueError(damaged(path, "its files have changed since they were written"))
@@ -173,7 +173,7 @@ def load_checkpoint(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remark that a process is alone."""
+    """Suppress the warning that torch.distributed is not in use."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -182,11 +182,11 @@ def _quiet() -> Iterator[None]:
 def _state(
     objective: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors, and all else, by names that do not depend on wrappers."""
+    """Return tensors, and everything else, by names that do not depend on wrappers."""
     model, optim = get_state_dict(objective, optimizer, options=_OPTIONS)
     flat: dict[str, Any] = {f"model.{name}": value for name, value in model.items()}
     flat.update({f"optimizer.{name}": value for name, value in optim.items()})
-    # safetensors cannot be read in slices where there is no axis
+    # safetensors cannot read slices of tensors without an axis
     tensors = {n: v.reshape(1) if v.ndim == 0 else v for n, v in flat.items() if isinstance(v, Tensor)}
     return tensors, {n: v for n, v in flat.items() if not isinstance(v, Tensor)}
 
@@ -211,7 +211,7 @@ def _restore(
 
 @contextlib.contextmanager
 def _new_buffers(objective: nn.Module, saved: Mapping[str, Any]) -> Iterator[None]:
-    """Make room for buffers that come into being in training, such as what ``sigma="auto"`` chose."""
+    """Create buffers that only appear in training, such as the value that ``sigma="auto"`` chose."""
     while isinstance(inner := getattr(objective, "module", getattr(objective, "_orig_mod", None)), nn.Module):
         objective = inner  # in DDP, or compiled
     made = []
@@ -239,36 +239,38 @@ def _check_fit(
     own_values: Mapping[str, Any],
     saved_values: Mapping[str, Any],
 ) -> None:
-    """Names and shapes agree."""
+    """Raise if names or shapes differ."""
     here = {name: tuple(value.shape) for name, value in own.items()} | dict.fromkeys(own_values, ())
     there = {name: tuple(entry.size) for name, entry in saved.items() if not name.startswith("generators.")}
     there |= dict.fromkeys(saved_values, ())
     for name in sorted(here.keys() ^ there.keys()):
-        place = "not in it" if name in here else "only in it"
-        raise ValueError(f"The checkpoint {path} does not fit: {name!r} is {place}. Build both as they were.")
+        place = "missing there" if name in here else "only there"
+        raise ValueError(
+            f"The checkpoint {path} does not fit: {name!r} is {place}. Build both as they were saved."
+        )
     for name, shape in here.items():
         if shape != there[name]:
             raise ValueError(
                 f"The checkpoint {path} does not fit: {name!r} has shape {there[name]} there and "
-                f"{shape} here. Build the objective as it was."
+                f"{shape} here. Build the objective as it was saved."
             )
 
 
 def _source(ranks: Ranks, description: dict[str, Any]) -> int:
-    """Whose streams this process goes on with."""
+    """Return the rank whose streams this process resumes."""
     return ranks.rank if ranks.size == description["world_size"] else 0
 
 
 def _load_states(
     generators: Generators, description: dict[str, Any], saved: Mapping[str, Any], ranks: Ranks, path: Path
 ) -> dict[str, Tensor]:
-    """Places for the states of random streams."""
+    """Allocate the states of random streams."""
     names = {name: f"generators.{_source(ranks, description)}.{name}" for name in generators}
     missing = [name for name, key in names.items() if key not in saved]
     if missing:
         raise ValueError(
-            f"The checkpoint {path} does not hold the random streams {', '.join(missing)}. Leave them out, "
-            "and seed them anew."
+            f"The checkpoint {path} does not hold the random streams {', '.join(missing)}. Omit them, and "
+            "seed them again."
         )
     return {key: generators[name].get_state() for name, key in names.items()}
 
@@ -282,12 +284,12 @@ def _go_on(generator: torch.Generator, state: Tensor, ranks: Ranks, description:
 
 
 def next_name(root: Path) -> str:
-    """Of a new checkpoint."""
+    """Return the name of a new checkpoint."""
     return f"checkpoint-{max([0, *(number for number, _ in complete(root))]) + 1:06d}"
 
 
 def finish(writing: Path, target: Path, description: dict[str, Any]) -> None:
-    """Describe a checkpoint that is written, put it on the disk, and give it its name."""
+    """Describe a written checkpoint, flush it to disk, and give it its final name."""
     with (writing / _DESCRIPTION).open("w") as handle:
         json.dump({"format": _FORMAT, **description}, handle, indent=1)
         handle.flush()
@@ -296,7 +298,7 @@ def finish(writing: Path, target: Path, description: dict[str, Any]) -> None:
 
 
 def complete(root: Path) -> list[tuple[int, Path]]:
-    """Checkpoints that have their name, in the order of saving."""
+    """Return the complete checkpoints in the order of saving."""
 
     def each() -> Iterator[tuple[int, Path]]:
         for path in root.glob("checkpoint-*") if root.is_dir() else ():
@@ -308,31 +310,31 @@ def complete(root: Path) -> list[tuple[int, Path]]:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself; raises if it cannot be read, or has other files than it says."""
+    """Read the description of a checkpoint; raise if it is unreadable or lists other files."""
     try:
-        found = json.loads((path / _DESCRIPTION).read_text())
-        if not isinstance(found, dict) or not found.keys() >= _NEEDED:
+        description = json.loads((path / _DESCRIPTION).read_text())
+        if not isinstance(description, dict) or not description.keys() >= _NEEDED:
             raise ValueError("entries are missing")
     except (OSError, ValueError) as error:
         raise ValueError(damaged(path, f"{_DESCRIPTION}: {error}")) from error
-    if found["format"] != _FORMAT:
+    if description["format"] != _FORMAT:
         raise ValueError(
-            f"The checkpoint {path} has format {found['format']}, which this version cannot read."
+            f"The checkpoint {path} has format {description['format']}, which this version cannot read."
         )
     there = {file.name for file in path.iterdir()} - {_DESCRIPTION}
-    if there != set(found["files"]):
-        odd = ", ".join(sorted(there ^ set(found["files"])))
-        raise ValueError(damaged(path, f"missing or not of it: {odd}"))
-    return found
+    if there != set(description["files"]):
+        odd = ", ".join(sorted(there ^ set(description["files"])))
+        raise ValueError(damaged(path, f"missing or unexpected files: {odd}"))
+    return description
 
 
 def damaged(path: Path, why: str) -> str:
-    """What to say of a checkpoint that must not be used."""
-    return f"The checkpoint {path} is damaged ({why}). Move it away: the one before it will be used, if kept."
+    """Return the message for a damaged checkpoint."""
+    return f"The checkpoint {path} is damaged ({why}). Move it away to use the previous one, if it was kept."
 
 
 def digests(path: Path, names: list[str], ranks: Ranks) -> dict[str, str]:
-    """Digest of each file; every process reads some of them."""
+    """Return the digest of each file; every process reads some of them."""
     own = {}
     for name in names[ranks.rank :: ranks.size]:
         digest = hashlib.sha256()

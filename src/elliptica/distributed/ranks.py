@@ -1,4 +1,4 @@
-"""Which process this is, its part of a batch, and its own random stream."""
+"""Identify this process, its part of a batch, and its own random stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that work together, as one of them sees it.
+    """The processes that work together, from the view of one of them.
 
     Attributes:
         rank: Number of this process, from 0.
@@ -32,45 +32,45 @@ class Ranks:
     group: Any = None
 
     def __deepcopy__(self, memo: Any) -> Ranks:
-        """A copy of a model belongs to the same processes."""
+        """Keep the same processes in a copy of a model."""
         return self
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and prints."""
+        """Whether this process writes and prints."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier(self.group)
 
     def all(self, value: T) -> list[T]:
-        """What each process passes, in the order of their ranks."""
+        """Gather a value from each process, in the order of ranks."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, self.group)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, self.group)
+        return values
 
     def from_first(self, value: T) -> T:
-        """What the first process passes."""
+        """Return the value of the first process."""
         return self.all(value)[0]
 
     def counts(self, rows: int) -> list[int]:
-        """Rows of each process when a batch is split: as equal as can be, the larger parts first."""
+        """Return the number of rows per process, as equal as possible, the larger parts first."""
         each, more = divmod(rows, self.size)
         return [each + (rank < more) for rank in range(self.size)]
 
     def part(self, rows: int) -> slice:
-        """This process' rows of a batch, which are next to each other."""
+        """Return the rows of this process in a batch, which are contiguous."""
         counts = self.counts(rows)
         start = sum(counts[: self.rank])
         return slice(start, start + counts[self.rank])
 
 
 def current_ranks(group: Any = None) -> Ranks:
-    """The processes of a group (of all that ``torchrun`` started); one alone without a group.
+    """Return the processes of a group (by default all of ``torchrun``), or a single one without a group.
 
     Example:
         >>> current_ranks()
@@ -84,15 +84,15 @@ def current_ranks(group: Any = None) -> Ranks:
 def rank_generator(
     seed: int, rank: int | None = None, *, device: torch.device | str = "cpu"
 ) -> torch.Generator:
-    """A random stream of this process' own, for ``objective(x, y, generator=...)``.
+    """Create the random stream of this process, for ``objective(x, y, generator=...)``.
 
-    Processes must not draw the same noise: two copies of it tell the gradient less than two draws do. Streams
-    of different ranks and seeds are unrelated, and the same in every run.
+    Processes must not draw the same noise: two copies carry less information about the gradient than two
+    draws. Streams of different ranks and seeds are independent, and the same in every run.
 
     Args:
-        seed: Of the run.
-        rank: Number of the process; None is this one.
-        device: Of the generator.
+        seed: Seed of the run.
+        rank: Number of the process; None means this one.
+        device: Device of the generator.
 
     Example:
         >>> first, second = rank_generator(0, rank=0), rank_generator(0, rank=1)
@@ -104,18 +104,18 @@ def rank_generator(
 
 
 def shard(value: T, ranks: Ranks | None = None) -> T:
-    """This process' rows of something that all processes have: a batch, its far ends, or drawn paths.
+    """Return this process' rows of a value that all processes have: a batch, its far ends, or drawn paths.
 
-    With it several processes do what one would: the same global batch, pairing and noise. Partners are rows
-    of the *global* batch, so pass them as far ends, ``end=shard((x[partners], y[partners]))``; noise is
-    part of ``paths=shard(objective.sample(x, y, generator=...))``, drawn from one stream by all.
+    With it, several processes compute what one would: the same global batch, pairing and noise. Partners are
+    rows of the *global* batch, so pass them as far ends, ``end=shard((x[partners], y[partners]))``. Noise is
+    part of ``paths=shard(objective.sample(x, y, generator=...))``, drawn from the same stream by all.
 
-    Wrappers average the gradients of processes, so that all should have as many rows: let the number of
-    rows be a multiple of the number of processes (or use `over_global_batch`).
+    Wrappers average the gradients of processes, so all should have the same number of rows: make the number
+    of rows a multiple of the number of processes (or use `over_global_batch`).
 
     Args:
-        value: A tensor, a tuple, list or dict of tensors, or `Paths`; None stays.
-        ranks: Which process; None asks torch.
+        value: A tensor, a tuple, list or dict of tensors, or `Paths`; None stays None.
+        ranks: The process; None uses the current one.
 
     Example:
         >>> x, y = torch.arange(10.0), torch.arange(10)
@@ -144,7 +144,7 @@ def _shard(value: Any, ranks: Ranks) -> Any:
         parts = [_shard(item, ranks) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # named tuples
     raise TypeError(
-        f"shard takes tensors, tuples, lists and dicts of them, and Paths, but got {type(value).__name__}."
+        f"shard accepts tensors, tuples, lists and dicts of them, and Paths, but got {type(value).__name__}."
     )
 
 
@@ -160,7 +160,7 @@ def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
     n_batch, n_bridges = paths.s.shape[:2]
 
     def rows_of(variance: float | Tensor, feature_axes: int) -> float | Tensor:
-        """A variance per path comes bridge-major, as (bridge * batch, *feature)."""
+        """Select rows of a variance per path, which is bridge-major, (bridge * batch, *feature)."""
         if isinstance(variance, Tensor) and variance.ndim == feature_axes + 1:
             parts = variance.unflatten(0, (n_bridges, n_batch))
             return parts[:, ranks.part(n_batch)].flatten(0, 1)

@@ -1,7 +1,7 @@
-"""Share the rows of a network out among processes, exactly, under any objective.
+"""Split the rows of a network among processes, exactly, under any objective.
 
-Batch norms use the statistics of all rows, and the collectives have the derivatives, of any order, that one
-process would compute.
+Batch norms use the statistics of all rows. Collectives have the same derivatives, of any order, as in one
+process.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from elliptica.distributed.ranks import Ranks, current_ranks
 
 @contextlib.contextmanager
 def split_rows(model: nn.Module, ranks: Ranks | None = None) -> Iterator[nn.Module]:
-    """Within the context every process runs its part of the rows, and sees the outputs of all.
+    """Let every process run its part of the rows, and return the outputs of all rows, within the context.
 
-    For objectives that look at a whole batch, such as softmax weightings, C-Mixup, GroupDRO or CORAL. All
-    processes pass the *same* batch, pairing and noise, and compute the same loss; only the work of the
-    network, forward and backward, is shared out. Gradients of parameters come out equal in all processes and
-    equal to those of one process to rounding, derivatives of higher order too: no wrapper is needed, and
-    each process steps its own optimiser.
+    Use it for objectives that depend on a whole batch, such as softmax weightings, C-Mixup, GroupDRO or
+    CORAL. All processes pass the *same* batch, pairing and noise, and compute the same loss; only the work of
+    the network, forward and backward, is divided. Gradients of parameters are equal in all processes, and
+    equal to those of one process up to rounding, also for higher derivatives. No wrapper is needed, and each
+    process steps its own optimiser.
 
     - Normalisation layers use the statistics of all rows (also on the CPU, unlike ``SyncBatchNorm``).
     - Bridging and mixing in hidden layers (``at=``) sees all rows.
     - Batches with fewer rows than processes are run as a whole by each.
-    - Dropout draws from each process' default stream: seed those differently. Results then differ from those
-      of one process as they do between seeds.
-    - A network that couples rows in another way (attention over the batch) is not the same when it is split.
+    - Dropout draws from each process' default stream, so seed these differently. Results then differ from
+      those of one process as they do between seeds.
+    - A network that couples rows in another way (attention over the batch) changes when it is split.
 
-    Use ``DistributedDataParallel(objective)`` instead where each process has a batch of its own: it
-    exchanges gradients only.
+    If each process has its own batch, use ``DistributedDataParallel(objective)`` instead: it exchanges only
+    gradients.
 
     Args:
-        model: The network. Its outputs, and all tensors that it is called with, have the batch axis first.
-        ranks: The processes; None is all of them.
+        model: The network. Its outputs and all tensors in its arguments have the batch axis first.
+        ranks: The processes; None means all of them.
 
     Example:
         >>> from elliptica import Elliptic
         >>> model = nn.Linear(4, 3)
         >>> objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, weighting="gradient_softmax")
-        >>> with split_rows(model):  # does nothing in a process alone
+        >>> with split_rows(model):  # does nothing in a single process
         ...     objective(torch.randn(8, 4), torch.randint(3, (8,))).backward()
     """
     ranks = current_ranks() if ranks is None else ranks
@@ -75,25 +75,25 @@ def split_rows(model: nn.Module, ranks: Ranks | None = None) -> Iterator[nn.Modu
 def _check(model: nn.Module) -> None:
     if is_wrapped(model):
         raise ValueError(
-            "split_rows shares out the rows of a plain model, but this one is wrapped in DDP or FSDP2, "
-            "which would sum its gradients once more. Use one of them."
+            "split_rows needs a plain model, but this one is wrapped in DDP or FSDP2, which would sum its "
+            "gradients once more. Use only one of them."
         )
     if any("forward" in module.__dict__ for module in model.modules()):
         raise ValueError(
             "A forward method of the model has been replaced (by a compiler, or by split_rows itself), so "
-            "its rows cannot be shared out. Pass the plain model."
+            "its rows cannot be split. Pass the plain model."
         )
     for name, module in model.named_modules():
         is_batch_norm = isinstance(module, _BatchNorm) and module is model
         if is_batch_norm or (isinstance(module, _InstanceNorm) and module.track_running_stats):
             raise ValueError(
-                f"Running statistics of {type(module).__name__} {name or 'at the top'!r} cannot be taken "
+                f"Running statistics of {type(module).__name__} {name or 'at the top'!r} cannot be computed "
                 "over the rows of all processes. Use track_running_stats=False, or one process."
             )
 
 
 class _Bare(nn.Module):
-    """The model as its class defines it."""
+    """The model with the forward pass of its class."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _Bare(nn.Module):
 
 
 class _Exchange:
-    """How a hidden layer sees all rows while the model runs on some."""
+    """Give a hidden layer all rows while the model runs on some of them."""
 
     def __init__(self, ranks: Ranks, rows: int) -> None:
         self.ranks, self.rows = ranks, rows
@@ -118,11 +118,13 @@ class _Exchange:
 
 @uncompiled
 def _split_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The model's forward pass on this process' rows; returns the outputs for all rows."""
+    """Run the forward pass on the rows of this process, and return the outputs for all rows."""
     ranks: Any = self._ranks
     rows = _count_rows((args, kwargs))
     if rows < ranks.size:
-        return type(self).forward(self, *args, **kwargs)  # in every process the whole, so nothing to sum
+        return type(self).forward(
+            self, *args, **kwargs
+        )  # every process runs all rows, so there is nothing to sum
     args, kwargs = tree_map(lambda v: take_rows(v, ranks) if isinstance(v, Tensor) else v, (args, kwargs))
     parameters = {f"model.{n}": p for n, p in self.named_parameters() if p.requires_grad}
     token = all_rows.set(_Exchange(ranks, rows))
@@ -142,8 +144,8 @@ def _count_rows(inputs: Any) -> int:
     counts = {shape[0] if shape else None for shape in shapes}
     if len(counts) != 1 or None in counts:
         raise ValueError(
-            "split_rows needs tensors with the same number of rows, but the model is called with shapes "
-            f"{', '.join(map(str, shapes)) or 'none'}. Keep what is not a row of the batch in buffers."
+            "split_rows needs tensors with the same number of rows, but the model was called with shapes "
+            f"{', '.join(map(str, shapes)) or 'none'}. Keep tensors without a batch axis in buffers."
         )
     return int(counts.pop() or 0)
 
@@ -159,7 +161,7 @@ def _gathered(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
 
 
 def forward_over_all_rows(layer: _BatchNorm, x: Tensor) -> Tensor:
-    """What the layer's forward pass would give for these rows if it saw all rows."""
+    """Compute the forward pass of a layer for these rows with the statistics of all rows."""
     exchange = all_rows.get()
     uses_batch = layer.training or (layer.running_mean is None and layer.running_var is None)
     if exchange is None or not uses_batch:
@@ -170,7 +172,7 @@ def forward_over_all_rows(layer: _BatchNorm, x: Tensor) -> Tensor:
     axes = [0, *range(2, x.ndim)]
     shape = [1, -1, *[1] * (x.ndim - 2)]
     local = wide.new_tensor(wide.numel() // wide.shape[1])
-    # used on the rows here, so that gradients of both statistics are sums over the processes as well
+    # applied to the local rows, so that gradients of both statistics are also summed over the processes
     total, count = copied(summed([wide.sum(axes), local], ranks), ranks)
     if count <= 1:
         raise ValueError(
@@ -203,31 +205,31 @@ def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
 
 
 def gather_rows(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
-    """All rows, from the part of each process."""
+    """Gather all rows from the parts of the processes."""
     whole: Tensor = _Gather.apply(part, ranks, rows)
     return whole
 
 
 def take_rows(whole: Tensor, ranks: Ranks) -> Tensor:
-    """This process' part of the rows."""
+    """Select this process' part of the rows."""
     part: Tensor = _Take.apply(whole, ranks)
     return part
 
 
 def copied(whole: Sequence[Tensor], ranks: Ranks) -> tuple[Tensor, ...]:
-    """The same tensors, for use on a part of the rows: their gradients are summed over the processes."""
+    """Return the same tensors for use on a part of the rows: their gradients are summed over processes."""
     copies: tuple[Tensor, ...] = _Copy.apply(ranks, *whole)
     return copies
 
 
 def summed(parts: Sequence[Tensor], ranks: Ranks) -> tuple[Tensor, ...]:
-    """Sums over the processes."""
+    """Sum tensors over the processes."""
     sums: tuple[Tensor, ...] = _Sum.apply(ranks, *parts)
     return sums
 
 
 def _all_rows(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
-    """Parts may differ by a row, which gloo does not allow, so the shorter ones are filled up."""
+    """Gather parts that may differ by a row; gloo requires equal sizes, so shorter ones are padded."""
     counts = ranks.counts(rows)
     filled = part.new_zeros(max(counts), *part.shape[1:])
     filled[: len(part)] = part
@@ -237,7 +239,7 @@ def _all_rows(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
 
 
 def _all_sums(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
-    """One message for each dtype, not one for each tensor."""
+    """Sum tensors with one message per dtype instead of one per tensor."""
     sums: list[Tensor] = list(parts)
     for dtype in dict.fromkeys(part.dtype for part in parts):
         own = [i for i, part in enumerate(parts) if part.dtype == dtype]
@@ -292,7 +294,7 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.ranks = inputs[0]
-        ctx.set_materialize_grads(False)  # what a loss does not depend on has no gradient, not a zero
+        ctx.set_materialize_grads(False)  # unused tensors have no gradient rather than zeros
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:

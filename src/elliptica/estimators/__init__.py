@@ -1,4 +1,4 @@
-"""Elliptic training for tables with scikit-learn's interface: estimators, frames, files, over-sampling."""
+"""Elliptic training for tables with scikit-learn's interface: estimators, preprocessing, files, sampling."""
 
 from elliptica._utils.extras import missing_package
 

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: parameters, scaling, training, prediction."""
+"""Code that the classifier and the regressor share: parameters, scaling, training, prediction."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ from elliptica.estimators.fit import (
 )
 from elliptica.estimators.stacked import GROUP_METHODS, StackedJob, train_stacked
 
-#: A network, or what makes one from the numbers of features and outputs.
+#: A network, or a function that makes one from the numbers of features and outputs.
 ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
-_CHUNK = 8192  # rows that go through the network at once in prediction
+_CHUNK = 8192  # rows that are predicted at once
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Parameters and training; explained at `EllipticClassifier` and `EllipticRegressor`."""
+    """Shared parameters and training, explained at `EllipticClassifier` and `EllipticRegressor`."""
 
     hidden: Sequence[int] = (128, 128)
     module: ModuleLike | None = None
@@ -90,13 +90,13 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     _methods: ClassVar[tuple[str, ...]] = ("elliptic", "erm", "mixup", "noise")
 
     def network_rows(self, X: Any, y: Any) -> NetworkRows:
-        """Network, loss, inputs and targets as training saw them: what `elliptica.diagnose` takes.
+        """Return network, loss, inputs and targets as in training: the arguments of `elliptica.diagnose`.
 
-        Real targets are standardised, so that a squared error of 1 is their variance in training. The network
+        Real targets are standardised, so a squared error of 1 is their variance in training. The network
         itself is not bounded, and its logits are not calibrated.
 
         Args:
-            X: Table of numbers with the columns of training. Before a preprocessor, transform it first:
+            X: Table of numbers with the columns of training. After a preprocessor, transform it first:
                 ``pipeline[-1].network_rows(pipeline[:-1].transform(X), y)``.
             y: Targets, as in `fit`; classes must be among ``classes_``.
 
@@ -124,15 +124,15 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         groups: np.ndarray | None = None,
         epochs: int | None = None,
     ) -> None:
-        """Train on checked rows, from the beginning or from where the last training ended.
+        """Train on checked rows, from scratch or from the end of the last training.
 
         Args:
             x: Inputs.
             y: Targets as numbers.
             weight: Weights of rows, or None.
-            goes_on: Whether the last training goes on.
+            goes_on: Whether to resume the last training.
             groups: Numbers of groups, or None.
-            epochs: Of a `partial_fit`; None means ``max_iter``.
+            epochs: Epochs of a `partial_fit`; None means ``max_iter``.
         """
         self._check_parameters()
         self._check_stack(groups, goes_on or epochs is not None)
@@ -141,7 +141,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self._observe_targets(y, goes_on)
         if not goes_on:
             self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        # the order in which rows came decides neither which are held out, nor the rounding of the means
+        # the order of the rows must not decide which are held out, nor how means are rounded
         order = content_order(*(p.astype(np.float64) for p in (x, y, weight, groups) if p is not None))
         held_out: Held | None = None
         if self._needs_held_out_rows():
@@ -172,7 +172,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 self._calibrate(held_out)
 
     def _begin(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
-        """Statistics of the training rows, and networks with initial weights."""
+        """Compute statistics of the training rows, and initialise the networks."""
         self.x_mean_, self.x_scale_ = location_and_scale(x, weight, self.standardize)
         self._measure_target(y, weight)
         sample = torch.from_numpy(self._scale(x[:2]))
@@ -187,7 +187,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self._progress = [Progress(seed) for seed in seeds]
 
     def _run_loops(self, rows: Rows, held_out: Held | None, epochs: int) -> None:
-        """Train one network after the other."""
+        """Train the networks one after the other."""
         self.module_.to(torch.device(self.device))
         for network, progress in zip(self._networks(), self._progress, strict=True):
             self._run(network, progress, rows, held_out, epochs)
@@ -197,7 +197,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Train all networks side by side."""
         parameters = self.get_params(deep=False)
         method, settings = stacked_method(parameters, self._loss_kind()) or (self.method, {})
-        # with weights of one, rows are drawn as copies of them would be
+        # with weights of one, rows are drawn the same way as copies of them
         weight = np.ones(len(rows.x)) if rows.weight is None else rows.weight
         n_drawn = epoch_length(weight)
         trained = train_stacked(
@@ -223,13 +223,13 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.module_.eval()
 
     def _is_stacked(self, n_features: int) -> bool:
-        """Whether networks are trained side by side: several small ones of our own, or by group methods."""
+        """Return whether networks are trained side by side: several small default ones, or group methods."""
         if self.method in GROUP_METHODS:
             return True
         return (
             self.n_networks > 1
             and not self.early_stopping
-            and not self.warm_start  # which needs the optimisers
+            and not self.warm_start  # warm starts need the optimisers
             and self.module is None
             and torch.device(self.device).type == "cpu"
             and self._is_small(n_features, self.batch_size)
@@ -237,12 +237,12 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         )
 
     def _check_stack(self, groups: np.ndarray | None, goes_on: bool) -> None:
-        """Raise where a method that knows groups is asked for what it cannot do."""
+        """Raise if a group method is combined with options that it does not support."""
         if self.method not in GROUP_METHODS:
             return
         if groups is None:
             raise ValueError(
-                f'method="{self.method}" needs the group of each row: fit(X, y, groups=...). Without groups '
+                f'method="{self.method}" needs the group of each row: fit(X, y, groups=...). Without groups, '
                 'use method="erm".'
             )
         odd = {
@@ -253,8 +253,8 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         }
         if wrong := [name for name, is_so in odd.items() if is_so]:
             raise ValueError(
-                f'method="{self.method}" trains the default network on the processor in one go, so it does '
-                f"not go with {', '.join(wrong)}. Leave that out, or use another method."
+                f'method="{self.method}" trains the default network on the CPU in one go, so it does not '
+                f"support {', '.join(wrong)}. Omit these options, or use another method."
             )
 
     def _run(
@@ -265,15 +265,17 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         held_out: Held | None,
         epochs: int,
     ) -> None:
-        """Epochs, and the choice among them if there is a validation part."""
+        """Run the epochs, and choose among them if there is a validation part."""
         num_classes = self.n_outputs_ if self._loss_kind() == "classes" else None
         objective = make_objective(self.get_params(deep=False), network, self._loss(), num_classes, rows)
         optimizer = self._resume_optimizer(network, progress)
         best: dict[str, Tensor] | None = None
         waited = 0
         if held_out is not None:
-            progress.validation_scores = progress.validation_scores or []  # early stopping may have been off
-            if progress.n_iter > 0:  # the network as it is may remain the best
+            progress.validation_scores = (
+                progress.validation_scores or []
+            )  # early stopping may have been off before
+            if progress.n_iter > 0:  # the present network may remain the best
                 progress.best_score = self._score_network(network, *held_out)
                 best = copy.deepcopy(network.state_dict())
         for _ in range(epochs):
@@ -308,7 +310,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         network.eval()
 
     def _resume_optimizer(self, network: nn.Module, progress: Progress) -> torch.optim.Optimizer:
-        """The optimiser of the last training, with the present settings, or a new one."""
+        """Return the optimiser of the last training with the present settings, or a new one."""
         settings = {"lr": self.learning_rate, "weight_decay": self.weight_decay}
         if progress.optimizer is None:
             progress.optimizer = make_adam(network.parameters(), decoupled=True)
@@ -324,64 +326,64 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             print(f"{which} {progress.n_iter}: loss {progress.loss_curve[-1]:.4f}{shown}")  # noqa: T201
 
     def _summarise(self) -> None:
-        """Describe the training in attributes: of several networks, means and the longest."""
-        found = self._progress
-        self.n_iter_ = max(one.n_iter for one in found)
-        self.best_iteration_ = max(one.best_iteration for one in found)
-        self.loss_curve_ = mean_curve(one.loss_curve for one in found)
-        scores = [one.validation_scores for one in found if one.validation_scores is not None]
+        """Set attributes that describe the training; for several networks, means and the longest."""
+        networks = self._progress
+        self.n_iter_ = max(one.n_iter for one in networks)
+        self.best_iteration_ = max(one.best_iteration for one in networks)
+        self.loss_curve_ = mean_curve(one.loss_curve for one in networks)
+        scores = [one.validation_scores for one in networks if one.validation_scores is not None]
         self.validation_scores_ = mean_curve(scores) if scores else None
-        best = [one.best_score for one in found if one.best_score is not None]
+        best = [one.best_score for one in networks if one.best_score is not None]
         self.best_validation_score_ = sum(best) / len(best) if best else None
 
     def _set_networks(self, networks: Sequence[nn.Module]) -> None:
-        """Make one module of the networks."""
+        """Combine the networks into one module."""
         self.module_ = networks[0] if len(networks) == 1 else Ensemble(networks, self._loss_kind())
 
     def _networks(self) -> list[nn.Module]:
-        """The networks, one or several."""
+        """Return the networks, one or several."""
         return list(self.module_.networks) if isinstance(self.module_, Ensemble) else [self.module_]
 
     def _threads(self, n_features: int, n_rows: int) -> contextlib.AbstractContextManager[None]:
-        """One thread for small networks of our own on the processor, otherwise as the user has set it."""
+        """Use one thread for small default networks on the CPU, otherwise the user's setting."""
         is_ours = self.module is None and torch.device(self.device).type == "cpu"
         return one_thread() if is_ours and self._is_small(n_features, n_rows) else contextlib.nullcontext()
 
     def _is_small(self, n_features: int, n_rows: int) -> bool:
-        """Whether a step of the default network on so many rows is little work."""
+        """Return whether a step of the default network on this many rows is little work."""
         sizes = [n_features, *self.hidden, self.n_outputs_]
         return n_rows * sum(a * b for a, b in itertools.pairwise(sizes)) <= SMALL_STEP
 
     def _score_network(
         self, network: nn.Module, scaled: np.ndarray, y: np.ndarray, weight: np.ndarray | None
     ) -> float:
-        """Validation score of one network."""
+        """Return the validation score of one network."""
         return self._validation_score(self._forward(scaled, [network])[0], y, weight)
 
     def _forward(self, scaled: np.ndarray, networks: Sequence[nn.Module]) -> np.ndarray:
-        """Outputs ``(networks, rows, outputs)`` for scaled rows, in float64.
+        """Compute outputs ``(networks, rows, outputs)`` for scaled rows, in float64.
 
-        Our own networks are evaluated in float64, so that a row's output does not depend on the rows that it
-        is asked with. A network of the user's stays as it is.
+        Default networks are evaluated in float64, so that the output of a row does not depend on the other
+        rows of the call. The user's own networks keep their number format.
         """
         device, dtype = self._place(), torch.float32
         if self.module is None and device.type != "mps":
             networks, dtype = [copy.deepcopy(network).double() for network in networks], torch.float64
         parts = torch.from_numpy(scaled).split(_CHUNK)
-        found = []
+        outputs = []
         with torch.no_grad(), self._threads(scaled.shape[1], min(len(scaled), _CHUNK)):
             for network in networks:
                 network.eval()
-                found.append(torch.cat([network(part.to(device, dtype)).double().cpu() for part in parts]))
-        return torch.stack(found).numpy()
+                outputs.append(torch.cat([network(part.to(device, dtype)).double().cpu() for part in parts]))
+        return torch.stack(outputs).numpy()
 
     def _outputs(self, X: Any) -> np.ndarray:
-        """Outputs ``(networks, rows, outputs)`` for the user's rows."""
+        """Compute outputs ``(networks, rows, outputs)`` for the user's rows."""
         check_is_fitted(self, "module_")
         return self._forward(self._scale(check_table(self, X, reset=False)), self._networks())
 
     def _place(self) -> torch.device:
-        """Where the network is."""
+        """Return the device of the network."""
         return next((p.device for p in self.module_.parameters()), torch.device("cpu"))
 
     def _scale(self, x: np.ndarray) -> np.ndarray:
@@ -391,19 +393,19 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return y
 
     def _observe_targets(self, y: np.ndarray, goes_on: bool) -> None:
-        """Look at the targets of all rows that count, held-out ones included, before any training."""
+        """Inspect the targets of all rows with a weight, held-out ones included, before training."""
 
     def _needs_held_out_rows(self) -> bool:
         return self.early_stopping
 
     def _calibrate(self, held_out: Held) -> None:
-        """Adjust trained networks to held-out rows, where that is asked for."""
+        """Adjust trained networks to held-out rows if requested."""
 
     def _measure_target(self, y: np.ndarray, weight: np.ndarray | None) -> None:
-        """Statistics of the targets, where they are scaled."""
+        """Compute statistics of the targets if they are scaled."""
 
     def _check_groups(self, groups: Any, x: np.ndarray) -> np.ndarray | None:
-        """Numbers of the groups."""
+        """Return the numbers of the groups."""
         if groups is None:
             return None
         labels = column_or_1d(groups)
@@ -416,7 +418,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64)
         if (weight < 0).any() or not weight.any():
             raise ValueError(
-                "sample_weight must be at least zero, and not zero for all rows. Drop rows that are not to "
+                "sample_weight must be at least zero, and above zero for some row. Drop rows that should not "
                 "count, or give them weight 0."
             )
         return np.asarray(weight)
@@ -434,41 +436,41 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction must be above 0 and below 1, but got {self.validation_fraction}. "
-                "A tenth (0.1) is usual."
+                "A usual value is 0.1."
             )
 
     def _loss(self) -> nn.Module:
-        """The ordinary loss of the task."""
+        """Return the ordinary loss of the task."""
         kinds = {"classes": nn.CrossEntropyLoss, "labels": nn.BCEWithLogitsLoss, "real": nn.MSELoss}
         return kinds[self._loss_kind()]()
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of the user, checked."""
+        """Check the user's inputs and targets."""
         raise NotImplementedError
 
     def _encode(self, target: np.ndarray) -> np.ndarray:
-        """Checked targets as numbers, refused if they are not of the kind that training began with."""
+        """Convert checked targets to numbers; raise if they are not of the kind that training began with."""
         raise NotImplementedError
 
     def _loss_kind(self) -> str:
-        """``"classes"``, ``"labels"`` (several at once) or ``"real"``."""
+        """Return ``"classes"``, ``"labels"`` (several at once) or ``"real"``."""
         raise NotImplementedError
 
     def _meaning(self) -> str:
-        """What the outputs are, for messages."""
+        """Describe the outputs, for messages."""
         raise NotImplementedError
 
     def _validation_score(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        """Larger is better."""
+        """Return the validation score; larger is better."""
         raise NotImplementedError
 
 
 class Ensemble(nn.Module):
-    """Several networks as one, whose probabilities, or values, are the means of theirs.
+    """Several networks as one; its probabilities, or values, are the means of theirs.
 
     Args:
-        networks: Networks of the same inputs and outputs.
-        kind: What the outputs are: ``"classes"``, ``"labels"`` or ``"real"``.
+        networks: Networks with the same inputs and outputs.
+        kind: Kind of the outputs: ``"classes"``, ``"labels"`` or ``"real"``.
     """
 
     def __init__(self, networks: Iterable[nn.Module], kind: str) -> None:
@@ -477,12 +479,12 @@ class Ensemble(nn.Module):
         self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of the mean probabilities, or the mean output."""
+        """Return the logits of the mean probabilities, or the mean output."""
         return pool(torch.stack([network(x) for network in self.networks]), self.kind)
 
 
 def pool(outputs: Tensor, kind: str) -> Tensor:
-    """Average outputs ``(networks, rows, outputs)`` over networks: logits by their probabilities."""
+    """Average outputs ``(networks, rows, outputs)`` over networks; logits are averaged as probabilities."""
     if len(outputs) == 1:
         return outputs[0]
     if kind == "classes":
@@ -494,23 +496,23 @@ def pool(outputs: Tensor, kind: str) -> Tensor:
 
 
 def network_seeds(seed: int, n_networks: int) -> list[int]:
-    """Seeds of the networks of an ensemble; the first is that of a single network."""
+    """Return the seeds of the networks of an ensemble; the first is that of a single network."""
     return [seed, *(stream_seed(seed, "ensemble", i) for i in range(1, n_networks))]
 
 
 def mean_curve(curves: Iterable[Sequence[float]]) -> list[float]:
-    """The mean of each epoch over the curves that reach it."""
+    """Return the mean of each epoch over the curves that reach it."""
     columns = itertools.zip_longest(*curves)
-    found = ([value for value in column if value is not None] for column in columns)
-    return [values[0] if len(values) == 1 else sum(values) / len(values) for values in found]
+    rows = ([value for value in column if value is not None] for column in columns)
+    return [values[0] if len(values) == 1 else sum(values) / len(values) for values in rows]
 
 
 def stacked_method(parameters: dict[str, Any], kind: str) -> tuple[str, dict[str, float]] | None:
-    """Name and settings of a method for `train_stacked`, or None if that has no such method.
+    """Return name and settings of a method for `train_stacked`, or None if it does not support the method.
 
     Args:
         parameters: Parameters of the estimator, by name.
-        kind: Of the outputs: ``"classes"``, ``"labels"`` or ``"real"``.
+        kind: Kind of the outputs: ``"classes"``, ``"labels"`` or ``"real"``.
     """
     method, sigma, alpha = parameters["method"], parameters["sigma"], parameters["alpha"]
     settings: dict[str, Any] = {
@@ -542,11 +544,11 @@ def stacked_method(parameters: dict[str, Any], kind: str) -> tuple[str, dict[str
 
 
 def takes_batches(estimator: EllipticEstimator) -> bool:
-    """Whether `partial_fit` is available, as in scikit-learn: it cannot hold rows out."""
+    """Check that `partial_fit` is available, as in scikit-learn; it cannot hold rows out."""
     if estimator._needs_held_out_rows():
         raise AttributeError(
-            "partial_fit knows one batch at a time and can hold no rows out, so early_stopping and calibrate "
-            "do not go with it. Use fit."
+            "partial_fit sees one batch at a time and cannot hold rows out, so it does not support "
+            "early_stopping and calibrate. Use fit."
         )
     return True
 
@@ -554,7 +556,7 @@ def takes_batches(estimator: EllipticEstimator) -> bool:
 def make_network(
     module: ModuleLike | None, hidden: Sequence[int], n_features: int, n_outputs: int
 ) -> nn.Module:
-    """The network of an estimator, with initial weights from torch's default stream."""
+    """Create the network of an estimator, with initial weights from torch's default stream."""
     if module is None:
         for width in hidden:
             checks.count("hidden", width)
@@ -563,20 +565,20 @@ def make_network(
     if not isinstance(made, nn.Module):
         raise TypeError(
             "module must be a torch.nn.Module, or a function of (n_features, n_outputs) that returns one, "
-            f"but it returned {type(made).__name__}."
+            f"but the function returned {type(made).__name__}."
         )
     return made
 
 
 def check_output(network: nn.Module, x: Tensor, n_outputs: int, meaning: str) -> None:
-    """Refuse a network whose output does not fit the targets, before any training."""
+    """Raise before training if the output of a network does not fit the targets."""
     network.eval()
     with torch.no_grad():
         output = network(x)
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != (len(x), n_outputs):
         raise ValueError(
-            f"module must map {len(x)} rows to shape {(len(x), n_outputs)} ({meaning}), but gave {got}. "
+            f"module must map {len(x)} rows to shape {(len(x), n_outputs)} ({meaning}), but returned {got}. "
             f"Change its last layer, or pass a function (n_features, n_outputs) -> module."
         )
 
@@ -584,14 +586,14 @@ def check_output(network: nn.Module, x: Tensor, n_outputs: int, meaning: str) ->
 def make_objective(
     parameters: dict[str, Any], network: nn.Module, loss: nn.Module, num_classes: int | None, rows: Rows
 ) -> nn.Module:
-    """The objective named by ``method``, with the parameters that it takes.
+    """Create the objective of ``method`` with the parameters that it takes.
 
     Args:
         parameters: Parameters of the estimator, by name.
-        network: What is trained.
-        loss: The ordinary loss.
+        network: Network to train.
+        loss: Ordinary loss.
         num_classes: Number of classes of integer labels, or None.
-        rows: The training rows, on which ``sigma="auto"`` is measured.
+        rows: Training rows, on which ``sigma="auto"`` is measured.
     """
     method, alpha = parameters["method"], parameters["alpha"]
     if method == "erm":
@@ -608,12 +610,12 @@ def make_objective(
     if method == "noise":
         if not isinstance(sigma, int | float | Tensor):
             raise ValueError(
-                f'method="noise" takes a number for sigma, its standard deviation, but got {sigma!r}. Laws '
-                'of bridges go with method="elliptic".'
+                f'method="noise" needs a number for sigma, its standard deviation, but got {sigma!r}. Noise '
+                'laws of bridges need method="elliptic".'
             )
         return InputNoise(network, loss, sigma=sigma, num_classes=num_classes)
     passed = {field.name: parameters[field.name] for field in fields(Settings) if field.name in parameters}
     if parameters["pairing"] != "label_kernel":
-        passed.pop("bandwidth", None)  # of C-Mixup
+        passed.pop("bandwidth", None)  # only for C-Mixup
     passed |= {"sigma": sigma, "target_space": infer_target_space(loss, rows.y)}
     return Elliptic(network, loss, num_classes=num_classes, **passed)

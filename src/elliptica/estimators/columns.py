@@ -1,4 +1,4 @@
-"""Read the columns of any table by their kind; check the tables that estimators take."""
+"""Read columns of any table by their kind, and check the tables that estimators accept."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from sklearn.utils.validation import validate_data
 
 Kind = Literal["number", "category", "date", "text"]
 
-#: Stands for a missing category.
+#: Name of the category of missing values.
 MISSING = "(missing)"
 
 _DAY = np.timedelta64(1, "D")
-_NO_TARGETS = "no_validation"  # scikit-learn's word; None would mean that targets were forgotten
-_NAMED = 5  # columns that a message names
+_NO_TARGETS = "no_validation"  # scikit-learn's marker; None would mean that targets are missing
+_NAMED = 5  # maximum number of columns in a message
 
 
 def is_free_text(values: Sequence[str], n_words: float = 3.0) -> bool:
-    """Whether texts have at least three words on average, as remarks and titles have and codes do not.
+    """Return whether texts have at least three words on average, like remarks and titles but unlike codes.
 
     Example:
         >>> is_free_text(["a small flat near the lake", "house"]), is_free_text(["New York", "Ulm"])
         (True, False)
     """
-    step = max(1, len(values) // 1000)  # a thousand of them tell as much as all
+    step = max(1, len(values) // 1000)  # a thousand of them are enough
     some = values[::step]
     return sum(len(text.split()) for text in some) >= n_words * max(1, len(some))
 
 
 def is_frame(X: object) -> bool:
-    """Whether ``X`` has named columns, as frames of pandas and polars have."""
+    """Return whether ``X`` has named columns, like frames of pandas and polars."""
     return hasattr(X, "columns") and hasattr(X, "__getitem__") and not isinstance(X, np.ndarray)
 
 
 def named_columns(X: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of the columns; those of an array are called x0, x1, ..."""
+    """Yield names and values of the columns; those of an array are named x0, x1, ..."""
     if is_frame(X):
         for name in X.columns:
             yield str(name), X[name]
@@ -48,66 +48,66 @@ def named_columns(X: Any) -> Iterator[tuple[str, Any]]:
 
 
 def read_column(name: str, values: Any, kind: Kind | None = None) -> tuple[Kind, np.ndarray]:
-    """Read a column as float64 with NaN where it is missing, or as strings.
+    """Read a column as float64 with NaN for missing values, or as strings.
 
-    Numbers, booleans (0 and 1) and durations (days) are numbers; dates become days since 1970; strings,
-    pandas' and polars' categories and mixtures of strings and numbers are categories, with `MISSING` where
-    they are missing. Free text, which has to be asked for, is empty where it is missing.
+    Numbers, booleans (0 and 1) and durations (days) are numbers. Dates become days since 1970. Strings,
+    categories of pandas and polars, and mixtures of strings and numbers are categories, with `MISSING` for
+    missing values. Free text must be requested; missing texts are empty.
 
     Args:
-        name: For messages.
-        values: A column of a frame, or of an array.
-        kind: What it has to become; None decides by its dtype.
+        name: Name of the column, for messages.
+        values: A column of a frame or of an array.
+        kind: Required kind; None decides by the dtype.
     """
-    found, array = _read(name, values, kind)
-    if kind in (None, found):
-        return found, array
+    own_kind, array = _read(name, values, kind)
+    if kind in (None, own_kind):
+        return own_kind, array
     if kind == "text":
         return kind, np.where(array == MISSING, "", array)
-    if kind == "number" and found == "date":
+    if kind == "number" and own_kind == "date":
         return kind, array
-    # a column that happens to be empty says nothing of its kind
-    known = array[array != MISSING] if found == "category" else array[~np.isnan(array)]
+    # a column that happens to be empty does not reveal its kind
+    known = array[array != MISSING] if own_kind == "category" else array[~np.isnan(array)]
     if len(known):
         raise ValueError(
             f"Column {name!r} held {kind}s when the preprocessor was fitted, but now holds {known[0]!r}. "
-            f"Convert the column to {kind}s first. Where the model is a file of elliptica compare, "
-            "elliptica.compare.predict_file(file, frame) reads the frame as elliptica predict does."
+            f"Convert the column to {kind}s first. If the model is a file of elliptica compare, use "
+            "elliptica.compare.predict_file(file, frame), which converts columns as elliptica predict does."
         )
     return kind, np.full(len(array), np.nan)
 
 
 def _read(name: str, values: Any, kind: Kind | None) -> tuple[Kind, np.ndarray]:
-    """A column by its dtype: numbers, dates as days, or categories where they are, or are asked for."""
+    """Read a column by its dtype: numbers, dates as days, or categories (also if requested)."""
     dtype = str(values.dtype).lower()
     as_strings = kind in ("category", "text")
     if dtype in ("string", "str") and (text := _strings(values)) is not None:
         return "category", text
-    if dtype.startswith("datetime64[") and "," in dtype:  # pandas with a time zone: as UTC
+    if dtype.startswith("datetime64[") and "," in dtype:  # pandas with a time zone: convert to UTC
         array = values.to_numpy(dtype="datetime64[ns]")
     else:
         array = np.asarray(values)
-    found: Kind = "number"
+    own_kind: Kind = "number"
     if array.dtype.kind == "O" and (days := _dates(array)) is not None:
         array = days
     if array.dtype.kind in "Mm":
-        found, array = "date" if array.dtype.kind == "M" else "number", _days(array)
+        own_kind, array = "date" if array.dtype.kind == "M" else "number", _days(array)
     elif array.dtype.kind not in "biuf":
-        found, array = _read_objects(name, array.astype(object), as_strings)
+        own_kind, array = _read_objects(name, array.astype(object), as_strings)
     is_category = dtype.startswith(("categor", "enum"))
-    if found == "number" and (as_strings or (is_category and kind != "number")):
-        found, array = _read_objects(name, array.astype(object), True)
-    if found != "category":
+    if own_kind == "number" and (as_strings or (is_category and kind != "number")):
+        own_kind, array = _read_objects(name, array.astype(object), True)
+    if own_kind != "category":
         array = array.astype(np.float64)
         if np.isinf(array).any():
             raise ValueError(
                 f"Column {name!r} contains infinity. Replace it by a number, or by NaN if it is missing."
             )
-    return found, array
+    return own_kind, array
 
 
 def _strings(values: Any) -> np.ndarray | None:
-    """Strings of polars or pandas, without a look at each of them in Python; None if that is not possible."""
+    """Convert strings of polars or pandas without a Python loop; None if that is not possible."""
     if hasattr(values, "fill_null"):
         return np.asarray(values.fill_null(MISSING).to_numpy(), dtype=object)
     if hasattr(values, "fillna"):
@@ -116,7 +116,7 @@ def _strings(values: Any) -> np.ndarray | None:
 
 
 def _dates(array: np.ndarray) -> np.ndarray | None:
-    """Python's dates and times; None if there are others."""
+    """Convert Python dates and times; None if there are other objects."""
     present = [value for value in array[:1000] if not _is_missing(value)]
     if not present or not all(isinstance(value, datetime.date) for value in present):
         return None
@@ -127,7 +127,7 @@ def _dates(array: np.ndarray) -> np.ndarray | None:
 
 
 def _read_objects(name: str, array: np.ndarray, as_strings: bool) -> tuple[Kind, np.ndarray]:
-    """A column of Python objects: numbers if all are and strings are not asked for, otherwise categories."""
+    """Read a column of Python objects: numbers if all are and strings are not requested, else categories."""
     missing = np.array([_is_missing(value) for value in array], dtype=bool)
     present = array[~missing]
     odd = next((v for v in present if not isinstance(v, (str, numbers.Number))), None)
@@ -136,7 +136,7 @@ def _read_objects(name: str, array: np.ndarray, as_strings: bool) -> tuple[Kind,
             f"Column {name!r} holds {type(odd).__name__} values ({odd!r:.40}), but every argument must be a "
             "string or a number. Convert the column, or drop it."
         )
-    # an empty column says nothing of itself: a number, unless it is known better
+    # an empty column is a number unless it is known to be something else
     if not as_strings and all(isinstance(v, numbers.Number) for v in present):
         out = np.full(len(array), np.nan)
         out[~missing] = present.astype(np.float64)
@@ -147,33 +147,33 @@ def _read_objects(name: str, array: np.ndarray, as_strings: bool) -> tuple[Kind,
 
 
 def _is_missing(value: object) -> bool:
-    """None, NaN, and pandas' NA and NaT."""
+    """Return whether a value is None, NaN, or pandas' NA or NaT."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
 
 
 def _as_text(value: object) -> str:
-    """Numbers as categories: 1 and 1.0 are the same one."""
+    """Write numbers as categories; 1 and 1.0 are the same."""
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         return str(int(value))
     return str(value)
 
 
 def _days(array: np.ndarray) -> np.ndarray:
-    """Times as days (since 1970)."""
+    """Convert times to days (since 1970)."""
     since = array - np.datetime64(0, "D") if array.dtype.kind == "M" else array
     return np.where(np.isnat(array), np.nan, since / _DAY)
 
 
 def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_numeric: bool = False) -> Any:
-    """Inputs as floating point numbers, and targets if there are any; refused with the remedy.
+    """Check inputs and targets, and convert inputs to floating point; errors name the remedy.
 
     Args:
-        estimator: Whose columns are remembered, or compared with.
-        X: Table of the user.
+        estimator: Estimator whose columns are recorded or compared.
+        X: The user's table.
         y: Targets, one or several columns.
-        reset: Remember the columns instead of comparing them.
+        reset: Record the columns instead of comparing them.
         y_numeric: Whether targets must be numbers.
     """
     options: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": False, "reset": reset}
@@ -188,7 +188,7 @@ def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_
         name, kind = type(estimator).__name__, TypeError if isinstance(error, TypeError) else ValueError
         first, *_ = str(error).splitlines()
         raise kind(
-            f"{first}\n{name} takes numbers, but {odd}. Put the preprocessor before it:\n"
+            f"{first}\n{name} needs numbers, but {odd}. Put a preprocessor before it:\n"
             "    from sklearn.pipeline import make_pipeline\n"
             "    from elliptica.estimators import TablePreprocessor\n"
             f"    model = make_pipeline(TablePreprocessor(), {name}(...))"
@@ -196,8 +196,8 @@ def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_
 
 
 def _odd_columns(X: Any) -> str:
-    """Which columns the preprocessor takes and the estimators do not, in words; empty if it is not that."""
-    found: dict[str, list[str]] = {"text": [], "times": [], "gaps": []}
+    """Describe the columns that only the preprocessor can handle; empty if there are none."""
+    columns: dict[str, list[str]] = {"text": [], "times": [], "gaps": []}
     try:
         table = X if is_frame(X) else np.asarray(X)
         if not is_frame(X) and table.ndim != 2:
@@ -206,14 +206,14 @@ def _odd_columns(X: Any) -> str:
             is_duration = str(values.dtype).lower().startswith(("time", "duration"))
             kind, column = read_column(name, values)
             if kind == "category":
-                found["text"].append(name)
+                columns["text"].append(name)
             elif kind == "date" or is_duration:
-                found["times"].append(name)
+                columns["times"].append(name)
             if (column == MISSING).any() if kind == "category" else np.isnan(column).any():
-                found["gaps"].append(name)
-    except (AttributeError, TypeError, ValueError):  # nothing that the preprocessor would take
+                columns["gaps"].append(name)
+    except (AttributeError, TypeError, ValueError):  # not a table that the preprocessor could handle
         return ""
-    return " and ".join(_in_words(names, what) for what, names in found.items() if names)
+    return " and ".join(_in_words(names, what) for what, names in columns.items() if names)
 
 
 def _in_words(names: list[str], what: str) -> str:

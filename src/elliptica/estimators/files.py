@@ -1,4 +1,4 @@
-"""Trained estimators in one safe file: JSON, safetensors and skops in a zip, no pickle."""
+"""Save trained estimators in one safe file: JSON, safetensors and skops in a zip, no pickle."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from elliptica.estimators.preprocess import TablePreprocessor
 from elliptica.estimators.regressor import EllipticRegressor
 
 FORMAT = "elliptica estimator"
-#: Version 2 (bounds, ensembles, temperatures, models of scikit-learn) reads version 1, too.
+#: Version 2 (bounds, ensembles, temperatures, scikit-learn models) also reads version 1.
 VERSION, VERSIONS = 2, (1, 2)
 SETTINGS, WEIGHTS, SKOPS = "model.json", "weights.safetensors", "model.skops"
 
@@ -53,19 +53,19 @@ _ESTIMATORS: dict[str, type[EllipticEstimator]] = {
 _TREES = (HistGradientBoostingClassifier, HistGradientBoostingRegressor)
 _LINEAR = (LogisticRegression, Ridge)
 _X_STATISTICS, _Y_STATISTICS, _BOUNDS = ("x_mean_", "x_scale_"), ("y_mean_", "y_scale_"), ("y_min_", "y_max_")
-_LONGEST_REASON = 300  # characters of an internal error that a message quotes
-#: Strings of class labels that are read may take so much room, far above what labels need.
+_LONGEST_REASON = 300  # maximum number of characters of a quoted internal error
+#: Maximum number of characters of all class labels, far above any real need.
 _MOST_CHARACTERS = 2**26
-_MOST_JSON = 2**26  # bytes of settings, which become several times that in memory
+_MOST_JSON = 2**26  # maximum bytes of settings, which take several times that in memory
 _DEEPEST_JSON = 100
-#: Objects in the part of scikit-learn: 25,000 trees have fewer, and more would take minutes to build.
+#: Maximum number of objects in the scikit-learn part: 25,000 trees have fewer, more would take minutes.
 _MOST_NODES = 500_000
-#: Arrays that several objects share are read once for each; together they may be so many times the file.
+#: Shared arrays are read once per object; together they may have at most this multiple of the file size.
 _MOST_SHARING = 8
-_PROTOCOL = 2  # of skops 0.16, with which the first such files were written
+_PROTOCOL = 2  # protocol of skops 0.16, which wrote the first such files
 _MOST_NETWORKS = 10_000
 _LAWS = {"green": Green, "screened": Screened}
-#: Names of `Progress` in a file; those of the first version are attributes of the estimator.
+#: Names of `Progress` in a file; in version 1 they were attributes of the estimator.
 _COURSE = {
     "n_iter": "n_iter_",
     "best_iteration": "best_iteration_",
@@ -74,7 +74,7 @@ _COURSE = {
     "best_score": "best_validation_score_",
 }
 _HGB = "sklearn.ensemble._hist_gradient_boosting"
-#: All that the part of scikit-learn may hold, by the way in which skops rebuilds it.
+#: Everything that the scikit-learn part may hold, by the skops loader that rebuilds it.
 _TRUSTED: dict[str, set[str]] = {
     "ObjectNode": {
         f"{_HGB}.gradient_boosting.HistGradientBoostingClassifier",
@@ -110,22 +110,22 @@ _TRUSTED: dict[str, set[str]] = {
 
 
 def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:
-    """Write a trained estimator to one file that is safe to read.
+    """Save a trained estimator in one file that is safe to load.
 
     The file is a zip of ``model.json`` (parameters, labels, columns, training curves),
-    ``weights.safetensors`` (networks and statistics) and, for models of scikit-learn, ``model.skops``. It
-    predicts bit for bit as the estimator does, on the same machine. Not in it: the state of the optimiser
-    (training goes on with a new one), the code of a ``module`` of your own (pass it to `load` again), a
-    ``random_state`` that is not a number, quantiles that trees were grown with, and rare categories, of
-    which only the number is kept. Frequent categories and class labels are in it as text.
+    ``weights.safetensors`` (networks and statistics) and, for scikit-learn models, ``model.skops``. On the
+    same machine, its predictions equal those of the estimator bit for bit. The file does not contain the
+    state of the optimiser (training resumes with a new one), the code of your own ``module`` (pass it to
+    `load` again), a ``random_state`` that is not a number, the quantiles that trees were grown with, or rare
+    categories, of which only the number is kept. Frequent categories and class labels are stored as text.
 
     Args:
         estimator: `EllipticClassifier`, `EllipticRegressor`, scikit-learn's
             ``HistGradientBoostingClassifier`` or ``Regressor``, ``LogisticRegression`` or ``Ridge`` (the
             regressors also in a ``TransformedTargetRegressor`` with ``func=np.log, inverse_func=np.exp``), or
-            a pipeline of `TablePreprocessor` and one of these; of a grid search its ``best_estimator_``.
-        path: Where to write, by custom ``something.elliptica``; an existing file is replaced.
-        notes: Anything of yours that JSON can hold, for `read_notes`; `load` does not look at it.
+            a pipeline of `TablePreprocessor` and one of these. For a grid search, pass ``best_estimator_``.
+        path: File to write, by convention ``something.elliptica``; an existing file is replaced.
+        notes: Your own values that JSON can store, for `read_notes`; `load` ignores them.
 
     Returns:
         The path.
@@ -171,19 +171,19 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
 
 
 def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "cpu") -> Any:
-    """Read what `save` wrote. Nothing in the file is run, so it may come from anybody.
+    """Load an estimator that `save` wrote. Nothing in the file is executed, so it may come from anybody.
 
     Args:
         path: The file.
-        module: For an estimator with a ``module`` of its own: that module, or the function that makes it.
-        device: Where to put the network.
+        module: For an estimator with its own ``module``: that module, or the function that creates it.
+        device: Device of the network.
 
     Returns:
         The estimator, or the pipeline.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is not of this format, of a later version, or damaged.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file has another format, a later version, or is damaged.
     """
     path = Path(path)
     settings, tensors, dumped = _read(path)
@@ -192,11 +192,11 @@ def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "c
         has_module = dumped is None and bool(described["has_module"])
     if has_module and module is None:
         raise ValueError(
-            "The estimator was trained with a module of its own, whose code is not in the file. Pass it: "
+            "The estimator was trained with its own module, whose code is not in the file. Pass it: "
             "load(path, module=...)."
         )
     if module is not None and not has_module:
-        raise ValueError("The estimator was not trained with a module of your own. Leave module= out.")
+        raise ValueError("The estimator was not trained with its own module. Omit module=.")
     weights = {k.removeprefix("module/"): v for k, v in tensors.items() if k.startswith("module/")}
     with _damage_explained(path):
         model: Any
@@ -210,20 +210,20 @@ def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "c
         if (state := settings["preprocessor"]) is not None:
             steps = zip(settings["steps"], (_preprocessor(state, tensors), model), strict=True)
             whole = Pipeline(list(steps))
-    if module is not None:  # errors of the caller's module are not damage of the file
+    if module is not None:  # errors of the caller's module do not mean a damaged file
         model.module_ = _own_networks(model, weights, module).to(device)
     return whole
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:
-    """The notes that `save` was given; empty if there were none.
+    """Return the notes that were passed to `save`; empty if there were none.
 
     Args:
         path: The file.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is not of this format, of a later version, or damaged.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file has another format, a later version, or is damaged.
 
     Example:
         >>> import tempfile
@@ -235,13 +235,13 @@ def read_notes(path: str | Path) -> dict[str, Any]:
     """
     notes = _read(Path(path))[0].get("notes", {})
     if not isinstance(notes, dict):
-        raise ValueError(f"{path} does not hold what a saved estimator holds: its notes are no dictionary.")
+        raise ValueError(f"{path} is not a valid saved estimator: its notes are not a dictionary.")
     return notes
 
 
 @contextlib.contextmanager
 def _damage_explained(path: Path) -> Iterator[None]:
-    """Whatever goes wrong while the content of a file is put together becomes one clear error."""
+    """Convert any error while the content of a file is restored to one clear error."""
     try:
         yield
     except (
@@ -256,19 +256,19 @@ def _damage_explained(path: Path) -> Iterator[None]:
         zipfile.BadZipFile,
     ) as error:
         raise ValueError(
-            f"{path} does not hold what a saved estimator holds ({_reason(error)}). It was damaged or "
-            "changed; save the estimator again."
+            f"{path} is not a valid saved estimator ({_reason(error)}). It was damaged or changed; save the "
+            "estimator again."
         ) from error
 
 
 def _reason(error: Exception) -> str:
-    """Kind and text of an error, cut short: a hostile file could make it of any length."""
+    """Return kind and text of an error, shortened because a hostile file could make it arbitrarily long."""
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
 
 
 def _network_tensors(model: EllipticEstimator) -> dict[str, Tensor]:
-    """Weights of the networks, and statistics."""
+    """Return the weights of the networks, and statistics."""
     tensors = {f"module/{name}": value for name, value in model.module_.state_dict().items()}
     for name in (*_X_STATISTICS, *_Y_STATISTICS, *_BOUNDS):
         if hasattr(model, name):
@@ -277,7 +277,7 @@ def _network_tensors(model: EllipticEstimator) -> dict[str, Tensor]:
 
 
 def _describe(model: EllipticEstimator) -> dict[str, Any]:
-    """Everything about an estimator that is not a tensor."""
+    """Return everything about an estimator that is not a tensor."""
     parameters = model.get_params(deep=False)
     has_module = parameters.pop("module") is not None
     if not isinstance(parameters["random_state"], (int, np.integer)):
@@ -304,7 +304,7 @@ def _describe(model: EllipticEstimator) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bytes | None]:
-    """Read the members of a file: settings, tensors, and the part of scikit-learn if there is one."""
+    """Read the members of a file: settings, tensors, and the scikit-learn part if there is one."""
     if not path.exists():
         raise FileNotFoundError(
             f"The model {path} does not exist. Expected a file such as model.elliptica, which "
@@ -323,7 +323,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bytes | None]:
     ) as error:
         raise ValueError(
             f"{path} cannot be read as a saved estimator ({_reason(error)}). It is another kind of file, or "
-            "damaged."
+            "it is damaged."
         ) from error
     if not isinstance(settings, dict) or settings.get("format") != FORMAT:
         raise ValueError(f"{path} is not a saved estimator of elliptica: {SETTINGS} does not say {FORMAT!r}.")
@@ -332,7 +332,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bytes | None]:
         raise ValueError(
             f"{path} has version {version!r:.20} of the format, but elliptica {__version__} reads versions "
             f"{' and '.join(map(str, VERSIONS))}. It was written by elliptica "
-            f"{settings.get('elliptica')!s:.20}: install that."
+            f"{settings.get('elliptica')!s:.20}: install that version."
         )
     try:
         return settings, safetensors.torch.load(texts[WEIGHTS]), texts.get(SKOPS)
@@ -341,19 +341,21 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bytes | None]:
 
 
 def _read_members(path: Path, file: zipfile.ZipFile) -> dict[str, bytes]:
-    """Read the members of a zip, after a look at their names and sizes."""
+    """Read the members of a zip after checking their names and sizes."""
     members = {info.filename: info for info in file.infolist()}
     if set(members) - {SKOPS} != {SETTINGS, WEIGHTS} or len(file.infolist()) != len(members):
         raise ValueError(
             f"{path} is a zip, but not one of a saved estimator: it should hold {SETTINGS} and {WEIGHTS}, "
             f"but holds {', '.join(sorted(members)) or 'nothing':.{_LONGEST_REASON}}."
         )
-    # we write without compression; a compressed member could unpack to any size
+    # we write without compression; a compressed member could expand to any size
     if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
-        raise ValueError(f"{path} is compressed inside, as elliptica does not write it. Save it again.")
+        raise ValueError(
+            f"{path} has compressed members, which elliptica does not write. Save the estimator again."
+        )
     if (size := members[SETTINGS].file_size) > _MOST_JSON:
         raise ValueError(
-            f"{path} has settings of {size} bytes, but at most {_MOST_JSON} are read. It was damaged or "
+            f"{path} has settings of {size} bytes, but at most {_MOST_JSON} are allowed. It was damaged or "
             "changed; save the estimator again."
         )
     return {name: file.read(name) for name in members}
@@ -366,7 +368,7 @@ def _rebuild(
     device: str,
     version: int,
 ) -> EllipticEstimator:
-    """A trained estimator from its description, all but the network."""
+    """Rebuild a trained estimator from its description, except the network."""
     parameters = {name: decode(value) for name, value in state["parameters"].items()}
     parameters["device"] = device
     kind = _ESTIMATORS[state["class"]]
@@ -389,23 +391,23 @@ def _rebuild(
 
 
 def _set_progress(model: EllipticEstimator, state: dict[str, Any], version: int) -> None:
-    """What is known of the training of each network."""
+    """Restore the training state of each network."""
     if version == 1:
-        found = [{name: state["course"][old] for name, old in _COURSE.items()}]
+        states = [{name: state["course"][old] for name, old in _COURSE.items()}]
     else:
-        found = state["progress"]
-    if not 1 <= len(found) <= _MOST_NETWORKS:
-        raise ValueError(f"{len(found)} networks")
+        states = state["progress"]
+    if not 1 <= len(states) <= _MOST_NETWORKS:
+        raise ValueError(f"{len(states)} networks")
     model._seed = state["seed"]
     model._progress = [
         Progress(seed, **{name: decode(one[name]) for name in _COURSE})
-        for seed, one in zip(network_seeds(model._seed, len(found)), found, strict=True)
+        for seed, one in zip(network_seeds(model._seed, len(states)), states, strict=True)
     ]
     model._summarise()
 
 
 def _set_statistics(model: EllipticEstimator, tensors: dict[str, Tensor], version: int) -> None:
-    """Means, scales and ranges, one value for each column or target."""
+    """Restore means, scales and ranges, one value for each column or target."""
     wanted = dict.fromkeys(_X_STATISTICS, model.n_features_in_)
     if isinstance(model, EllipticRegressor):
         wanted |= dict.fromkeys(_Y_STATISTICS if version == 1 else _Y_STATISTICS + _BOUNDS, model.n_outputs_)
@@ -424,7 +426,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _preprocessor(state: dict[str, Any], tensors: dict[str, Tensor]) -> TablePreprocessor:
-    """The preprocessor from its description and its arrays, if it has any."""
+    """Rebuild the preprocessor from its description and its arrays, if any."""
     mark = "preprocessor/"
     learnt = {k.removeprefix(mark): v.numpy() for k, v in tensors.items() if k.startswith(mark)}
     make: Any = TablePreprocessor.from_dict
@@ -432,11 +434,11 @@ def _preprocessor(state: dict[str, Any], tensors: dict[str, Tensor]) -> TablePre
 
 
 def _default_networks(model: EllipticEstimator, weights: dict[str, Tensor]) -> torch.nn.Module:
-    """Our own networks with the weights of the file."""
+    """Build default networks with the weights of the file."""
     n_networks, n_layers = len(model._progress), len(model.hidden) + 1
-    if len(weights) != 2 * n_layers * n_networks:  # before any layer is made: the file may ask for any number
+    if len(weights) != 2 * n_layers * n_networks:  # before layers are created: a file may claim any number
         raise ValueError(f"{len(weights)} weights and biases for {n_layers * n_networks} layers")
-    with torch.device("meta"):  # sizes only: no memory, and no random numbers
+    with torch.device("meta"):  # shapes only: no memory, and no random numbers
         networks = [
             make_network(None, model.hidden, model.n_features_in_, model.n_outputs_)
             for _ in range(n_networks)
@@ -449,9 +451,9 @@ def _default_networks(model: EllipticEstimator, weights: dict[str, Tensor]) -> t
 def _own_networks(
     model: EllipticEstimator, weights: dict[str, Tensor], module: ModuleLike
 ) -> torch.nn.Module:
-    """The caller's networks with the weights of the file."""
+    """Fill the caller's networks with the weights of the file."""
     sizes = model.n_features_in_, model.n_outputs_
-    with private_stream(0, torch.device("cpu")):  # initial weights are drawn, and replaced
+    with private_stream(0, torch.device("cpu")):  # initial weights are drawn, then replaced
         networks = [make_network(module, model.hidden, *sizes) for _ in model._progress]
         check_output(networks[0], torch.zeros(2, sizes[0]), sizes[1], model._meaning())
     whole = _as_one(networks, model)
@@ -467,21 +469,21 @@ def _as_one(networks: list[torch.nn.Module], model: EllipticEstimator) -> torch.
 
 
 def _dump(model: Any) -> bytes:
-    """A trained model of scikit-learn in the format of skops, checked as a reader checks it."""
+    """Convert a trained scikit-learn model to the skops format, checked as on loading."""
     data: bytes = _skops().dumps(_slim(model), compression=zipfile.ZIP_STORED)
     try:
         _check_dump(data)
     except ValueError as error:
         raise TypeError(
-            f"This {type(model).__name__} cannot be written to a safe file: {error}. Use its default loss, "
-            "and numbers as inputs (TablePreprocessor makes numbers of categories); or joblib, whose files "
-            "must be trusted."
+            f"This {type(model).__name__} cannot be saved safely: {error}. Use its default loss and numbers "
+            "as inputs (TablePreprocessor converts categories to numbers), or use joblib, whose files must "
+            "be trusted."
         ) from error
     return data
 
 
 def _slim(model: Any) -> Any:
-    """A shallow copy without what only training needs: streams, and the quantiles of the inputs."""
+    """Return a shallow copy without what only training needs: random streams and quantiles of the inputs."""
     slim = copy.copy(model)
     if not isinstance(getattr(slim, "random_state", 0), (int, np.integer)):
         slim.random_state = None
@@ -496,7 +498,7 @@ def _slim(model: Any) -> Any:
 
 
 def _undump(data: bytes, described: dict[str, Any]) -> Any:
-    """A model of scikit-learn, after a look at everything that its part of the file holds."""
+    """Load a scikit-learn model after checking everything in its part of the file."""
     trusted = sorted(set().union(*_TRUSTED.values()))
     model = _skops().loads(_without_references(*_check_dump(data)), trusted=trusted)
     if type(model).__name__ != described["class"] or not _is_savable_model(model):
@@ -513,10 +515,10 @@ def _undump(data: bytes, described: dict[str, Any]) -> Any:
 
 
 def _without_references(schema: dict[str, Any], arrays: dict[str, bytes]) -> bytes:
-    """Remove the numbers of objects, through which a file could share objects and nest them in themselves.
+    """Remove object numbers, with which a file could share objects or nest them in themselves.
 
-    skops writes every object in full wherever it occurs, so nothing is lost. Without numbers, what is built
-    is no larger than the file; with them, a few lines could stand for a tree without end.
+    skops writes every object in full wherever it occurs, so nothing is lost. Without numbers, the result is
+    no larger than the file; with them, a few lines could stand for an endless tree.
     """
     level: list[Any] = [schema]
     while level:
@@ -532,9 +534,9 @@ def _without_references(schema: dict[str, Any], arrays: dict[str, bytes]) -> byt
 
 
 def _check_dump(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Refuse a part of scikit-learn that holds anything but what we trust, before any of it is built.
+    """Raise if the scikit-learn part holds anything that we do not trust, before any of it is built.
 
-    Sizes that arrays claim must be those of their data, so that reading needs no more memory than the file.
+    The sizes that arrays claim must match their data, so that loading needs no more memory than the file.
 
     Returns:
         The schema, and the files of the arrays.
@@ -559,15 +561,15 @@ def _check_dump(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _check_schema(schema: Any, sizes: dict[str, int], most_bytes: int) -> None:
-    """Refuse types that are not in our list, wherever they are, deep nesting, and more than one can build.
+    """Raise for types that are not on our list, deep nesting, and too many or too large objects.
 
     Args:
-        schema: What the part holds.
-        sizes: Of its files, in bytes.
-        most_bytes: That all arrays together may have, each counted as often as it occurs.
+        schema: Content of the part.
+        sizes: Sizes of its files in bytes.
+        most_bytes: Maximum size of all arrays, each counted as often as it occurs.
     """
     if not isinstance(schema, dict) or schema.get("protocol", 0) < _PROTOCOL:
-        raise ValueError("a schema of an older protocol")  # whose rules are laxer
+        raise ValueError("a schema of an older protocol")  # older protocols have laxer rules
     level: list[Any] = [schema]
     depth = n_nodes = n_bytes = 0
     while level:
@@ -589,7 +591,7 @@ def _check_schema(schema: Any, sizes: dict[str, int], most_bytes: int) -> None:
 
 
 def _children(level: list[Any]) -> list[Any]:
-    """Objects and lists of JSON that lie directly in those of a level."""
+    """Return the JSON objects and lists directly inside those of a level."""
     return [
         child
         for node in level
@@ -600,7 +602,7 @@ def _children(level: list[Any]) -> list[Any]:
 
 
 def _check_array(name: str, content: bytes) -> None:
-    """Refuse an array whose header does not fit its data, or that holds objects."""
+    """Raise for an array whose header does not match its data, or that holds objects."""
     buffer = io.BytesIO(content)
     version = np.lib.format.read_magic(buffer)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -612,7 +614,7 @@ def _check_array(name: str, content: bytes) -> None:
 
 
 def _check_trees(model: Any) -> None:
-    """Refuse trees that lead out of their nodes or columns: scikit-learn follows them without a check."""
+    """Raise for trees that leave their nodes or columns: scikit-learn follows them without checks."""
     n_trees = 1 if isinstance(model, HistGradientBoostingRegressor) or len(model.classes_) < 3 else None
     n_trees = n_trees or len(model.classes_)
     if model.n_trees_per_iteration_ != n_trees or model._baseline_prediction.shape != (1, n_trees):
@@ -634,11 +636,11 @@ def _check_trees(model: Any) -> None:
                 or not _within(inner["left"], own + 1, len(nodes))
                 or not _within(inner["right"], own + 1, len(nodes))
             ):
-                raise ValueError("a tree that leads out of its nodes or columns")
+                raise ValueError("a tree that leaves its nodes or columns")
 
 
 def _within(values: np.ndarray, low: Any, high: int) -> bool:
-    """Whether all values are at least ``low`` and below ``high``; children come after their parent."""
+    """Return whether all values are at least ``low`` and below ``high``; children come after their parent."""
     return bool(((values >= low) & (values < high)).all())
 
 
@@ -651,7 +653,7 @@ def _skops() -> Any:
 
 
 def encode(name: str, value: Any) -> Any:
-    """A value that JSON can hold; tuples, dicts and laws of the noise are marked as such."""
+    """Convert a value to JSON; tuples, dicts and noise laws are marked as such."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -667,13 +669,13 @@ def encode(name: str, value: Any) -> Any:
     if isinstance(value, torch.device):
         return str(value)
     raise TypeError(
-        f"The parameter {name}={value!r:.60} ({type(value).__name__}) cannot be written to a safe file: it "
-        f"holds numbers, strings, tuples, lists and dicts. Set {name} to one of these and save again."
+        f"The parameter {name}={value!r:.60} ({type(value).__name__}) cannot be saved safely. A file holds "
+        f"numbers, strings, tuples, lists and dicts. Set {name} to one of these and save again."
     )
 
 
 def decode(value: Any) -> Any:
-    """The inverse of `encode`."""
+    """Invert `encode`."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -689,19 +691,19 @@ def decode(value: Any) -> Any:
 
 
 def encode_labels(labels: np.ndarray) -> dict[str, Any]:
-    """Class labels with their dtype: whole or real numbers, strings, booleans."""
+    """Convert class labels with their dtype: whole or real numbers, strings, booleans."""
     values = labels.tolist()
     if any(not isinstance(value, (bool, int, float, str)) for value in values):
         odd = next(value for value in values if not isinstance(value, (bool, int, float, str)))
         raise TypeError(
-            f"Class labels of type {type(odd).__name__} cannot be written to a safe file. Use strings, "
+            f"Class labels of type {type(odd).__name__} cannot be saved safely. Use strings, "
             "numbers or booleans as labels."
         )
     return {"dtype": labels.dtype.str, "values": values}
 
 
 def decode_labels(state: dict[str, Any]) -> np.ndarray:
-    """The inverse of `encode_labels`; strings get the length of the longest, whatever the dtype says."""
+    """Invert `encode_labels`; strings get the length of the longest, whatever the dtype says."""
     name, values = state["dtype"], state["values"]
     kind = np.dtype(name).kind if isinstance(name, str) else "?"
     if kind not in "biufUO":
@@ -711,14 +713,14 @@ def decode_labels(state: dict[str, Any]) -> np.ndarray:
         raise TypeError("labels that are not a list of strings, numbers or booleans")
     if kind == "U":
         longest = max((len(str(value)) for value in values), default=0)
-        if longest * len(values) > _MOST_CHARACTERS:  # each label takes the room of the longest
+        if longest * len(values) > _MOST_CHARACTERS:  # each label takes the space of the longest
             raise ValueError(f"{len(values)} labels of up to {longest} characters")
         return np.array(values, dtype=str)
     return np.array(values, dtype=np.dtype(name))
 
 
 def savable_parts(estimator: Any) -> tuple[TablePreprocessor | None, Any, list[str]]:
-    """The preprocessor, if any, the estimator, and the names of the steps."""
+    """Return the preprocessor, if any, the estimator, and the names of the steps."""
     steps = estimator.steps if isinstance(estimator, Pipeline) else [("", estimator)]
     names, parts = [name for name, _ in steps], [part for _, part in steps]
     if type(parts[-1]) in _ESTIMATORS.values() or _is_savable_model(parts[-1]):
@@ -727,14 +729,14 @@ def savable_parts(estimator: Any) -> tuple[TablePreprocessor | None, Any, list[s
         if len(parts) == 2 and type(parts[0]) is TablePreprocessor:
             return parts[0], parts[1], names
     raise TypeError(
-        "save takes EllipticClassifier, EllipticRegressor, HistGradientBoosting, LogisticRegression, Ridge, "
-        f"or a pipeline of TablePreprocessor and one of them, but got {_kind(estimator)}. "
+        "save accepts EllipticClassifier, EllipticRegressor, HistGradientBoosting, LogisticRegression, "
+        f"Ridge, or a pipeline of TablePreprocessor and one of them, but got {_kind(estimator)}. "
         f"{_remedy(estimator, parts)}"
     )
 
 
 def _is_savable_model(model: Any) -> bool:
-    """Whether a model of scikit-learn, or what a log of the target is wrapped around, can be saved."""
+    """Return whether a scikit-learn model, also inside a log of the target, can be saved."""
     if type(model) is TransformedTargetRegressor:
         inner = getattr(model, "regressor_", model.regressor)
         return type(inner) in (HistGradientBoostingRegressor, Ridge)
@@ -742,7 +744,7 @@ def _is_savable_model(model: Any) -> bool:
 
 
 def _kind(estimator: Any) -> str:
-    """What an object is; of a pipeline, its steps too."""
+    """Return the type of an object; for a pipeline, also of its steps."""
     name = type(estimator).__name__
     if not isinstance(estimator, Pipeline):
         return name
@@ -750,12 +752,12 @@ def _kind(estimator: Any) -> str:
 
 
 def _remedy(estimator: Any, parts: list[Any]) -> str:
-    """How to save what can be saved of an object that `save` does not take."""
+    """Say how to save what can be saved of an unsupported object."""
     if type(estimator).__name__.endswith("SearchCV"):
         return "Save the estimator that the search chose: save(search.best_estimator_, path)."
     if len(parts) > 1 and isinstance(parts[-1], EllipticEstimator):
         return (
-            "The network alone can be saved, and then takes rows as the steps before it give them: "
-            "save(pipeline[-1], path). For the whole pipeline use joblib, whose files must be trusted."
+            "The network alone can be saved: save(pipeline[-1], path). It then expects rows as the steps "
+            "before it return them. For the whole pipeline use joblib, whose files must be trusted."
         )
     return "For other objects use joblib, whose files must be trusted."

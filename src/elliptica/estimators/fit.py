@@ -1,4 +1,4 @@
-"""The training of an estimator: rows in a fixed order, weights as frequencies, one epoch at a time."""
+"""Train an estimator: rows in a fixed order, weights as frequencies, one epoch at a time."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from elliptica._utils.random import stream, stream_seed
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.epoch import can_draw_epochs, epoch_paths
 
-#: An epoch is at most so many times as long as there are rows, however large the sample weights.
+#: An epoch draws at most this many times the number of rows, however large the sample weights.
 LONGEST_EPOCH = 10
 
-#: Multiply-adds of a training step up to which one thread of torch costs less than several.
+#: Up to this many multiply-adds per training step, one torch thread is faster than several.
 SMALL_STEP = 2**25
 
 _inside = threading.local()
 _lock = threading.Lock()
-_outside: list[int] = []  # numbers of threads that blocks of `one_thread` will restore
+_outside: list[int] = []  # thread counts that blocks of `one_thread` will restore
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows as the network sees them.
+    """Training rows in the form that the network sees.
 
     Attributes:
         x: Inputs, scaled, float32.
         y: Class numbers, or float32 targets.
-        weight: Weight of each row, all above zero, or None for equal ones.
+        weight: Weight of each row, all above zero, or None if all are equal.
         groups: Number of the group of each row, or None.
     """
 
@@ -54,10 +54,10 @@ class Rows:
         weight: np.ndarray | None,
         groups: np.ndarray | None = None,
     ) -> Rows:
-        """Sort rows by content, so that training does not depend on the order in which they came.
+        """Sort rows by content, so that training does not depend on their order.
 
-        With weights as frequencies (see `draw_epoch`) a row of weight two is then trained on exactly as
-        two copies of it are.
+        With weights as frequencies (see `draw_epoch`), a row of weight two is then trained on exactly as two
+        copies of it would be.
         """
         y = y if y.dtype == np.int64 else y.astype(np.float32)
         known = [] if groups is None else [groups.astype(np.float32)]
@@ -66,7 +66,7 @@ class Rows:
 
 
 class Held(NamedTuple):
-    """Rows that are held out for validation: inputs, targets, weights."""
+    """Held-out rows for validation: inputs, targets, weights."""
 
     x: np.ndarray
     y: np.ndarray
@@ -75,12 +75,12 @@ class Held(NamedTuple):
 
 @dataclass(eq=False)
 class Progress:
-    """The training of one network so far.
+    """The training state of one network.
 
     Attributes:
-        seed: Of its initial weights, of the order of rows and of the noise.
-        n_iter: Epochs that it was trained for.
-        best_iteration: Epochs after which it was as it is kept.
+        seed: Seed of its initial weights, the order of rows and the noise.
+        n_iter: Number of epochs so far.
+        best_iteration: Epoch whose network is kept.
         loss_curve: Mean training loss of each epoch.
         validation_scores: Score on the held-out rows after each epoch, or None.
         best_score: The largest of them, or None.
@@ -97,13 +97,13 @@ class Progress:
 
 
 class NetworkRows(NamedTuple):
-    """A trained network, and rows as it sees them.
+    """A trained network, and rows in the form that it sees.
 
     Attributes:
         module: The network itself, not a copy.
         loss: The ordinary loss of its task.
         x: Inputs, scaled, on the device of the network.
-        y: Class numbers, zeros and ones for several labels, or scaled real targets ``(rows, targets)``.
+        y: Class numbers, zeros and ones for multilabel targets, or scaled real targets ``(rows, targets)``.
     """
 
     module: nn.Module
@@ -113,26 +113,26 @@ class NetworkRows(NamedTuple):
 
 
 def content_order(*columns: np.ndarray) -> np.ndarray:
-    """Row numbers that sort rows by the bytes of their numbers: a fixed order, not that of the numbers.
+    """Return row numbers that sort rows by their bytes: a fixed order, but not that of the numbers.
 
     Args:
-        *columns: Tables or columns of as many rows, of one floating type.
+        *columns: Tables or columns with the same number of rows and one floating type.
     """
     content = np.column_stack(columns)
-    content += 0  # no negative zeros
+    content += 0  # turns negative zeros into zeros, whose bytes differ
     keys = np.ascontiguousarray(content).view(np.dtype((np.void, content.itemsize * content.shape[1])))
     return np.argsort(keys.ravel(), kind="stable")
 
 
 def take(rows: np.ndarray, *columns: np.ndarray | None) -> list[Any]:
-    """Some of the rows of each table or column; None stays None."""
+    """Select rows of each table or column; None stays None."""
     return [None if column is None else column[rows] for column in columns]
 
 
 def location_and_scale(
     values: np.ndarray, weight: np.ndarray | None, standardize: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each column; a column that does not vary has scale 1."""
+    """Return mean and standard deviation of each column; a constant column has scale 1."""
     n = values.shape[1]
     if not standardize:
         return np.zeros(n), np.ones(n)
@@ -143,16 +143,16 @@ def location_and_scale(
 def hold_out(
     x: np.ndarray, y: np.ndarray, fraction: float, kind: str, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers for training and for validation; classes are kept in proportion where they can be.
+    """Return row numbers for training and validation, with classes in proportion if possible.
 
-    Rows of equal content stay together, so that weights and copies of rows are the same.
+    Rows of equal content stay together, so that weights and copies of rows are equivalent.
 
     Args:
         x: Inputs, sorted by `content_order`.
-        y: Targets; class numbers where ``kind`` is ``"classes"``.
+        y: Targets; class numbers if ``kind`` is ``"classes"``.
         fraction: Share of the distinct rows that is held out.
         kind: ``"classes"``, ``"labels"`` or ``"real"``, which needs two rows for a score.
-        seed: Of the split.
+        seed: Seed of the split.
     """
     content = np.column_stack([x, y])
     is_new = np.append(True, (content[1:] != content[:-1]).any(axis=1))
@@ -160,9 +160,9 @@ def hold_out(
     n_held = int(np.ceil(fraction * len(first)))
     if n_held < (2 if kind == "real" else 1) or len(first) - n_held < 1:
         raise ValueError(
-            f"validation_fraction={fraction} holds {n_held} of {len(first)} distinct rows out "
-            f"(n_samples={len(y)}): too few rows on one side. Change validation_fraction, pass more rows, or "
-            "switch off what needs held-out rows: early_stopping and calibrate."
+            f"validation_fraction={fraction} holds out {n_held} of {len(first)} distinct rows "
+            f"(n_samples={len(y)}), which leaves too few on one side. Change validation_fraction, pass more "
+            "rows, or switch off early_stopping and calibrate, which need held-out rows."
         )
     stratify = None
     if kind == "classes":
@@ -180,23 +180,23 @@ def hold_out(
 
 
 def epoch_length(weight: np.ndarray) -> int:
-    """Rows of an epoch: the sum of weights, or as many as there are rows, within limits."""
+    """Return the number of rows of an epoch: the sum of weights, or the number of rows, within limits."""
     total = np.cumsum(weight, dtype=np.float64)[-1]
     return round(min(max(total, len(weight)), LONGEST_EPOCH * len(weight)))
 
 
 def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generator) -> Tensor:
-    """Row numbers of one epoch in random order: each once, or as often as its weight says.
+    """Draw the row numbers of one epoch in random order: each once, or as often as its weight says.
 
-    Weights are expected frequencies: the sum of weights is cut into pieces of equal length, and the row is
-    taken in which each piece, shifted by one random number, begins. A whole-number weight thus gives so many
-    copies, and a weight of 1.5 one or two. An epoch is as long as the sum of weights, but not shorter than
-    the number of rows and not longer than ten times that.
+    Weights are expected frequencies. The sum of weights is divided into pieces of equal length, all shifted
+    by one random number, and the row at the start of each piece is taken. A weight of 2 thus gives exactly
+    two copies, and a weight of 1.5 one or two. An epoch is as long as the sum of weights, but at least as
+    long as the number of rows and at most ten times that.
 
     Args:
         n_rows: Number of rows.
-        weight: Weight of each row, above zero, or None for each row once.
-        generator: Source of randomness. Draws, in this order: the order, the shift if there are weights.
+        weight: Weight of each row, above zero; None takes each row once.
+        generator: Source of randomness. It draws the order first, then the shift if there are weights.
     """
     if weight is None:
         return torch.randperm(n_rows, generator=generator)
@@ -204,8 +204,9 @@ def draw_epoch(n_rows: int, weight: np.ndarray | None, generator: torch.Generato
     length = epoch_length(weight)
     order = torch.randperm(length, generator=generator)
     shift = float(torch.rand(1, generator=generator, dtype=torch.float64))
+    # systematic sampling: one uniform shift for all pieces has less variance than independent draws
     places = (shift + np.arange(length)) * (cumulative[-1] / length)
-    chosen = np.searchsorted(cumulative, places, side="right").clip(max=n_rows - 1)
+    chosen = np.searchsorted(cumulative, places, side="right").clip(max=n_rows - 1)  # rounding
     return torch.from_numpy(chosen)[order]
 
 
@@ -219,10 +220,10 @@ def train_epoch(
     epoch: int,
     device: torch.device,
 ) -> float:
-    """One pass over the rows; returns the mean loss of its steps.
+    """Train for one pass over the rows; return the mean loss of its steps.
 
-    Streams are derived from the seed and the number of the epoch alone, so that training can stop and go on.
-    Batches are of equal size, up to one row: a last batch of one row would have no partner.
+    Random streams depend only on the seed and the number of the epoch, so that training can be resumed.
+    Batches differ by at most one row, because a last batch of a single row would have no partner.
     """
     chosen = draw_epoch(len(rows.x), rows.weight, stream(seed, "order", epoch))
     noise = stream(seed, "noise", epoch)
@@ -242,9 +243,9 @@ def train_epoch(
 
 
 def diverged(loss: float, epoch: int) -> FloatingPointError:
-    """The error of a training loss that is not finite."""
+    """Return the error for a training loss that is not finite."""
     return FloatingPointError(
-        f"The training loss became {loss} in epoch {epoch}. Lower learning_rate, or sigma, or keep "
+        f"The training loss became {loss} in epoch {epoch}. Lower learning_rate or sigma, or keep "
         "standardize=True."
     )
 
@@ -257,7 +258,7 @@ def _losses(
     device: torch.device,
     noise: torch.Generator,
 ) -> Iterator[Tensor]:
-    """The objective on each batch, with points drawn many batches at a time where each has the same law."""
+    """Yield the objective on each batch; points with the same law are drawn for several batches at once."""
     if isinstance(objective, Elliptic) and can_draw_epochs(objective.settings):
         drawn = epoch_paths(
             objective.settings, rows.x, rows.y, chosen, batch_size, device=device, generator=noise
@@ -271,10 +272,10 @@ def _losses(
 
 @contextlib.contextmanager
 def private_stream(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's default stream (initial weights, dropout) for a while, and put it back afterwards."""
+    """Seed torch's default stream (initial weights, dropout) temporarily, and restore it afterwards."""
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds every accelerator
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every accelerator
         if cuda:  # pragma: no cover - needs a GPU
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
@@ -283,9 +284,9 @@ def private_stream(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread for a while: sharing small products among threads costs more than it saves.
+    """Use one torch thread temporarily: sharing small products among threads costs more than it saves.
 
-    The number belongs to the calling thread, so that the other threads of a program keep theirs.
+    The setting belongs to the calling thread; other threads of the program keep theirs.
     """
     if getattr(_inside, "value", False):
         yield
@@ -294,7 +295,7 @@ def one_thread() -> Iterator[None]:
         before = torch.get_num_threads()
         if not _outside or before > 1:
             _outside.append(before)
-        else:  # a thread begins with the number that was set last, which may be ours
+        else:  # a new thread starts with the last setting, which may be ours
             before = _outside[-1]
             _outside.append(before)
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""More rows where rows are rare: points on bridges between near rows of one class, or of similar target."""
+"""Over-sample rare rows with points on bridges between near rows of one class, or of similar target."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from elliptica.core.bridge import marginal_rows
 
 Task = Literal["auto", "classification", "regression"]
 
-#: Whole numbers with at most so many values are classes.
+#: Whole numbers with at most this many values are classes.
 _FEW_VALUES = 20
 
 
 class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Add rows on Brownian bridges until rare classes, or rare targets, are as frequent as others.
 
-    The bridge of a new row begins at a random row of the class and ends at a random one of its
-    ``k_neighbors`` nearest rows in the class; at a uniform time ``u`` it is Gaussian around the straight
-    line, with deviation ``sigma * sqrt(u (1 - u))`` times the deviation of each column of ``X``.
-    ``sigma=0`` is SMOTE. It has imbalanced-learn's ``fit_resample`` and is a step of its pipelines, which
-    resample in training only; that package is not needed otherwise.
+    The bridge of a new row starts at a random row of the class and ends at one of its ``k_neighbors`` nearest
+    rows in the class. At a uniform time ``u`` it is Gaussian around the straight line, with standard
+    deviation ``sigma * sqrt(u (1 - u))`` times that of each column of ``X``. ``sigma=0`` is SMOTE. The class
+    has imbalanced-learn's ``fit_resample`` and works in its pipelines, which resample only in training;
+    otherwise, that package is not needed.
 
-    For regression the range of the target is cut into ``n_bins`` bins of equal width. A bin that has rows,
-    but fewer than the mean of the bins with rows, gets new ones up to that mean, on bridges within the bin,
-    the target bridged with the row. New targets leave the range of the bin's rows by the noise alone, and
+    For regression, the range of the target is divided into ``n_bins`` bins of equal width. A nonempty bin
+    with fewer rows than the mean of the nonempty bins is filled up to that mean, with bridges within the bin
+    that include the target. Only the noise moves new targets outside the range of the bin's rows, and they
     stay within the range of all targets.
 
     Distances are Euclidean in the units of ``X``: scale the columns first. The only row of a class or bin is
-    both ends of its bridges: the new rows are noise around it, copies if ``sigma=0``. Do not use it on
+    both ends of its bridges, so new rows are noise around it, or copies if ``sigma=0``. Do not use it on
     validation data, nor on columns in which a value between two values has no meaning.
 
     Args:
-        sampling_strategy: For classes, as in imbalanced-learn: ``"auto"`` (or ``"not majority"``) brings
-            every class to the size of the largest, ``"minority"`` only the smallest; a number, for two
-            classes, is the wanted ratio of the smaller to the larger; a dict gives wanted sizes. Not used for
+        sampling_strategy: For classes, as in imbalanced-learn. ``"auto"`` (or ``"not majority"``) brings
+            every class to the size of the largest, ``"minority"`` only the smallest. A number, for two
+            classes, is the wanted ratio of the smaller to the larger. A dict gives wanted sizes. Ignored for
             regression.
-        sigma: Noise, relative to the deviation of each column over all rows.
-        sigma_y: The same for real targets; None means ``sigma``.
-        k_neighbors: Neighbours among which bridges end; fewer if the class has fewer.
-        n_bins: Bins of a real target.
-        bounded: Keep new real targets within the range of the observed ones, so that a positive quantity
-            stays positive. False lets the noise carry them beyond it.
-        task: ``"auto"`` takes strings, booleans and whole numbers with at most 20 values for classes, and
-            floating numbers otherwise for real targets. Whole numbers of an integer type with more values
-            could be either: it asks for ``"classification"`` or ``"regression"``.
-        random_state: Seed.
+        sigma: Noise relative to the standard deviation of each column over all rows.
+        sigma_y: Relative noise of real targets; None means ``sigma``.
+        k_neighbors: Number of neighbours at which bridges may end; fewer if the class has fewer.
+        n_bins: Number of bins of a real target.
+        bounded: Clip new real targets to the range of the observed ones, so that a positive quantity stays
+            positive. False lets the noise carry them beyond it.
+        task: ``"auto"`` treats strings, booleans and whole numbers with at most 20 values as classes, and
+            other floating-point numbers as real targets. Integers with more values are ambiguous: pass
+            ``"classification"`` or ``"regression"``.
+        random_state: Seed of the random draws.
 
     Attributes:
         sampling_strategy_: Number of new rows for each class, or for each bin.
@@ -98,7 +98,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return self
 
     def fit_resample(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """The rows as they were, followed by new ones, class by class or bin by bin.
+        """Return the rows unchanged, followed by new ones, class by class or bin by bin.
 
         Args:
             X: Table of finite numbers: array or frame of pandas or polars.
@@ -130,7 +130,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return _like(X, np.concatenate(more_x)), _like(y, np.concatenate(more_y))
 
     def _plan(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
-        """Set ``sampling_strategy_``; return rows, targets, class or bin of each, and whether it is real."""
+        """Set ``sampling_strategy_``; return rows, targets, class or bin of each, and whether y is real."""
         checks.nonnegative("sigma", self.sigma)
         if self.sigma_y is not None:
             checks.nonnegative("sigma_y", self.sigma_y)
@@ -160,7 +160,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _ends(
         self, x: np.ndarray, own: np.ndarray, n_new: int, generator: torch.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers of both ends of each bridge among the rows ``own``."""
+        """Draw the row numbers of both ends of each bridge among the rows ``own``."""
         first = torch.randint(len(own), (n_new,), generator=generator).numpy()
         if len(own) == 1:
             return own[first], own[first]
@@ -171,7 +171,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
 
 def _is_real(target: np.ndarray) -> bool:
-    """Whether targets are real numbers rather than classes."""
+    """Return whether targets are real numbers rather than classes."""
     if type_of_target(target) == "continuous":
         return True
     n_values = len(np.unique(target))
@@ -179,8 +179,8 @@ def _is_real(target: np.ndarray) -> bool:
         return False
     if target.dtype.kind != "f":
         raise ValueError(
-            f"y holds whole numbers with {n_values} distinct values: classes, or a real target? Pass "
-            'task="classification" or task="regression".'
+            f"y holds whole numbers with {n_values} distinct values, which may be classes or a real target. "
+            'Pass task="classification" or task="regression".'
         )
     return True
 
@@ -193,20 +193,20 @@ def _bridged(
     std: torch.Tensor,
     generator: torch.Generator,
 ) -> np.ndarray:
-    """Points at the times ``u`` of bridges between rows, in float64."""
+    """Sample points at the times ``u`` of bridges between rows, in float64."""
     table = torch.from_numpy(values.astype(np.float64))
-    # no noise is drawn where there is none to add
+    # do not draw noise if its standard deviation is zero
     noise = std if bool(std.any()) else 0.0
     return marginal_rows(table[start], table[end], u, std=noise, generator=generator).numpy()
 
 
 def _missing_rows(strategy: object, classes: list[Any], sizes: list[int]) -> dict[Any, int]:
-    """How many rows each class lacks."""
+    """Return how many rows each class lacks."""
     largest, smallest = max(sizes), min(sizes)
     if isinstance(strategy, Mapping):
         unknown = [label for label in strategy if label not in classes]
         if unknown:
-            raise ValueError(f"sampling_strategy names classes {unknown} that y does not have, {classes}.")
+            raise ValueError(f"sampling_strategy names classes {unknown}, but y has only {classes}.")
         wanted = {label: strategy.get(label, size) for label, size in zip(classes, sizes, strict=True)}
     elif isinstance(strategy, str):
         checks.choice("sampling_strategy", strategy, ("auto", "not majority", "minority"))
@@ -220,22 +220,22 @@ def _missing_rows(strategy: object, classes: list[Any], sizes: list[int]) -> dic
         ratio = float(strategy)  # type: ignore[arg-type]  # checked
         if len(classes) != 2 or not 0 < ratio <= 1:
             raise ValueError(
-                f"sampling_strategy={ratio} is a ratio, above 0 and up to 1, for two classes, but y has "
-                f"{len(classes)}. Give wanted sizes in a dict."
+                f"sampling_strategy={ratio} must be a ratio above 0 and up to 1 for two classes, but y has "
+                f"{len(classes)} classes. Pass wanted sizes in a dict."
             )
         wanted = dict(zip(classes, sizes, strict=True))
         wanted[classes[sizes.index(smallest)]] = int(ratio * largest)
     for label, size in zip(classes, sizes, strict=True):
         if wanted[label] < size:
             raise ValueError(
-                f"sampling_strategy asks for {wanted[label]} rows of class {label!r}, which has {size}: rows "
-                "are added here, never removed."
+                f"sampling_strategy asks for {wanted[label]} rows of class {label!r}, which already has "
+                f"{size}. Rows are only added, never removed."
             )
     return {label: int(wanted[label]) - size for label, size in zip(classes, sizes, strict=True)}
 
 
 def _like(template: Any, values: np.ndarray) -> Any:
-    """A frame or series of the kind of the template, or the array itself."""
+    """Return a frame or series of the kind of the template, or the array itself."""
     package = type(template).__module__.partition(".")[0]
     if values.ndim == 1 and hasattr(template, "columns"):  # a frame of one column
         values = values[:, None]

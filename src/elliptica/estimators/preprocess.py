@@ -1,4 +1,4 @@
-"""From a frame with numbers, categories, dates, text and gaps to a table of numbers."""
+"""Convert a frame with numbers, categories, dates, text and gaps to a table of numbers."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from elliptica.estimators.columns import Kind, is_frame, is_free_text, named_columns, read_column
 
-#: A number so many spreads from the median makes a heavy tail.
+#: A number this many spreads from the median makes a heavy tail.
 _HEAVY = 10.0
-#: Heavy tails are squashed into so many spreads around the median.
+#: Heavy tails are squashed into this many spreads around the median.
 _BOUND = 3.0
-#: Other numbers are cut so many times the range of the training rows outside of it.
+#: Other numbers are clipped at this multiple of the training range beyond it.
 _MARGIN = 2.0
 #: Squares of larger numbers overflow.
 _LARGEST = 1e150
 _SCALES = ("standard", "robust")
 _RESOLUTIONS = ("year", "month", "day", "hour")
-#: Texts from which parts of words and their weights are learnt, and the number of parts.
+#: Maximum number of texts from which parts of words are learnt, and maximum number of parts.
 _MOST_TEXTS = 10_000
 _MOST_PARTS = 4_000
-_PARTS: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (3, 4)}  # those of skrub's StringEncoder
+_PARTS: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (3, 4)}  # as in skrub's StringEncoder
 
 
 class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Turn a pandas or polars frame, or an array, into numbers for an estimator.
+    """Convert a pandas or polars frame, or an array, to numbers for an estimator.
 
-    Columns are told apart by dtype, unless ``kinds`` says what they are:
+    Kinds of columns follow from their dtype, unless ``kinds`` overrides them:
 
-    - *Numbers*, booleans and durations (as days) have gaps filled with the median of the training rows, and,
-      where a column had gaps in training, a column of 0 and 1 that says where they were.
-    - *Categories* (strings and categories) become one column per category; rare categories share one column,
-      in which categories that were not seen in training are put as well, and a gap is a category. Make whole
-      numbers that are codes strings first, or name them in ``kinds``.
+    - *Numbers*, booleans and durations (in days): gaps are filled with the median of the training rows. If a
+      column had gaps in training, a column of 0 and 1 marks them.
+    - *Categories* (strings and categories) become one column per category. Rare categories share one column
+      with categories that training never saw, and a gap is a category. Convert whole numbers that are codes
+      to strings first, or name them in ``kinds``.
     - *Dates* become days since the first training row, the year, and the season: month, day, day of the week
-      and hour, as far as these differ, each as a point on a circle (skrub's ``DatetimeEncoder``).
-    - *Free text* (strings of three words and more on average, with more values than ``max_categories``)
+      and hour, if these differ, each as a point on a circle (skrub's ``DatetimeEncoder``).
+    - *Free text* (strings of three or more words on average, with more values than ``max_categories``)
       becomes the main directions of its parts of words (skrub's ``StringEncoder``).
 
     The estimators scale the result.
@@ -51,19 +51,19 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     Put it before an estimator: ``make_pipeline(TablePreprocessor(), EllipticClassifier())``.
 
     Args:
-        min_frequency: Categories in fewer training rows are rare; 1 means none is.
-        max_categories: Largest number of columns per category column, the rare one included.
+        min_frequency: Categories in fewer training rows are rare; 1 means that none is.
+        max_categories: Largest number of columns per category column, including the rare one.
         kinds: ``"number"``, ``"category"``, ``"date"`` or ``"text"`` for some columns, by name; None decides
             by dtype.
-        scale: ``"standard"`` leaves numbers as they are. ``"robust"`` bounds them: numbers with a heavy tail
-            in the training rows (see `has_heavy_tail`) are squashed smoothly into (-3, 3), others are cut at
-            twice the range of the training rows beyond it.
-        n_components: Number of columns per column of free text.
+        scale: ``"standard"`` leaves numbers unchanged. ``"robust"`` bounds them: numbers with a heavy tail in
+            the training rows (see `has_heavy_tail`) are squashed smoothly into (-3, 3), and others are
+            clipped at twice the training range beyond it.
+        n_components: Number of output columns per column of free text.
 
     Attributes:
         kinds_: Kind of each column.
         n_features_in_: Number of columns.
-        feature_names_in_: Their names, if ``X`` was a frame.
+        feature_names_in_: Names of the columns, if ``X`` was a frame.
 
     Example:
         >>> import polars as pl
@@ -93,7 +93,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         self.n_components = n_components
 
     def fit(self, X: Any, y: Any = None) -> TablePreprocessor:
-        """Learn kinds of columns, medians, categories, scales and parts of words; ``y`` is not used."""
+        """Learn kinds of columns, medians, categories, scales and parts of words; ``y`` is ignored."""
         table = self._check(X, reset=True)
         kinds = self._given_kinds([name for name, _ in named_columns(table)])
         columns = [self._read(name, values, kinds.get(name)) for name, values in named_columns(table)]
@@ -117,7 +117,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """Numbers first, then categories, dates and text; raises if columns differ from those of training."""
+        """Return numbers, then categories, dates and text; raise if columns differ from training."""
         check_is_fitted(self, "kinds_")
         pairs = named_columns(self._check(X, reset=False))
         columns = [
@@ -139,14 +139,14 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         return np.hstack(parts)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Names of the columns that `transform` returns."""
+        """Return the names of the columns of `transform`."""
         check_is_fitted(self, "kinds_")
         known = getattr(self, "feature_names_in_", None)
         if input_features is None:
             input_features = [f"x{j}" for j in range(self.n_features_in_)] if known is None else known
         elif known is not None and not np.array_equal(known, input_features):
             raise ValueError(
-                f"input_features is not equal to feature_names_in_, {list(known)}. Leave input_features out."
+                f"input_features is not equal to feature_names_in_, {list(known)}. Omit input_features."
             )
         elif len(input_features) != self.n_features_in_:
             raise ValueError(
@@ -167,16 +167,15 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         return np.asarray(names, dtype=object)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that was learnt but `tensors`, in numbers, strings, lists and dicts that JSON can hold.
+        """Return the fitted state except `tensors`, as values that JSON can store.
 
-        Keys: the settings, ``named`` (whether columns had names) and ``columns``, in which each has a
-        ``name`` and a ``kind``. Numbers have a ``median`` (0 for a column without any value), ``had_gaps``
-        and, if they are bounded, ``location`` and ``spread`` or ``low`` and ``high``. Categories have the
-        ``frequent`` ones and ``n_rare``, the number of rare ones. Dates have the ``origin``, the ``median``
-        (both in days since 1970), ``had_gaps`` and the ``resolution``. Text has its ``parts`` of words.
-        Rare values themselves are left out: one that few rows have may be the name of a person, and is not
-        needed, because rare and unknown values share a column. Parts of words that few rows have are left out
-        for the same reason.
+        Keys: the settings, ``named`` (whether columns had names) and ``columns``. Each column has a ``name``
+        and a ``kind``. Numbers have a ``median`` (0 for an empty column), ``had_gaps`` and, if they are
+        bounded, ``location`` and ``spread`` or ``low`` and ``high``. Categories have the ``frequent`` ones
+        and ``n_rare``, the number of rare ones. Dates have the ``origin``, the ``median`` (both in days since
+        1970), ``had_gaps`` and the ``resolution``. Text has its ``parts`` of words. Rare values themselves
+        are not stored: a value in few rows may be the name of a person, and rare and unknown values share a
+        column anyway. Rare parts of words are not stored for the same reason.
         """
         check_is_fitted(self, "kinds_")
         named = hasattr(self, "feature_names_in_")
@@ -211,20 +210,20 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             yield {"frequent": [c for c in encoder.categories_[0] if c not in hidden], "n_rare": n_rare}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Arrays that go with `to_dict`: weights of the parts of words of each column of free text."""
+        """Return the arrays that belong to `to_dict`: weights of the parts of words of free text."""
         check_is_fitted(self, "kinds_")
-        found: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray] = {}
         for j, text in enumerate(self._texts):
-            found |= {f"text/{j}/weights": text.weights, f"text/{j}/components": text.components}
-        return found
+            arrays |= {f"text/{j}/weights": text.weights, f"text/{j}/components": text.components}
+        return arrays
 
     @classmethod
     def from_dict(
         cls, state: Mapping[str, Any], tensors: Mapping[str, Any] | None = None
     ) -> TablePreprocessor:
-        """A fitted preprocessor from what `to_dict` and `tensors` returned.
+        """Restore a fitted preprocessor from the results of `to_dict` and `tensors`.
 
-        Imputer and encoders are fitted to small tables that have the recorded medians, gaps and categories.
+        Imputer and encoders are fitted to small tables with the recorded medians, gaps and categories.
 
         Example:
             >>> table = TablePreprocessor().fit([[1.0], [3.0]])
@@ -244,7 +243,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             made.feature_names_in_ = np.asarray([column["name"] for column in columns], dtype=object)
         of = {kind: [column for column in columns if column["kind"] == kind] for kind in get_args(Kind)}
         if sum(map(len, of.values())) != len(columns):
-            raise ValueError("the preprocessor has columns of a kind that this version does not know")
+            raise ValueError("the preprocessor has columns of an unknown kind")
         if numbers := of["number"]:
             medians = [column["median"] for column in numbers]
             gaps = [np.nan if column["had_gaps"] else column["median"] for column in numbers]
@@ -267,29 +266,31 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         for name, kind in given.items():
             if name not in names:
                 raise ValueError(
-                    f"kinds names the column {name!r}, which X does not have. It has {names[:12]}."
+                    f"kinds names the column {name!r}, which is not in X. Its columns are {names[:12]}."
                 )
             if kind not in get_args(Kind):
                 raise ValueError(
-                    f"kinds must be among {', '.join(get_args(Kind))}, but {name!r} has {kind!r}."
+                    f"Values of kinds must be {', '.join(get_args(Kind))}, but {name!r} has {kind!r}."
                 )
         return given
 
     def _read(self, name: str, values: Any, kind: Kind | None) -> tuple[Kind, np.ndarray]:
-        """A column of the training rows, by dtype where its kind is not given."""
-        found, array = read_column(name, values, kind)
+        """Read a column of the training rows, by dtype if its kind is not given."""
+        own_kind, array = read_column(name, values, kind)
         is_category = str(values.dtype).lower().startswith(("cat", "enum"))
-        if kind is not None or found != "category" or is_category:
-            return found, array
+        if kind is not None or own_kind != "category" or is_category:
+            return own_kind, array
         many = len(set(array.tolist())) > self.max_categories
-        return read_column(name, values, "text") if many and is_free_text(array.tolist()) else (found, array)
+        return (
+            read_column(name, values, "text") if many and is_free_text(array.tolist()) else (own_kind, array)
+        )
 
     def _check(self, X: Any, reset: bool) -> Any:
-        """Names and number of columns, and for arrays everything else."""
+        """Check names and number of columns, and the values of arrays."""
         if is_frame(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
             if len(X) == 0:
-                raise ValueError("The frame has no rows: 0 rows, but a minimum of 1 is required.")
+                raise ValueError("The frame has 0 rows, but a minimum of 1 is required.")
             return X
         return validate_data(self, X, dtype=None, ensure_all_finite="allow-nan", reset=reset)
 
@@ -303,10 +304,10 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
 
 
 def robust_scale(values: np.ndarray) -> tuple[float, float]:
-    """Median and spread of numbers.
+    """Return median and spread of numbers.
 
-    The spread is the distance of the quartiles; if they are equal, the median of the distances from the
-    median that are not zero.
+    The spread is the distance between the quartiles. If they are equal, it is the median of the nonzero
+    distances from the median.
     """
     low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
     if high > low:
@@ -317,9 +318,9 @@ def robust_scale(values: np.ndarray) -> tuple[float, float]:
 
 
 def has_heavy_tail(values: np.ndarray) -> bool:
-    """Whether some number is more than ten spreads (see `robust_scale`) from the median.
+    """Return whether some number is more than ten spreads (see `robust_scale`) from the median.
 
-    Of normally distributed numbers none is; of a thousand log-normal ones, most often one.
+    This is practically never so for normal numbers, but usual for a thousand log-normal ones.
 
     Example:
         >>> has_heavy_tail(np.arange(100.0)), has_heavy_tail(np.append(np.arange(100.0), 1e4))
@@ -333,11 +334,11 @@ def has_heavy_tail(values: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """How numbers are bounded, as learnt on the training rows; without settings they are left alone.
+    """How numbers are bounded, as learnt on the training rows; without settings they stay unchanged.
 
-    Heavy tails are squashed as skrub's ``SquashingScaler`` does (Holzmueller et al., 2024), by hand for two
-    reasons: that returns 0 for 1e200 (its square overflows), and takes the range for the spread if the
-    quartiles are equal, so that one outlier among zeros decides.
+    Heavy tails are squashed as in skrub's ``SquashingScaler`` (Holzmueller et al., 2024). That class is not
+    used for two reasons: it returns 0 for 1e200, whose square overflows, and if the quartiles are equal it
+    uses the range as the spread, so that one outlier among zeros decides.
     """
 
     location: float | None = None
@@ -372,7 +373,7 @@ class _Bounds:
 
 
 def date_resolution(days: np.ndarray) -> str:
-    """Find the finest of year, month, day and hour in which dates (in days since 1970) differ.
+    """Return the finest of year, month, day and hour in which dates (in days since 1970) differ.
 
     Example:
         >>> date_resolution(np.array([0.0, 31.0, 59.0])), date_resolution(np.array([0.0, 0.5]))
@@ -389,13 +390,13 @@ def date_resolution(days: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class _Dates:
-    """Dates (days since 1970) as numbers and seasons."""
+    """Dates (in days since 1970) as numbers and seasons."""
 
     origin: float  # first day of the training rows
-    median: float  # where a date is missing
+    median: float  # replaces missing dates
     had_gaps: bool
-    resolution: str  # the finest that differs in training: "year", "month", "day" or "hour"
-    bounds: _Bounds  # of the days
+    resolution: str  # finest unit that differs in training: "year", "month", "day" or "hour"
+    bounds: _Bounds  # bounds of the days
 
     @classmethod
     def fit(cls, days: np.ndarray, bounded: bool) -> _Dates:
@@ -415,7 +416,7 @@ class _Dates:
 
         gaps = np.isnan(days)
         days = self.bounds.apply(np.where(gaps, self.median, days))
-        # by hand: skrub's total_seconds is a float32, in steps of two minutes, and far from zero
+        # not skrub's total_seconds, a float32 with steps of two minutes
         parts = [days[:, None] - self.origin]
         column = pl.Series("date", np.round(days * 8.64e10).astype("datetime64[us]"))
         parts.append(self._encoder("date").transform(column).to_numpy())
@@ -428,7 +429,7 @@ class _Dates:
         return [f"{name}_days", *self._encoder(name).all_outputs_, *gaps]
 
     def _encoder(self, name: str) -> Any:
-        """Skrub's encoder, which is imported only for tables with dates: it brings pandas and matplotlib."""
+        """Return skrub's encoder; imported only if needed, because it loads pandas and matplotlib."""
         import polars as pl
         from skrub import DatetimeEncoder
 
@@ -438,7 +439,7 @@ class _Dates:
             add_total_seconds=False,
             periodic_encoding="circular",
         )
-        # it leaves hours out if it sees none, but what differs was learnt on the training rows
+        # skrub drops hours if it sees none, but the resolution was learnt on the training rows
         return encoder.fit(pl.Series(name, np.array(["2000-01-01T01"], dtype="datetime64[us]")))
 
     def to_dict(self) -> dict[str, Any]:
@@ -448,7 +449,7 @@ class _Dates:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> _Dates:
         if (resolution := state["resolution"]) not in _RESOLUTIONS:
-            raise ValueError(f"a resolution of dates of {resolution!r}")
+            raise ValueError(f"unknown resolution of dates {resolution!r}")
         bounds = _Bounds.from_dict(state)
         return cls(
             float(state["origin"]), float(state["median"]), bool(state["had_gaps"]), resolution, bounds
@@ -457,23 +458,23 @@ class _Dates:
 
 @dataclass(frozen=True)
 class _Text:
-    """Free text as its main directions among parts of words, as skrub's ``StringEncoder`` finds them.
+    """Free text as its main directions among parts of words, as in skrub's ``StringEncoder``.
 
-    The encoder is fitted by skrub; what it learnt is kept as two arrays, so that it is saved without pickle
-    and read without skrub. skrub keeps every part of a word of every text; here those that few rows have are
-    left out, which bounds the file and keeps names of people out of it.
+    skrub fits the encoder; the result is kept as two arrays, so that it can be saved without pickle and
+    loaded without skrub. skrub keeps every part of every word. Here, rare parts are dropped, which limits the
+    size of the file and keeps names of people out of it.
     """
 
     parts: list[str]  # parts of words
-    weights: np.ndarray  # of each: rare ones have large weights
-    components: np.ndarray  # direction by part
+    weights: np.ndarray  # weight of each part; rare parts have large weights
+    components: np.ndarray  # directions, ``(direction, part)``
 
     @classmethod
     def fit(cls, texts: np.ndarray, n_components: int, min_frequency: int) -> _Text:
         import polars as pl
         from skrub import StringEncoder
 
-        some = texts[:: -(-len(texts) // _MOST_TEXTS)]  # every so many rows: ceil(n / most)
+        some = texts[:: -(-len(texts) // _MOST_TEXTS)]  # a regular sample with step ceil(n / most)
         parts = _frequent_parts(some, min_frequency)
         n_components = min(n_components, len(parts) - 1, len(some) - 1)
         if n_components < 1:
@@ -503,18 +504,18 @@ class _Text:
             raise ValueError("the preprocessor has a column of free text, but its weights are missing")
         weights, components = (np.asarray(array) for array in arrays)
         if not isinstance(parts, list) or weights.shape != (len(parts),):
-            raise ValueError("parts of words and their weights do not fit each other")
+            raise ValueError("parts of words and their weights have different sizes")
         if components.ndim != 2 or (parts and components.shape[1] != len(parts)):
-            raise ValueError("parts of words and their directions do not fit each other")
+            raise ValueError("parts of words and their directions have different sizes")
         return cls([str(part) for part in parts], weights, components)
 
 
 def _frequent_parts(texts: np.ndarray, min_frequency: int) -> list[str]:
-    """Parts of words that enough texts have, at most so many."""
+    """Return the parts of words that enough texts have, up to a maximum number."""
     try:
         counter = CountVectorizer(**_PARTS, min_df=min(min_frequency, len(texts)), max_features=_MOST_PARTS)
         return [str(part) for part in counter.fit(texts.tolist()).get_feature_names_out()]
-    except ValueError:  # scikit-learn's way to say that none is left
+    except ValueError:  # scikit-learn raises if none is left
         return []
 
 
@@ -532,8 +533,8 @@ def _new_encoder(min_frequency: int, max_categories: int) -> Any:
 
 
 def _old_encoder(frequent: list[str], n_rare: int) -> Any:
-    """An encoder that knows some categories and whether there were rare ones."""
-    # one value that is not frequent stands for the rare ones; its name is never seen
+    """Build an encoder that knows some categories and whether there were rare ones."""
+    # one infrequent value stands for all rare ones; its name never appears
     stand_in = [max(["", *frequent]) + "+"] if n_rare > 0 else []
     rows = np.array(frequent * 2 + stand_in, dtype=object)
     return _new_encoder(2, len(frequent) + 2).fit(rows[:, None])

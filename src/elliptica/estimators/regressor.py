@@ -16,87 +16,89 @@ from elliptica.estimators.base import EllipticEstimator, takes_batches
 from elliptica.estimators.columns import check_table
 from elliptica.estimators.fit import location_and_scale
 
-_LARGEST_EXPONENT = 700.0  # exp of more is not finite
+_LARGEST_EXPONENT = 700.0  # exp overflows above this
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  # type: ignore[misc]
     """A neural network for real targets, trained by elliptic loss regularisation (paper: Algorithm 1).
 
-    A perceptron with scikit-learn's interface and the squared error: instead of on the rows alone it is
-    trained on points of Brownian bridges between them, targets included. ``method`` switches to ordinary
+    A perceptron with scikit-learn's interface and the squared error. It is trained on points of Brownian
+    bridges between the rows, targets included, instead of the rows alone. ``method`` switches to ordinary
     training, mixup or C-Mixup, so that one grid compares them. ``y`` may have several columns.
 
     Predictions stay within the range of the training targets (``bounded=True``). A solution of the elliptic
-    equation obeys this maximum principle, and a network does not: far from the rows its outputs grow without
-    limit. Training is unchanged; only predictions outside the range move, to its end. Switch it off where
-    targets of new rows leave that range, for instance a quantity that grows in time: there a bound keeps
-    predictions too small however good the network is.
+    equation obeys this maximum principle, but a network does not: far from the rows, its outputs grow without
+    limit. Training is unchanged; only predictions outside the range are clipped. Switch it off if targets of
+    new rows can leave that range, for instance a quantity that grows with time. There, a bound keeps
+    predictions too small, however good the network is.
 
     Weights, row order, random streams and threads behave as in `EllipticClassifier`.
 
     Args:
         hidden: Units of the hidden layers of the default network (leaky ReLU); ``()`` is linear.
-        module: Another network, ``(rows, features)`` to ``(rows, targets)``: a module, of which a copy is
-            trained from the weights it has, or a function of ``(n_features, n_outputs)``.
+        module: Your own network, ``(rows, features)`` to ``(rows, targets)``: a module, of which a copy is
+            trained from its present weights, or a function of ``(n_features, n_outputs)``.
         method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"c-mixup"`` or ``"noise"``
-            (Gaussian noise of deviation ``sigma`` on the scaled inputs, no bridge). With ``groups`` in `fit`
-            also ``"groupdro"`` and ``"balanced"`` (every group equally often), which train the default
-            network.
-        sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 is straight
+            (Gaussian noise with standard deviation ``sigma`` on the scaled inputs, no bridge). With
+            ``groups`` in `fit` also ``"groupdro"`` and ``"balanced"`` (every group equally often), which
+            train the default network.
+        sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 gives straight
             lines.
-        sigma_y: The same for the scaled targets; None means ``sigma`` if that is a number, otherwise 0.
+        sigma_y: Diffusion coefficient of the scaled targets; None means ``sigma`` if that is a number,
+            otherwise 0.
         sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
-        n_times: Times on a bridge, both ends included; 2 is ordinary training.
+        n_times: Number of times on a bridge, both ends included; 2 is ordinary training.
         n_bridges: Bridges per row.
         horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
-        pairing: Where bridges end, see `elliptica.sample_partners`; partners come from the batch.
+        pairing: How the ends of bridges are chosen, see `elliptica.sample_partners`; partners come from the
+            batch.
         weighting: Importance weighting, see `elliptica.Elliptic`.
-        xi: Its strength.
-        alpha: Of mixup and C-Mixup; None is 1 and 2.
-        bandwidth: Of C-Mixup and of ``pairing="label_kernel"``, in units of the scaled targets; partners come
-            from the batch.
-        eta: Step size of Group DRO's weights.
-        bounded: Keep predictions of each target between its smallest and largest value among the rows given
-            to `fit`, held-out ones included and rows of zero weight not. No margin is added.
+        xi: Strength of the importance weighting.
+        alpha: Beta parameter of mixup and C-Mixup; None means 1 and 2.
+        bandwidth: Bandwidth of C-Mixup and of ``pairing="label_kernel"``, in units of the scaled targets;
+            partners come from the batch.
+        eta: Step size of the group weights of Group DRO.
+        bounded: Clip predictions of each target to its range among the rows passed to `fit`, including
+            held-out rows but not rows of zero weight. No margin is added.
         target_transform: ``"log"`` trains on the logarithm of the targets, which must be positive;
             predictions are in the units of ``y``. None trains on ``y``.
-        n_networks: Networks with seeds of their own; predictions are the mean of theirs. They are trained
-            side by side as at `EllipticClassifier`.
-        standardize: Scale columns and targets to mean 0 and deviation 1, with statistics of the training rows
-            that the estimator keeps, because ``sigma`` is in units of the inputs. Predictions are in the
-            units of ``y``. A constant column becomes 0.
-        max_iter: Epochs.
-        batch_size: Rows of a step; batches of an epoch are of equal size, up to one row.
-        learning_rate: Of AdamW.
-        weight_decay: Of AdamW.
-        early_stopping: Hold a part of the rows out, stop when its score no longer grows, and keep the best
-            network; statistics are those of the other rows. Otherwise ``max_iter`` epochs are run.
-        validation_fraction: Share of that part.
-        n_iter_no_change: Epochs without a better score before it stops.
-        tol: How much better counts.
-        warm_start: Let `fit` go on from the last one, on data of the same columns and targets.
-        random_state: Seed of the initial weights, of the order and of the noise.
-        device: Where to train, for instance ``"cuda"``.
+        n_networks: Number of networks with different seeds; their predictions are averaged. They are trained
+            side by side as in `EllipticClassifier`.
+        standardize: Scale columns and targets to mean 0 and standard deviation 1 with statistics of the
+            training rows, because ``sigma`` is in units of the inputs. Predictions are in the units of
+            ``y``. A constant column becomes 0.
+        max_iter: Number of epochs.
+        batch_size: Rows per step; the batches of an epoch differ by at most one row.
+        learning_rate: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        early_stopping: Hold out part of the rows, stop when their score no longer improves, and keep the best
+            network; statistics come from the other rows. Otherwise, ``max_iter`` epochs are run.
+        validation_fraction: Share of rows to hold out.
+        n_iter_no_change: Epochs without a better score before training stops.
+        tol: Smallest improvement that counts.
+        warm_start: Let `fit` resume from the last call, on data with the same columns and targets.
+        random_state: Seed of the initial weights, the order of rows and the noise.
+        device: Device to train on, for instance ``"cuda"``.
         verbose: Print a line after each epoch.
 
     Attributes:
         n_features_in_: Number of columns.
-        feature_names_in_: Their names, if ``X`` was a frame.
-        module_: The trained network; from scaled rows to scaled targets. Several networks are one module
-            that gives their mean.
-        x_mean_: What is taken from each column,
-        x_scale_: and by what it is divided.
-        y_mean_: The same for each target (its logarithm, if that is learnt),
-        y_scale_: and its divisor.
-        y_min_: Smallest target among the rows that count,
-        y_max_: and the largest.
-        n_iter_: Epochs that the network was trained for, over all calls.
+        feature_names_in_: Names of the columns, if ``X`` was a frame.
+        module_: The trained network, from scaled rows to scaled targets. Several networks are one module
+            that returns their mean.
+        x_mean_: Number that is subtracted from each column.
+        x_scale_: Number that each column is divided by.
+        y_mean_: Number that is subtracted from each target (or its logarithm, if that is learnt).
+        y_scale_: Number that each target is divided by.
+        y_min_: Smallest target among rows with a weight.
+        y_max_: Largest target among rows with a weight.
+        n_iter_: Number of epochs over all calls.
         loss_curve_: Mean training loss of each epoch, in scaled units.
         validation_scores_: R2 on the held-out rows after each epoch, or None.
         best_validation_score_: The largest of them, or None.
-        best_iteration_: Epochs after which the network was as it is kept. Of several networks, this and
-            ``n_iter_`` are the largest, and curves and scores are means.
+        best_iteration_: Epoch whose network was kept. For several networks, this and ``n_iter_`` are the
+            largest, and curves and scores are means.
         n_outputs_: Number of targets.
 
     Example:
@@ -125,17 +127,16 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             X: Table of numbers ``(rows, features)``: array or frame, dense and finite.
             y: Targets, one or several columns.
             sample_weight: Weight of each row, at least 0.
-            groups: Group of each row, for methods that know it; others ignore it.
+            groups: Group of each row, for group methods; others ignore it.
         """
         goes_on = self.warm_start and hasattr(self, "module_")
         return self._fit(X, y, sample_weight, groups, goes_on=goes_on)
 
     @available_if(takes_batches)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> EllipticRegressor:
-        """Train for one epoch on these rows, from where the last call ended.
+        """Train for one epoch on these rows, resuming from the last call.
 
-        Scaling is that of the first call. So many calls with the same rows equal one `fit` with so many
-        epochs.
+        The first call sets the scaling. As many calls with the same rows as epochs equal one `fit`.
 
         Args:
             X: Table of numbers.
@@ -145,9 +146,9 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         return self._fit(X, y, sample_weight, None, epochs=1, goes_on=hasattr(self, "module_"))
 
     def predict(self, X: Any) -> np.ndarray:
-        """Targets of each row, in the units and the shape of the ``y`` of training."""
+        """Predict the targets of each row, in the units and shape of the ``y`` of training."""
         values = self._values(self._outputs(X)).mean(axis=0)
-        if self.bounded:  # the mean of equal numbers may be off by a rounding
+        if self.bounded:  # the mean of equal numbers may have a rounding error
             values = values.clip(self.y_min_, self.y_max_)
         return values[:, 0] if self._is_flat else values
 
@@ -168,12 +169,12 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         return x, np.asarray(target, dtype=np.float64)
 
     def _encode(self, target: np.ndarray) -> np.ndarray:
-        """Targets as a table of numbers."""
+        """Convert targets to a table of numbers."""
         table = target.reshape(len(target), -1)
         if (target.ndim == 1, table.shape[1]) != (self._is_flat, self.n_outputs_):
             raise ValueError(
-                f"y must have {self.n_outputs_} columns as before, but has shape {target.shape}. Train anew "
-                "(warm_start=False)."
+                f"y must have {self.n_outputs_} columns as before, but has shape {target.shape}. Train from "
+                "scratch (warm_start=False)."
             )
         return table
 
@@ -203,14 +204,14 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         return (self._transform(y) - self.y_mean_) / self.y_scale_
 
     def _transform(self, y: np.ndarray) -> np.ndarray:
-        """Targets as the network learns them, before scaling."""
+        """Transform targets to what the network learns, before scaling."""
         if self.target_transform is None:
             return y
         self._check_positive(y)
         return np.log(y)
 
     def _values(self, outputs: np.ndarray) -> np.ndarray:
-        """Outputs of networks in the units of the targets."""
+        """Convert outputs of networks to the units of the targets."""
         values = outputs * self.y_scale_ + self.y_mean_
         if self.target_transform == "log":
             values = np.exp(values.clip(max=_LARGEST_EXPONENT))

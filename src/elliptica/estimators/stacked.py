@@ -1,9 +1,9 @@
-"""Train many perceptrons of one shape at once, each with rows, seed, method and settings of its own.
+"""Train many perceptrons of one shape at once, each with its own rows, seed, method and settings.
 
-A step of a small network spends most of its time on the way to the arithmetic. Here one product serves a
-block of networks, points are drawn for several steps at once (`stacked_points`), and gradients are written
-out by hand, because every method is a mixture of two rows, noise, and a weight per row. A network's result
-does not depend on the others of the stack, up to rounding.
+A step of a small network spends most of its time outside the arithmetic. Here, one product serves a block of
+networks, points are drawn for several steps at once (`stacked_points`), and gradients are written out by
+hand. That is possible because every method is a mixture of two rows, noise, and a weight per row. Up to
+rounding, the result of a network does not depend on the others of the stack.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from elliptica.estimators.stacked_points import (
 
 __all__ = ["GROUP_METHODS", "METHODS", "SHARED", "Stacked", "StackedJob", "predict_stacked", "train_stacked"]
 
-_BLOCK_BYTES = 16 * 2**20  # of networks that are trained together for a few steps: what a cache holds
-_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # of Adam, as everywhere
+_BLOCK_BYTES = 16 * 2**20  # size of networks that are trained together for a few steps: fits into a cache
+_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # usual values of Adam
 _SLOPE = 0.1  # of the leaky ReLU of `mlp`
 _EVALUATED = 1024  # rows that are validated at once
 _PREDICTED = 2**22  # numbers of a layer that are predicted at once
@@ -54,14 +54,14 @@ class Stacked:
     """Trained networks, in the order of the jobs.
 
     Attributes:
-        weights: For each layer ``(network, inputs, outputs)``; inputs beyond a network's own are zero.
-        biases: For each layer ``(network, 1, outputs)``.
-        n_features: Inputs of each network.
+        weights: Weights ``(network, inputs, outputs)`` of each layer; inputs beyond a network's own are zero.
+        biases: Biases ``(network, 1, outputs)`` of each layer.
+        n_features: Number of inputs of each network.
         best_epoch: Epoch whose weights were kept, from 1: that of the least validation loss, or the last.
-        epochs: Epochs that were run.
+        epochs: Number of epochs that were run.
         ended: Why each network stopped: ``"length"``, ``"patience"``, ``"deadline"``, or ``"failed"`` if its
             loss was not finite. The best weights before that are kept, or the initial ones.
-        loss_curves: Mean loss of each epoch, at the points that were drawn and without weights of rows.
+        loss_curves: Mean loss of each epoch, at the drawn points and without row weights.
         validation_curves: Validation loss after each epoch, and at a deadline; empty without validation rows.
     """
 
@@ -83,7 +83,7 @@ class Stacked:
         return [reason == "failed" for reason in self.ended]
 
     def state_dict(self, number: int) -> dict[str, Tensor]:
-        """Weights of one network, for a perceptron of `elliptica._utils.perceptron.mlp`."""
+        """Return the weights of one network, for a perceptron of `elliptica._utils.perceptron.mlp`."""
         state: dict[str, Tensor] = {}
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             own = weight[number, : self.n_features[number]] if layer == 0 else weight[number]
@@ -92,9 +92,9 @@ class Stacked:
         return state
 
     def network(self, number: int) -> nn.Sequential:
-        """One network as a module."""
+        """Return one network as a module."""
         hidden = [weight.shape[2] for weight in self.weights[:-1]]
-        with torch.device("meta"):  # initial weights are not wanted
+        with torch.device("meta"):  # initial weights are not needed
             made = mlp(self.n_features[number], self.weights[-1].shape[2], hidden=hidden)
         made.load_state_dict(self.state_dict(number), assign=True)
         return made
@@ -117,30 +117,30 @@ def train_stacked(
 ) -> Stacked:
     """Train one perceptron for each job, all of them side by side.
 
-    A network walks through its rows in a random order, then in another one, and so on: every step takes the
-    next ``batch_size`` of them, so a batch may hold the end of one order and the beginning of the next.
-    An epoch has as many steps as batches are needed for the rows. The optimiser is AdamW.
+    A network passes through its rows in one random order after another. Every step takes the next
+    ``batch_size`` rows, so a batch may hold the end of one order and the start of the next. An epoch has as
+    many steps as batches are needed for the rows. The optimiser is AdamW.
 
     Differences from the objectives of `elliptica.baselines`: the partner of mixup and of elliptic training is
     the next row of the batch; C-Mixup and LISA choose among `CANDIDATES` rows of it. ``"groupdro"`` and
     ``"balanced"`` draw every group equally often, ``"lisa"`` every combination of class and group.
 
-    Threads: torch uses one thread here, and as many as before afterwards. Two Python threads can train two
-    stacks at once.
+    torch uses one thread during the call; the number of threads is restored afterwards. Two Python threads
+    can train two stacks at once.
 
     Args:
-        x: Tables of scaled inputs, ``(rows, features)``; a narrower one is filled up with zero columns.
+        x: Tables of scaled inputs, ``(rows, features)``; narrower ones are padded with zero columns.
         y: Their class numbers, or scaled real targets ``(rows,)`` or ``(rows, n_outputs)``.
-        jobs: What to train.
+        jobs: Networks to train.
         loss: ``"classes"`` (cross-entropy) or ``"real"`` (squared error).
         n_outputs: Number of classes, or of real targets.
         hidden: Units of the hidden layers.
-        batch_size: Rows of a step, for all networks. One with fewer rows sees some of them twice in a step.
-        groups: Group of each row, from 0, for methods that know it.
-        patience: Epochs without a better validation loss after which a network stops; None for no such end.
-        schedule: ``"cosine"`` warms the learning rate up, then lets it fall to zero at ``max_iter`` epochs.
-        callback: Called now and then with the share of the work that is done.
-        deadline: Value of ``time.monotonic()`` after which all networks stop where they are.
+        batch_size: Rows per step, for all networks. A network with fewer rows sees some of them twice.
+        groups: Group of each row, from 0, for group methods.
+        patience: Epochs without a better validation loss after which a network stops; None means no limit.
+        schedule: ``"cosine"`` warms the learning rate up, then lowers it to zero at ``max_iter`` epochs.
+        callback: Called from time to time with the finished share of the work.
+        deadline: Value of ``time.monotonic()`` at which all networks stop.
 
     Returns:
         The networks, aligned with ``jobs``.
@@ -149,8 +149,8 @@ def train_stacked(
         >>> x, y = torch.randn(60, 3), torch.randint(2, (60,))
         >>> rows = np.arange(60)
         >>> jobs = [StackedJob(rows, 0, seed, "elliptic", {"max_iter": 2}) for seed in range(4)]
-        >>> found = train_stacked([x], [y], jobs, loss="classes", n_outputs=2, hidden=(8,))
-        >>> predict_stacked(found, x[:5]).shape
+        >>> stacked = train_stacked([x], [y], jobs, loss="classes", n_outputs=2, hidden=(8,))
+        >>> predict_stacked(stacked, x[:5]).shape
         torch.Size([4, 5, 2])
     """
     checks.choice("loss", loss, ("classes", "real"))
@@ -173,20 +173,20 @@ def predict_stacked(stacked: Stacked, x: np.ndarray | Tensor, numbers: Sequence[
     """Compute outputs (logits, or scaled targets) of some of the networks for the same rows.
 
     Args:
-        stacked: From `train_stacked`.
-        x: Scaled inputs ``(rows, features)``; in float64 the arithmetic is, too.
-        numbers: Which networks; None means all. They must have as many inputs as ``x``.
+        stacked: Result of `train_stacked`.
+        x: Scaled inputs ``(rows, features)``; float64 inputs are computed in float64.
+        numbers: Numbers of the networks; None means all. They must have as many inputs as ``x``.
 
     Returns:
-        ``(network, row, output)``.
+        Outputs ``(network, row, output)``.
     """
     chosen = list(range(len(stacked)) if numbers is None else numbers)
     rows = torch.as_tensor(x)
-    found = sorted({stacked.n_features[number] for number in chosen})
-    if found and (rows.ndim != 2 or found != [rows.shape[1]]):
+    widths = sorted({stacked.n_features[number] for number in chosen})
+    if widths and (rows.ndim != 2 or widths != [rows.shape[1]]):
         raise ValueError(
-            f"x must have shape (rows, {found[0]}) for these networks, but has {tuple(rows.shape)}. Networks "
-            f"have {', '.join(map(str, found))} inputs; ask for those of one table at a time."
+            f"x must have shape (rows, {widths[0]}) for these networks, but has {tuple(rows.shape)}. The "
+            f"networks have {', '.join(map(str, widths))} inputs; select those of one table at a time."
         )
     layers = [
         (weight[chosen, : rows.shape[1] if layer == 0 else None].to(rows.dtype), bias[chosen].to(rows.dtype))
@@ -199,16 +199,16 @@ def predict_stacked(stacked: Stacked, x: np.ndarray | Tensor, numbers: Sequence[
 
 
 class _Memory(NamedTuple):
-    """Buffers of a block: memory that is used again costs less than new memory."""
+    """Buffers of a block; reusing memory is faster than allocating it."""
 
-    outputs: list[Tensor]  # of each layer, after its activation
-    slopes: list[Tensor]  # of the loss by the inputs of each layer's activation
-    gradients: list[Tensor]  # of weights, then of biases
+    outputs: list[Tensor]  # outputs of each layer, after its activation
+    slopes: list[Tensor]  # derivatives of the loss by the inputs of each activation
+    gradients: list[Tensor]  # gradients of weights, then of biases
     noise: Tensor
 
 
 class _Block:
-    """Neighbouring networks that are trained together for a few steps: views of the stack."""
+    """Neighbouring networks that are trained together for a few steps, as views of the stack."""
 
     def __init__(self, stack: _Stack, low: int, high: int) -> None:
         self.networks = stack.networks[low:high]
@@ -246,7 +246,7 @@ class _Block:
 
 
 class _Stack:
-    """Weights and moments of all networks that are still trained, and their steps."""
+    """Weights and moments of all networks that are still in training, and their steps."""
 
     def __init__(
         self,
@@ -281,12 +281,12 @@ class _Stack:
         self._make_blocks()
 
     def rate_key(self, network: Network) -> tuple[float, ...]:
-        """Networks of equal keys have equal learning rates in every step."""
+        """Return a key; networks with equal keys have equal learning rates in every step."""
         planned = 0 if self.schedule == "constant" else network.planned
         return network.rate, network.decay, planned
 
     def _initialise(self, i: int, network: Network) -> None:
-        """Draw weights by the law of `torch.nn.Linear`; inputs that a network lacks stay zero."""
+        """Draw weights as `torch.nn.Linear` does; inputs that a network lacks stay zero."""
         generator = stream(network.job.seed, "init")
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             own = weight[i, : network.width] if layer == 0 else weight[i]
@@ -295,14 +295,14 @@ class _Stack:
             bias[i].uniform_(-bound, bound, generator=generator)
 
     def _first_q(self, network: Network) -> Tensor:
-        """Logarithms of Group DRO's weights, equal for all groups that the network has rows of."""
+        """Return the logarithms of Group DRO's weights, equal for all groups with rows of the network."""
         if network.method != "groupdro":
             return torch.zeros(self.table.n_groups)
         sizes = torch.bincount(self.table.group[network.rows], minlength=self.table.n_groups)
         return (sizes > 0).float().log()
 
     def _make_blocks(self) -> None:
-        """Cut the stack into blocks of about equal size, with memory for the largest."""
+        """Divide the stack into blocks of about equal size, with memory for the largest."""
         count = math.ceil(len(self.networks) / self.block_size)
         bounds = [len(self.networks) * number // count for number in range(count + 1)]
         most = max(b - a for a, b in pairwise(bounds))
@@ -318,7 +318,7 @@ class _Stack:
     def train(
         self, patience: int | None, callback: Callable[[float], None] | None, deadline: float
     ) -> Stacked:
-        """Train until all networks have ended."""
+        """Train until all networks have stopped."""
         work = sum(network.length for network in self.jobs)
         while self.networks:
             if time.monotonic() > deadline:
@@ -335,7 +335,7 @@ class _Stack:
         return self._result()
 
     def _train_block(self, block: _Block, patience: int | None) -> None:
-        """A few steps of one block."""
+        """Train one block for a few steps."""
         points = draw_points(block.networks, self.table, self.batch_size, self.steps_at_once, block.noise)
         groups = self.table.group[points.rows[block.worst]]
         end = block.next_end(self.step)
@@ -346,7 +346,7 @@ class _Stack:
                 end = block.next_end(end)
 
     def _train_step(self, block: _Block, x: Tensor, y: Tensor, groups: Tensor, step: int) -> None:
-        """One step of AdamW on the mean loss of a batch for each network, rows weighted by the method."""
+        """Take one AdamW step on the mean loss of a batch for each network; the method weights rows."""
         weights, outputs, slopes = block.weights, block.outputs, block.slopes
         inputs = x
         for weight, bias, output in zip(weights, block.biases, outputs, strict=True):
@@ -354,14 +354,15 @@ class _Stack:
             inputs = output if output is outputs[-1] else nn.functional.leaky_relu_(output, _SLOPE)
         losses = self._losses(outputs[-1], y, slopes[-1])
         block.totals += losses
-        slopes[-1] /= self.batch_size
+        slopes[-1] /= self.batch_size  # the gradient of the mean over the batch
         if block.worst:
             slopes[-1][block.worst] *= self._worst_groups(block, losses[block.worst], groups).unsqueeze(2)
         for layer in range(len(weights) - 1, 0, -1):
             slope, output = slopes[layer - 1], outputs[layer - 1]
             torch.bmm(slopes[layer], weights[layer].transpose(1, 2), out=slope)
+            # a leaky ReLU keeps the sign of its input, so its output is enough for the derivative
             torch.ops.aten.leaky_relu_backward.grad_input(slope, output, _SLOPE, True, grad_input=slope)
-        if block.weighted:
+        if block.weighted:  # importance weights depend on the input gradient, so they come last
             factor = _by_gradient(slopes[0][block.weighted], weights[0][block.weighted], block.xi)
             for slope in slopes:
                 slope[block.weighted] *= factor.unsqueeze(2)
@@ -372,9 +373,9 @@ class _Stack:
         self._update(block, step)
 
     def _losses(self, outputs: Tensor, y: Tensor, slope: Tensor | None = None) -> Tensor:
-        """Loss of each row; its slope by the outputs is written to ``slope``."""
+        """Compute the loss of each row, and write its derivative by the outputs to ``slope``."""
         if self.loss == "classes":
-            # a softmax by hand: torch's takes three times as long for a few classes
+            # a softmax by hand, shifted against overflow, is three times as fast as torch's for a few classes
             shifted = outputs - outputs.amax(-1, keepdim=True)
             powers = shifted.exp()
             total = powers.sum(-1, keepdim=True)
@@ -387,16 +388,17 @@ class _Stack:
         return difference.square_().mean(-1)
 
     def _worst_groups(self, block: _Block, losses: Tensor, groups: Tensor) -> Tensor:
-        """Move Group DRO's weights of groups, and return the factor of each row."""
+        """Update Group DRO's group weights, and return the factor of each row."""
         log_q = block.log_q[block.worst]
         counts = torch.zeros_like(log_q).scatter_add_(1, groups, torch.ones_like(losses)).clamp_min_(1)
         risks = torch.zeros_like(log_q).scatter_add_(1, groups, losses) / counts
+        # exponentiated gradient ascent on the group weights; the softmax keeps them a distribution
         log_q = (log_q + block.eta * risks).log_softmax(1)
         block.log_q[block.worst] = log_q
         return (log_q.exp() / counts).gather(1, groups) * self.batch_size
 
     def _update(self, block: _Block, step: int) -> None:
-        """AdamW, with one call for all neighbours of the same learning rate and decay."""
+        """Apply AdamW, with one call for all neighbours with the same learning rate and decay."""
         self.count.fill_(step + 1)
         for network, parameters, gradients, means, squares in block.runs:
             torch._fused_adamw_(
@@ -416,7 +418,7 @@ class _Stack:
             )
 
     def _end_epochs(self, block: _Block, step: int, patience: int | None) -> None:
-        """Note losses of networks whose epoch ends here, keep the best weights, and see who has ended."""
+        """Record losses of networks whose epoch ends here, keep the best weights, and check for the end."""
         places = [i for i, n in enumerate(block.networks) if step % n.epoch_steps == 0 and not n.ended]
         for i in places:
             network = block.networks[i]
@@ -432,13 +434,13 @@ class _Stack:
                 self._keep(block, i, network.epochs)
 
     def _validate(self, block: _Block, places: Sequence[int]) -> list[float]:
-        """Validation losses of some networks, those of neighbours with the same rows at once; NaN without."""
-        found: list[float] = []
+        """Compute validation losses of some networks, neighbours with the same rows at once; else NaN."""
+        losses: list[float] = []
         for _, same in groupby(places, key=lambda i: block.networks[i].validation_key):
             own = list(same)
             rows = block.networks[own[0]].validation
             if rows is None:
-                found += [math.nan] * len(own)
+                losses += [math.nan] * len(own)
                 continue
             layers = [
                 (weight[own], bias[own]) for weight, bias in zip(block.weights, block.biases, strict=True)
@@ -447,8 +449,8 @@ class _Stack:
             for part in rows.split(_EVALUATED):
                 outputs = _forward(layers, self.table.x[part].expand(len(own), -1, -1))
                 total += self._losses(outputs, self.table.y[part]).sum(1)
-            found += (total / len(rows)).tolist()
-        return found
+            losses += (total / len(rows)).tolist()
+        return losses
 
     def _keep(self, block: _Block, i: int, epoch: int) -> None:
         """Copy the weights of a network to the result."""
@@ -458,7 +460,7 @@ class _Stack:
             kept[network.number] = part[i]
 
     def _stop(self) -> None:
-        """End all networks where they are; weights between two epochs may be the best ones."""
+        """Stop all networks now; weights between two epochs may be the best ones."""
         for block in self.blocks:
             places = range(len(block.networks))
             for i, validation in zip(places, self._validate(block, places), strict=True):
@@ -468,7 +470,7 @@ class _Stack:
                 network.ended = "deadline"
 
     def _leave(self, keep: list[int]) -> None:
-        """Remove the networks that have ended from the stack."""
+        """Remove the networks that have stopped from the stack."""
         self.networks = [self.networks[i] for i in keep]
         for parts in (self.weights, self.biases, self.means, self.squares):
             parts[:] = [part[keep] for part in parts]
@@ -491,31 +493,32 @@ class _Stack:
 
 
 def _by_gradient(slope: Tensor, weight: Tensor, xi: Tensor) -> Tensor:
-    """Factors of mean one, softmax of the standardised norm of each row's input gradient.
+    """Return factors of mean one: the softmax of the standardised norm of each row's input gradient.
 
-    That of ``weighting="gradient_softmax"``, see `elliptica.core.weighting`. Factors do not feel the scale of
-    the gradients.
+    These are the factors of ``weighting="gradient_softmax"``, see `elliptica.core.weighting`. They do not
+    depend on the scale of the gradients.
     """
     norm = torch.linalg.vector_norm(torch.bmm(slope, weight.transpose(1, 2)), dim=2)
     deviation = norm.std(1, keepdim=True) if norm.shape[1] > 1 else torch.zeros_like(norm)
+    # a deviation of zero (equal norms, or one row) gives equal factors
     score = xi * (norm - norm.mean(1, keepdim=True)) / deviation.clamp_min(torch.finfo(norm.dtype).tiny)
     return score.softmax(1) * norm.shape[1]
 
 
 def _forward(layers: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
-    """Outputs of networks ``(network, row, output)``."""
+    """Compute outputs of networks ``(network, row, output)``."""
     for weight, bias in layers[:-1]:
         x = nn.functional.leaky_relu_(torch.baddbmm(bias, x, weight), _SLOPE)
     return torch.baddbmm(layers[-1][1], x, layers[-1][0])
 
 
 _threads = threading.Lock()
-_before: list[int] = []  # number of threads that torch had, once for each stack in training
+_before: list[int] = []  # torch's number of threads before, once for each stack in training
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread, and what it had before afterwards, also if several stacks are trained."""
+    """Use one torch thread, and restore the number afterwards, also with several stacks in training."""
     with _threads:
         _before.append(_before[0] if _before else torch.get_num_threads())
         torch.set_num_threads(1)

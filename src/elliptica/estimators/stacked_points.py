@@ -1,8 +1,8 @@
-"""What the networks of a stack are trained on: jobs, their streams of randomness, and the points they draw.
+"""Draw the training points of a stack of networks: jobs, random streams, and points.
 
-Every method is a mixture of two rows of a batch, plus noise (how rows are weighed is up to `stacked`). A
-network draws from generators of its own, for initial weights, the order of its rows, and everything else:
-what it draws does not depend on its neighbours, and methods with the same seed see the same rows.
+Every method is a mixture of two rows of a batch, plus noise (`stacked` weights the rows). A network has its
+own generators for initial weights, the order of its rows, and everything else. Its draws therefore do not
+depend on its neighbours, and methods with the same seed see the same rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elliptica.estimators.fit import draw_epoch
 StackedLoss = Literal["classes", "real"]
 StackedSchedule = Literal["constant", "cosine"]
 
-#: Settings of each method with their defaults; ``sigma_y=None`` is ``sigma`` for real targets, 0 for classes.
+#: Settings of each method with defaults; ``sigma_y=None`` means ``sigma`` for real targets, 0 for classes.
 SHARED: dict[str, float | None] = {
     "learning_rate": 1e-3,
     "weight_decay": 0.0,
@@ -44,16 +44,16 @@ METHODS: dict[str, dict[str, float | None]] = {
     "lisa": {"alpha": 2.0, "selection": 0.5},
     "balanced": {},
 }
-#: Methods that know the groups of the rows.
+#: Methods that use the groups of the rows.
 GROUP_METHODS = ("groupdro", "lisa", "balanced")
 _OF_ONE_LOSS = {"smoothing": "classes", "lisa": "classes", "c-mixup": "real"}
 _BRIDGES = ("elliptic", "elliptic-weighted")
-_SHARES = ("mixup", "c-mixup", "lisa")  # that draw from a beta law
-_UNIFORMS = (*_BRIDGES, "c-mixup", "lisa")  # that draw times or partners
+_SHARES = ("mixup", "c-mixup", "lisa")  # methods that draw from a beta distribution
+_UNIFORMS = (*_BRIDGES, "c-mixup", "lisa")  # methods that draw times or partners
 _MIXING = (*_BRIDGES, *_SHARES)
 
 _TINY = float(np.finfo(np.float32).tiny)
-_RANGES: dict[str, tuple[float, float]] = {  # of settings that may not be any number from 0
+_RANGES: dict[str, tuple[float, float]] = {  # of settings with other limits than 0 and infinity
     "learning_rate": (_TINY, math.inf),
     "bandwidth": (_TINY, math.inf),
     "max_iter": (1, math.inf),
@@ -63,10 +63,10 @@ _RANGES: dict[str, tuple[float, float]] = {  # of settings that may not be any n
     "selection": (0, 1),
 }
 
-#: Rows that a network draws at once, unless a batch has more. Part of the contract, like `CANDIDATES`: it
-#: decides which numbers of a generator become which noise.
+#: Rows that a network draws at once, unless a batch has more. Like `CANDIDATES`, it is part of the contract:
+#: it decides which numbers of a generator become which noise.
 ROWS_AT_ONCE = 256
-#: Rows of the batch among which C-Mixup and LISA choose a partner at most.
+#: Maximum number of rows of the batch among which C-Mixup and LISA choose a partner.
 CANDIDATES = 64
 #: Share of the steps in which ``schedule="cosine"`` warms up.
 WARM_UP = 0.05
@@ -79,10 +79,10 @@ class StackedJob:
     Attributes:
         rows: Row numbers of its table that it is trained on.
         data: Number of its table.
-        seed: Of initial weights, order of rows and noise.
+        seed: Seed of initial weights, order of rows and noise.
         method: One of `METHODS`.
-        settings: What differs from the defaults in `SHARED` and `METHODS`. ``max_iter`` epochs are planned,
-            and the schedule of the learning rate follows that plan; ``stop_after`` ends it earlier.
+        settings: Settings that differ from the defaults in `SHARED` and `METHODS`. The schedule of the
+            learning rate covers ``max_iter`` epochs; ``stop_after`` ends training earlier.
         validation: Row numbers for the choice of the epoch; None keeps the last one.
         weight: Expected frequency of each of ``rows`` in an epoch (see `draw_epoch`); None means once.
     """
@@ -99,20 +99,20 @@ class StackedJob:
         """Return the value of a setting, or its default."""
         default = SHARED[name] if name in SHARED else METHODS[self.method][name]
         value = self.settings.get(name, default)
-        if value is None:  # sigma_y of real targets, or no early end
+        if value is None:  # sigma_y for real targets, or no early end
             return self.setting("sigma" if name == "sigma_y" else "max_iter")
         return float(value)
 
 
 class Table(NamedTuple):
-    """All tables, one below the other and filled up to one width."""
+    """All tables, stacked and padded to one width."""
 
     x: Tensor
     y: Tensor  # one-hot labels, or real targets, ``(rows, output)``
     of_classes: bool
     label: Tensor  # class numbers, or zeros
     group: Tensor
-    n_groups: int  # 0 if groups are not known
+    n_groups: int  # 0 if there are no groups
     sizes: list[int]
     widths: list[int]
 
@@ -124,14 +124,14 @@ def join_tables(
     loss: StackedLoss,
     n_outputs: int,
 ) -> Table:
-    """Put the tables below each other, after checks."""
+    """Check the tables and stack them."""
     inputs = [torch.as_tensor(part, dtype=torch.float32) for part in x]
     targets = [torch.as_tensor(part) for part in y]
     sizes = [len(part) for part in inputs]
     for name, parts in (("y", targets), ("groups", groups)):
         if parts is not None and [len(part) for part in parts] != sizes:
             raise ValueError(
-                f"{name} must hold as many rows as x, table by table: x has {sizes}, {name} "
+                f"{name} must have as many rows as x, table by table: x has {sizes}, {name} has "
                 f"{[len(part) for part in parts]}."
             )
     widths = [part.shape[1] for part in inputs]
@@ -161,12 +161,12 @@ def join_tables(
 
 
 def check_job(job: StackedJob, table: Table) -> None:
-    """Raise where a job asks for what cannot be done."""
+    """Raise if a job cannot be run."""
     loss = "classes" if table.of_classes else "real"
     checks.choice("method", job.method, tuple(METHODS))
     if unknown := sorted(set(job.settings) - set(SHARED) - set(METHODS[job.method])):
         known = ", ".join([*SHARED, *METHODS[job.method]])
-        raise ValueError(f"Method {job.method!r} has no setting {unknown[0]!r}. It takes {known}.")
+        raise ValueError(f"Method {job.method!r} has no setting {unknown[0]!r}. It has {known}.")
     if _OF_ONE_LOSS.get(job.method, loss) != loss:
         raise ValueError(
             f"Method {job.method!r} is for loss={_OF_ONE_LOSS[job.method]!r}, but loss is {loss!r}."
@@ -174,16 +174,16 @@ def check_job(job: StackedJob, table: Table) -> None:
     if job.method in GROUP_METHODS and table.n_groups == 0:
         raise ValueError(f"Method {job.method!r} needs the group of each row. Pass groups=.")
     if job.settings.get("sigma_y") and table.of_classes:
-        raise ValueError("sigma_y is the noise of real targets. Leave it out for classes.")
+        raise ValueError("sigma_y is the noise of real targets. Omit it for classes.")
     for name in (*SHARED, *METHODS[job.method]):
         low, high = _RANGES.get(name, (0.0, math.inf))
         if not low <= job.setting(name) <= high:
-            raise ValueError(f"{name} must lie from {low:g} to {high:g}, but got {job.setting(name):g}.")
+            raise ValueError(f"{name} must be between {low:g} and {high:g}, but got {job.setting(name):g}.")
     _check_rows(job, table)
 
 
 def _check_rows(job: StackedJob, table: Table) -> None:
-    """Raise where rows are not in the table, or weights do not fit them."""
+    """Raise if rows are not in the table, or if weights do not fit them."""
     if not 0 <= job.data < len(table.sizes):
         raise ValueError(f"data must be the number of a table, below {len(table.sizes)}, but got {job.data}.")
     for name, rows in (("rows", job.rows), ("validation", job.validation)):
@@ -191,19 +191,19 @@ def _check_rows(job: StackedJob, table: Table) -> None:
             continue
         if len(rows) == 0 or np.min(rows) < 0 or np.max(rows) >= table.sizes[job.data]:
             raise ValueError(
-                f"{name} must hold row numbers of table {job.data}, below {table.sizes[job.data]}, and at "
-                "least one. Without a validation part pass validation=None."
+                f"{name} must hold at least one row number of table {job.data}, below "
+                f"{table.sizes[job.data]}. Without validation rows, pass validation=None."
             )
     if job.weight is None:
         return
     if len(job.weight) != len(job.rows) or np.min(job.weight) < 0 or not np.any(job.weight):
         raise ValueError(
-            f"weight must hold one number for each of {len(job.rows)} rows, none below zero and one above."
+            f"weight must hold a number of at least zero for each of {len(job.rows)} rows, not all zero."
         )
 
 
 class Network:
-    """Streams and progress of one network."""
+    """Random streams and progress of one network."""
 
     def __init__(self, number: int, job: StackedJob, table: Table, batch_size: int) -> None:
         begin = sum(table.sizes[: job.data])
@@ -224,7 +224,7 @@ class Network:
         self.sigma = job.setting("sigma") if "sigma" in METHODS[job.method] else 0.0
         bridges_targets = job.method in _BRIDGES and not table.of_classes
         self.sigma_y = job.setting("sigma_y") if bridges_targets else 0.0
-        # networks of equal keys are validated on the same rows
+        # networks with equal keys are validated on the same rows
         self.validation_key = 0 if self.validation is None else hash(self.validation.numpy().tobytes())
         self.ended = ""
         self.epochs = self.best_epoch = 0
@@ -233,20 +233,20 @@ class Network:
         self.validation_losses: list[float] = []
 
     def _order(self) -> Tensor:
-        """All rows in another order, from a stream that knows only its number."""
+        """Draw all rows in a new order, from a stream that depends only on its number."""
         order = stream(self.job.seed, "order", self.orders)
         self.orders += 1
         return self.rows[draw_epoch(len(self.rows), self.weight, order)]
 
     def take(self, count: int) -> Tensor:
-        """The next row numbers of its order."""
+        """Return the next row numbers of its order."""
         while len(self.queue) < count:
             self.queue = torch.cat([self.queue, self._order()])
         taken, self.queue = self.queue[:count], self.queue[count:]
         return taken
 
     def is_better(self, validation: float) -> bool:
-        """Note a validation loss, if there is one, and say whether it is the least so far."""
+        """Record a validation loss, if there is one, and return whether it is the least so far."""
         if self.validation is not None:
             self.validation_losses.append(validation)
         better = validation < self.least
@@ -254,7 +254,7 @@ class Network:
         return better
 
     def judge(self, step: int, patience: int | None) -> None:
-        """Find out whether training has ended after an epoch."""
+        """Decide whether training ends after an epoch."""
         if not all(math.isfinite(losses[-1]) for losses in (self.losses, self.validation_losses) if losses):
             self.ended = "failed"
         elif step >= self.length:
@@ -263,7 +263,7 @@ class Network:
             self.ended = "patience" if self.epochs - self.best_epoch >= patience else ""
 
     def factor(self, step: int, schedule: StackedSchedule) -> float:
-        """Part of the learning rate that is used in a step, from 0."""
+        """Return the factor of the learning rate in a step, from 0."""
         if schedule == "constant":
             return 1.0
         warm = max(1.0, WARM_UP * self.planned)
@@ -273,10 +273,10 @@ class Network:
 
 
 def _frequencies(job: StackedJob, table: Table, rows: Tensor) -> tuple[Tensor, np.ndarray | None]:
-    """Rows with their expected frequencies, balanced where the method says so.
+    """Return rows with their expected frequencies, balanced if the method requires it.
 
-    `draw_epoch` goes through them in this order, so rows of a group are neighbours: every epoch then has as
-    many rows of each group, up to one.
+    Rows of a group become neighbours, because `draw_epoch` samples systematically along this order. Every
+    epoch then has the same number of rows of each group, up to one.
     """
     weight = None if job.weight is None else np.asarray(job.weight, dtype=np.float64)
     if job.method not in GROUP_METHODS:
@@ -288,11 +288,12 @@ def _frequencies(job: StackedJob, table: Table, rows: Tensor) -> tuple[Tensor, n
     ordered = part[order].numpy()
     weight = np.ones(len(rows)) if weight is None else weight[order.numpy()]
     weight = weight / np.bincount(ordered, weights=weight).clip(_TINY)[ordered]
+    # each part has the same total weight; then weights are frequencies again, with mean one
     return rows[order], weight * (len(rows) / weight.sum())
 
 
 class Points(NamedTuple):
-    """What a block of networks is trained on in a few steps; axes are network, step, row of the batch."""
+    """Training points of a block of networks for a few steps; axes are network, step, row of the batch."""
 
     x: Tensor
     y: Tensor
@@ -302,7 +303,7 @@ class Points(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """Random numbers behind the points, with the same axes."""
+    """Random numbers of the points, with the same axes."""
 
     s: Tensor  # share of the partner
     u: Tensor  # uniforms, for times and partners
@@ -312,9 +313,9 @@ class _Numbers(NamedTuple):
 
 
 def _draw_numbers(networks: Sequence[Network], numbers: _Numbers) -> None:
-    """Draw from each network's own generator what its method needs.
+    """Draw what each network's method needs from its own generator.
 
-    In this order: LISA's choices, shares, uniforms, noise of inputs, noise of targets.
+    The order is: LISA's choices, shares, uniforms, noise of inputs, noise of targets.
     """
     steps, batch_size = numbers.u.shape[1:]
     for i, network in enumerate(networks):
@@ -335,7 +336,7 @@ def _draw_numbers(networks: Sequence[Network], numbers: _Numbers) -> None:
 
 
 def _fill_normal(memory: Tensor, width: int, generator: torch.Generator) -> None:
-    """Standard normals in the first columns, zeros in those that a narrower table does not have."""
+    """Fill the first columns with standard normals, and those that a narrower table lacks with zeros."""
     if width == memory.shape[-1]:
         memory.normal_(generator=generator)
     else:
@@ -349,16 +350,16 @@ def draw_points(
     """Draw the points of the next steps.
 
     Args:
-        networks: Of one block.
+        networks: Networks of one block.
         table: All rows.
-        batch_size: Rows of a step.
+        batch_size: Rows per step.
         steps: Number of steps.
-        noise: Memory ``(network, step, row, feature)``, overwritten.
+        noise: Buffer ``(network, step, row, feature)`` that is overwritten.
     """
     shape = (len(networks), steps, batch_size)
     rows = torch.stack([network.take(steps * batch_size) for network in networks]).view(shape)
     is_mixed = any(network.method in _MIXING for network in networks)
-    partners = rows.roll(-1, 2) if is_mixed else rows
+    partners = rows.roll(-1, 2) if is_mixed else rows  # rows are in random order, so the next one is random
     numbers = _Numbers(
         torch.zeros(shape),
         torch.zeros(shape),
@@ -373,6 +374,7 @@ def draw_points(
         n_times = torch.tensor([networks[i].job.setting("n_times") for i in bridges]).view(-1, 1, 1)
         s[bridges] = stratified_times(numbers.u[bridges], n_times)
         unit = torch.ones(shape)
+        # a bridge has variance s (1 - s) at time s; the other methods add noise of constant size
         unit[bridges] = unit_spread(s[bridges])
         spread = spread * unit
     if kernels := places_of(networks, "c-mixup"):
@@ -382,7 +384,7 @@ def draw_points(
         partners[lisa], is_alone = lisa_partners(
             rows[lisa], table.label, table.group, numbers.within_label[lisa], numbers.u[lisa]
         )
-        s[lisa] = s[lisa].masked_fill_(is_alone, 0.0)
+        s[lisa] = s[lisa].masked_fill_(is_alone, 0.0)  # a row without a partner stays as it is
     x, y = (_mix(z, rows, partners, s) if is_mixed else z[rows] for z in (table.x, table.y))
     if any(network.sigma > 0 for network in networks):
         x.addcmul_(numbers.noise, spread[0].unsqueeze(3))
@@ -395,12 +397,12 @@ def draw_points(
 
 
 def places_of(networks: Sequence[Network], *methods: str) -> list[int]:
-    """Places of the networks of some methods."""
+    """Return the places of the networks with some methods."""
     return [i for i, network in enumerate(networks) if network.method in methods]
 
 
 def _mix(values: Tensor, rows: Tensor, partners: Tensor, s: Tensor) -> Tensor:
-    """Points ``(*rows, column)`` between rows and their partners, in one pass over the table."""
+    """Mix rows with their partners to points ``(*rows, column)``, in one pass over the table."""
     pairs = torch.stack([rows, partners], -1).view(-1, 2)
     shares = torch.stack([1 - s, s], -1).view(-1, 2)
     mixed = nn.functional.embedding_bag(pairs, values, per_sample_weights=shares, mode="sum")
@@ -408,21 +410,23 @@ def _mix(values: Tensor, rows: Tensor, partners: Tensor, s: Tensor) -> Tensor:
 
 
 def stratified_times(u: Tensor, n_times: Tensor) -> Tensor:
-    """Times on grids of ``n_times`` points, both ends included, one in each equal part of the batch.
+    """Draw times on grids of ``n_times`` points, both ends included, one in each equal part of the batch.
 
-    The law of `elliptica.core.bridge.quantile_times` with ``quadrature="mean"``, with a grid per network.
+    Same distribution as `elliptica.core.bridge.quantile_times` with ``quadrature="mean"``, but with a grid
+    per network.
 
     Args:
-        u: Uniforms on [0, 1), the rows of the batch last.
-        n_times: Points of the grid, broadcastable.
+        u: Uniform numbers on [0, 1), with the rows of the batch last.
+        n_times: Number of grid points, broadcastable.
     """
     batch_size = u.shape[-1]
+    # the i-th row takes a time from the i-th of batch_size equal parts of the unit interval
     place = u.add(torch.arange(batch_size)).mul_(n_times / batch_size).floor_()
-    return place.minimum(n_times - 1).div_(n_times - 1)
+    return place.minimum(n_times - 1).div_(n_times - 1)  # rounding may reach n_times
 
 
 def kernel_partners(rows: Tensor, targets: Tensor, bandwidth: Tensor, u: Tensor) -> Tensor:
-    """Partners by C-Mixup's Gaussian kernel of targets, among a row and those that follow it in the batch."""
+    """Choose partners by C-Mixup's Gaussian kernel of targets, among a row and those after it."""
     places = _candidates(rows.shape[-1], 0)
     values = targets[rows]
     apart = (values.unsqueeze(-2) - values[..., places, :]).square_().sum(-1)
@@ -433,7 +437,7 @@ def kernel_partners(rows: Tensor, targets: Tensor, bandwidth: Tensor, u: Tensor)
 def lisa_partners(
     rows: Tensor, label: Tensor, group: Tensor, within_label: Tensor, u: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Partners of the same class and another group, or the other way, and whether a row has none."""
+    """Choose partners of the same class and another group, or the reverse; also tell rows without any."""
     places = _candidates(rows.shape[-1], 1)
     same_label, same_group = (part.unsqueeze(-1) == part[..., places] for part in (label[rows], group[rows]))
     within = within_label.unsqueeze(-1)
@@ -442,13 +446,14 @@ def lisa_partners(
 
 
 def _candidates(batch_size: int, first: int) -> Tensor:
-    """Places ``(row, candidate)`` in the batch of those that follow a row, at most `CANDIDATES`."""
+    """Return the places ``(row, candidate)`` in the batch after each row, at most `CANDIDATES`."""
     count = max(1, min(CANDIDATES, batch_size - first))
     return (torch.arange(batch_size)[:, None] + torch.arange(first, first + count)) % batch_size
 
 
 def _pick(places: Tensor, weights: Tensor, u: Tensor) -> Tensor:
-    """One place for each row, with probabilities proportional to the weights, from uniforms."""
+    """Pick one place for each row with probabilities proportional to the weights, from uniform numbers."""
     sums = weights.cumsum(-1)
+    # inverse transform sampling; without any weight, or by rounding, the last place is taken
     chosen = (sums <= (u * sums[..., -1]).unsqueeze(-1)).sum(-1).clamp_max_(weights.shape[-1] - 1)
     return places.expand(*u.shape[:-1], *places.shape).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)

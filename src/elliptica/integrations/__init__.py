@@ -1,6 +1,6 @@
-"""Elliptic training inside other people's trainers: Lightning and the Hugging Face `Trainer`.
+"""Elliptic training inside other trainers: Lightning and the Hugging Face `Trainer`.
 
-Names are imported when first used, so that importing this package loads neither of them.
+Names are imported on first use, so importing this package loads neither of them.
 """
 
 import importlib

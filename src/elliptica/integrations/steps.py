@@ -1,4 +1,4 @@
-"""What every trainer needs: noise that depends on the step alone."""
+"""Noise that depends only on the step, for any trainer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from elliptica.core.settings import Settings
 
 
 class StepNoise:
-    """Generators for training steps, made anew for each step instead of kept.
+    """Generators for training steps, created for each step instead of stored.
 
-    The noise is a function of the seed, the process and the step, so that processes draw different noise and
-    a run that is resumed at a step draws what the uninterrupted run would have drawn, with nothing to save.
+    The noise is a function of the seed, the process and the step. Processes therefore draw different noise,
+    and a resumed run draws the same noise as an uninterrupted one, with nothing to save.
 
     Args:
         seed: Seed of the run.
@@ -32,7 +32,7 @@ class StepNoise:
         self._calls = 0
 
     def generator(self, device: torch.device, *step: int) -> torch.Generator:
-        """The generator of the next call in ``step``, on the device of the data where that is faster."""
+        """Return the generator of the next call in ``step``, on the device of the data if that is faster."""
         self._calls = self._calls + 1 if step == self._step else 0
         self._step = step
         source = device if device.type == "cuda" else "cpu"
@@ -41,7 +41,7 @@ class StepNoise:
 
 
 def refuse_auto_sigma(settings: Settings, why: str) -> None:
-    """``sigma="auto"`` measured on the first batch of inputs, where there is no right first batch."""
+    """Raise for ``sigma="auto"`` on inputs where no first batch can be measured reliably."""
     if settings.sigma == "auto" and settings.at is None:
         raise ValueError(
             f'sigma="auto" measures the first batch, but {why}. Measure the training data once: '

@@ -1,7 +1,7 @@
 """Hugging Face `Trainer` with the elliptic objective: texts, images, classification and regression.
 
-The objective needs the model before its forward pass, so the hook is ``compute_loss``; a
-``compute_loss_func`` comes too late. The trainer keeps the plain model, so what it saves is loaded without
+The objective needs the model before its forward pass, so it hooks into ``compute_loss``; a
+``compute_loss_func`` would come too late. The trainer keeps the plain model, so its checkpoints load without
 this library.
 """
 
@@ -24,7 +24,7 @@ from elliptica.integrations.steps import StepNoise, refuse_auto_sigma
 
 try:
     from transformers import Trainer
-except Exception as error:  # present but broken is common, and looks the same to the user
+except Exception as error:  # broken installations are common and look the same to the user
     raise missing_package("elliptica.integrations.transformers", "hf", "transformers") from error
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     class _Base(Trainer):  # type: ignore[misc, unused-ignore]  # mypy does not read transformers
         pass
 else:
-    _Base = object  # a mixin: the user's class brings Trainer
+    _Base = object  # a mixin: the user's class inherits from Trainer
 
-#: Name of the layer of a `Readout` in whose output bridges are drawn.
+#: Name of the layer of a `Readout` whose output is bridged.
 POINT = "point"
 
-#: Ids of the start of each bridge; all other inputs are those of the nearer end.
+#: Key of the token ids at the start of each bridge; all other inputs are those of the nearer end.
 START = "start_ids"
 
 _IDS = "input_ids"
@@ -49,23 +49,23 @@ _LOSSES: dict[str, type[nn.Module]] = {
 
 
 class EllipticTrainerMixin(_Base):
-    """Elliptic training for a `Trainer` of your own: ``class Mine(EllipticTrainerMixin, Trainer)``.
+    """Elliptic training for your own `Trainer`: ``class Mine(EllipticTrainerMixin, Trainer)``.
 
-    For models with one label, or vector of labels, per row. Texts are bridged in their word embeddings,
-    images and other floating inputs (``model.main_input_name``) as they are; masks and all other inputs come
-    from the nearer end of each bridge. The loss is the model's own by ``config.problem_type``. Evaluation is
-    the trainer's, unchanged, unless you give a loss. Noise depends on ``args.seed``, the process and the step
-    alone, so a resumed run draws what an uninterrupted one would. With gradient accumulation every row of the
-    accumulated batch has the same weight.
+    For models with one label, or vector of labels, per row. Texts are bridged in their word embeddings;
+    images and other floating inputs (``model.main_input_name``) are bridged directly. Masks and all other
+    inputs come from the nearer end of each bridge. ``config.problem_type`` selects the model's own loss.
+    Evaluation is unchanged unless you pass a loss. Noise depends only on ``args.seed``, the process and the
+    step, so a resumed run draws the same noise as an uninterrupted one. With gradient accumulation, every row
+    of the accumulated batch has the same weight.
 
     Args:
-        *args: Those of the trainer, as are all others.
+        *args: Arguments of the trainer, as are all others.
         elliptic: Settings of `elliptica.Elliptic`. ``bridged`` names the inputs to bridge, ``at`` the
             embedding layer of a text model (default: its ``get_input_embeddings()``), or a layer of an image
-            model. For texts ``sigma`` is ``"auto"`` unless given: a tenth of the deviation of the embedding
-            table, with linear labels.
-        loss_fn: A loss of logits and labels to use instead, in training and evaluation, e.g.
-            ``nn.CrossEntropyLoss(label_smoothing=0.1)``; it takes soft labels, too.
+            model. For texts, ``sigma`` defaults to ``"auto"``: a tenth of the standard deviation of the
+            embedding table, with linear labels.
+        loss_fn: Your own loss of logits and labels for training and evaluation, e.g.
+            ``nn.CrossEntropyLoss(label_smoothing=0.1)``; it must also accept soft labels.
 
     Example:
         >>> class EllipticTrainer(EllipticTrainerMixin, Trainer):
@@ -92,8 +92,7 @@ class EllipticTrainerMixin(_Base):
         layer = self._layer()
         if layer is not None and self.args.torch_compile:
             raise ValueError(
-                "torch_compile=True would compile the model without the hook by which texts are bridged. "
-                "Leave it out."
+                "torch_compile=True would compile the model without the hook that bridges texts. Omit it."
             )
         if self._bridges_ids:
             assert layer is not None
@@ -117,7 +116,7 @@ class EllipticTrainerMixin(_Base):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The objective in training, the ordinary loss in evaluation; see `transformers.Trainer`."""
+        """Compute the objective in training, the ordinary loss in evaluation; see `transformers.Trainer`."""
         if not model.training and self._loss_fn is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         x, y = self._split(inputs)
@@ -126,17 +125,17 @@ class EllipticTrainerMixin(_Base):
             outputs = model(**x)
             loss = self._loss_fn(logits_of(outputs), y).mean()
             if isinstance(outputs, tuple):
-                outputs = (loss, *outputs)  # where the trainer looks for the logits
+                outputs = (loss, *outputs)  # the trainer expects the logits after the loss
             return (loss, outputs) if return_outputs else loss
         if return_outputs:
             raise ValueError(
-                "In training the model runs on points of bridges, whose outputs belong to no sample, so "
-                "return_outputs=True is not possible. Call model(**inputs) for the outputs of the batch."
+                "In training, the model runs on points of bridges, whose outputs belong to no sample, so "
+                "return_outputs=True is not supported. Call model(**inputs) for the outputs of the batch."
             )
         return self._training_loss(model, x, y)
 
     def get_batch_samples(self, *args: Any, **more: Any) -> Any:
-        """The next batches to accumulate; their rows are counted."""
+        """Return the next batches to accumulate, and count their rows."""
         batches, items = super().get_batch_samples(*args, **more)
         self._rows = sum(len(batch[self._label]) for batch in batches if self._label in batch)
         return batches, items
@@ -148,13 +147,13 @@ class EllipticTrainerMixin(_Base):
         if self._bridges_ids:
             if _IDS not in x:
                 raise ValueError(
-                    f"The batch has no {_IDS!r}; it has {', '.join(map(repr, x))}. Name the floating input "
+                    f"The batch has no {_IDS!r}, only {', '.join(map(repr, x))}. Name the floating input "
                     "to "
                     'bridge, e.g. elliptic={"bridged": ("inputs_embeds",)}.'
                 )
             x = {START: x[_IDS], **x}
         self._readout.attach(model, self._layer())
-        self._elliptic.train()  # the trainer has just done that with the model
+        self._elliptic.train()  # the trainer has just done the same with the model
         self._elliptic.loss.to(y.device)
         self._elliptic.set_epoch(int(self.state.epoch or 0))
         generator = self._noise.generator(y.device, self.args.process_index, self.state.global_step)
@@ -174,7 +173,7 @@ class EllipticTrainerMixin(_Base):
         return getattr(getattr(self.model, "config", None), "num_labels", None)
 
     def _layer(self) -> nn.Module | None:
-        """The layer in whose output to bridge, of the model as it is now (``model_init`` makes new ones)."""
+        """Return the layer to bridge in, of the present model (``model_init`` creates new ones)."""
         if self._at is not None:
             layer = find_layer(self.model, self._at)
         elif self._bridges_ids:
@@ -190,11 +189,11 @@ class EllipticTrainerMixin(_Base):
         return layer
 
     def _ordinary_loss(self) -> nn.Module:
-        """The loss that the model itself uses with labels."""
+        """Return the loss that the model itself uses with labels."""
         config = getattr(self.model, "config", None)
         if config is None or self._num_labels is None:
             raise ValueError(
-                f"{type(self.model).__name__} has no config with num_labels to tell its loss by. Pass "
+                f"{type(self.model).__name__} has no config with num_labels, so its loss is unknown. Pass "
                 "loss_fn=..., "
                 'and elliptic={"num_classes": ...} for integer labels.'
             )
@@ -202,12 +201,12 @@ class EllipticTrainerMixin(_Base):
         return _LOSSES[config.problem_type or default]()
 
     def _split(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor]:
-        """Inputs of the model, and targets in the shape of its logits."""
+        """Split a batch into inputs of the model, and targets in the shape of its logits."""
         x = {name: value for name, value in inputs.items() if value is not None}
         if self._label not in x:
             raise ValueError(
-                f"The batch has no {self._label!r}, without which there is nothing to bridge; it has "
-                f"{', '.join(map(repr, x))}. Name your column {self._label!r}, or name it in "
+                f"The batch has no {self._label!r}, only {', '.join(map(repr, x))}, and bridges need labels. "
+                f"Name your column {self._label!r}, or name it in "
                 'TrainingArguments(label_names=["..."]): the trainer drops columns that it does not know.'
             )
         y: Tensor = x.pop(self._label)
@@ -218,7 +217,7 @@ class EllipticTrainerMixin(_Base):
         return x, y
 
     def _refuse_arguments(self) -> None:
-        """Arguments of the trainer that would be ignored, or would contradict the objective."""
+        """Raise for trainer arguments that would be ignored or would contradict the objective."""
         if not hasattr(Trainer, "loss_is_scaled_for_ga"):
             raise ImportError(
                 "This release of transformers scales losses for gradient accumulation in its own way. "
@@ -226,8 +225,8 @@ class EllipticTrainerMixin(_Base):
             )
         if self.compute_loss_func is not None:
             raise ValueError(
-                "compute_loss_func is called after the forward pass, too late for bridges. Pass the loss "
-                "itself: loss_fn=..., called with logits and labels."
+                "compute_loss_func is called after the forward pass, which is too late for bridges. Pass the "
+                "loss itself: loss_fn=..., called with logits and labels."
             )
         if self.args.label_smoothing_factor != 0:
             raise ValueError(
@@ -236,12 +235,12 @@ class EllipticTrainerMixin(_Base):
             )
         if self.args.neftune_noise_alpha is not None:
             raise ValueError(
-                "neftune_noise_alpha adds noise to the embeddings, and so do bridges. Choose one of the two."
+                "neftune_noise_alpha adds noise to the embeddings, as bridges do. Choose one of the two."
             )
         if self.args.n_gpu > 1:
             raise ValueError(
-                f"One process with {self.args.n_gpu} GPUs copies the model in every step, which bridges do "
-                "not survive. Start one process per GPU: torchrun or accelerate launch."
+                f"One process with {self.args.n_gpu} GPUs copies the model in every step, which breaks "
+                "bridges. Start one process per GPU with torchrun or accelerate launch."
             )
 
 
@@ -260,7 +259,7 @@ class EllipticTrainer(EllipticTrainerMixin, Trainer):  # type: ignore[misc, unus
 def _names(bridged: Any) -> tuple[Any, ...]:
     if bridged is None:
         raise ValueError(
-            "The model has no main_input_name to tell what to bridge. Name it: "
+            "The model has no main_input_name, so the inputs to bridge are unknown. Name them: "
             'elliptic={"bridged": ("pixel_values",)}.'
         )
     if isinstance(bridged, str):
@@ -268,13 +267,13 @@ def _names(bridged: Any) -> tuple[Any, ...]:
     if _IDS in bridged and len(bridged) > 1:
         raise ValueError(
             f"bridged={tuple(bridged)!r} mixes token ids, bridged in their embedding, with other inputs. "
-            "Bridge one of them; the others come from the nearer end."
+            "Bridge only one of them; the others come from the nearer end."
         )
     return tuple(bridged)
 
 
 def _with_text_sigma(settings: dict[str, Any], layer: nn.Module) -> dict[str, Any]:
-    """``sigma="auto"`` in units of the embedding table, which has a scale of its own."""
+    """Measure ``sigma="auto"`` in units of the embedding table, which has its own scale."""
     sigma = settings.setdefault("sigma", "auto")
     if not isinstance(sigma, str) or sigma != "auto":
         return settings
@@ -283,7 +282,7 @@ def _with_text_sigma(settings: dict[str, Any], layer: nn.Module) -> dict[str, An
 
 
 def _targets(labels: Tensor, loss: nn.Module) -> Tensor:
-    """Labels as the loss of the problem type takes them."""
+    """Convert labels to what the loss of the problem type expects."""
     if not isinstance(loss, nn.CrossEntropyLoss):
         return labels.float() if not labels.is_floating_point() else labels
     if labels.is_floating_point():
@@ -302,17 +301,16 @@ def _targets(labels: Tensor, loss: nn.Module) -> Tensor:
 
 
 class Readout(nn.Module):
-    """From named inputs to logits, ``(rows, labels)``.
+    """Compute logits ``(rows, labels)`` from named inputs.
 
-    There is nothing between two token ids, so texts are bridged in the output of the embedding layer. The
-    model itself is called with the ids, the mask and whatever else belongs to the *nearer* end of each
-    bridge: models read positions and the last token off their ids. Only the vectors are exchanged for those
-    of the bridge. At either end that is the model's ordinary forward pass, whatever the lengths of the two
-    texts.
+    Nothing lies between two token ids, so texts are bridged in the output of the embedding layer. The model
+    itself is called with the ids, the mask and all other inputs of the *nearer* end of each bridge, because
+    models derive positions and the last token from the ids. Only the vectors are replaced by those of the
+    bridge. At either end this is the model's ordinary forward pass, whatever the lengths of the two texts.
 
     Args:
         net: The model, possibly wrapped.
-        layer: Layer whose output is bridged; None to bridge the inputs themselves.
+        layer: Layer whose output is bridged; None bridges the inputs themselves.
     """
 
     def __init__(self, net: nn.Module, layer: nn.Module | None) -> None:
@@ -321,12 +319,12 @@ class Readout(nn.Module):
         self.attach(net, layer)
 
     def attach(self, net: nn.Module, layer: nn.Module | None) -> None:
-        """Exchange the model: trainers wrap it late."""
+        """Replace the model, because trainers wrap it late."""
         self.net = net
-        self._layer = (layer,)  # in a tuple: it belongs to the model already
+        self._layer = (layer,)  # in a tuple, because the model already owns it
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Logits of every row, in at least single precision."""
+        """Return the logits of every row, in at least single precision."""
         start = inputs.pop(START, None)
         (layer,) = self._layer
         if layer is None:
@@ -354,8 +352,8 @@ class Readout(nn.Module):
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """Logits of what a model returned: an output object, a tuple that begins with them, or a tensor."""
-    if isinstance(outputs, dict):  # as transformers' output objects are
+    """Extract logits from the output of a model: an object, a tuple that starts with them, or a tensor."""
+    if isinstance(outputs, dict):  # transformers' output objects are dicts
         if "logits" not in outputs:
             raise ValueError(
                 f"The model returned no logits, only {', '.join(map(repr, outputs))}. Use a model for "

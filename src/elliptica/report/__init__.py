@@ -1,4 +1,4 @@
-"""What a page of results is made of, whoever made them: studies, verdicts, charts (extra: lab)."""
+"""The parts of a results page, whatever their source: studies, verdicts, charts (extra: lab)."""
 
 from elliptica.report.content import Difference as Difference
 from elliptica.report.content import Grid as Grid

@@ -1,4 +1,4 @@
-"""What a page shows, wherever it came from: studies, their verdicts, and what is missing."""
+"""Content of a page, whatever its source: studies, their verdicts, and what is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elliptica._utils.statistics import corrected_interval
 
 #: JSON has both.
 Number = int | float
-#: Values by method and seed, in the units that are shown.
+#: Values by method and seed, in display units.
 BySeed = Mapping[str, Mapping[int, Number]]
 Result = Literal["better", "worse", "open"]
 
@@ -25,19 +25,19 @@ MINUS, DASH, TIMES = "\u2212", "\u2013", "\u00d7"
 
 
 class ReportError(ValueError):
-    """No page can be made of this; the message says what to do."""
+    """The source cannot be shown as a page; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that methods are judged by.
+    """A measure that methods are judged by.
 
     Attributes:
-        name: Short, e.g. ``"worst"``.
-        label: In words, e.g. ``"worst-group accuracy"``.
-        higher_is_better: Its good direction.
+        name: Short name, e.g. ``"worst"``.
+        label: Display name, e.g. ``"worst-group accuracy"``.
+        higher_is_better: Whether larger values are better.
         percent: Whether values are percentages.
-        decimals: To show.
+        decimals: Number of decimals to show.
         relative: Whether differences are shares of the reference, in percent.
     """
 
@@ -49,13 +49,13 @@ class Measure:
     relative: bool = False
 
     def show(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
-        """A value, or a difference of two (``sign=True``), as text.
+        """Format a value, or a difference of two (``sign=True``).
 
         Example:
             >>> Measure("worst", "accuracy", True, percent=True).show(-1.25, sign=True)
             '−1.2 points'
         """
-        shown = round(value, self.decimals) + 0.0  # no minus before zero
+        shown = round(value, self.decimals) + 0.0  # avoids a minus sign before zero
         text = f"{shown:{'+' if sign and shown else ''}.{self.decimals}f}".replace("-", MINUS)
         return text + ((" points" if sign else " %") if unit and self.percent else "")
 
@@ -65,13 +65,13 @@ class Difference:
     """A method minus the reference on the same seeds, with an interval.
 
     Attributes:
-        method: Which method.
+        method: Name of the method.
         measure: Name of the measure.
         mean: Mean difference.
         low: Lower end of its interval.
         high: Upper end.
-        n_seeds: Seeds, or repeated splits, that both have.
-        result: ``"open"`` if the interval does not decide.
+        n_seeds: Number of seeds, or repeated splits, that both have.
+        result: ``"better"``, ``"worse"``, or ``"open"`` if the interval does not decide.
     """
 
     method: str
@@ -84,7 +84,7 @@ class Difference:
 
     @property
     def half_width(self) -> float:
-        """How far the interval reaches to either side."""
+        """Half the width of the interval."""
         return (self.high - self.low) / 2
 
 
@@ -94,12 +94,12 @@ class Verdict:
 
     Attributes:
         headline: One sentence.
-        sentences: What else there is to say.
+        sentences: Further sentences.
         facts: Short answers, each a question, an answer and a remark.
-        differences: What the answer rests on.
+        differences: Evidence for the answer.
         best: Method to use; None if there is no verdict.
         winners: Methods that are shown to be better than the reference, the best one first.
-        confidence: Of each interval, such that all of them hold together with 95 %.
+        confidence: Confidence of each interval, chosen so that all hold jointly with 95 %.
     """
 
     headline: str
@@ -112,11 +112,11 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """Headline and sentences as one paragraph."""
+        """The headline and the sentences as one paragraph."""
         return " ".join((self.headline, *self.sentences))
 
     def __str__(self) -> str:
-        """Return the words."""
+        """Return the text."""
         return self.text
 
 
@@ -126,11 +126,11 @@ class Parts:
 
     Attributes:
         kind: ``"group"``, ``"class"`` or ``"fifth of the targets"``.
-        names: Of the parts, in the order shown.
-        values: By method, then by part: one value for each seed that has it.
-        sizes: Rows of each part; None if they are not recorded.
+        names: Names of the parts, in display order.
+        values: Values by method, then by part: one for each seed that has it.
+        sizes: Number of rows of each part; None if it is not recorded.
         counted: Which rows ``sizes`` counts.
-        limits: By method and part: an interval, where there is one beside that of the seeds.
+        limits: Intervals by method and part, if there are any besides those of the seeds.
     """
 
     kind: str
@@ -142,32 +142,32 @@ class Parts:
 
     @property
     def has_spread(self) -> bool:
-        """Whether a part has values of several seeds."""
+        """Whether some part has values of several seeds."""
         return any(len(numbers) > 1 for own in self.values.values() for numbers in own.values())
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table ready to be printed: each cell a text, a number to sort by, and whether it stands out."""
+    """A table ready to print: each cell has a text, a number to sort by, and whether it is highlighted."""
 
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[tuple[str, Number | str, bool]]]
     notes: Sequence[str] = ()
-    words: Collection[int] = ()  # numbers of columns that hold words, which may be broken into lines
+    words: Collection[int] = ()  # numbers of columns with text that may wrap
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report in words: paragraphs, a table and a list, each of which may be missing.
+    """A part of a report as text: paragraphs, a table and a list, each optional.
 
     Attributes:
-        heading: Above it.
-        paragraphs: First.
-        table: Rows of text, the first one the header.
-        points: A list, last.
-        left: Columns of the table that are text, beside the first one.
-        is_open: Whether a page shows it at first.
+        heading: Heading of the section.
+        paragraphs: Paragraphs at the start.
+        table: Rows of text, the header first.
+        points: List items at the end.
+        left: Left-aligned columns of the table, besides the first one.
+        is_open: Whether a page shows it expanded.
     """
 
     heading: str
@@ -180,40 +180,40 @@ class Section:
 
 @dataclass(frozen=True)
 class Study:
-    """Methods on one data set: everything that one part of the page shows.
+    """Methods on one data set: the content of one part of the page.
 
     Attributes:
-        name: Unique on the page.
+        name: Unique name on the page.
         title: Heading.
-        subtitle: Below it.
-        measures: The first one decides.
-        methods: In the order of the table.
+        subtitle: Text below the heading.
+        measures: Measures; the first one decides.
+        methods: Methods in the order of the table.
         reference: Method that others are compared with.
-        values: By measure.
+        values: Values by measure.
         verdict: The answer.
         table: The main table.
-        paper: The paper's mean and deviation, by measure and method.
-        parts: Per group, class or band.
-        reliability: By method: rows, mean confidence and accuracy of each bin, all seeds together.
+        paper: The paper's mean and standard deviation, by measure and method.
+        parts: Scores per group, class or band.
+        reliability: By method: rows, mean confidence and accuracy of each bin, over all seeds.
         uncertainty: Mean uncertainty of the rows of each class.
-        curves: By method: courses of the training, one for each seed.
-        score_label: What the curves' validation score is.
-        cost: By unit (``"evaluations"``, ``"seconds"``).
-        cost_span: Of what part of the training, in words; empty means of all.
-        settings: By method, in words.
-        commands: To repeat it.
-        versions: What it was run with.
-        missing: What was not recorded, in words, by part of the page.
-        notes: Below the table.
-        landscapes: Of models that were kept.
-        repetition: What a seed is called.
-        test_share: Test rows over training rows where each seed splits the same rows anew: intervals are
-            corrected for what its training rows share with those of others. Zero for fixed test rows.
+        curves: Training curves by method, one for each seed.
+        score_label: Name of the validation score in the curves.
+        cost: Cost by unit (``"evaluations"``, ``"seconds"``).
+        cost_span: Part of the training that the cost covers, as text; empty means all of it.
+        settings: Settings by method, as text.
+        commands: Commands that repeat the study.
+        versions: Versions that it was run with.
+        missing: What was not recorded, as text, by part of the page.
+        notes: Notes below the table.
+        landscapes: Loss landscapes of kept models.
+        repetition: Name of a repetition, e.g. ``"seed"``.
+        test_share: Ratio of test rows to training rows if each seed splits the same rows again. Intervals are
+            then corrected for training rows that seeds share. Zero for fixed test rows.
         own: Methods that are elliptic training.
-        scores: By measure and method, where the score is not the mean over seeds.
-        sections: More tables and lists, below the charts.
-        seeds_words: Below the heading of the chart of all seeds, instead of its own words.
-        differences_words: The same of the chart of differences.
+        scores: Scores by measure and method, if the score is not the mean over seeds.
+        sections: Further tables and lists, below the charts.
+        seeds_words: Text below the heading of the chart of all seeds, instead of the default.
+        differences_words: Text below the heading of the chart of differences, instead of the default.
     """
 
     name: str
@@ -249,25 +249,25 @@ class Study:
 
     @property
     def n_runs(self) -> int:
-        """Runs that are shown."""
+        """Number of runs shown."""
         return sum(len(seeds) for seeds in self.values[self.measures[0].name].values())
 
     @property
     def most_seeds(self) -> int:
-        """Seeds of the method that has most."""
+        """Largest number of seeds of a method."""
         return max(map(len, self.values[self.measures[0].name].values()), default=0)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A number in a picture of bars, with its limits.
+    """A number in a bar chart, with its limits.
 
     Attributes:
-        label: Beside it.
-        value: Its length.
+        label: Text beside the bar.
+        value: Length of the bar.
         low: Lower limit.
         high: Upper limit.
-        text: The number in words.
+        text: The number as text.
     """
 
     label: str
@@ -284,10 +284,10 @@ class Remark:
     Attributes:
         severity: ``"warning"``, ``"look"``, ``"info"`` or ``"fine"``.
         title: A few words.
-        sentence: What was found.
+        sentence: The finding.
         advice: What to do; may be empty.
-        bars: Its picture, scaled to the largest.
-        rows: Rows to look at, in words; may be empty.
+        bars: Its bar chart, scaled to the largest value.
+        rows: Rows to look at, as text; may be empty.
     """
 
     severity: str
@@ -299,7 +299,7 @@ class Remark:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Where bars begin and end: zero is among them."""
+        """Start and end of the bars; the range includes zero."""
         ends = [v for bar in self.bars for v in (bar.value, bar.low, bar.high) if math.isfinite(v)]
         return min([0.0, *ends]), max([0.0, *ends]) or 1.0
 
@@ -310,12 +310,12 @@ class Report:
 
     Attributes:
         title: Heading.
-        kind: What it was made from, in words.
-        headline: The verdict of all studies together, in one sentence.
-        studies: One after the other.
+        kind: Source of the page, as text.
+        headline: The verdict of all studies in one sentence.
+        studies: Studies in display order.
         unusable: Files that could not be used, with the reason.
-        notes: What the reader should know about the source.
-        findings: What `elliptica diagnose` found, for a model; the most important first.
+        notes: Remarks about the source.
+        findings: Findings of `elliptica diagnose` for a model, the most important first.
     """
 
     title: str
@@ -330,11 +330,11 @@ class Report:
 def mean_interval(
     values: Sequence[Number], confidence: float = 0.95, test_share: float = 0.0
 ) -> tuple[float, float, float]:
-    """Mean of values over seeds, and Student's interval for it (without limits for one value).
+    """Return the mean of values over seeds and Student's interval (without limits for a single value).
 
     Args:
-        values: One for each seed.
-        confidence: Of the interval.
+        values: One value for each seed.
+        confidence: Confidence of the interval.
         test_share: See `Study`.
 
     Example:
@@ -343,14 +343,14 @@ def mean_interval(
     """
     if len(values) < 2:
         return statistics.fmean(values), math.nan, math.nan
-    found = corrected_interval([float(v) for v in values], test_share, confidence)
-    return found.mean, found.low, found.high
+    interval = corrected_interval([float(v) for v in values], test_share, confidence)
+    return interval.mean, interval.low, interval.high
 
 
 def pooled(
     rows: Sequence[Number], confidence: Sequence[Number], right: Sequence[Number]
 ) -> dict[str, list[Number | None]]:
-    """Divide sums over bins by their rows: mean confidence and accuracy; None for empty bins."""
+    """Divide sums over bins by their rows, which gives mean confidence and accuracy; None for empty bins."""
     return {
         "rows": list(rows),
         "confidence": [c / n if n else None for c, n in zip(confidence, rows, strict=True)],
@@ -359,7 +359,7 @@ def pooled(
 
 
 def natural_order(name: str) -> tuple[int, float, str]:
-    """Sort numbers by value, before words."""
+    """Return a sort key: numbers by value, before words."""
     try:
         return 0, float(name), ""
     except ValueError:
@@ -368,14 +368,14 @@ def natural_order(name: str) -> tuple[int, float, str]:
 
 def digest(file: Path) -> str:
     """Return the first sixteen digits of a file's SHA-256."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     with file.open("rb") as handle:
         while block := handle.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()[:16]
+            sha.update(block)
+    return sha.hexdigest()[:16]
 
 
 def present_versions(*more: str) -> dict[str, str]:
-    """Name the versions that results depend on; ``more`` are distributions beside torch and numpy."""
+    """Return the versions that results depend on; ``more`` names distributions besides torch and numpy."""
     packages = {name: metadata.version(name) for name in ("torch", "numpy", *more)}
     return {"elliptica": __version__, "python": platform.python_version(), **packages}

@@ -1,4 +1,4 @@
-"""One self-contained page: template, style, scripts, data and plotly.js in a single text."""
+"""Render one self-contained page: template, style, scripts, data and plotly.js in a single text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SCRIPTS = ("theme.js", "tables.js", "charts.js", "plots.js", "plots-more.js", "l
 
 
 def render_page(report: Report) -> str:
-    """Write a report as the text of an HTML file.
+    """Render a report as the text of an HTML file.
 
-    Everything is in it, plotly.js once; it asks for nothing from a network, and says so in its content
-    security policy. Names that come from users' data are escaped in the text, and again by the scripts
-    wherever they reach plotly, whose labels are read as HTML.
+    The file contains everything, plotly.js once. It requests nothing from a network, and its content security
+    policy enforces that. Names from users' data are escaped in the text. The scripts escape them again for
+    plotly, which reads labels as HTML.
 
     Raises:
         ModuleNotFoundError: If Jinja2 or plotly is missing.
@@ -44,12 +44,12 @@ def render_page(report: Report) -> str:
 
 
 def anchor(text: Any) -> str:
-    """A text as the name of a place on the page."""
+    """Convert a text to an anchor of the page."""
     return re.sub(r"[^a-z0-9]+", "-", str(text).lower()).strip("-") or "part"
 
 
 def _inline(script: str) -> str:
-    """A script that may stand in the page: nothing in it ends the element."""
+    """Make a script safe to embed: nothing in it ends the element."""
     return re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
 
 
@@ -57,23 +57,23 @@ def _asset(name: str) -> str:
     return resources.files("elliptica.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-#: Points of a curve that are kept: more cannot be seen.
+#: Maximum number of points of a curve; more cannot be seen.
 _MOST_POINTS = 120
 
 
 def embed(content: Any) -> str:
-    r"""JSON that cannot end the script element it stands in, nor be taken for anything else.
+    r"""Convert to JSON that cannot end its script element or be taken for anything else.
 
     Example:
         >>> embed("</script>&")
         '"\\u003c/script\\u003e\\u0026"'
     """
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)  # ASCII: other characters are escaped
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)  # ASCII; other characters are escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def rounded(value: Any, digits: int = 5) -> Any:
-    """Numbers with few digits, None for what is not finite, in any nesting."""
+    """Round numbers in any nesting; values that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(key): rounded(each, digits) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -87,7 +87,7 @@ def rounded(value: Any, digits: int = 5) -> Any:
 
 
 def report_data(report: Report) -> dict[str, Any]:
-    """Everything that the scripts of the page draw from."""
+    """Collect everything that the scripts of the page draw."""
     return {"studies": [rounded(_study(study)) for study in report.studies]}
 
 
@@ -119,7 +119,9 @@ def _study(study: Study) -> dict[str, Any]:
             )
             for m in study.measures
         },
-        "paper": {name: {k: list(v) for k, v in found.items()} for name, found in study.paper.items()},
+        "paper": {
+            name: {k: list(v) for k, v in by_method.items()} for name, by_method in study.paper.items()
+        },
         "differences": [vars(d) for d in study.verdict.differences],
         "parts": [
             _parts(each, study.test_share, 100.0 if scored.percent else math.inf) for each in study.parts
@@ -129,17 +131,17 @@ def _study(study: Study) -> dict[str, Any]:
         "curves": {row: [_thinned(curve) for curve in curves] for row, curves in study.curves.items()},
         "scoreLabel": study.score_label,
         "repetition": study.repetition,
-        "cost": {unit: _columns(study, found, (0.0, math.inf)) for unit, found in study.cost.items()},
+        "cost": {unit: _columns(study, by_method, (0.0, math.inf)) for unit, by_method in study.cost.items()},
         "missing": study.missing,
         "landscapes": study.landscapes,
     }
 
 
 def highlighted(study: Study, most: int = 5) -> list[str]:
-    """Methods in colour at first: the reference, the best one, and elliptic training."""
+    """Return the methods that are coloured at first: the reference, the best one, and elliptic training."""
     measure = study.measures[0]
-    found = study.values[measure.name]
-    means = {m: sum(v.values()) / len(v) for m, v in found.items() if v}
+    by_method = study.values[measure.name]
+    means = {m: sum(v.values()) / len(v) for m, v in by_method.items() if v}
     pick = max if measure.higher_is_better else min
     best = [pick(means, key=lambda m: means[m])] if means else []
     ours = [m for m in study.methods if m.startswith(("elliptic", "marginal"))]
@@ -150,27 +152,27 @@ def highlighted(study: Study, most: int = 5) -> list[str]:
 def _columns(
     study: Study, values: BySeed, ends: tuple[float, float], scores: Mapping[str, float] | None = None
 ) -> list[dict[str, Any]]:
-    """Seeds, values and an interval for each method; a score that is no mean of the values has none."""
-    found = []
+    """Return seeds, values and an interval for each method; scores that are not means have no interval."""
+    columns = []
     for method in study.methods:
         by_seed = dict(sorted(values.get(method, {}).items()))
         numbers = list(by_seed.values())
         limits = mean_interval(numbers, test_share=study.test_share) if numbers else (math.nan,) * 3
         if scores and method in scores:
             limits = (scores[method], math.nan, math.nan)
-        found.append({"seeds": list(by_seed), "values": numbers, "mean": _within(limits, ends)})
-    return found
+        columns.append({"seeds": list(by_seed), "values": numbers, "mean": _within(limits, ends)})
+    return columns
 
 
 def _within(limits: tuple[float, float, float], ends: tuple[float, float]) -> list[float]:
-    """A mean and its interval, which ends where scores do; NaN (no interval) stays."""
+    """Limit a mean and its interval to the range of scores; NaN (no interval) stays."""
     mean, low, high = limits
-    # NaN comes first, and no number is larger or smaller
+    # NaN comes first, because comparisons with it are false
     return [mean, max(low, ends[0]), min(high, ends[1])]
 
 
 def _parts(parts: Parts, test_share: float, most: float = math.inf) -> dict[str, Any]:
-    """Means with intervals, which end where scores do: at 0 and at ``most``."""
+    """Return means with intervals, limited to the range of scores from 0 to ``most``."""
     cells: dict[str, dict[str, Any]] = {}
     for method, by_name in parts.values.items():
         for name, numbers in by_name.items():
@@ -189,7 +191,7 @@ def _parts(parts: Parts, test_share: float, most: float = math.inf) -> dict[str,
 
 
 def _thinned(curve: Mapping[str, Sequence[Number]]) -> dict[str, Any]:
-    """At most so many epochs, the first, the last and the chosen one among them."""
+    """Keep a maximum number of epochs, including the first, the last and the chosen one."""
     n = max(len(curve["loss"]), len(curve.get("validation", ())))
     step = max(1, math.ceil(n / _MOST_POINTS))
     chosen = int(curve["epoch"][0]) if curve.get("epoch") else n - 1

@@ -1,4 +1,4 @@
-"""Judge methods on paired seeds, in words that never say more than the intervals do."""
+"""Judge methods on paired seeds, and never claim more than the intervals show."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from elliptica._utils.statistics import bonferroni, corrected_interval
 from elliptica._utils.text import count
 from elliptica.report.content import DASH, TIMES, BySeed, Difference, Measure, Result, Study, Verdict
 
-#: Fewer common seeds give no verdict.
+#: With fewer common seeds, there is no verdict.
 MIN_SEEDS = 3
-#: From so many on, differences of one sign alone would be unlikely enough by chance (2 * 0.5**6 < 5 %).
+#: From this many seeds on, differences of one sign are unlikely by chance (2 * 0.5**6 < 5 %).
 SIGN_SEEDS = 6
 CONFIDENCE = 0.95
 
@@ -28,18 +28,18 @@ def judge_rows(
 ) -> Verdict:
     """Compare every method with the reference on the seeds that both have.
 
-    Intervals are Student's for paired differences, widened for the number of comparisons (Bonferroni), so
-    that all hold together with 95 %. Nothing is said that they contradict: a champion whose interval
-    contains zero is not named.
+    Intervals are Student's for paired differences. They are widened for the number of comparisons
+    (Bonferroni), so that all hold jointly with 95 % confidence. The verdict never contradicts them: a
+    champion whose interval contains zero is not named.
 
     Args:
-        values: By measure, method and seed.
-        measures: Those that are judged; the first one decides.
-        methods: In order.
+        values: Values by measure, method and seed.
+        measures: Measures to judge; the first one decides.
+        methods: Methods in order.
         reference: Usually ordinary training.
-        champion: Method that is better than every other one on the first measure, if that is shown (the
+        champion: Method that is shown to be better than every other one on the first measure, if any (the
             rule of bold cells).
-        cost: By unit, for what is said about cost.
+        cost: Cost by unit, for sentences about cost.
         test_share: See `elliptica.report.content.Study`.
 
     Example:
@@ -50,22 +50,20 @@ def judge_rows(
         'No method is shown to be better than erm in RMSE.'
     """
     first = measures[0]
-    found = values[first.name]
-    others = [m for m in methods if m != reference and found.get(m)]
-    if not found.get(reference) or not others:
-        alone = next((m for m in methods if found.get(m)), None)
+    by_method = values[first.name]
+    others = [m for m in methods if m != reference and by_method.get(m)]
+    if not by_method.get(reference) or not others:
+        alone = next((m for m in methods if by_method.get(m)), None)
         if alone is None:
             return Verdict(f"No verdict: {first.label} is not recorded for any run.")
-        return Verdict(f"Only {alone} has runs: there is nothing to compare it with.", best=None)
+        return Verdict(f"Only {alone} has runs, so there is nothing to compare it with.", best=None)
     n_comparisons = len(others) * len(measures)
     differences = paired_differences(values, measures, others, reference, test_share)
     mine = [d for d in differences if d.measure == first.name]
     most = max((d.n_seeds for d in mine), default=0)
     if most < MIN_SEEDS:
         text = f"No verdict: {most} seed{'s' if most != 1 else ''} in common with {reference} "
-        text += (
-            f"{'are' if most != 1 else 'is'} too few to tell methods apart; at least {MIN_SEEDS} are needed."
-        )
+        text += f"{'are' if most != 1 else 'is'} too few to compare methods; at least {MIN_SEEDS} are needed."
         return Verdict(text, best=None)
     ranked = find_winners(differences, [first])
     winners = [d for method in ranked for d in mine if d.method == method]
@@ -74,9 +72,11 @@ def judge_rows(
         champion = None
     best = champion if champion is not None else winners[0].method if winners else reference
     named = next((d for d in mine if d.method == best), None)
-    means = {m: statistics.fmean(found[m].values()) for m in [reference, *others]}
-    common = set(found[best]) & set(found[reference])  # so that means differ by the difference that is shown
-    means |= {m: statistics.fmean(found[m][s] for s in common) for m in (best, reference)}
+    means = {m: statistics.fmean(by_method[m].values()) for m in [reference, *others]}
+    common = set(by_method[best]) & set(
+        by_method[reference]
+    )  # so that the means differ by the difference shown
+    means |= {m: statistics.fmean(by_method[m][s] for s in common) for m in (best, reference)}
     sentences = [
         *_others(winners, champion, best, first),
         *([_only_bold(in_bold)] if in_bold is not None and champion is None else []),
@@ -107,10 +107,10 @@ def paired_differences(
 ) -> list[Difference]:
     """Subtract the reference from every method on the seeds that both have, measure by measure.
 
-    Intervals are Student's for paired differences, widened for the number of comparisons (Bonferroni), so
-    that all hold together with 95 %. A difference is better or worse if its interval is clear of zero;
-    it stays open with fewer than `MIN_SEEDS` seeds, and where all gaps are equal but for rounding, which is
-    too coarse to judge.
+    Intervals are Student's for paired differences. They are widened for the number of comparisons
+    (Bonferroni), so that all hold jointly with 95 % confidence. A difference is better or worse if its
+    interval excludes zero. It stays open with fewer than `MIN_SEEDS` seeds, and if all gaps are equal up to
+    rounding, which is too coarse to judge.
     """
     confidence = bonferroni(CONFIDENCE, len(methods) * len(measures))
     return [
@@ -122,22 +122,24 @@ def paired_differences(
 
 
 def find_winners(differences: Sequence[Difference], deciding: Sequence[Measure]) -> list[str]:
-    """List methods that are better in one of the deciding measures and worse in none.
+    """Return the methods that are better in one of the deciding measures and worse in none.
 
     The best one in the first of these measures comes first.
     """
-    found: dict[str, dict[str, Difference]] = {}
+    by_method: dict[str, dict[str, Difference]] = {}
     names = [measure.name for measure in deciding]
     for each in differences:
         if each.measure in names:
-            found.setdefault(each.method, {})[each.measure] = each
-    results = {method: {d.result for d in mine.values()} for method, mine in found.items()}
-    winners = [method for method in found if "better" in results[method] and "worse" not in results[method]]
-    return sorted(winners, key=lambda method: -_gain(found[method][names[0]], deciding[0]))
+            by_method.setdefault(each.method, {})[each.measure] = each
+    results = {method: {d.result for d in mine.values()} for method, mine in by_method.items()}
+    winners = [
+        method for method in by_method if "better" in results[method] and "worse" not in results[method]
+    ]
+    return sorted(winners, key=lambda method: -_gain(by_method[method][names[0]], deciding[0]))
 
 
 def _agrees(champion: str | None, reference: str, mine: Sequence[Difference]) -> bool:
-    """Whether the intervals show what the rule of bold cells, another family of tests, has found."""
+    """Return whether the intervals confirm the rule of bold cells, which is another family of tests."""
     if champion == reference:
         return all(d.result == "worse" for d in mine)
     return any(d.method == champion and d.result == "better" for d in mine)
@@ -201,7 +203,7 @@ def _others(winners: Sequence[Difference], champion: str | None, best: str, meas
 def _only_bold(method: str) -> str:
     return (
         f"{method} is bold in the table (better than every other row in paired tests), but intervals widened "
-        "for all comparisons do not show it."
+        "for all comparisons do not confirm it."
     )
 
 
@@ -214,8 +216,8 @@ def _worse(mine: Sequence[Difference], measure: Measure, reference: str) -> list
 
 
 def _elsewhere(differences: Sequence[Difference], measures: Sequence[Measure], reference: str) -> list[str]:
-    """The other measures, where something is shown."""
-    found = []
+    """Describe the other measures in which a difference is shown."""
+    sentences = []
     for measure in measures:
         mine = [d for d in differences if d.measure == measure.name]
         parts = [
@@ -224,24 +226,24 @@ def _elsewhere(differences: Sequence[Difference], measures: Sequence[Measure], r
             if (names := [d.method for d in mine if d.result == result])
         ]
         said = " and ".join(parts) if parts else "no difference is shown"
-        found.append(f"In {measure.label}, against {reference}: {said}.")
-    return found
+        sentences.append(f"In {measure.label}, against {reference}: {said}.")
+    return sentences
 
 
 def _reach(
     mine: Sequence[Difference], winners: Sequence[Difference], measure: Measure, n_seeds: int
 ) -> list[str]:
-    """What open intervals leave possible; only worth saying when nothing better was found."""
+    """Describe what open intervals leave possible; only useful if no method is better."""
     open_ = [d for d in mine if d.result == "open" and d.n_seeds >= MIN_SEEDS]
     if winners or not open_:
         return []
     far = max(abs(end) for d in open_ for end in (d.low, d.high))
     size = f"{measure.show(far, unit=False)} points" if measure.percent else measure.show(far)
-    return [f"Differences of up to {size} are not excluded with {n_seeds} seeds."]
+    return [f"Differences of up to {size} are possible with {n_seeds} seeds."]
 
 
 def cost_ratio(cost: BySeed, method: str, reference: str) -> float | None:
-    """Mean cost of a method over that of the reference, on the seeds of both; None if it is not recorded."""
+    """Return the mean cost of a method relative to the reference, on the seeds of both; None if unknown."""
     ours, theirs = cost.get(method, {}), cost.get(reference, {})
     common = set(ours) & set(theirs)
     if not common or sum(theirs[s] for s in common) <= 0:
@@ -263,12 +265,10 @@ def _price(cost: Mapping[str, BySeed], best: str, reference: str) -> list[str]:
 
 def _basis(mine: Sequence[Difference], n_comparisons: int, test_share: float) -> list[str]:
     shared = "corrected for training rows that seeds share, and " if test_share else ""
-    widened = f"widened for {count(n_comparisons, 'comparison')}, so that all hold together with 95 %"
+    widened = f"widened for {count(n_comparisons, 'comparison')}, so that all hold jointly with 95 %"
     said = [f"Paired over {_seeds(mine)}; intervals are {shared}{widened}."]
     if min(d.n_seeds for d in mine) < SIGN_SEEDS:
-        said.append(
-            f"Fewer than {SIGN_SEEDS} seeds: all of this rests on differences that are normally distributed."
-        )
+        said.append(f"Fewer than {SIGN_SEEDS} seeds: the intervals rely on normally distributed differences.")
     return said
 
 
@@ -307,28 +307,28 @@ def _facts(
 
 
 def price_fact(best: str, reference: str, ratio: float | None, seconds: float | None) -> tuple[str, str, str]:
-    """What the named method costs, in the words of a fact."""
+    """Return a fact about the cost of the named method."""
     if best == reference:
-        return "At what cost", DASH, f"{reference} is what others are measured by"
+        return "At what cost", DASH, f"{reference} is the reference"
     remark = f"rows of {reference}" + ("" if seconds is None else f"; seconds {seconds:.2g}\u00a0{TIMES}")
     return "At what cost", DASH if ratio is None else f"{ratio:.2g}\u00a0{TIMES}", remark
 
 
 def headline(studies: list[Study]) -> str:
-    """What all studies together say."""
+    """Summarise the verdicts of all studies."""
     if len(studies) == 1:
         return studies[0].verdict.headline
     judged = [s for s in studies if s.verdict.best is not None]
     better = [s for s in judged if s.verdict.best != s.reference]
     if better:
         ours = sum(_is_ours(s, "better") for s in better)
-        text = f"In {len(better)} of {len(judged)} tables a method is shown to be better than the reference, "
-        text += f"in {ours or 'none'} of them elliptic training over another method."
+        text = f"In {len(better)} of {len(judged)} tables a method is shown to be better than the reference. "
+        text += f"In {ours or 'none'} of them elliptic training is better than another method."
     else:
         text = f"In none of {count(len(judged), 'table')} is a method shown to be better than the reference."
     worse = sum(_is_ours(s, "worse") for s in judged)
     if worse:
-        text += f" In {worse}, elliptic training is shown to be worse than it."
+        text += f" In {worse}, elliptic training is shown to be worse than the reference."
     silent = len(studies) - len(judged)
     return text + (
         f" {silent} more {'have' if silent > 1 else 'has'} too few runs for a verdict." if silent else ""
@@ -336,7 +336,7 @@ def headline(studies: list[Study]) -> str:
 
 
 def _is_ours(study: Study, result: str) -> bool:
-    """Whether elliptic training is shown to be better or worse than a reference that is something else."""
+    """Return whether elliptic training is shown to be better or worse than another method as reference."""
     first = study.measures[0].name
-    found = {d.method for d in study.verdict.differences if d.measure == first and d.result == result}
-    return study.reference not in study.own and any(method in study.own for method in found)
+    methods = {d.method for d in study.verdict.differences if d.measure == first and d.result == result}
+    return study.reference not in study.own and any(method in study.own for method in methods)

@@ -291,10 +291,10 @@ def test_uncertainty_from_records_and_data(data_dir, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-o", "f.png", "--format", "svg"], "f.png should be .svg"),
-        (["-o", "f.jpg"], "f.jpg should be one of .png, .svg, .pdf"),
-        (["-o", "f.jpg", "--format", "png"], "f.jpg should be .png"),
-        (["-o", "f"], "f should be one of"),
+        (["-o", "f.png", "--format", "svg"], "f.png must end in .svg"),
+        (["-o", "f.jpg"], "f.jpg must end in one of .png, .svg, .pdf"),
+        (["-o", "f.jpg", "--format", "png"], "f.jpg must end in .png"),
+        (["-o", "f"], "f must end in one of"),
     ],
 )
 def test_a_file_has_the_ending_of_its_format(tmp_path, monkeypatch, options, said):

@@ -1,4 +1,4 @@
-// What all charts share: data, colours of methods, lazy drawing, labels that cannot be taken for HTML.
+// Shared by all charts: data, colours of methods, lazy drawing, labels that are safe from HTML.
 "use strict";
 const charts = (() => {
   const data = JSON.parse(document.getElementById("report-data").textContent);
@@ -62,7 +62,7 @@ const charts = (() => {
     range: [names.length - 0.4, -0.6], showgrid: false,
   });
 
-  // dots for bars; lines are told apart by their dashes, too, where colours cannot be
+  // dots for bars; lines also differ by their dashes, for readers who cannot tell colours
   function legend(study, methods, isLines) {
     const box = tables.element("p", { class: "legend" });
     for (const method of methods) {

@@ -142,7 +142,7 @@
     return {
       traces, controls: [tables.element("p", { class: "note" }, words)],
       layout: layout({
-        height: 360, xaxis: axis("from one datum (0) to the other (1)", { range: [0, 1], showgrid: false }),
+        height: 360, xaxis: axis("from one data point (0) to the other (1)", { range: [0, 1], showgrid: false }),
         yaxis: axis("loss", isLog ? logTicks([value(Math.min(low, ...loss.flat())), top]) : { rangemode: "tozero" }),
         shapes: [{ type: "rect", xref: "paper", x0: 0, x1: 1, y0: value(low), y1: value(high), layer: "below", line: { width: 0 },
           fillcolor: theme.colour("accent-soft") }, line(high)],

@@ -98,7 +98,7 @@
       .sort((a, b) => a.x - b.x);
   }
 
-  // labels beside their points, those that would cover another one are left to the pointer
+  // labels beside their points; labels that would cover another one appear only on hover
   function placed(points, important, spans, width, height) {
     const at = (p) => [(p.x - spans[0][0]) / (spans[0][1] - spans[0][0] || 1) * width,
       (p.y - spans[1][0]) / (spans[1][1] - spans[1][0] || 1) * height];

@@ -1,4 +1,4 @@
-// Everything is there: watch for charts that come into view, and say so to whoever waits.
+// Everything is loaded: watch for charts that come into view, and signal readiness.
 "use strict";
 charts.start();
 document.documentElement.dataset.ready = "true";

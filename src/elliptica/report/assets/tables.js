@@ -77,7 +77,7 @@ const tables = (() => {
     area.select();
     const done = document.execCommand("copy");
     area.remove();
-    if (!done) throw new Error("the browser refused");
+    if (!done) throw new Error("the browser denied it");
     return undefined;
   }
 

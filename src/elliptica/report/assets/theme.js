@@ -1,9 +1,9 @@
-// Light, dark or as the system has it; charts are told when it changes.
+// Light, dark or as in the system; charts are redrawn when it changes.
 "use strict";
 const theme = (() => {
   const names = { system: "System", light: "Light", dark: "Dark" };
   const listeners = [];
-  // kept for the other pages of a gallery; a browser may refuse to keep anything
+  // stored for the other pages of a gallery; a browser may not allow storage
   const kept = (value) => {
     try {
       if (value) localStorage.setItem("elliptica-colours", value);
