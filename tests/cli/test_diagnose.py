@@ -274,7 +274,7 @@ def test_reports_say_what_is_wrong(model_file):
     npz_table(model_file / "data.npz", d=10)
     done = run("data.npz", "--reports", "all", *QUICK, "--domain", "hull")
     assert done.exit_code == 2
-    assert "out of reach" in done.output
+    assert "not feasible" in done.output
 
 
 @COMMAND

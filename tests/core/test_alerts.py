@@ -68,7 +68,7 @@ def mix_for(**settings):
         (
             30.0,
             {"sigma": 0.5, "horizon": 0.01},
-            r"sigma=0\.5 adds noise of 0\.05: hardly any.*sigma=[23]\d\.",
+            r"sigma=0\.5 adds noise of 0\.05, hardly any.*sigma=[23]\d\.",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_columns_in_different_units_are_announced(make, settings, words, generat
 @pytest.mark.parametrize("make", [objective_for, mix_for])
 def test_targets_far_from_the_scale_of_their_noise_are_announced(make, generator):
     x, y = data(generator)
-    with pytest.warns(EllipticWarning, match=r"The targets vary .* sigma_y=0.05 adds noise of 0.05: more"):
+    with pytest.warns(EllipticWarning, match=r"The targets vary .* sigma_y=0.05 adds noise of 0.05, more"):
         make(sigma=0.05)(x, 0.005 * y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

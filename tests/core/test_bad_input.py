@@ -618,7 +618,7 @@ def test_several_inputs_must_be_named(x, real, generator):
     model = nn.Bilinear(FEATURES, FEATURES, CLASSES)
     with refused(ValueError, "x has several tensors (0, 1)", "bridged=(0,)", generator=generator):
         Elliptic(model, nn.MSELoss())((x, x), real, generator=generator)
-    with refused(ValueError, "bridged=(2,)", "x has 0, 1", generator=generator):
+    with refused(ValueError, "bridged=(2,)", "which has 0, 1", generator=generator):
         Elliptic(model, nn.MSELoss(), bridged=(2,))((x, x), real, generator=generator)
 
 

@@ -176,7 +176,7 @@ def test_outside_the_training_region_the_text_says_what_u_cannot_do(generator):
 
 def test_in_more_dimensions_the_outer_boundary_is_said_to_decide(generator):
     x = torch.randn(60, 8, generator=generator).double()
-    with pytest.warns(EllipticWarning, match=r"\(8 dimensions\): the outer boundary decides"):
+    with pytest.warns(EllipticWarning, match=r"\(8 dimensions\), so the values there come from the outer boundary"):
         found = map_of_far_queries(x, x[:5] * 3, Ball)
     (note,) = [note for note in found.notes if "cannot exceed" in note]
     assert "of their walks that end on the outer boundary" in note
