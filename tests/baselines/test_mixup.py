@@ -394,7 +394,7 @@ class TestBadInput:
             objective(x, y, end=(x[1:], y[1:]))
         with pytest.raises(TypeError, match=r"end must be a tuple \(x, y\)"):
             objective(x, y, end=x)
-        with pytest.raises(ValueError, match="end holds sample weights, but the batch has none"):
+        with pytest.raises(ValueError, match="end has sample weights, but the batch has none"):
             objective(x, y, end=(x, y, torch.ones(12)))
         with pytest.raises(TypeError, match="x must be floating point"):
             objective(x.long(), y)

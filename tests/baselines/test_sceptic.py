@@ -734,7 +734,7 @@ class TestBadInput:
             (lambda m: ManifoldMixup(m, CE, layers="layer1"), TypeError, "tuple of names, but got 'layer1'"),
             (lambda m: ManifoldMixup(m, CE, layers=(1,)), TypeError, r"tuple of names, but got \(1,\)"),
             (lambda m: ManifoldMixup(m, CE, layers=()), ValueError, "at least one layer"),
-            (lambda m: ManifoldMixup(m, CE, layers=("0", "0")), ValueError, "each once"),
+            (lambda m: ManifoldMixup(m, CE, layers=("0", "0")), ValueError, "each only once"),
             (lambda m: ManifoldMixup(m, CE, layers=("9",)), ValueError, "at='9' is not a layer"),
             (lambda m: NFM(m, CE, layers=[None], additive=-1.0), ValueError, "additive must be finite"),
             (
