@@ -281,9 +281,7 @@ class TestGroupDRO:
         x, y = batch(generator)
         objective(x, y, 2 * (EVEN % 2))
         assert objective.q[1] == 0
-        with pytest.raises(
-            ValueError, match=r"group 1 is in the batch, but according to group_sizes.* none of it"
-        ):
+        with pytest.raises(ValueError, match=r"group 1 is in the batch, but according to.* none of it"):
             objective(x, y, EVEN)
 
     def test_equal_losses_leave_q(self):
@@ -600,9 +598,7 @@ class TestBadInput:
             TypeError, match=r"group is missing.*Call objective\(x, y, group\) with .*\(12,\)"
         ):
             objective(x, y)
-        with pytest.raises(
-            TypeError, match=r"must hold the integer number.*torch.float32. Convert it with group.long"
-        ):
+        with pytest.raises(TypeError, match=r"the integer number.*torch.float32. Convert it with group.long"):
             objective(x, y, EVEN.float())
         with pytest.raises(TypeError, match=r"must hold the integer number.*torch.bool"):
             objective(x, y, EVEN > 0)

@@ -45,8 +45,8 @@ def test_command_on_a_built_in_example():
     done = run("two-moons", "--train", "erm", "--steps", 20, "--n", 60)
     assert done.exit_code == 0, done.output
     assert "200 training rows, 1000 held-out rows; 2 classes." in done.stdout
-    assert "The loss between and around the rows, for information: .everything(), or --all." in done.stdout
-    assert "Checked, nothing found:" in done.stdout
+    assert "To see the loss between and around the rows: .everything(), or --all." in done.stdout
+    assert "Checked, no problem:" in done.stdout
     everything = run("two-moons", "--train", "erm", "--steps", 20, "--n", 60, "--all").stdout
     for title in ("Loss along a bridge", "Slope of the loss", "What the PDE expects"):
         assert f"[info] {title}" in everything

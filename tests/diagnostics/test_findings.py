@@ -44,7 +44,7 @@ def test_a_diagnosis_in_words():
     text = str(found)
     assert "Rows are counted from 1, without the header." in text
     assert "training rows 0, 1, 2, 3, 4, 5, 6, 7 and 4 more" in text
-    assert "Checked, nothing found: inputs." in text
+    assert "Checked, no problem: inputs." in text
     assert "Not judged: leak (no rows)." in text
     calm = Diagnosis(("40 rows.",), (fine("inputs", "Alike."),), 40, 40, 0.95)
     assert (calm.headline(), calm.severity) == ("Nothing stands out.", "fine")

@@ -62,7 +62,7 @@ def test_models_that_do_not_fit_the_data():
     with pytest.raises(ValueError, match="it returns tuple, not a tensor"):
         reports_on(Pair(), x, y)
     unseen = (x[:3] + 0.1, torch.tensor([0, 1, 4]))
-    with pytest.raises(ValueError, match=r"labels go up to 4, but the model returns \(2,\)"):
+    with pytest.raises(ValueError, match=r"Labels range up to 4, but the model returns \(2,\)"):
         reports_on(nn.Linear(3, 2), x, y, unseen)
     reports_on(nn.Linear(3, 5), x, y, unseen)
     with pytest.raises(ValueError, match=r"targets are \(1,\) \(real numbers: a regression\)"):

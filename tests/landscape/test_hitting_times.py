@@ -326,7 +326,7 @@ def test_many_dimensions_leave_the_outer_boundary(generator):
     x, y = moons_like(generator, n=60, dim=20)
     objective = HittingTimes(nn.Linear(20, 2), nn.CrossEntropyLoss(), x, y, num_classes=2, n_starts=150)
     with pytest.warns(
-        EllipticWarning, match="Only 0 of 150 walks met .* in 21 dimensions.*elliptica.Elliptic"
+        EllipticWarning, match="Only 0 of 150 walks hit .* in 21 dimensions.*elliptica.Elliptic"
     ):
         ends = objective.sample(generator=generator)
     assert ends.shares == {"data": 0.0, "outer": 1.0, "unfinished": 0.0}

@@ -420,7 +420,7 @@ NAN = float("nan")
         ({"solver": "exact", "operator": Operator(absorption=1.0)}, 'absorption.*"spheres", "euler"'),
         (
             {"solver": "spheres", "operator": Operator(absorption=lambda z: z[:, 0] ** 2)},
-            'Use one of "euler"',
+            'Use "euler"',
         ),
         ({"operator": Operator(drift=torch.ones(3))}, "3 values"),
         ({"data_values": torch.ones(3)}, "domain has none"),

@@ -108,7 +108,7 @@ def draw_partners(allowed: Tensor, generator: torch.Generator | None) -> tuple[T
 
 
 def draw_shares(alpha: float, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Draw ``n`` shares from Beta(alpha, alpha), from gamma variables; for alpha 0 return 1 without a draw."""
+    """Draw ``n`` shares from Beta(alpha, alpha), from two gammas; for alpha 0 return 1, no draw."""
     if alpha == 0:
         return torch.ones(n, device=device)
     first, second = draw_gamma(alpha, 2 * n, device=device, generator=generator).view(2, n)

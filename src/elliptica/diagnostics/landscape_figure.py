@@ -1,4 +1,4 @@
-"""The picture of the landscape reports: losses at and between the data, and surfaces in the plane."""
+"""Draw the figure of the landscape reports: losses at and between the data, and surfaces in the plane."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw_landscape(reports: LandscapeReports, sections: list[Section], title: st
 
 
 def _draw_tails(axis: Any, reports: LandscapeReports) -> None:
-    """Draw the share of points above each loss; to the right of the dashed line the bound is missed."""
+    """Draw the share of points above each loss; right of the dashed line the bound is exceeded."""
     x, y = reports.probes
     curves = {"at the data": reports.at_data, "between the data": reports.field(x, y)}
     if reports.fitted.test is not None:

@@ -1,4 +1,4 @@
-"""The page about one model: its scores by class and group, the findings of diagnose, its loss surfaces."""
+"""The report page of one model: scores by class and group, findings of diagnose, loss surfaces."""
 
 from __future__ import annotations
 
@@ -32,24 +32,22 @@ from elliptica.report.content import (
     pooled,
 )
 
-_NOTE = (
-    "Scores on the rows that were given. If the model was trained on them, they say nothing about other rows."
-)
-#: Points between the rows whose loss is looked at.
+_NOTE = "Scores on the given rows. If the model was trained on them, they say nothing about other rows."
+#: Points between the rows at which the loss is evaluated.
 _ROWS = 400
 #: Bars of a picture, and rows that are listed.
 _BARS, _SHOWN_ROWS = 10, 30
 
 
 def model_report(study: Study, fitted: FittedModel, title: str, *, landscape: bool, seed: int) -> Report:
-    """Add findings and loss surfaces to the study of a model, and put the page together.
+    """Add findings and loss surfaces to the study of a model, and assemble the page.
 
     Raises:
         ReportError: If the loss of the model cannot be evaluated.
     """
     if not landscape:
-        study = replace(study, missing={**study.missing, "landscape": "Left out (--no-landscape)."})
-        return Report(title, "model", "The loss of this model was not looked at (--no-landscape).", [study])
+        study = replace(study, missing={**study.missing, "landscape": "Skipped (--no-landscape)."})
+        return Report(title, "model", "The loss of this model was not examined (--no-landscape).", [study])
     study = replace(study, landscapes=[loss_surfaces(fitted, seed)])
     try:
         diagnosis = diagnose_fitted(fitted, n=_ROWS, generator=torch.Generator().manual_seed(seed))
@@ -59,14 +57,14 @@ def model_report(study: Study, fitted: FittedModel, title: str, *, landscape: bo
 
 
 def diagnosis_report(diagnosis: Diagnosis, title: str) -> Report:
-    """Put a diagnosis on a page of its own."""
+    """Make a page of a diagnosis."""
     return Report(
         title, "diagnosis", diagnosis.headline(), [], notes=diagnosis.about, findings=remarks(diagnosis)
     )
 
 
 def remarks(diagnosis: Diagnosis) -> list[Remark]:
-    """Findings as a page shows them, each with its picture and its rows."""
+    """Convert findings to remarks of a page, each with its picture and its rows."""
     found = []
     for finding in diagnosis.findings:
         numbers = finding.breakdown or {
@@ -95,8 +93,8 @@ def model_study(
 
     Args:
         fitted: The model with its rows.
-        unit: What turns errors of scaled targets into the user's.
-        rows: What to call the rows.
+        unit: Factor from errors of scaled targets to the user's unit.
+        rows: Name of the rows in the text.
         **more: Other fields of the study.
 
     Raises:
@@ -117,7 +115,7 @@ def model_study(
 
 
 def _outputs(fitted: FittedModel, x: Tensor) -> Tensor:
-    """Evaluate a model in the dtype of its parameters; returns float32 on the CPU."""
+    """Evaluate a model in the dtype of its parameters; return float32 on the CPU."""
     first = next((p for p in fitted.model.parameters() if p.is_floating_point()), x)
     with evaluation_mode(fitted.model), torch.no_grad():
         return torch.cat([fitted.model(each.to(first)).float().cpu() for each in x.split(fitted.batch_size)])
@@ -211,7 +209,7 @@ def _study(
 
 
 def _shares(kind: str, right: Mapping[str, Tensor], method: str) -> Parts:
-    """Share of right answers in each part, in percent, with its limits."""
+    """Return the share of right answers in each part, in percent, with its limits."""
     sizes = {name: len(each) for name, each in right.items()}
     values = {method: {name: [100 * float(each.mean())] for name, each in right.items()}}
     limits = {}
