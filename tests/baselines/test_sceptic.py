@@ -813,7 +813,7 @@ class TestBadInput:
 
     def test_tables(self, generator):
         x, y = table(generator, counts=(5, 1))
-        with pytest.raises(ValueError, match=r"Class 1 has one row, .* grow to 5 rows\. Drop it"):
+        with pytest.raises(ValueError, match=r"Class 1 has one row and .* grow to 5 rows\. Drop it"):
             smote_rows(x, y)
         with pytest.raises(ValueError, match="k_neighbors must be at least 1, but got 0"):
             smote_rows(x, y, k_neighbors=0)

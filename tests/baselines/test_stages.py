@@ -456,7 +456,7 @@ class TestBadInput:
     def test_rows(self, kind):
         recorder = kind(3)
         output, y = torch.eye(2), torch.tensor([0, 1])
-        with pytest.raises(ValueError, match=r"index must lie in 0..2, .* but spans 1 to 3"):
+        with pytest.raises(ValueError, match=r"index must lie in 0..2, .* but ranges from 1 to 3"):
             recorder.update(torch.tensor([1, 3]), output, y)
         with pytest.raises(ValueError, match="spans -1 to 0"):
             recorder.update(torch.tensor([0, -1]), output, y)

@@ -266,7 +266,7 @@ def test_the_pde_is_only_asked_where_walks_meet_the_data(generator):
     largest = low["between"].numbers["largest loss at the data"].value
     assert largest >= expected >= 0  # an average of the losses at the data
     assert high["dimension"].numbers["share of walks that meet the data"].upper < 0.05
-    with pytest.raises(KeyError, match="no finding 'pde'; there are "):
+    with pytest.raises(KeyError, match="no finding 'pde'; use one of "):
         high["pde"]
 
 

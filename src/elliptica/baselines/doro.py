@@ -69,9 +69,8 @@ class DORO(DRO):
         checks.number("epsilon", epsilon)
         if not 0 <= epsilon < 1:
             raise ValueError(
-                "epsilon, the share of the batch to drop, must be at least 0 and below 1, but got "
-                f"{epsilon}. "
-                "Use epsilon=0.0 for DRO."
+                f"epsilon must be at least 0 and below 1, but got {epsilon}. It is the share of the batch to "
+                "drop; use epsilon=0.0 for DRO."
             )
         checks.choice("variant", variant, get_args(Variant))
         self.epsilon = float(epsilon)

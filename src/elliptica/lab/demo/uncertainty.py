@@ -1,4 +1,4 @@
-"""Uncertainty of each class against its size, from records (paper: the figure of the appendix, Fig. 4)."""
+"""Draw the uncertainty of each class against its size, from records (paper: appendix, Fig. 4)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elliptica.lab.experiments.records import read_records
 from elliptica.lab.experiments.registry import load_dataset
 from elliptica.lab.experiments.specification import Run, load_specification, runs
 
-#: Data sets that are drawn unless others are asked for, of the table of medical images.
+#: Default data sets, from the table of medical images.
 DATASETS = ("breastmnist-per-batch", "retinamnist", "pathmnist_subset")
 METHODS = ("erm", "mixup", "elliptic")
 TABLE = "table6"
@@ -43,7 +43,7 @@ class ClassUncertainty:
     scores: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]
 
     def normalised(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Mean and deviation over seeds by method, rarest class first, between 0 and 1.
+        """Return mean and deviation over seeds by method, rarest class first, between 0 and 1.
 
         The scale is common to all methods and classes of the data set: zero is the smallest mean, one the
         largest. (One scale for each method would hide the differences between methods.)
@@ -83,7 +83,7 @@ def read_uncertainty(
     datasets: Sequence[str] = DATASETS,
     methods: Sequence[str] = METHODS,
 ) -> list[ClassUncertainty]:
-    """Collect the scores that records hold.
+    """Collect the scores from records.
 
     Raises:
         ValueError: If a row has no record with the score.
@@ -110,7 +110,7 @@ def read_uncertainty(
 
 
 def draw_uncertainty(parts: Sequence[ClassUncertainty], width: Width = "page") -> Figure:
-    """Bars of the normalised score of each class, rarest class first, with the size of the class above."""
+    """Draw bars of the normalised score of each class, rarest first, with the class size above."""
     is_page = width == "page"
     with mpl.rc_context(PRINT):
         figure = new_figure(width, 1.9 if is_page else 1.55 * len(parts))
