@@ -442,7 +442,7 @@ class TestBadInput:
             ValueError, match=r"mix must be one of 'input', 'cutmix', but got 'cutmi'. Did you"
         ):
             LISA(model, CE, mix="cutmi")
-        with pytest.raises(TypeError, match=r"the order is LISA\(model, loss_fn\)"):
+        with pytest.raises(TypeError, match=r"The order is LISA\(model, loss_fn\)"):
             LISA(CE, model)
 
     @pytest.mark.parametrize("make", [DomainMix, LISA])

@@ -340,7 +340,7 @@ class TestBadInput:
                 TargetKernel(Y, bandwidth)
         with pytest.raises(ValueError, match="at='5' is not a layer of the model"):
             Mixup(model, loss_fn, at="5")
-        with pytest.raises(TypeError, match=r"the order is CMixup\(model, loss_fn\)"):
+        with pytest.raises(TypeError, match=r"The order is CMixup\(model, loss_fn\)"):
             CMixup(loss_fn, model, bandwidth=1.0)
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, but got function"):
             ERM(F.mse_loss, model)

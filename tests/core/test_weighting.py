@@ -636,7 +636,11 @@ def test_both_halves_in_a_hidden_layer(weighting, generator):
         ({"drift": "both", "sigma_y": 0.0}, ValueError, r"sigma_y=0\. Use sigma_y > 0, or drift=.input"),
         ({"drift": "bot"}, ValueError, "'input', 'both'.*mean 'both'"),
         ({"drift": 3.0}, TypeError, "but got float. Wrap a constant"),
-        ({"drift": "both", "weighting": "gradient_norm"}, ValueError, "n_bridges=2 or more .for a fixed drift"),
+        (
+            {"drift": "both", "weighting": "gradient_norm"},
+            ValueError,
+            "n_bridges=2 or more .for a fixed",
+        ),
     ],
 )
 def test_drifts_that_do_not_exist_are_refused(settings, error, message, own_checks):

@@ -472,7 +472,7 @@ def test_a_compiled_objective_is_the_same(generator):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"model": nn.MSELoss()}, TypeError, "the order is HittingTimes"),
+        ({"model": nn.MSELoss()}, TypeError, "The order is HittingTimes"),
         ({"x": torch.zeros(5, 2).long()}, TypeError, "x must be floating"),
         ({"x": torch.zeros(5)}, ValueError, r"shape \(n, features\), but has \(5,\). Use x.unsqueeze"),
         (
