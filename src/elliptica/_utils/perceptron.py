@@ -22,7 +22,7 @@ def mlp(
 ) -> nn.Sequential:
     """Build a perceptron that maps ``(batch, n_features)`` to ``(batch, n_outputs)``.
 
-    Each hidden layer is Linear, BatchNorm (if asked for), activation; the last layer is a plain
+    Each hidden layer is Linear, BatchNorm (optional), activation; the last layer is a plain
     Linear, so classifiers give logits. Use it for tables, small images and two-dimensional
     studies. The paper's networks are
 

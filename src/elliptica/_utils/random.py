@@ -88,7 +88,7 @@ def draw_inverse_gaussian(
     Its density is proportional to ``t**(p-1) * exp(-omega * (t + 1/t) / 2)``. One draw per entry of
     ``omega`` (above zero), in float64. Rejection on the logarithm, whose density is log-concave, from a
     hat of a constant between two exponentials (Devroye 2014): at least a third of the proposals are
-    accepted, whatever ``p`` and ``omega``.
+    accepted, for any ``p`` and ``omega``.
     """
     omega = omega.double()
     order = abs(p)  # negative orders are reciprocals

@@ -194,7 +194,7 @@ def cross_validation_spread(
     single cluster the variance is infinite.
 
     Clusters that are stretches of time depend on their neighbours. With ``ordered=True`` the variance of rows
-    grows, and its degrees of freedom shrink, by the factor that the correlation of neighbours tells.
+    grows, and its degrees of freedom shrink, by a factor from the correlation of neighbours.
 
     Args:
         influence: Contribution of each row to each estimate, ``(repeats, estimates, rows)``; an estimate is
@@ -297,7 +297,7 @@ def _training_noise(
         influence, fold = influence.mean(0, keepdims=True), fold[:1]
     n_repeats = len(influence)
     total = influence.sum(0)
-    found, subtracted, n_folds = np.zeros(influence.shape[1]), np.zeros(influence.shape[1]), 0
+    variance, subtracted, n_folds = np.zeros(influence.shape[1]), np.zeros(influence.shape[1]), 0
     for repeat, (mine, where) in enumerate(zip(influence, fold, strict=True)):
         others = (fold >= 0).sum(0) - 1
         use = (where >= 0) & (others > 0) if n_repeats > 1 else where >= 0
@@ -319,9 +319,9 @@ def _training_noise(
         if n_repeats > 1:
             factor = 1 / _overlap(fold, repeat, number, use)
             noise = noise * factor
-        found += (factor * sums**2 - noise).sum(1)
+        variance += (factor * sums**2 - noise).sum(1)
         subtracted += noise.sum(1)
-    return found / n_repeats**2, subtracted / n_repeats**2, float(max(n_folds - 1, 0))
+    return variance / n_repeats**2, subtracted / n_repeats**2, float(max(n_folds - 1, 0))
 
 
 def _overlap(fold: np.ndarray, repeat: int, number: np.ndarray, use: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ class MixupE(Mixup):
     With the logits ``f`` and probabilities ``p`` of the *unmixed* batch, ``L = L_mixup + eta * alpha /
     (2 alpha + 1) * R``, and the result is ``L`` times the number ``|L_mixup| / |L|``: its value is that of
     mixup (while ``L`` is positive), its gradient is parallel to that of ``L``. Versions of ``R``, as in
-    the authors' code, where sums are divided by the batch size even if samples are left out:
+    the authors' code, where sums are divided by the batch size even if samples are skipped:
 
     1. ``sum r_i`` over samples with ``r_i < threshold``, with ``r = grad_x[f . b] . (mean - x)`` and
        ``b = p - onehot`` held constant: the derivative towards the mean image. Differentiates twice.

@@ -187,8 +187,8 @@ def diagnose(
         if reports is None:
             generator = torch_generator(seed)
             with messages.status("judging"):
-                found = diagnose_fitted_file(fitted, network, n, noise, generator, first_row=int(saved))
-            _show_findings(found, str(model or data), format_, out, messages, everything=all_)
+                diagnosis = diagnose_fitted_file(fitted, network, n, noise, generator, first_row=int(saved))
+            _show_findings(diagnosis, str(model or data), format_, out, messages, everything=all_)
         else:
             if network is None:
                 raise ValueError(

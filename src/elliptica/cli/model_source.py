@@ -358,7 +358,7 @@ def _imported(source: str) -> nn.Module:
     module_name, _, name = source.partition(":")
     sys.path.insert(0, str(Path.cwd()))  # where the command was started
     try:
-        found = getattr(importlib.import_module(module_name), name)
+        loaded = getattr(importlib.import_module(module_name), name)
     except ModuleNotFoundError as error:
         raise SourceError(
             f"No module {error.name!r}. Start the command in the folder that holds it, and write "
@@ -370,12 +370,12 @@ def _imported(source: str) -> nn.Module:
         raise SourceError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
-    if not isinstance(found, nn.Module) and not callable(found):
+    if not isinstance(loaded, nn.Module) and not callable(loaded):
         raise SourceError(
-            f"{source} is {type(found).__name__}, but must be a model or a function that makes one."
+            f"{source} is {type(loaded).__name__}, but must be a model or a function that makes one."
         )
     try:
-        model = found if isinstance(found, nn.Module) else found()
+        model = loaded if isinstance(loaded, nn.Module) else loaded()
     except Exception as error:  # the user's code
         raise SourceError(
             f"{source}() failed: {type(error).__name__}: {error}. It is called without arguments."

@@ -333,7 +333,7 @@ class Elliptic(nn.Module):
         over_time = None
         if len(losses) > 1 and settings.quadrature != "mean":  # Euler's or the trapezoid rule over s
             over_time = time_weights(len(losses), settings.quadrature, losses)
-        if variant is not None:  # importance weights dp/dq, or a bound on them (Eq. (4), appendix C)
+        if variant is not None:  # a variant of importance weighting (Eq. (4), appendix C)
             grid = Grid(time_steps(paths), over_time, self.across, paths.s.shape[1])
             losses = variant.apply(losses, terms, settings.xi, grid)
         loss = path_mean(losses, paths, self.loss, over_time, self.across)  # Eq. (6): mean over s and data

@@ -196,12 +196,12 @@ def _deep_rates(e: Evidence, votes: _Votes) -> dict[str, Quantity]:
     """Return the share of labels that differ from their neighbourhood, by class; the worst first."""
     classes = [c for c in range(e.n_classes) if int((votes.major == c).sum()) >= 20]
     level = bonferroni(e.confidence, max(1, len(classes)))
-    found = {}
+    rates = {}
     for c in classes:
         own = votes.major == c
         deep = own & (votes.share >= votes.share[own].median())
-        found[e.fitted.class_name(c)] = Quantity.share(int(votes.differs[deep].sum()), int(deep.sum()), level)
-    return dict(sorted(found.items(), key=lambda item: -item[1].lower))
+        rates[e.fitted.class_name(c)] = Quantity.share(int(votes.differs[deep].sum()), int(deep.sum()), level)
+    return dict(sorted(rates.items(), key=lambda item: -item[1].lower))
 
 
 def _target_distance(e: Evidence, numbers: Tensor, own: Tensor) -> Float[Tensor, " rows"]:
@@ -450,12 +450,12 @@ def moved_features(e: Evidence, other: Float[Tensor, "rows features"]) -> dict[s
         return {}
     level = (1 - e.confidence) / 100 / max(1, train.shape[1])
     limit = max(MOVED, math.sqrt(-math.log(level / 2) / 2 * (n + m) / (n * m)))
-    found = {}
+    moved = {}
     for j in range(0, train.shape[1], max(1, train.shape[1] // _FEATURES)):
         distance = _ks(train[:, j], other[:, j])
         if distance > limit:
-            found[e.feature(j)] = Quantity.number(distance, n + m)
-    return dict(sorted(found.items(), key=lambda item: -item[1].value))
+            moved[e.feature(j)] = Quantity.number(distance, n + m)
+    return dict(sorted(moved.items(), key=lambda item: -item[1].value))
 
 
 def _ks(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> float:

@@ -192,14 +192,14 @@ def diagnose_fitted(
         warnings.simplefilter("ignore", EllipticWarning)  # the findings say the same
         judged = fitted.prepare(max_rows, confidence=confidence, generator=source, device=device)
         evidence = Evidence(judged)
-        found = list(_run(JUDGES, evidence))
-        found = [_numbered(finding, fitted, judged, first_row) for finding in found]
+        findings = list(_run(JUDGES, evidence))
+        findings = [_numbered(finding, fitted, judged, first_row) for finding in findings]
         if landscape is not False:
             network = judged if landscape is True else landscape
             sampled = network.sample(n, sigma=sigma, confidence=confidence, generator=source)
-            found += _run(LANDSCAPE_JUDGES, sampled)
+            findings += _run(LANDSCAPE_JUDGES, sampled)
         return Diagnosis(
-            _about(evidence), tuple(_ordered(found)), len(judged.x), len(fitted.x), confidence, first_row
+            _about(evidence), tuple(_ordered(findings)), len(judged.x), len(fitted.x), confidence, first_row
         )
 
 
@@ -217,13 +217,13 @@ def _run(judges: dict[str, Callable[..., Found]], subject: object) -> Iterator[F
     """Compute all findings; one that fails reports why and does not stop the others."""
     for name, judge in judges.items():
         try:
-            found = judge(subject)
+            result = judge(subject)
         except (ValueError, RuntimeError) as error:
             severity = "info" if name in LANDSCAPE else "look"
             advice = "Fix the cause in the message and run again. The other findings are valid."
             yield Finding(name, severity, f"Not computed: {error}", advice, computed=False)  # type: ignore[arg-type]
             continue
-        yield from found if isinstance(found, tuple) else (found,)
+        yield from result if isinstance(result, tuple) else (result,)
 
 
 def _ordered(found: Iterable[Finding]) -> list[Finding]:

@@ -83,9 +83,9 @@ def loss_map(
     checks.batch("at", at)
     if train is not None:
         check_train(train, at)
-    found = _solve(field, domain, at, y, labels, train, settings)
+    estimate = _solve(field, domain, at, y, labels, train, settings)
     neighbours = None if train is None else neighbour_loss(field, at, train)
-    notes = found.notes
+    notes = estimate.notes
     if neighbours is not None:
         notes += (
             f"{neighbours.k}-NN labels: loss of the model at the query against the labels of its "
@@ -97,8 +97,8 @@ def loss_map(
         if data_values is None:
             assert train is not None
             data_values = field(*train)
-        notes += (_ceiling(far, float(data_values.max()), float(found.outer_share[far].mean())),)
-    known = {column.name: getattr(found, column.name) for column in fields(found)}
+        notes += (_ceiling(far, float(data_values.max()), float(estimate.outer_share[far].mean())),)
+    known = {column.name: getattr(estimate, column.name) for column in fields(estimate)}
     return LossMap(**known | {"notes": notes}, neighbours=neighbours)
 
 
@@ -238,7 +238,7 @@ class _Solve:
                 self.largest = max(self.largest, float(values.max()))
             return values.to(z.dtype) - base
 
-        found = estimate_landscape(
+        estimate = estimate_landscape(
             lambda p: torch.zeros_like(p[:, 0]),
             self.domain,
             self.at,
@@ -247,11 +247,11 @@ class _Solve:
             generator=self.generator,
             **self.settings,
         )
-        if found.exit_time is None or found.exit_time_stderr is None:
+        if estimate.exit_time is None or estimate.exit_time_stderr is None:
             raise ValueError(
-                f'solver="{found.solver}" does not compute exit times. Use solver="auto" or "spheres".'
+                f'solver="{estimate.solver}" does not compute exit times. Use solver="auto" or "spheres".'
             )
-        return found
+        return estimate
 
 
 def occupation_report(
@@ -291,12 +291,12 @@ def occupation_report(
         pilot = solve(0.0, max(n_walks // 10, 2))
         total = float(pilot.exit_time.sum())  # type: ignore[union-attr]
         base[rows] = float(pilot.value.sum()) / total if total > 0 else 0.0
-        found = solve(float(base[rows[0]]), n_walks)
+        estimate = solve(float(base[rows[0]]), n_walks)
         columns[:, rows] = torch.stack(
-            [found.value, found.stderr, found.exit_time, found.exit_time_stderr]  # type: ignore[list-item]
+            [estimate.value, estimate.stderr, estimate.exit_time, estimate.exit_time_stderr]  # type: ignore[list-item]
         ).to(columns)
         largest = max(largest, solve.largest)
-        notes += [note for note in found.notes if "ran out of steps" in note and note not in notes]
+        notes += [note for note in estimate.notes if "ran out of steps" in note and note not in notes]
     rest, rest_error, time, time_error = columns
     v, v_error = rest + base * time, rest_error + base.abs() * time_error
     mean = v / time

@@ -131,7 +131,7 @@ class FittedModel:
         given = self.n_given or len(self.x)
         kept = self._sampled(self.rows, max_rows, generator)
         x, y, groups = self.rows.take(kept)
-        found = replace(
+        prepared = replace(
             self,
             model=model,
             x=x.detach().to(place),
@@ -144,8 +144,8 @@ class FittedModel:
         if self.held_out is not None:
             kept = self._sampled(self.held_out, max_rows, generator)
             test = self.held_out.take(kept)
-            found = replace(
-                found,
+            prepared = replace(
+                prepared,
                 test=(test.x.detach().to(place), test.y.detach().to(place)),
                 test_groups=test.groups,
                 test_row_numbers=_taken(self.test_row_numbers, kept),
@@ -153,15 +153,15 @@ class FittedModel:
         if self.unlabelled is not None:
             some = draw_permutation(len(self.unlabelled), device=generator.device, generator=generator)
             some = some[:max_rows].sort().values.cpu()
-            found = replace(
-                found,
+            prepared = replace(
+                prepared,
                 unlabelled=self.unlabelled[some.to(self.unlabelled.device)].detach().to(place),
                 unlabelled_row_numbers=_taken(self.unlabelled_row_numbers, some),
             )
-        _forward(model, found.x)
-        found._check_class_names()
-        _ = found.losses  # raises now if the model gives no numbers
-        return found
+        _forward(model, prepared.x)
+        prepared._check_class_names()
+        _ = prepared.losses  # raises now if the model gives no numbers
+        return prepared
 
     def _sampled(self, rows: Labelled, n: int, generator: torch.Generator) -> Int[Tensor, " sample"]:
         """Return numbers of at most about ``n`` rows, sampled by class and group."""
@@ -202,18 +202,18 @@ class FittedModel:
         random.check_generator(generator, place)
         x, y, groups = self.rows.take(self._sampled(self.rows, n, generator))
         x, y = x.detach().to(place), y.detach().to(place)
-        found = replace(self, model=model, x=x, y=y, groups=groups)
-        targets = found.targets
+        sampled = replace(self, model=model, x=x, y=y, groups=groups)
+        targets = sampled.targets
         _forward(model, x)
         sigma = check_sigma(sigma)
         noise = auto_sigma(x) if isinstance(sigma, str) else sigma
-        bridges = draw_bridges(x, targets, n, target_space=found.space, sigma=noise, generator=generator)
+        bridges = draw_bridges(x, targets, n, target_space=sampled.space, sigma=noise, generator=generator)
         seed = int(torch.randint(2**62, (1,), device=generator.device, generator=generator))
         given = self.n_given or len(self.x)
-        found = replace(found, drawn=bridges, n_given=given, confidence=confidence, seed=seed)
-        found._check_class_names()
-        _ = found.losses  # raises now if the model gives no numbers
-        return found
+        sampled = replace(sampled, drawn=bridges, n_given=given, confidence=confidence, seed=seed)
+        sampled._check_class_names()
+        _ = sampled.losses  # raises now if the model gives no numbers
+        return sampled
 
     @property
     def rows(self) -> Labelled:
@@ -497,7 +497,9 @@ class Predictor(nn.Module):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
             if not hasattr(self.estimator, "classes_"):
-                found = np.asarray(self.estimator.predict(inputs), dtype=np.float64).reshape(len(inputs), -1)
+                outputs = np.asarray(self.estimator.predict(inputs), dtype=np.float64).reshape(
+                    len(inputs), -1
+                )
             else:
-                found = np.log(np.clip(self.estimator.predict_proba(inputs), 1e-30, None))
-        return torch.from_numpy(found).to(x)
+                outputs = np.log(np.clip(self.estimator.predict_proba(inputs), 1e-30, None))
+        return torch.from_numpy(outputs).to(x)

@@ -94,17 +94,17 @@ def hitting_report(
     balls = region if isinstance(region, DataDomain) else None
     inner = domain.to_inner(flat) if isinstance(domain, Whitened) else flat
     settings.setdefault("solver", "spheres")  # the only solver that counts hits and measures times
-    found = estimate_landscape(
+    estimate = estimate_landscape(
         lambda z: torch.zeros_like(z[:, 0]), domain, flat, n_walks=n_walks, generator=generator, **settings
     )
-    if found.exit_time is None or found.exit_time_stderr is None:
-        raise ValueError(f'solver="{found.solver}" does not compute exit times. Use solver="spheres".')
+    if estimate.exit_time is None or estimate.exit_time_stderr is None:
+        raise ValueError(f'solver="{estimate.solver}" does not compute exit times. Use solver="spheres".')
     data = _data(domain, balls, train_x, flat)
     if k > len(data):
         raise ValueError(f"k must be at most the number of data points ({len(data)}), but got {k}. Lower k.")
     neighbour = torch.cdist(flat, data.to(flat)).topk(k, dim=1, largest=False).values.mean(1)
-    finished = 1 - found.unfinished_share
-    hit = found.hit_share / finished  # NaN where no walk finished
+    finished = 1 - estimate.unfinished_share
+    hit = estimate.hit_share / finished  # NaN where no walk finished
     count = n_walks * finished
     smoothed = (hit * count + 1) / (count + 2)  # so that zero hits do not have a standard error of zero
     bound = union_bound(balls, inner) if balls is not None else torch.zeros_like(hit)
@@ -112,13 +112,13 @@ def hitting_report(
         hit,
         (smoothed * (1 - smoothed) / count).sqrt(),
         bound,
-        found.exit_time,
-        found.exit_time_stderr,
+        estimate.exit_time,
+        estimate.exit_time_stderr,
         neighbour,
         k,
         spearman(hit, neighbour),
-        spearman(found.exit_time, neighbour),
-        _notes(balls, hit, bound, flat.shape[1], found.unfinished_share),
+        spearman(estimate.exit_time, neighbour),
+        _notes(balls, hit, bound, flat.shape[1], estimate.unfinished_share),
     )
 
 

@@ -55,7 +55,7 @@ def judge_between(fitted: FittedModel) -> Finding:
     share = Quantity(overall.rate, overall.lower, overall.upper, None, overall.n, "share")
     judged = [group for group in report.by_group if group.n >= FEWEST_PROBES]
     level = bonferroni(fitted.confidence, len(judged))
-    found = _ordered({group.name: Quantity.share(group.count, group.n, level) for group in judged})
+    by_pair = _ordered({group.name: Quantity.share(group.count, group.n, level) for group in judged})
     near = neighbour_loss(fitted.field, bridges.x, (fitted.x, fitted.targets)).loss.double()
     numbers = {
         "share above": share,
@@ -73,8 +73,8 @@ def judge_between(fitted: FittedModel) -> Finding:
         f"({bar:.3g}), against {target}; the mean loss there is {float(fitted.between.mean()):.3g}, and "
         f"{float(near.mean()):.3g} against the targets of the {NEIGHBOURS} nearest rows."
     )
-    if found and next(iter(found.values())).lower > share.value:
-        name, pair = next(iter(found.items()))
+    if by_pair and next(iter(by_pair.values())).lower > share.value:
+        name, pair = next(iter(by_pair.items()))
         numbers["worst pair"] = pair
         sentence += f" Most between {fitted.part} {name}: {pair}."
     advice = (
@@ -82,7 +82,7 @@ def judge_between(fitted: FittedModel) -> Finding:
         "the data (elliptica.Elliptic, mixup) lowers it, but that does not prove that the error at other "
         "rows falls."
     )
-    breakdown = {f"between {name}": pair for name, pair in found.items()}
+    breakdown = {f"between {name}": pair for name, pair in by_pair.items()}
     return Finding("between", "info", sentence, advice, numbers, breakdown, title="Loss between the data")
 
 
@@ -147,11 +147,11 @@ def judge_slope(fitted: FittedModel) -> Finding:
     }
     numbers = {}
     for name, (x, y) in places.items():
-        found = slopes(fitted, x, y)
-        numbers[f"median slope {name}"] = Quantity.median(found, fitted.confidence)
-        numbers[f"largest slope {name}"] = Quantity.number(float(found.max()), len(found))
-        steep = int((found > limit).sum())
-        numbers[f"share of steep points {name}"] = Quantity.share(steep, len(found), fitted.confidence)
+        norms = slopes(fitted, x, y)
+        numbers[f"median slope {name}"] = Quantity.median(norms, fitted.confidence)
+        numbers[f"largest slope {name}"] = Quantity.number(float(norms.max()), len(norms))
+        steep = int((norms > limit).sum())
+        numbers[f"share of steep points {name}"] = Quantity.share(steep, len(norms), fitted.confidence)
     sentence = (
         f"The loss changes by {numbers['median slope at the data']} per deviation in its steepest direction "
         f"at the median row, by {numbers['median slope between the data']} between the data. A tenth of a "
@@ -271,7 +271,7 @@ def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tenso
     ten nearest rows. results/anticipation measures which of them predicts the loss at other rows.
     """
     at = fitted.bridges.x[rows]
-    found = loss_map(
+    estimate = loss_map(
         fitted.field,
         domain,
         at,
@@ -283,15 +283,15 @@ def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tenso
     )
     nearest = torch.cdist(at.flatten(1), fitted.x.flatten(1)).argmin(1)
     own = fitted.field(at, fitted.targets[nearest]).double()
-    above = Quantity.mean(own - found.value.double(), fitted.confidence)
+    above = Quantity.mean(own - estimate.value.double(), fitted.confidence)
     losses = neighbour_loss(fitted.field, at, (fitted.x, fitted.targets)).loss
     near = Quantity.mean(losses, fitted.confidence, fitted.floor)
     numbers = {
         "loss above the PDE's": above,
-        "expected by the PDE": Quantity.mean(found.value, fitted.confidence, fitted.floor),
+        "expected by the PDE": Quantity.mean(estimate.value, fitted.confidence, fitted.floor),
         "loss of the network": Quantity.mean(own, fitted.confidence, fitted.floor),
         "loss against the nearest targets": near,
-        "unfinished walks": Quantity.number(float(found.unfinished_share.mean()), len(rows)),
+        "unfinished walks": Quantity.number(float(estimate.unfinished_share.mean()), len(rows)),
     }
     sentence = (
         f"Given the losses at the data, the PDE (in a {name}) expects a mean loss of "

@@ -306,12 +306,12 @@ def run_reports(reports: LandscapeReports, wanted: tuple[str, ...] = tuple(QUEST
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EllipticWarning)  # the notes of each report say the same
             try:
-                found = getattr(reports, name)()
+                result = getattr(reports, name)()
             except (ValueError, RuntimeError) as error:
                 yield Section(name, QUESTIONS[name], f"Not computed: {error}", None)
                 continue
-        numbers = None if isinstance(found, str) else plain(found)
-        yield Section(name, QUESTIONS[name], str(found), numbers)
+        numbers = None if isinstance(result, str) else plain(result)
+        yield Section(name, QUESTIONS[name], str(result), numbers)
 
 
 def _check_outputs(fitted: FittedModel) -> None:

@@ -92,9 +92,9 @@ def judge_label_order(e: Evidence) -> Finding:
         return skipped("label_order", "targets are neither classes nor values")
     judge = _renamed if e.task == "classes" else _rescaled
     for sample in (e.train, e.held):
-        found = None if sample is None else judge(e, sample)
-        if found is not None:
-            return found
+        finding = None if sample is None else judge(e, sample)
+        if finding is not None:
+            return finding
     return fine("label_order", "Targets are in the same order and unit as the outputs.")
 
 
@@ -250,7 +250,7 @@ def judge_underfit(e: Evidence) -> Finding:
 def judge_gap(e: Evidence) -> tuple[Finding, ...]:
     """Compare held-out with training rows: overfitting, or a shift of the inputs."""
     given = unlabelled_shift(e)
-    found = [] if given is None else [given]
+    findings = [] if given is None else [given]
     reason = None
     if e.held is None:
         reason = "no held-out rows were given"
@@ -264,7 +264,7 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
         reason = "most held-out rows are training rows"
     if reason is not None or e.held is None:
         assert reason is not None
-        return (*found, skipped("overfitting", reason), *(() if found else (skipped("shift", reason),)))
+        return (*findings, skipped("overfitting", reason), *(() if findings else (skipped("shift", reason),)))
     gap = Difference.between(e.errors(e.held), e.errors(e.train), e.confidence)
     before, after = float(e.errors(e.train).mean()), float(e.errors(e.held).mean())
     moved = moved_features(e, e.held.raw)
@@ -280,21 +280,21 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
     where = f" Most in {next(iter(worst))}." if worst else ""
     rise = f"from {before:.2f} to {after:.2f}"
     if is_shifted:
-        found.append(_shift(e, gap, before, after, moved, numbers, f"rises {rise}.{where}"))
+        findings.append(_shift(e, gap, before, after, moved, numbers, f"rises {rise}.{where}"))
         return (
-            *found,
+            *findings,
             fine("overfitting", "Held-out rows lie elsewhere, so the gap is not overfitting."),
         )
     if given is None:
-        found.append(fine("shift", "Held-out rows lie where the training rows do."))
+        findings.append(fine("shift", "Held-out rows lie where the training rows do."))
     if gap.lower <= GAP:
-        found.append(
+        findings.append(
             fine("overfitting", f"The error is {before:.2f} on training, {after:.2f} on held-out rows.")
         )
-        return tuple(found)
+        return tuple(findings)
     severity: Severity = "warning" if gap.lower > LARGE_GAP else "look"
     worse = " That is no better than always predicting the average." if after >= 0.95 else ""
-    found.append(
+    findings.append(
         Finding(
             "overfitting",
             severity,
@@ -309,7 +309,7 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
             rows_of="held-out",
         )
     )
-    return tuple(found)
+    return tuple(findings)
 
 
 def _worst_rows(e: Evidence) -> tuple[int, ...]:
@@ -389,24 +389,24 @@ def _worst_gaps(e: Evidence) -> dict[str, Quantity]:
         name for name in theirs if name in ours and min(int(theirs[name].sum()), int(ours[name].sum())) >= 10
     ]
     level = bonferroni(e.confidence, max(1, len(names)))
-    found = {}
+    gaps = {}
     for name in names:
         gap = Difference.between(e.errors(e.held)[theirs[name]], e.errors(e.train)[ours[name]], level)
         if gap.lower > GAP:
-            found[name] = Quantity(gap.value, gap.lower, gap.upper, None, int(theirs[name].sum()), "mean")
-    return dict(sorted(found.items(), key=lambda item: -item[1].lower))
+            gaps[name] = Quantity(gap.value, gap.lower, gap.upper, None, int(theirs[name].sum()), "mean")
+    return dict(sorted(gaps.items(), key=lambda item: -item[1].lower))
 
 
 def _parts(e: Evidence, sample: Sample) -> dict[str, Bool[Tensor, " rows"]]:
     """Return the rows of each class and of each group."""
-    found = {}
+    parts = {}
     if e.task == "classes" and sample.y is not None:
-        found = {f"class {e.fitted.class_name(c)}": sample.y == c for c in range(e.n_classes)}
+        parts = {f"class {e.fitted.class_name(c)}": sample.y == c for c in range(e.n_classes)}
     if sample.groups is not None:
         names = sorted(set(sample.groups))
         numbers = torch.tensor([names.index(group) for group in sample.groups])
-        found |= {f"group {name}": numbers == i for i, name in enumerate(names)}
-    return {name: rows for name, rows in found.items() if bool(rows.any())}
+        parts |= {f"group {name}": numbers == i for i, name in enumerate(names)}
+    return {name: rows for name, rows in parts.items() if bool(rows.any())}
 
 
 # ---- where does it fail?
@@ -429,19 +429,19 @@ def judge_parts(e: Evidence) -> Finding:
     if not parts:
         return skipped("weak_part", "no class or group has eight rows, with other rows to compare")
     level = bonferroni(e.confidence, len(parts))
-    found, sizes = {}, {}
+    errors, sizes = {}, {}
     grades: dict[str, Severity] = {}
     for name, (sample, rows) in parts.items():
         sizes[name] = int(train[name].sum()) if name in train else 0
-        found[name], grades[name] = _grade_part(e, sample, rows, level)
+        errors[name], grades[name] = _grade_part(e, sample, rows, level)
         if grades[name] == "warning" and _is_trade_off(e, sample, name, rows, level):
             grades[name] = "look"
     ranked = sorted(
-        found,
-        key=lambda name: (grades[name] == "warning", grades[name] == "look", found[name].lower),
+        errors,
+        key=lambda name: (grades[name] == "warning", grades[name] == "look", errors[name].lower),
         reverse=True,
     )
-    breakdown = {f"{name} ({sizes[name]} training rows)": found[name] for name in ranked[:10]}
+    breakdown = {f"{name} ({sizes[name]} training rows)": errors[name] for name in ranked[:10]}
     worst = ranked[0]
     if grades[worst] == "fine":
         return fine("weak_part", "No class or group has far more errors than the others.")
@@ -459,14 +459,14 @@ def judge_parts(e: Evidence) -> Finding:
     return Finding(
         "weak_part",
         grades[worst],
-        f"{worst[0].upper()}{worst[1:]} is predicted far worse than the others: {found[worst]} {unit}, "
+        f"{worst[0].upper()}{worst[1:]} is predicted far worse than the others: {errors[worst]} {unit}, "
         f"{float(others):{'.1%' if e.task == 'classes' else '.2f'}} elsewhere. It has {sizes[worst]} of "
         f"{len(e.train)} training rows "
         f"({share:.1%}).{more}",
         "If errors there cost more: class weights in the loss, batches balanced by group, or a group method "
         "(elliptica.baselines: GroupDRO, JTT, LISA); others get worse in exchange. More rows of it help "
         "most.",
-        {"error there": found[worst], "error elsewhere": Quantity.number(float(others))},
+        {"error there": errors[worst], "error elsewhere": Quantity.number(float(others))},
         breakdown,
         title=f"{worst[0].upper()}{worst[1:]} is predicted badly",
         rows=tuple(i for i in wrong.argsort(descending=True)[:_ROWS].tolist() if rows[i]),
@@ -789,13 +789,13 @@ def judge_range(e: Evidence) -> Finding:
             places[sample.name] = sample.outputs
     if e.unlabelled is not None:
         places["unlabelled"] = e.predict_flat(e.unlabelled)
-    found = {name: (torch.maximum(low - v, v - high) / width).amax(1) for name, v in places.items()}
+    excess = {name: (torch.maximum(low - v, v - high) / width).amax(1) for name, v in places.items()}
     shares = {
         f"{name} rows": Quantity.share(int((v > OUTSIDE).sum()), len(v), e.confidence)
-        for name, v in found.items()
+        for name, v in excess.items()
     }
-    worst = max(found, key=lambda name: float((found[name] > OUTSIDE).double().mean()))
-    count, n = int((found[worst] > OUTSIDE).sum()), len(found[worst])
+    worst = max(excess, key=lambda name: float((excess[name] > OUTSIDE).double().mean()))
+    count, n = int((excess[worst] > OUTSIDE).sum()), len(excess[worst])
     if count == 0:
         return fine("range", "Predictions stay within the range of the training targets.")
     if e.held is not None and worst == "held-out" and not _bounding_helps(e, low, high):
@@ -805,13 +805,13 @@ def judge_range(e: Evidence) -> Finding:
         "range",
         "warning" if is_shown else "look",
         f"{count} of {n} predictions at {worst} rows leave the range of the training targets by more than "
-        f"{OUTSIDE:.0%} of it, the farthest by {float(found[worst].max()):.2g} times the range.",
+        f"{OUTSIDE:.0%} of it, the farthest by {float(excess[worst].max()):.2g} times the range.",
         "Bound predictions to the range of the training targets (EllipticRegressor does by default, "
         "bounded=True); for positive, skewed targets learn their logarithm.",
         shares,
         shares,
         title="Predictions leave the range of the targets",
-        rows=tuple(found[worst].argsort(descending=True)[:count][:_ROWS].tolist()),
+        rows=tuple(excess[worst].argsort(descending=True)[:count][:_ROWS].tolist()),
         rows_of=worst,
     )
 

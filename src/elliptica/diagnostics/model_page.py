@@ -65,7 +65,7 @@ def diagnosis_report(diagnosis: Diagnosis, title: str) -> Report:
 
 def remarks(diagnosis: Diagnosis) -> list[Remark]:
     """Convert findings to remarks of a page, each with its picture and its rows."""
-    found = []
+    result = []
     for finding in diagnosis.findings:
         numbers = finding.breakdown or {
             name: quantity for name, quantity in finding.numbers.items() if quantity.kind == "share"
@@ -77,8 +77,8 @@ def remarks(diagnosis: Diagnosis) -> list[Remark]:
             shown = ", ".join(map(str, finding.rows[:_SHOWN_ROWS]))
             rows = f"{finding.rows_of.capitalize()} rows, counted from {diagnosis.first_row}: {shown}{more}."
         title = finding.title or finding.name.replace("_", " ")
-        found.append(Remark(finding.severity, title, finding.sentence, finding.advice, bars, rows))
-    return found
+        result.append(Remark(finding.severity, title, finding.sentence, finding.advice, bars, rows))
+    return result
 
 
 def _bar(label: str, quantity: Quantity) -> Bar:
@@ -126,7 +126,7 @@ def _classes_study(
 ) -> Study:
     name, names = fitted.name, [fitted.class_name(label) for label in range(output.shape[1])]
     right = (output.argmax(1) == y).double()
-    found = score_classes(output.softmax(1).double(), y)
+    scores = score_classes(output.softmax(1).double(), y)
     present = y.unique().tolist()
     parts = [_shares("class", {names[k]: right[y == k] for k in present}, name)]
     if groups is not None:
@@ -139,13 +139,13 @@ def _classes_study(
         ("accuracy, %", average, f"{low:.1f} to {high:.1f}"),
         ("accuracy balanced over classes, %", sum(by_class) / len(by_class), ""),
         (f"worst-{parts[0].kind} accuracy, %", min(v[0] for v in parts[0].values[name].values()), ""),
-        ("area under the ROC curve, %", None if found["auroc"] is None else 100 * found["auroc"], ""),
-        ("calibration error, %", 100 * found["calibration"], ""),
+        ("area under the ROC curve, %", None if scores["auroc"] is None else 100 * scores["auroc"], ""),
+        ("calibration error, %", 100 * scores["calibration"], ""),
     ]
     sizes = {names[k]: int((y == k).sum()) for k in present}
     order = sorted(sizes, key=lambda each: sizes[each])
-    uncertainty = {name: {names[int(k)]: [v] for k, v in found["uncertainty"].items()}}
-    bins = found["reliability"]
+    uncertainty = {name: {names[int(k)]: [v] for k, v in scores["uncertainty"].items()}}
+    bins = scores["reliability"]
     return _study(
         name,
         Measure("average", "accuracy", True, True),

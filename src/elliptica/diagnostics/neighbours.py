@@ -124,13 +124,13 @@ def nearest_rows(
     scale = torch.where(deviation > 0, deviation, 1.0)
     centre = points.mean(0)
     points, queries = (points - centre) / scale, (queries - centre) / scale
-    found = []
+    pieces = []
     for part in queries.split(max(_CHUNK // max(len(points), k * points.shape[1]), 1)):
         near = torch.cdist(part, points).topk(k, dim=1, largest=False).indices
         length = (part[:, None] - points[near]).norm(dim=2)  # the product inside cdist loses digits
         length, order = length.sort(dim=1, stable=True)
-        found.append((length, near.gather(1, order)))
-    distance, rows = (torch.cat(column) for column in zip(*found, strict=True))
+        pieces.append((length, near.gather(1, order)))
+    distance, rows = (torch.cat(column) for column in zip(*pieces, strict=True))
     return distance, rows
 
 

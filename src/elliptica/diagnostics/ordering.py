@@ -150,13 +150,13 @@ def ordering_report(
     checks.positive("radius", radius)
     if probes is None:
         points, owner = _between(domain, z, generator)
-        found = mean_value_defect(
+        defect = mean_value_defect(
             lambda p, rows: loss(p, owner[rows]), points, [radius], n_directions, generator=generator
         )
     else:
         points, at_probes = point_loss(field, *probes, joint)
-        found = mean_value_defect(at_probes, points, [radius], n_directions, generator=generator)
-    action = diffusion / 2 * found.laplacian([radius])[0]
+        defect = mean_value_defect(at_probes, points, [radius], n_directions, generator=generator)
+    action = diffusion / 2 * defect.laplacian([radius])[0]
     least, largest = float(action.min()), float(action.max())
     sides = []
     settings.setdefault("operator", Operator(diffusion=diffusion))

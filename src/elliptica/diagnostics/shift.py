@@ -168,7 +168,7 @@ def shift_bound(
     loss_root = error + constant * shift
     root = loss_root + ((constant**2 + float(joint)) * spread).sqrt()
     settings.setdefault("operator", Operator(diffusion=diffusion))
-    found = loss_map(
+    estimate = loss_map(
         field,
         domain,
         moved,
@@ -185,12 +185,12 @@ def shift_bound(
         loss_root.square() / n_outputs,
         time,
         root.square() / n_outputs,
-        found.value,
-        found.stderr,
+        estimate.value,
+        estimate.stderr,
         _printed(field, constant, error, shift, time),
         constant,
         certified,
-        _notes(certified, found.notes),
+        _notes(certified, estimate.notes),
     )
 
 

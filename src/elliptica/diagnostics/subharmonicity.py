@@ -129,17 +129,17 @@ def subharmonicity_report(
     checks.count("n_directions", n_directions, _FEWEST, " (fewer show too little of the sphere for a test)")
     radii = [radii] if isinstance(radii, int | float) else radii
     z, loss = point_loss(field, x, y, joint)
-    found = mean_value_defect(loss, z, radii, n_directions, generator=generator)
-    adjusted = holm(_p_values(found))
-    laplacian, error = found.laplacian(radii)
+    defect = mean_value_defect(loss, z, radii, n_directions, generator=generator)
+    adjusted = holm(_p_values(defect))
+    laplacian, error = defect.laplacian(radii)
     bad = (adjusted < alpha).any(1).nonzero().flatten()
     order = torch.where(adjusted < alpha, laplacian, torch.inf).amin(1)[bad].argsort()
-    smallest = _detectable(found, alpha / adjusted.numel())
-    smallest = smallest * smallest.new_tensor([2 * found.dim / r**2 for r in radii])
+    smallest = _detectable(defect, alpha / adjusted.numel())
+    smallest = smallest * smallest.new_tensor([2 * defect.dim / r**2 for r in radii])
     return SubharmonicityReport(
         tuple(float(r) for r in radii),
-        found.mean,
-        found.stderr,
+        defect.mean,
+        defect.stderr,
         laplacian,
         error,
         adjusted,
@@ -205,7 +205,7 @@ def _detectable(found: Defect, level: float) -> Float[Tensor, " radii"]:
 # The mean-value defect: mean of a loss over a small sphere minus its value at the centre.
 
 
-#: Pairs from which, angle by which and steps in which the largest difference is looked for.
+#: Pairs to start from, angle of a step and number of steps in the search for the largest difference.
 _STARTS, _ANGLE, _STEPS = 3, 0.6, 8
 #: Numbers held at once in directions.
 _CHUNK = 2**22
@@ -281,7 +281,7 @@ def mean_value_defect(
         checks.positive("Every radius", radius)
     random.check_generator(generator, z.device)
     probes, dim = z.shape
-    found: list[Tensor] = []
+    blocks: list[Tensor] = []
     tops, rounding = [], []
     for rows in torch.arange(probes, device=z.device).split(max(_CHUNK // (n_directions * dim), 1)):
         at = z[rows]
@@ -295,9 +295,9 @@ def mean_value_defect(
             up, down = _ends(loss, at, rows, radius * xi)
             pairs.append((up + down) / 2 - centre[:, None])
             steepest.append(_climb(loss, at, rows, radius, centre, xi, pairs[-1], up - down))
-        found.append(torch.stack(pairs, 1))
+        blocks.append(torch.stack(pairs, 1))
         tops.append(torch.stack(steepest, 1))
-    defects = torch.cat(found)
+    defects = torch.cat(blocks)
     mean = defects.mean(2)
     return Defect(
         mean,

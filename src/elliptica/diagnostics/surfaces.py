@@ -123,19 +123,19 @@ def choose_planes(
         a, b = torch.eye(2, dtype=torch.float64)
         origin = torch.zeros(2, dtype=torch.float64)
         return [Plane("The data's own plane", NEAREST, ("first", "second"), origin, a, b, low, high)]
-    found = [_principal(x)]
+    planes = [_principal(x)]
     worst = int(losses.argmax())
     seen: set[tuple[int, ...]] = set()
     for attempt in range(_TRIES):
         order = draw_permutation(len(x), device=x.device, generator=generator).tolist()
-        rows = _three(order, classes, first=worst if len(found) == _TRIPLES else None)
+        rows = _three(order, classes, first=worst if len(planes) == _TRIPLES else None)
         plane = None if tuple(sorted(rows)) in seen else _through(x, rows, has_worst=worst in rows)
         if plane is not None:
             seen.add(tuple(sorted(rows)))
-            found.append(plane)
-        if len(found) == _TRIPLES + 1 or attempt == _TRIES - 1:
+            planes.append(plane)
+        if len(planes) == _TRIPLES + 1 or attempt == _TRIES - 1:
             break
-    return found
+    return planes
 
 
 def _three(order: list[int], classes: Tensor | None, first: int | None) -> tuple[int, ...]:
@@ -202,15 +202,15 @@ def loss_surfaces(fitted: FittedModel, seed: int = 0) -> dict[str, Any]:
     Example:
         >>> x = torch.randn(30, 2)
         >>> y = (x[:, 0] > 0).long()
-        >>> found = loss_surfaces(FittedModel(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), x, y))
-        >>> len(found["planes"]), len(found["bridges"]["loss"]) <= BRIDGES
+        >>> result = loss_surfaces(FittedModel(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), x, y))
+        >>> len(result["planes"]), len(result["bridges"]["loss"]) <= BRIDGES
         (1, True)
     """
     generator = torch.Generator().manual_seed(seed)
     try:
         drawn = fitted.sample(ROWS, generator=generator)
         planes = choose_planes(drawn.x.flatten(1), drawn.labels, drawn.losses, generator)
-        found = {
+        result = {
             "name": fitted.name,
             "features": int(drawn.x[0].numel()),
             "rows": f"{len(drawn.x)} of {drawn.n_given} rows"
@@ -225,8 +225,8 @@ def loss_surfaces(fitted: FittedModel, seed: int = 0) -> dict[str, Any]:
     verdict = check_maximum_principle(drawn.losses, drawn.between)
     above = round(verdict.share_above * len(drawn.between))
     low, high = clopper_pearson(above, len(drawn.between))
-    found["above"] = {"share": verdict.share_above, "low": low, "high": high, "n": len(drawn.between)}
-    return found
+    result["above"] = {"share": verdict.share_above, "low": low, "high": high, "n": len(drawn.between)}
+    return result
 
 
 def _label(fitted: FittedModel, row: int) -> str:

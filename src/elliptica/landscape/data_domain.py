@@ -186,7 +186,7 @@ class DataDomain:
     ) -> tuple[Float[Tensor, " rows"], Int[Tensor, " rows"]]:
         """Return the distance to the nearest ball (negative inside it), and its number."""
         index = self._balls(z.to(self.points.device)).to(z.device)
-        # float64 whatever the dtype of z: near a ball the difference cancels most digits
+        # float64 for any dtype of z: near a ball the difference cancels most digits
         offset = z.double() - self.points.to(z.device)[index].double()
         return (offset.norm(dim=1) - self.radii.to(z.device)[index].double()).to(z.dtype), index
 

@@ -79,10 +79,10 @@ class NearestBalls:
     def _by_comparison(self, z: Tensor, own: Tensor | None) -> Tensor:
         """Search by all distances, in float64."""
         numbers = torch.arange(len(self._centres), device=z.device)
-        found = [numbers[:0]]
+        nearest = [numbers[:0]]
         for part, mine in _parts(z, own, max(_HELD // len(numbers), 1)):
-            found.append(self._first(distances(part, self._centres) - self._radii, numbers, mine)[1])
-        return torch.cat(found)
+            nearest.append(self._first(distances(part, self._centres) - self._radii, numbers, mine)[1])
+        return torch.cat(nearest)
 
     @cached_property
     def _tree(self) -> Any:
@@ -102,7 +102,7 @@ class NearestBalls:
         at most ``share`` of this. So ball ``j`` is no nearer than ``d_j - share * (d + d_j)``.
         """
         points, radii, n = z.numpy(), self._radii.numpy(), len(self._centres)
-        found = np.empty(len(z), dtype=np.int64)
+        nearest = np.empty(len(z), dtype=np.int64)
         rows = np.arange(len(z))
         for k in _NEIGHBOURS:
             length, near = self._tree.query(points[rows], k=min(k, n))
@@ -111,14 +111,14 @@ class NearestBalls:
                 gaps[near == own.numpy()[rows, None]] = np.inf
             least = gaps.min(1)
             limit = least + _TIE * (np.abs(least) + self._largest)
-            found[rows] = np.where(gaps <= limit[:, None], near, n).min(1)
+            nearest[rows] = np.where(gaps <= limit[:, None], near, n).min(1)
             if k >= n:
-                return torch.from_numpy(found)
+                return torch.from_numpy(nearest)
             last = length[:, -1]
             rows = rows[last - np.minimum(self._share * (length[:, 0] + last), self._largest) <= limit]
             if len(rows) == 0:
-                return torch.from_numpy(found)
-        rest, index = torch.from_numpy(rows), torch.from_numpy(found)
+                return torch.from_numpy(nearest)
+        rest, index = torch.from_numpy(rows), torch.from_numpy(nearest)
         index[rest] = self._by_comparison(z[rest], None if own is None else own[rest])
         return index
 

@@ -111,7 +111,7 @@ class Law:
         duplicate = known < self.facts.floor
         right = known.masked_fill(duplicate, math.inf).amin(1)
         right = torch.where(duplicate.any(1) & right.isfinite(), right, used)
-        known.clamp_max_(1e300)  # nobody: far in both laws
+        known.clamp_max_(1e300)  # no neighbour: far in both laws
         log = [-self.power * known.maximum(c[:, None]).log() - log_least_sum[:, None] for c in (right, used)]
         return (log[0].exp() - log[1].exp()).abs().sum(1)
 

@@ -79,10 +79,10 @@ def load_waterbirds(
 
     Birds of Caltech-UCSD Birds pasted on backgrounds of Places (Sagawa et al., ICLR 2020). In training 95 %
     of the birds are seen against the background that suits them; in validation and test, half. Images are
-    read when they are asked for, see `ImageFiles`; loading opens none, but each must be there. Needs Pillow
+    read on demand, see `ImageFiles`; loading opens none, but each must exist. Needs Pillow
     (extra ``lab``).
 
-    For evaluation, as in the pipeline that the paper follows: 256 x 256 pixels, whatever the photograph's
+    For evaluation, as in the pipeline that the paper follows: 256 x 256 pixels, for any photograph's
     shape, the central 224 x 224 of them, and ImageNet's means and deviations.
 
     Args:
@@ -209,7 +209,7 @@ def load_celeba(
     """Load CelebA: predict blond hair, with sex as confounder (Liu et al., ICCV 2015; paper: Table 4).
 
     The aligned photographs of 178 x 218 pixels, in the official parts. Of the blond people in training, one
-    in seventeen is a man (the groups of Sagawa et al., ICLR 2020). Images are read when they are asked for,
+    in seventeen is a man (the groups of Sagawa et al., ICLR 2020). Images are read on demand,
     see `ImageFiles`; loading opens none, but each must be there. Needs Pillow (extra ``lab``).
 
     The folder ``celeba`` holds ``img_align_celeba``, ``list_attr_celeba`` and ``list_eval_partition``; the
@@ -312,7 +312,7 @@ def load_camelyon17(
 
     Patches of 96 x 96 pixels of lymph nodes from five hospitals (centres 0 to 4). Training uses centres 0, 3
     and 4, validation centre 1 and the test centre 2, which is WILDS' official split. Images are read when
-    they are asked for, see `ImageFiles`; loading opens none, but each must be there. Needs Pillow (extra
+    needed, see `ImageFiles`; loading opens none, but each must exist. Needs Pillow (extra
     ``lab``).
 
     For evaluation, as in the pipeline that the paper follows: 96 x 96 pixels, ImageNet's means and

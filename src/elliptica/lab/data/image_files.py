@@ -354,11 +354,11 @@ def _check_counts(
         return
     counts = {"parts of sizes": (np.bincount(part, minlength=3)[:3].tolist(), known.sizes)}
     if known.training_groups is not None:
-        found = np.bincount(group[part == 0], minlength=len(known.training_groups)).tolist()
-        counts["training groups of sizes"] = (found, known.training_groups)
-    for what, (found, published) in counts.items():
-        if found != list(published):
+        actual = np.bincount(group[part == 0], minlength=len(known.training_groups)).tolist()
+        counts["training groups of sizes"] = (actual, known.training_groups)
+    for what, (actual, published) in counts.items():
+        if actual != list(published):
             raise ValueError(
                 f"Expected {table.path} to have {what} {' / '.join(map(str, published))}, but they are "
-                f"{' / '.join(map(str, found))}. Put the original there. It comes from: {table.source}."
+                f"{' / '.join(map(str, actual))}. Put the original there. It comes from: {table.source}."
             )

@@ -176,11 +176,11 @@ def _validation_files(files: _Files, edition: TinyImageNet) -> list[tuple[str, s
         lines = files.read(annotations).decode("ascii", errors="replace").splitlines()
         rows = [line.split("\t") for line in lines if line.strip()]
         known = {f"val/images/{row[0]}": row[1] for row in rows if len(row) > 1}
-        found = [(path, known[path]) for path in names if path in known]
+        images = [(path, known[path]) for path in names if path in known]
     else:
         paths = [n for n in names if n.startswith("val/") and n.endswith(".JPEG")]
-        found = [(path, path.split("/")[1]) for path in paths]
-    return _counted(found, files, edition, 1)
+        images = [(path, path.split("/")[1]) for path in paths]
+    return _counted(images, files, edition, 1)
 
 
 def _counted(

@@ -49,7 +49,7 @@ def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0
     query = torch.tensor([QUERY], dtype=torch.float64)
     shares, squares = [], 0.0
     for number, loss in enumerate(LOSSES):
-        found = estimate_landscape(
+        estimate = estimate_landscape(
             0.0,
             domain,
             query,
@@ -57,7 +57,7 @@ def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0
             data_values=torch.eye(len(POINTS), dtype=torch.float64)[number],
             generator=torch.Generator().manual_seed(seed),  # the same walks for each datum
         )
-        shares.append(float(found.value))
+        shares.append(float(estimate.value))
         squares += loss**2 * shares[-1]
     value = sum(loss * share for loss, share in zip(LOSSES, shares, strict=True))
     bridges = sample_bridge(

@@ -202,7 +202,7 @@ def _draw_surface(axes: Any, exhibit: Exhibit, style: _Surface, settings: DemoSe
     axes.set(ylim=(0.25 + apart / 2 - depth / 2, 0.25 + apart / 2 + depth / 2))
     axes.set_proj_type("ortho")
     aspect = (width, depth, 0.75 * top)
-    zoom = 0.76 * style.zoom * float(np.linalg.norm(aspect)) / width  # the same width, whatever the height
+    zoom = 0.76 * style.zoom * float(np.linalg.norm(aspect)) / width  # the same width for any height
     axes.set_box_aspect(aspect, zoom=zoom)
     axes.view_init(elev=38, azim=-84)
     axes.set_axis_off()

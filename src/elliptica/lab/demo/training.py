@@ -189,7 +189,7 @@ def train(
     """Train one network per seed on boundary points, all in parallel.
 
     All methods start from the same weights and data, seed by seed. Each step costs
-    ``settings.batch_evaluations`` function evaluations of each network, whatever the method: paths start
+    ``settings.batch_evaluations`` function evaluations of each network, for every method: paths start
     from a tenth as many points and evaluate each ten times. Rows of a step are drawn with replacement.
     Order and noise of all seeds come from one stream of the method.
 

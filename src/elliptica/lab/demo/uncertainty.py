@@ -52,14 +52,14 @@ class ClassUncertainty:
         means = {method: scores.mean(0)[order] for method, scores in self.scores.items()}
         low = min(float(values.min()) for values in means.values())
         span = max(float(values.max()) for values in means.values()) - low or 1.0
-        found = {}
+        result = {}
         for method, scores in self.scores.items():
             spread = [
                 statistics.stdev(column) / span if len(column) > 1 else 0.0
                 for column in scores[:, order].T.tolist()
             ]
-            found[method] = ([(float(v) - low) / span for v in means[method]], spread)
-        return found
+            result[method] = ([(float(v) - low) / span for v in means[method]], spread)
+        return result
 
     @property
     def classes(self) -> list[int]:
@@ -71,8 +71,8 @@ def class_sizes(data_dir: Path | None) -> Callable[[Run], Sequence[int]]:
     """Count the training rows of each class in the data of a run, which must be there."""
 
     def sizes(run: Run) -> Sequence[int]:
-        found: list[int] = torch.bincount(load_dataset(run.load, run.seed, data_dir).train.y).tolist()
-        return found
+        counts: list[int] = torch.bincount(load_dataset(run.load, run.seed, data_dir).train.y).tolist()
+        return counts
 
     return sizes
 
@@ -88,7 +88,7 @@ def read_uncertainty(
     Raises:
         ValueError: If a row has no record with the score.
     """
-    found = []
+    result = []
     for dataset in datasets:
         scores, example = {}, None
         for method in methods:
@@ -105,8 +105,8 @@ def read_uncertainty(
                 )
             scores[method], example = np.array(rows, dtype=np.float64), wanted[0]
         if example is not None:
-            found.append(ClassUncertainty(dataset, tuple(int(n) for n in sizes(example)), scores))
-    return found
+            result.append(ClassUncertainty(dataset, tuple(int(n) for n in sizes(example)), scores))
+    return result
 
 
 def draw_uncertainty(parts: Sequence[ClassUncertainty], width: Width = "page") -> Figure:
@@ -132,10 +132,10 @@ def draw_uncertainty(parts: Sequence[ClassUncertainty], width: Width = "page") -
 
 
 def _draw_bars(axes: Axes, part: ClassUncertainty) -> None:
-    found = part.normalised()
-    n, bar, top = len(part.sizes), 0.8 / len(found), 1.0
-    for k, (method, (means, spread)) in enumerate(found.items()):
-        places = [c + (k - (len(found) - 1) / 2) * bar for c in range(n)]
+    bars = part.normalised()
+    n, bar, top = len(part.sizes), 0.8 / len(bars), 1.0
+    for k, (method, (means, spread)) in enumerate(bars.items()):
+        places = [c + (k - (len(bars) - 1) / 2) * bar for c in range(n)]
         colour = METHOD_COLOURS.get(method, MUTED)
         axes.bar(places, means, bar * 0.92, color=colour, label=_NAMES.get(method, method), linewidth=0)
         whisker: dict[str, Any] = {"ecolor": INK, "elinewidth": 0.5, "capsize": 1, "capthick": 0.5}

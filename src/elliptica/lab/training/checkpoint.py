@@ -150,21 +150,21 @@ class Trained:
 
     def restore(self, file: Path, ranks: Ranks) -> tuple[State, dict[str, Tensor]] | None:
         """Read a checkpoint in all processes; set aside one that does not fit, without changing anything."""
-        found = self._restore(file) if ranks.is_first else None
-        if ranks.size > 1 and ranks.from_first(found is not None):
+        restored = self._restore(file) if ranks.is_first else None
+        if ranks.size > 1 and ranks.from_first(restored is not None):
             if not ranks.is_first:
-                found = self._restore(file)
-            if not all(ranks.all(found is not None)):  # also waits until all have read it
+                restored = self._restore(file)
+            if not all(ranks.all(restored is not None)):  # also waits until all have read it
                 raise FileNotFoundError(
                     f"Not every process can read the checkpoint {file}. Keep it in a folder that all share."
                 )
-        return found
+        return restored
 
     def _restore(self, file: Path) -> tuple[State, dict[str, Tensor]] | None:
-        found = load_checkpoint(file)
-        if found is None:
+        loaded = load_checkpoint(file)
+        if loaded is None:
             return None
-        groups, values = found
+        groups, values = loaded
         written = values.pop("settings", None)
         if not isinstance(written, dict) or {**_defaults(), **written} != _plain(self.settings):
             set_aside(file, "The checkpoint was written with other settings")

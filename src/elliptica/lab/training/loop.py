@@ -100,9 +100,9 @@ def fit(
     with torch.random.fork_rng(devices=[]), split_rows(model, ranks):
         torch.manual_seed(stream_seed(name, seed, "model"))
         if checkpoint is not None:
-            found = trained.restore(checkpoint, ranks)
-            if found is not None:
-                state, best = found
+            resumed = trained.restore(checkpoint, ranks)
+            if resumed is not None:
+                state, best = resumed
         while not _finished(state, settings, budget):
             if ranks.size > 1:  # dropout masks differ among processes, and need not be in a checkpoint
                 torch.manual_seed(stream_seed(name, seed, "model", state.epoch, ranks.rank))

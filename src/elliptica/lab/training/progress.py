@@ -105,13 +105,13 @@ class TensorBoard:
         Args:
             metrics: Values by name; missing ones are skipped.
         """
-        found = {
+        values = {
             f"final/{name}": float(value) for name, value in (metrics or {}).items() if value is not None
         }
         writer = self._open(0)
-        for part in _summaries(self.settings, found):
+        for part in _summaries(self.settings, values):
             writer.file_writer.add_summary(part)
-        for name, value in found.items():
+        for name, value in values.items():
             writer.add_scalar(name, value, 0)
         self.close()
 
