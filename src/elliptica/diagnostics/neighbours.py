@@ -71,8 +71,7 @@ def neighbour_loss(
     Averages the loss of the model *at the query* against the label of each of the ``k`` nearest training
     rows. It is high where the model contradicts the labels around it, and where these contradict each other.
     Distances are Euclidean in features divided by their deviation over the training rows. Pass held-out or
-        unlabelled
-    rows: a training row is its own nearest neighbour.
+    unlabelled rows, because a training row is its own nearest neighbour.
 
     Args:
         field: Loss of the model.

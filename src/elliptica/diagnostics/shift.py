@@ -116,13 +116,11 @@ def shift_bound(
     """Bound the loss of a regression at shifted inputs, and its landscape (paper: Prop. 2, corrected).
 
     For targets that do not change, the loss itself satisfies ``l(Tx, y)^(1/2) <= |f(x) - y| + C |Tx - x|``.
-        Use it
-    first: it bounds the loss that you will have, and is far tighter. The landscape satisfies
+    Use this bound first: it is about the loss that you will have, and far tighter. The landscape satisfies
     ``u(Tx, y)^(1/2) <= |f(x) - y| + C |Tx - x| + ((C^2 + 1) (R^2 - |z - c|^2))^(1/2)`` for the squared loss
     and a ball of centre ``c`` and radius ``R``, ``z = (Tx, y)``; without the ``+ 1`` if targets are fixed.
     Both hold for every Lipschitz network, kinks included; the second for domains inside the ball. The second
-        is
-    loose: look at the estimate, and take the bound as its guarantee.
+    bound is loose: look at the estimate, and take the bound as its guarantee.
 
     Args:
         field: Loss of the model; must be `torch.nn.MSELoss` (several outputs are averaged).
