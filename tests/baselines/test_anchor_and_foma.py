@@ -348,7 +348,7 @@ class TestBadInput:
             (lambda m, f: FOMA(m, f, rho=0.9, scaled="big"), ValueError, "scaled must be one of"),
             (lambda m, f: FOMA(m, f, rho=0.9, targets="keep"), ValueError, "Did you mean 'kept'"),
             (lambda m, f: FOMA(m, f, rho=0.9, layers="1"), ValueError, "layers must name at least one"),
-            (lambda m, f: FOMA(m, f, rho=0.9, layers=("1", "1")), ValueError, "and each once"),
+            (lambda m, f: FOMA(m, f, rho=0.9, layers=("1", "1")), ValueError, "each only once"),
             (lambda m, f: FOMA(m, f, rho=0.9, layers=("7",)), ValueError, "at='7' is not a layer"),
         ],
     )

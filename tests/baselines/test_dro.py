@@ -659,5 +659,5 @@ class TestBadInput:
 
     @pytest.mark.parametrize("loss_fn", [nn.MSELoss(), F.l1_loss])
     def test_focal_refuses_regression(self, loss_fn):
-        with pytest.raises(TypeError, match=r"is a loss of real targets(.|\n)*Use nn.CrossEntropyLoss"):
+        with pytest.raises(TypeError, match=r"is a loss for real targets(.|\n)*Use nn.CrossEntropyLoss"):
             Focal(network(), loss_fn)

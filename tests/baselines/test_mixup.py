@@ -340,7 +340,7 @@ class TestBadInput:
                 TargetKernel(Y, bandwidth)
         with pytest.raises(ValueError, match="at='5' is not a layer of the model"):
             Mixup(model, loss_fn, at="5")
-        with pytest.raises(TypeError, match=r"the order is CMixup\(model, loss_fn\)"):
+        with pytest.raises(TypeError, match=r"The order is CMixup\(model, loss_fn\)"):
             CMixup(loss_fn, model, bandwidth=1.0)
         with pytest.raises(TypeError, match=r"must be a torch.nn.Module, but got function"):
             ERM(F.mse_loss, model)
@@ -394,7 +394,7 @@ class TestBadInput:
             objective(x, y, end=(x[1:], y[1:]))
         with pytest.raises(TypeError, match=r"end must be a tuple \(x, y\)"):
             objective(x, y, end=x)
-        with pytest.raises(ValueError, match="end holds sample weights, but the batch has none"):
+        with pytest.raises(ValueError, match="end has sample weights, but the batch has none"):
             objective(x, y, end=(x, y, torch.ones(12)))
         with pytest.raises(TypeError, match="x must be floating point"):
             objective(x.long(), y)

@@ -767,7 +767,7 @@ class TestBadInput:
             (lambda m: ManifoldMixup(m, CE, layers="layer1"), TypeError, "tuple of names, but got 'layer1'"),
             (lambda m: ManifoldMixup(m, CE, layers=(1,)), TypeError, r"tuple of names, but got \(1,\)"),
             (lambda m: ManifoldMixup(m, CE, layers=()), ValueError, "at least one layer"),
-            (lambda m: ManifoldMixup(m, CE, layers=("0", "0")), ValueError, "each once"),
+            (lambda m: ManifoldMixup(m, CE, layers=("0", "0")), ValueError, "each only once"),
             (lambda m: ManifoldMixup(m, CE, layers=("9",)), ValueError, "at='9' is not a layer"),
             (lambda m: NFM(m, CE, layers=[None], additive=-1.0), ValueError, "additive must be finite"),
             (
@@ -846,7 +846,7 @@ class TestBadInput:
 
     def test_tables(self, generator):
         x, y = table(generator, counts=(5, 1))
-        with pytest.raises(ValueError, match=r"Class 1 has one row, .* grow to 5 rows\. Drop it"):
+        with pytest.raises(ValueError, match=r"Class 1 has one row and .* grow to 5 rows\. Drop it"):
             smote_rows(x, y)
         with pytest.raises(ValueError, match="k_neighbors must be at least 1, but got 0"):
             smote_rows(x, y, k_neighbors=0)

@@ -413,7 +413,7 @@ class TestBadInput:
 
     def test_an_end_with_weights_needs_those_of_the_batch(self, generator):
         x, y = batch(generator)
-        with pytest.raises(ValueError, match="end holds sample weights, but the batch has none"):
+        with pytest.raises(ValueError, match="end has sample weights, but the batch has none"):
             UMIX(network(), CE, probability=1.0)(x, y, end=(x, y, torch.ones(12).double()))
 
     def test_errors(self):
@@ -444,7 +444,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="output must be finite"):
             find_errors(model, x * float("nan"), y)
         with pytest.raises(
-            ValueError, match=r"logits of shape \(batch, classes\) or \(batch,\), but gives shape"
+            ValueError, match=r"logits of shape \(batch, classes\) or \(batch,\), but returned shape"
         ):
             find_errors(nn.Unflatten(1, (3, 1)), x, y)
         with pytest.raises(ValueError, match="One logit per sample needs one label per sample"):
@@ -456,7 +456,7 @@ class TestBadInput:
     def test_rows(self, kind):
         recorder = kind(3)
         output, y = torch.eye(2), torch.tensor([0, 1])
-        with pytest.raises(ValueError, match=r"index must lie in 0..2, .* but spans 1 to 3"):
+        with pytest.raises(ValueError, match=r"index must lie in 0..2, .* but ranges from 1 to 3"):
             recorder.update(torch.tensor([1, 3]), output, y)
         with pytest.raises(ValueError, match="spans -1 to 0"):
             recorder.update(torch.tensor([0, -1]), output, y)
@@ -471,13 +471,13 @@ class TestBadInput:
 
     def test_epochs(self):
         table = CorrectnessTable(2)
-        with pytest.raises(RuntimeError, match="No batch was noted in this epoch"):
+        with pytest.raises(RuntimeError, match="No batch was recorded in this epoch"):
             table.end_epoch()
         table.update(torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 1]))
         with pytest.raises(ValueError, match=r"Epochs 0 to 0 .* but 0 have ended.*call end_epoch"):
             umix_weights(table, start=0, length=1)
         table.end_epoch()
-        with pytest.raises(ValueError, match=r"Epochs 50 to 99 are asked for .* but 1 have ended"):
+        with pytest.raises(ValueError, match=r"Epochs 50 to 99 .* are needed, but 1 have ended"):
             umix_weights(table)
         with pytest.raises(ValueError, match="eta must be finite and at least 0"):
             umix_weights(table, start=0, length=1, eta=-1.0)

@@ -45,7 +45,7 @@ def test_wrong_files(tmp_path):
     with pytest.raises(SourceError, match="for each of the 3 rows"):
         load_samples(str(tmp_path / "rows.npz"))
     np.savez(tmp_path / "labels.npz", x=np.zeros((3, 2)), y=np.array([-1, 0, 1]))
-    with pytest.raises(SourceError, match="must count from 0, but the least is -1"):
+    with pytest.raises(SourceError, match="must be at least 0, but the smallest is -1"):
         load_samples(str(tmp_path / "labels.npz"))
     np.savez(tmp_path / "half.npz", x=np.zeros((3, 2)), y=np.zeros(3), x_test=np.zeros((3, 2)))
     with pytest.raises(SourceError, match="only one of x_test and y_test"):
@@ -79,13 +79,13 @@ def test_wrong_test_parts(tmp_path):
 
 @pytest.mark.bad_input
 def test_wrong_models(model_file):
-    with pytest.raises(SourceError, match=r"given as package\.module:name"):
+    with pytest.raises(SourceError, match=r"must be package\.module:name"):
         load_model("model.pt")
     with pytest.raises(SourceError, match="No module 'no_such_file'"):
         load_model("no_such_file:make")
     with pytest.raises(SourceError, match="my_model_file has no 'absent'"):
         load_model("my_model_file:absent")
-    with pytest.raises(SourceError, match=r"gave str, not a torch\.nn\.Module"):
+    with pytest.raises(SourceError, match=r"returned str, but must return a torch\.nn\.Module"):
         load_model("my_model_file:broken")
     with pytest.raises(SourceError, match=r"needs_more\(\) failed: TypeError.*without arguments"):
         load_model("my_model_file:needs_more")

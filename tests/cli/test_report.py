@@ -195,7 +195,7 @@ def test_an_earlier_record_of_the_demo_becomes_a_page(tmp_path):
         (None, None, "does not exist"),
         ("folder/", None, "holds no record"),
         ("folder/results.json", "{", "is damaged"),
-        ("folder/results.json", '{"experiment": 1, "runs": [{}]}', "not what elliptica demo writes"),
+        ("folder/results.json", '{"experiment": 1, "runs": [{}]}', "not a record of elliptica demo"),
         ("one.json", "{}", "Pass the folder"),
     ],
     ids=["absent", "empty folder", "damaged", "wrong demo", "file"],

@@ -64,11 +64,11 @@ def mix_for(**settings):
     ("scale", "settings", "words"),
     [
         (200.0, {"sigma": 0.05}, r"vary by about [12]\d\d .*sigma=0.05 adds.*hardly any.*sigma=[12]\d\."),
-        (0.01, {"sigma": 0.05}, r"vary by about 0\.0\d+ .*more than the data hold.*\"auto\" or sigma=0\.0"),
+        (0.01, {"sigma": 0.05}, r"vary by about 0\.0\d+ .*more than the data vary.*\"auto\" or sigma=0\.0"),
         (
             30.0,
             {"sigma": 0.5, "horizon": 0.01},
-            r"sigma=0\.5 adds noise of 0\.05: hardly any.*sigma=[23]\d\.",
+            r"sigma=0\.5 adds noise of 0\.05, hardly any.*sigma=[23]\d\.",
         ),
     ],
 )
@@ -114,9 +114,9 @@ def test_thresholds_of_the_scale(ratio, warns, generator, recwarn):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"sigma": 0.05}, "the same noise for all of them is ruled by the widest. Standardise"),
-        ({"sigma": "green"}, "the same noise"),
-        ({"sigma": "auto", "pairing": "inverse_distance"}, "distances between them are ruled by the widest"),
+        ({"sigma": 0.05}, "one noise level does not suit all. Standardise"),
+        ({"sigma": "green"}, "one noise level"),
+        ({"sigma": "auto", "pairing": "inverse_distance"}, "distances depend only on the widest"),
         ({"sigma": "auto"}, None),
         ({"sigma": 0.0}, None),
     ],
@@ -125,18 +125,18 @@ def test_columns_in_different_units_are_announced(make, settings, words, generat
     """Quite different scales: 0.01, 1 and 100; within a factor of 50 they pass."""
     x, y = data(generator)
     make(**settings, sigma_y=0.0)(x * torch.tensor([0.01, 1.0, 100.0]), y)
-    found = [str(w.message) for w in ours(recwarn) if "have deviations from" in str(w.message)]
+    found = [str(w.message) for w in ours(recwarn) if "have standard deviations from" in str(w.message)]
     assert len(found) == (words is not None)
     assert words is None or words in found[0]
     recwarn.clear()
     make(**settings, sigma_y=0.0)(x * torch.tensor([1.0, 1.0, 30.0]), y)
-    assert not [w for w in ours(recwarn) if "have deviations from" in str(w.message)]
+    assert not [w for w in ours(recwarn) if "have standard deviations from" in str(w.message)]
 
 
 @pytest.mark.parametrize("make", [objective_for, mix_for])
 def test_targets_far_from_the_scale_of_their_noise_are_announced(make, generator):
     x, y = data(generator)
-    with pytest.warns(EllipticWarning, match=r"The targets vary .* sigma_y=0.05 adds noise of 0.05: more"):
+    with pytest.warns(EllipticWarning, match=r"The targets vary .* sigma_y=0.05 adds noise of 0.05, more"):
         make(sigma=0.05)(x, 0.005 * y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -258,7 +258,7 @@ def test_empty_batch_of_samplers(generator):
             sample_partners(none, pairing=pairing, generator=generator)
     with refused(ValueError, "PartnerTable needs at least two rows", "x has 0"):
         PartnerTable(none)
-    with refused(ValueError, "x is empty: it holds no tensor", "Pass what the model"):
+    with refused(ValueError, "x is empty: it holds no tensor", "Pass the inputs of the model"):
         classifier()((), torch.zeros(2).long())
 
 
@@ -288,7 +288,7 @@ def test_batch_of_one_is_a_loop(entry, sampling, pairing, generator):
 
 
 def test_batch_of_one_has_no_spread_to_measure(generator):
-    with refused(ValueError, 'sigma="auto" needs at least two rows', "got 1", "Give a number for sigma"):
+    with refused(ValueError, 'sigma="auto" needs at least two rows', "got 1", "Pass a number for sigma"):
         classifier(sigma="auto")(torch.ones(1, FEATURES), torch.tensor([2]), generator=generator)
     with refused(ValueError, "PartnerTable needs at least two rows", "x has 1"):
         PartnerTable(torch.ones(1, FEATURES))
@@ -313,7 +313,7 @@ def test_mismatched_rows_of_other_arguments(x, labels, generator):
     words = ("partners must have shape (batch, n_bridges) = (6, 1)", "(5, 1)")
     with refused(ValueError, *words, generator=generator):
         objective(x, labels, partners=torch.zeros(5).long(), generator=generator)
-    words = ("partners must be rows of this batch, 0..5", "span 0 to 6", "end=(x[partner], y[partner])")
+    words = ("partners must be rows of this batch, 0..5", "range from 0 to 6", "end=(x[partner], y[partner])")
     with refused(ValueError, *words, generator=generator):
         objective(x, labels, partners=torch.tensor([0, 2, 3, 4, 5, 6]), generator=generator)
     with refused(ValueError, "end's x", "must have shape (6, 1, 3) or (6, 3)", "(5, 3)", generator=generator):
@@ -321,7 +321,7 @@ def test_mismatched_rows_of_other_arguments(x, labels, generator):
     with refused(ValueError, "end's y", "must have shape (6, 1, 4) or (6, 4)", generator=generator):
         objective(x, labels, end=(x, labels[:5]), generator=generator)
     both = {"partners": torch.arange(6), "end": (x, labels)}
-    with refused(ValueError, "partners", "or end, not both", generator=generator):
+    with refused(ValueError, "both partners and end", "or end.", generator=generator):
         objective(x, labels, **both, generator=generator)
 
 
@@ -440,7 +440,7 @@ def test_labels_need_the_number_of_classes(x, labels, generator):
     for call in (classifier(num_classes=None), BridgeMix(target_space="simplex")):
         with refused(ValueError, "y holds integer labels", "Pass num_classes", generator=generator):
             call(x, labels, generator=generator)
-    with refused(ValueError, "say what the targets are", "num_classes=", 'target_space="real"'):
+    with refused(ValueError, "cannot infer the kind of targets", "num_classes=", 'target_space="real"'):
         BridgeMix()
 
 
@@ -478,7 +478,7 @@ def test_a_loss_that_reduces(x, real, generator):
     )
     with refused(ValueError, *words, tensors=(x, real)):
         objective(x, real, generator=generator)
-    with refused(ValueError, "loss_fn has reduction='sum'", 'use "mean"'):
+    with refused(ValueError, "loss_fn has reduction='sum'", 'Use "mean"'):
         Elliptic(nn.Linear(1, 1), nn.MSELoss(reduction="sum"))
     with refused(TypeError, "loss_fn must be callable", "got str"):
         Elliptic(nn.Linear(1, 1), "mse")
@@ -618,7 +618,7 @@ def test_several_inputs_must_be_named(x, real, generator):
     model = nn.Bilinear(FEATURES, FEATURES, CLASSES)
     with refused(ValueError, "x has several tensors (0, 1)", "bridged=(0,)", generator=generator):
         Elliptic(model, nn.MSELoss())((x, x), real, generator=generator)
-    with refused(ValueError, "bridged=(2,)", "x has 0, 1", generator=generator):
+    with refused(ValueError, "bridged=(2,)", "which has 0, 1", generator=generator):
         Elliptic(model, nn.MSELoss(), bridged=(2,))((x, x), real, generator=generator)
 
 

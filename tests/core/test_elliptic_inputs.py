@@ -88,10 +88,10 @@ def test_carried_inputs_come_from_the_nearer_end(sampling, as_dict, generator):
 def test_which_inputs_to_bridge_must_be_said(generator):
     x = (normal(4, 2, generator=generator), normal(4, 3, generator=generator))
     objective = Elliptic(TwoInputs(), nn.MSELoss())
-    with pytest.raises(ValueError, match="say which to bridge"):
+    with pytest.raises(ValueError, match="Choose which to bridge"):
         objective(x, normal(4, 2, generator=generator))
     objective = Elliptic(TwoInputs(), nn.MSELoss(), bridged=("a",))
-    with pytest.raises(ValueError, match="must name inputs that exist"):
+    with pytest.raises(ValueError, match="must name inputs of x"):
         objective(x, normal(4, 2, generator=generator))
 
 
@@ -144,11 +144,11 @@ def test_given_ends_equal_partners(sampling, n_bridges, classes, generator):
 def test_ends_and_partners_exclude_each_other(generator):
     x, y = normal(4, 3, generator=generator), normal(4, 1, generator=generator)
     objective = Elliptic(nn.Linear(3, 1).double(), nn.MSELoss())
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="both partners and end"):
         objective(x, y, partners=torch.arange(4), end=(x, y))
     with pytest.raises(ValueError, match=r"end=\(x\[partner\]"):
         objective(x, y, partners=torch.arange(1, 5))
-    with pytest.raises(ValueError, match="end must hold the same inputs"):
+    with pytest.raises(ValueError, match="end must have the same inputs"):
         objective(x, y, end=((x, x), y))
 
 
@@ -234,7 +234,7 @@ def test_models_with_wrong_rows_are_refused(broken, message, generator):
     ("settings", "message"),
     [
         ({"weighting": "multiplicative"}, 'sampling="marginal" draws single'),
-        ({"quadrature": "uniform", "sampling": "path"}, "draws a time for each point"),
+        ({"quadrature": "uniform", "sampling": "path"}, "draws a random time for each point"),
         ({"drift": torch.sub}, "drift= needs a path weighting"),
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
         ({"xi": -1.0}, "xi must be finite and at least 0"),

@@ -278,7 +278,7 @@ def test_part_of_a_state_of_the_model_is_loaded_only_if_asked_for():
     before = copy.deepcopy(objective.state_dict())
     del state["0.weight"]
     state["head.weight"] = torch.zeros(1)
-    with pytest.raises(RuntimeError, match=r"1 are missing and 1 are not.*objective\.model\.load_state_dict"):
+    with pytest.raises(RuntimeError, match=r"1 are missing and 1 do not.*objective\.model\.load_state_dict"):
         objective.load_state_dict(state)
     assert all(torch.equal(value, before[name]) for name, value in objective.state_dict().items())
     with pytest.warns(EllipticWarning, match=r"loaded into objective\.model"):

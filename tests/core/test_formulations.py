@@ -94,7 +94,7 @@ def test_dynkin_over_bridges_with_brownian_successors_has_no_lower_bound():
 def test_wrong_settings(generator):
     x, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
     objective = DynkinSum(nn.Linear(3, 4), nn.CrossEntropyLoss(), num_classes=4, sigma_y=0.1)
-    with pytest.raises(ValueError, match=r"classes must stay on the simplex.*Use sigma_y=0"):
+    with pytest.raises(ValueError, match=r"does not hold on the simplex.*Use sigma_y=0"):
         objective(x, y)
     with pytest.raises(ValueError, match="duration must be finite and at least 0"):
         SourceTerm(nn.Linear(3, 1), nn.MSELoss(), duration=-1.0)

@@ -128,7 +128,7 @@ def test_given_ends_run_through_the_lower_layers(n_bridges, generator):
     targets = torch.stack([y[:, None].expand_as(far_y), (y[:, None] + far_y) / 2, far_y])
     torch.testing.assert_close(loss, F.mse_loss(model.upper(points), targets))
     marginal = Elliptic(model, nn.MSELoss(), at="lower")
-    with pytest.raises(ValueError, match='use sampling="path"'):
+    with pytest.raises(ValueError, match='Use sampling="path"'):
         marginal(x, y, end=(far_x[:, 0], far_y[:, 0]))
 
 

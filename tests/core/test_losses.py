@@ -291,7 +291,7 @@ def test_losses_that_reduce_are_refused(loss, message, logits, soft):
 
 @pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), nn.CrossEntropyLoss(reduction="sum")])
 def test_sums_are_refused(loss):
-    with pytest.raises(ValueError, match=r"loss_fn has reduction='sum'.*use \"mean\""):
+    with pytest.raises(ValueError, match=r"loss_fn has reduction='sum'.*Use \"mean\""):
         PerSampleLoss(loss)
 
 
@@ -299,7 +299,7 @@ def test_sums_are_refused(loss):
 @pytest.mark.parametrize("loss", [nn.NLLLoss(), nn.MultiMarginLoss(), F.nll_loss])
 def test_losses_of_labels_alone_are_refused(loss):
     """They cannot take the probabilities that labels become; the remedy is a loss with the same value."""
-    with pytest.raises(TypeError, match=r"takes labels only.*CrossEntropyLoss\(\)"):
+    with pytest.raises(TypeError, match=r"accepts labels only.*CrossEntropyLoss\(\)"):
         PerSampleLoss(loss)
     log_p = torch.randn(5, 3).log_softmax(1)
     y = torch.tensor([0, 1, 2, 0, 1])

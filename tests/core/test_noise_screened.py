@@ -101,7 +101,7 @@ def test_objective_takes_the_short_form(generator):
     ("sigma", "message"),
     [
         (("screned", 1.0), r'\("green", scale\) or \("screened", rate\)'),
-        (("green",), r"A pair is"),
+        (("green",), r"Pass \(.green., scale\)"),
         (("screened", 0.0), r"Screened\.rate must be finite and above 0"),
     ],
 )

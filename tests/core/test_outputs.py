@@ -173,7 +173,7 @@ def test_models_that_return_more_than_a_tensor(structure, settings, generator):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (lambda logits: logits.mean(), r"a row per input row \(6\), but one is \(\).*chunk_size=None"),
+        (lambda logits: logits.mean(), r"one row per input row \(6\), but one is \(\).*chunk_size=None"),
         (lambda logits: "text", r"but one is str.*chunk_size=None"),
     ],
 )

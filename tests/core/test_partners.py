@@ -561,7 +561,7 @@ def test_label_kernel_errors():
             sample_partners(y, pairing="label_kernel", bandwidth=bad)
         with pytest.raises(ValueError, match=message):
             Elliptic(nn.Linear(2, 1), nn.MSELoss(), pairing="label_kernel", bandwidth=bad)
-    with pytest.raises(ValueError, match=r"belongs to pairing=.label_kernel., but pairing is 'permutation'"):
+    with pytest.raises(ValueError, match=r"is for pairing=.label_kernel., but pairing is 'permutation'"):
         Elliptic(nn.Linear(2, 1), nn.MSELoss(), bandwidth=1.0)
     with pytest.raises(ValueError, match=r"target_space is 'simplex'.*same_class"):
         BridgeMix(num_classes=3, pairing="label_kernel", bandwidth=1.0)

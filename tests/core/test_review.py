@@ -129,7 +129,7 @@ X, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
     ("call", "error", "words"),
     [
         (lambda: Elliptic(nn.CrossEntropyLoss(), nn.Linear(3, 3)), TypeError, "order is Elliptic"),
-        (lambda: Elliptic(nn.Linear(3, 3), nn.CrossEntropyLoss), TypeError, "make an instance"),
+        (lambda: Elliptic(nn.Linear(3, 3), nn.CrossEntropyLoss), TypeError, "must be an instance"),
         (
             lambda: Elliptic(nn.Linear(3, 3), nn.CrossEntropyLoss(ignore_index=2)),
             ValueError,
@@ -153,7 +153,7 @@ X, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
         (
             lambda: elliptic_loss(nn.Linear(3, 1), nn.MSELoss(), X, X[:, :1], schedule=lambda e: 1.0),
             ValueError,
-            "no epochs",
+            "does not know the epoch",
         ),
     ],
 )

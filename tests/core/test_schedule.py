@@ -81,9 +81,7 @@ def test_own_functions_are_schedules(batch):
 
 
 def test_the_epoch_must_be_told(batch):
-    with pytest.raises(
-        RuntimeError, match=r"has a schedule, but does not know the epoch.*set_epoch\(epoch\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"has a schedule, but the epoch was not set.*set_epoch\(epoch\)"):
         objective(ramp(2))(*batch)
     objective(ramp(2)).eval()(*batch)  # evaluation needs none
     objective(None)(*batch)

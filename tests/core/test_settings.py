@@ -46,7 +46,7 @@ def test_a_misspelt_setting_names_the_nearest(call):
 
 @pytest.mark.bad_input
 def test_settings_without_a_name_are_refused():
-    with pytest.raises(TypeError, match=r"given by name, but got 'simplex'"):
+    with pytest.raises(TypeError, match=r"passed by name, but got 'simplex'"):
         BridgeMix("simplex")
 
 

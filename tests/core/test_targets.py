@@ -213,8 +213,8 @@ LONG = torch.tensor([0, 1])
         ),
         (torch.tensor([[0.5, 0.4]]), "simplex", 2, ValueError, r"y has sums from 0\.9 to 0\.9.*Normalise y"),
         (torch.tensor([[1.5, -0.5]]), "simplex", 2, ValueError, r"smallest value of -0\.5.*Normalise y"),
-        (torch.tensor([[0.5, 1.5]]), "unit", None, ValueError, r"y spans 0\.5 to 1\.5.*\"real\""),
-        (torch.tensor([[-0.5, 0.5]]), "unit", None, ValueError, r"y spans -0\.5 to 0\.5"),
+        (torch.tensor([[0.5, 1.5]]), "unit", None, ValueError, r"y ranges from 0\.5 to 1\.5.*\"real\""),
+        (torch.tensor([[-0.5, 0.5]]), "unit", None, ValueError, r"y ranges from -0\.5 to 0\.5"),
     ],
 )
 def test_encoding_errors(y, space, classes, error, message):
@@ -297,7 +297,7 @@ class Unhashable:
 )
 def test_unknown_losses_ask_for_the_space(loss):
     assert infer_target_space(loss, LONG) == "simplex"  # integers can only be labels
-    with pytest.raises(ValueError, match=r"Cannot tell what the targets are from the loss .*target_space="):
+    with pytest.raises(ValueError, match=r"Cannot infer the kind of targets from the loss .*target_space="):
         infer_target_space(loss, LONG.float())
 
 

@@ -283,8 +283,8 @@ def test_an_additive_term_without_parameters_is_refused(generator):
 @pytest.mark.parametrize(
     ("drift", "settings", "message"),
     [
-        (lambda x, y: x[:, :2], {}, "drift of x with its shape"),
-        (lambda x, y: (x, x), {}, "drift of y with its shape"),
+        (lambda x, y: x[:, :2], {}, "drift of x with shape"),
+        (lambda x, y: (x, x), {}, "drift of y with shape"),
         (lambda x, y: (x, y), {"sigma_y": 0.0}, "sigma_y > 0"),
         (lambda x, y: x, {"sigma": 0.0}, "sigma > 0"),
         (lambda x, y: x, {"sigma": torch.tensor([1.0, 0.0, 1.0]).double()}, "in every feature"),
@@ -436,7 +436,7 @@ def test_bridges_that_are_not_of_one_pair_are_refused(generator, own_checks):
     objective = Elliptic(model, nn.MSELoss(), **settings)
     assert objective.same_partner
     partners = torch.stack([torch.arange(5).roll(1), torch.arange(5).roll(2)], 1)
-    with pytest.raises(ValueError, match=r"those in partners differ\. Give one for each row"):
+    with pytest.raises(ValueError, match=r"those in partners differ\. Pass one per row"):
         objective(x, y, partners=partners)
     with pytest.raises(ValueError, match="those in end differ"):
         objective(x, y, end=(x[partners], y[partners]))
@@ -636,7 +636,11 @@ def test_both_halves_in_a_hidden_layer(weighting, generator):
         ({"drift": "both", "sigma_y": 0.0}, ValueError, r"sigma_y=0\. Use sigma_y > 0, or drift=.input"),
         ({"drift": "bot"}, ValueError, "'input', 'both'.*mean 'both'"),
         ({"drift": 3.0}, TypeError, "but got float. Wrap a constant"),
-        ({"drift": "both", "weighting": "gradient_norm"}, ValueError, "n_bridges=2 or more .a fixed drift"),
+        (
+            {"drift": "both", "weighting": "gradient_norm"},
+            ValueError,
+            "n_bridges=2 or more .for a fixed",
+        ),
     ],
 )
 def test_drifts_that_do_not_exist_are_refused(settings, error, message, own_checks):
@@ -648,12 +652,12 @@ def test_drifts_that_do_not_exist_are_refused(settings, error, message, own_chec
 def test_log_weights_refuse_what_they_cannot_drift(generator, own_checks):
     x, y = normal(4, 3, generator=generator), normal(4, 2, generator=generator)
     paths = sample_paths(x, y, target_space="real", sampling="path", sigma_y=0.0, generator=generator)
-    with pytest.raises(ValueError, match="acts on y only where it diffuses"):
+    with pytest.raises(ValueError, match="can act on y only where it diffuses"):
         log_weights(network(), nn.MSELoss(), paths, drift="both")
     with pytest.raises(ValueError, match="drift must be one of 'input', 'both'"):
         log_weights(network(), nn.MSELoss(), paths, drift="output")
     bare = dataclasses.replace(paths, free_y=None, variance_y=1.0)
-    with pytest.raises(ValueError, match="needs paths with free_y"):
+    with pytest.raises(ValueError, match=r"but paths\.free_y is None"):
         log_weights(network(), nn.MSELoss(), bare, drift="both")
 
 

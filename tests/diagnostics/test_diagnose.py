@@ -134,7 +134,7 @@ def test_a_model_that_draws_is_named():
     noisy = Function(lambda x: sure(x) + 5 * torch.randn(len(x), 2))
     state = torch.get_rng_state()
     found = elliptica.diagnose(noisy, LOSS, x, y, landscape=False)
-    assert found.problems[0].title == "The model draws at random"
+    assert found.problems[0].title == "The model is random in evaluation mode"
     assert torch.equal(torch.get_rng_state(), state)
     dependent = Function(lambda x: sure(x - x.mean(0) + 3))
     found = elliptica.diagnose(dependent, LOSS, x, y, landscape=False)

@@ -176,12 +176,12 @@ def test_outside_the_training_region_the_text_says_what_u_cannot_do(generator):
 
 def test_in_more_dimensions_the_outer_boundary_is_said_to_decide(generator):
     x = torch.randn(60, 8, generator=generator).double()
-    with pytest.warns(EllipticWarning, match=r"\(8 dimensions\): the outer boundary decides"):
+    with pytest.warns(EllipticWarning, match=r"\(8 dimensions\), so the values there come from"):
         found = map_of_far_queries(x, x[:5] * 3, Ball)
     (note,) = [note for note in found.notes if "cannot exceed" in note]
     assert "of their walks that end on the outer boundary" in note
     report = hitting_report(DataDomain(x), x[:4] * 0.5, n_walks=50, generator=generator)
-    assert any("the outer boundary decides" in note for note in report.notes)
+    assert any("the outer boundary dominates" in note for note in report.notes)
 
 
 def test_the_loss_against_the_nearest_labels_stands_beside_u(generator):
@@ -312,13 +312,13 @@ class TestErrors:
 
     def test_a_solver_without_times(self, own_checks):
         points = torch.randn(5, 3).double()
-        with pytest.raises(ValueError, match="no exit times"):
+        with pytest.raises(ValueError, match="not compute exit times"):
             hitting_report(DataDomain(points, margin=2.0), points[:1] * 0.5, k=2, solver="green")
 
     def test_neighbours(self, own_checks):
         with pytest.raises(ValueError, match="k must be at most"):
             hitting_report(ball(2), torch.zeros(1, 2).double(), torch.zeros(3, 2).double(), n_walks=4)
-        with pytest.raises(ValueError, match="pass train_x"):
+        with pytest.raises(ValueError, match="Pass train_x"):
             hitting_report(ball(2), torch.zeros(1, 2).double(), n_walks=4)
         with pytest.raises(ValueError, match="3 features"):
             hitting_report(ball(2), torch.zeros(1, 2).double(), torch.zeros(9, 3).double(), n_walks=4)

@@ -23,7 +23,7 @@ def all_quantities(found):
 def test_few_rows_are_called_few_and_no_loss_has_a_negative_limit(n):
     x, y = line(n)
     found = elliptica.diagnose(nn.Linear(5, 1), nn.MSELoss(), x, y, n=60)
-    assert any("few rows: below 30 limits are rough" in s for s in found.about)
+    assert any("few rows: below 30 the limits are rough" in s for s in found.about)
     for name, quantity in all_quantities(found):
         if ("loss" in name and "above" not in name) or name.startswith("s 0"):
             assert quantity.lower >= 0, name
@@ -44,7 +44,7 @@ def test_a_diagnosis_in_words():
     text = str(found)
     assert "Rows are counted from 1, without the header." in text
     assert "training rows 0, 1, 2, 3, 4, 5, 6, 7 and 4 more" in text
-    assert "Checked, nothing found: inputs." in text
+    assert "Checked, no problem: inputs." in text
     assert "Not judged: leak (no rows)." in text
     calm = Diagnosis(("40 rows.",), (fine("inputs", "Alike."),), 40, 40, 0.95)
     assert (calm.headline(), calm.severity) == ("Nothing stands out.", "fine")

@@ -266,7 +266,7 @@ def test_the_pde_is_only_asked_where_walks_meet_the_data(generator):
     largest = low["between"].numbers["largest loss at the data"].value
     assert largest >= expected >= 0  # an average of the losses at the data
     assert high["dimension"].numbers["share of walks that meet the data"].upper < 0.05
-    with pytest.raises(KeyError, match="no finding 'pde'; there are "):
+    with pytest.raises(KeyError, match="no finding 'pde'; use one of "):
         high["pde"]
 
 
@@ -428,7 +428,7 @@ def test_wrong_input_is_explained():
         diagnose(model, loss, x, y[:5])
     with pytest.raises(ValueError, match="must be finite"):
         diagnose(model, loss, x / 0, y)
-    with pytest.raises(ValueError, match="nothing can be judged by one row"):
+    with pytest.raises(ValueError, match="x has one row, but a diagnosis needs more"):
         diagnose(model, loss, x[:1], y[:1])
     with pytest.raises(ValueError, match="one entry for each of the 20 rows, but has 3"):
         diagnose(model, loss, x, y, groups=[1, 2, 3])

@@ -62,7 +62,7 @@ def test_models_that_do_not_fit_the_data():
     with pytest.raises(ValueError, match="it returns tuple, not a tensor"):
         reports_on(Pair(), x, y)
     unseen = (x[:3] + 0.1, torch.tensor([0, 1, 4]))
-    with pytest.raises(ValueError, match=r"labels go up to 4, but the model returns \(2,\)"):
+    with pytest.raises(ValueError, match=r"Labels range up to 4, but the model returns \(2,\)"):
         reports_on(nn.Linear(3, 2), x, y, unseen)
     reports_on(nn.Linear(3, 5), x, y, unseen)
     with pytest.raises(ValueError, match=r"targets are \(1,\) \(real numbers: a regression\)"):
@@ -107,7 +107,7 @@ def test_rare_class_in_a_reflecting_box():
 def test_a_report_that_fails_does_not_stop_the_others():
     """A hull in ten dimensions is refused before the reports; a model that turns NaN is named."""
     x = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="hull in 10 dimensions is out of reach"):
+    with pytest.raises(ValueError, match="hull in 10 dimensions is not feasible"):
         reports_on(nn.Linear(10, 1), x, x[:, :1], domain="hull")
 
     class Late(nn.Module):

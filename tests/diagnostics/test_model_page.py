@@ -67,7 +67,7 @@ def test_own_models_as_diagnose_takes_them(tmp_path, monkeypatch):
     assert "mine_for_report:make on data.npz" in render_page(report).lower()
     quick = make_report(Request("data.npz", model="mine_for_report:make", landscape=False))
     assert not quick.findings
-    assert quick.studies[0].missing["landscape"].startswith("Left out")
+    assert quick.studies[0].missing["landscape"].startswith("Skipped")
     for wrong, said in (
         ({"model": "absent:make"}, "No module"),
         (

@@ -86,7 +86,7 @@ def test_images_and_single_precision(generator):
 @pytest.mark.bad_input
 def test_wrong_arguments(own_checks):
     field, x, y = LossField(nn.Linear(3, 2), nn.CrossEntropyLoss()), torch.randn(20, 3), torch.arange(20) % 2
-    with pytest.raises(ValueError, match="Both must be what the model takes"):
+    with pytest.raises(ValueError, match="Pass both as the model takes them"):
         neighbour_loss(field, torch.randn(5, 4), (x, y))
     with pytest.raises(ValueError, match="as many rows"):
         neighbour_loss(field, x, (x, y[:5]))

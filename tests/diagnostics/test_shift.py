@@ -341,7 +341,7 @@ class TestErrors:
     def test_ordering_on_a_box_needs_probes(self, own_checks):
         field = LossField(nn.Linear(1, 1), nn.MSELoss())
         pair = (torch.zeros(1, 1), torch.zeros(1, 1))
-        with pytest.raises(ValueError, match="pass probes"):
+        with pytest.raises(ValueError, match="Pass probes"):
             ordering_report(field, Box(-torch.ones(2), torch.ones(2)), pair, pair)
 
     def test_ordering_on_a_whitened_domain(self, own_checks):

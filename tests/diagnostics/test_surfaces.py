@@ -105,7 +105,7 @@ def test_a_perfect_model_stays_in_the_band(generator):
 @pytest.mark.bad_input
 @pytest.mark.usefixtures("own_checks")
 def test_a_model_that_cannot_be_looked_at_says_so():
-    with pytest.raises(ReportError, match=r"the model cannot be looked at.*evaluated on x"):
+    with pytest.raises(ReportError, match=r"the model cannot be evaluated.*evaluated on x"):
         loss_surfaces(
             FittedModel(nn.Linear(3, 2), nn.CrossEntropyLoss(), torch.randn(20, 2), torch.arange(20) % 2)
         )

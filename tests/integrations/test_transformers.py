@@ -481,7 +481,7 @@ def test_models_that_say_nothing_of_themselves():
     [
         (bert, [{"input_ids": [5, 6]}] * 2, {}, ValueError, "The batch has no 'labels'"),
         (bert, [{"inputs_embeds": [[0.1] * 8], "labels": 0}] * 2, {}, ValueError, "has no 'input_ids'"),
-        (vit, texts(4), {}, ValueError, "must name inputs that exist"),
+        (vit, texts(4), {}, ValueError, "must name inputs of x"),
         (bert, texts(4), {"bridged": ("attention_mask",)}, TypeError, "must be floating point"),
         (bert, texts(4, labels=[[0, 1]] * 4), {}, ValueError, "one label per row"),
         (vit, images(4, torch.full((4, 3), 1 / 3)), {}, ValueError, "problem_type"),

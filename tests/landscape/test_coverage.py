@@ -54,7 +54,7 @@ def test_intervals_cover_under_weak_and_strong_drift(strength, generator):
 
 @pytest.mark.statistical
 def test_walks_that_follow_a_strong_drift_alone_do_not_cover(generator):
-    """Teeth: the spread of such walks misses the few against the wind, which carry the value."""
+    """Teeth: the spread of such walks misses the few against the wind, which determine the value."""
     value, ball, at, operator = upwind(3.0)
     walks = walk_on_spheres(
         ball, at.repeat(100 * 1000, 1), operator, shell=1e-3, drift="sample", generator=generator
@@ -62,7 +62,7 @@ def test_walks_that_follow_a_strong_drift_alone_do_not_cover(generator):
     payoff = value(walks.end).reshape(100, 1000)
     miss = (payoff.mean(1) - 1).abs() > 1.96 * payoff.std(1) / math.sqrt(1000)
     assert float(miss.double().mean()) > 0.2
-    with pytest.warns(EllipticWarning, match="carry the value"):
+    with pytest.warns(EllipticWarning, match="determine the value"):
         told = estimate_landscape(
             value, ball, at[None], operator=operator, drift="sample", generator=generator
         )
@@ -71,7 +71,7 @@ def test_walks_that_follow_a_strong_drift_alone_do_not_cover(generator):
 
 def test_a_drift_that_is_too_strong_is_named(generator):
     value, ball, at, operator = upwind(24.0)
-    with pytest.warns(EllipticWarning, match="carry the value"):
+    with pytest.warns(EllipticWarning, match="determine the value"):
         found = estimate_landscape(
             value, ball, at.repeat(20, 1), operator=operator, n_walks=500, generator=generator
         )
@@ -210,7 +210,7 @@ def test_one_query_leaves_room_for_values_elsewhere(solver, generator):
 
 @pytest.mark.parametrize("solver", ["exact", "spheres"])
 def test_a_zero_error_bar_of_a_function_is_named(solver, generator):
-    with pytest.warns(EllipticWarning, match="nothing is known of rarer"):
+    with pytest.warns(EllipticWarning, match="nothing is known about rarer"):
         found = estimate_landscape(
             lambda z: torch.ones_like(z[:, 0]),
             UNIT_BALL,
@@ -229,7 +229,7 @@ def test_intervals_cover_downstream_and_say_what_decides(strength, n_walks, gene
     """The value is carried by walks that cross the whole ball against the drift."""
     value, ball, at, operator = upwind(strength)
     at = torch.tensor([0.9 * RADIUS, 0, 0], dtype=F64)
-    with pytest.warns(EllipticWarning, match="against the drift decide"):
+    with pytest.warns(EllipticWarning, match="against the drift determine"):
         found = estimate_landscape(
             value, ball, at.repeat(100, 1), operator=operator, n_walks=n_walks, generator=generator
         )

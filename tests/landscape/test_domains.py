@@ -223,7 +223,7 @@ TWO = torch.tensor([[0.0, 0], [1, 0]])
         (lambda: Ball(torch.zeros(2), 0.0), "radius"),
         (lambda: Box(torch.zeros(2), torch.tensor([1.0, 0.0])), "constant columns"),
         (lambda: Box(torch.zeros(2), torch.ones(2), wall="bounce"), "absorb"),
-        (lambda: Polytope.hull(torch.randn(30, 8)), "out of reach.*Ball.around"),
+        (lambda: Polytope.hull(torch.randn(30, 8)), "not feasible.*Ball.around"),
         (lambda: Polytope.hull(torch.randn(3, 3)), "at least 4"),
         (lambda: Polytope(torch.eye(2), torch.ones(2)), "unbounded|not closed"),
         (lambda: Polytope(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0, -1.0])), "empty"),

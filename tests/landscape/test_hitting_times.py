@@ -326,7 +326,7 @@ def test_many_dimensions_leave_the_outer_boundary(generator):
     x, y = moons_like(generator, n=60, dim=20)
     objective = HittingTimes(nn.Linear(20, 2), nn.CrossEntropyLoss(), x, y, num_classes=2, n_starts=150)
     with pytest.warns(
-        EllipticWarning, match="Only 0 of 150 walks met .* in 21 dimensions.*elliptica.Elliptic"
+        EllipticWarning, match="Only 0 of 150 walks hit .* in 21 dimensions.*elliptica.Elliptic"
     ):
         ends = objective.sample(generator=generator)
     assert ends.shares == {"data": 0.0, "outer": 1.0, "unfinished": 0.0}
@@ -472,13 +472,13 @@ def test_a_compiled_objective_is_the_same(generator):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"model": nn.MSELoss()}, TypeError, "the order is HittingTimes"),
+        ({"model": nn.MSELoss()}, TypeError, "The order is HittingTimes"),
         ({"x": torch.zeros(5, 2).long()}, TypeError, "x must be floating"),
         ({"x": torch.zeros(5)}, ValueError, r"shape \(n, features\), but has \(5,\). Use x.unsqueeze"),
         (
             {"x": torch.zeros(1, 2), "y": torch.zeros(1, 1)},
             ValueError,
-            "at least two rows, .* Pass the whole",
+            "at least two rows, .* Pass all training data",
         ),
         ({"x": torch.full((5, 2), torch.nan)}, ValueError, "x must be finite"),
         ({"y": torch.zeros(4, 1)}, ValueError, "as many rows as x"),
@@ -510,7 +510,7 @@ def test_wrong_settings(change, error, message):
 @pytest.mark.bad_input
 def test_one_class_alone_has_no_plane():
     x, y = torch.randn(5, 2), torch.zeros(5).long()
-    with pytest.raises(ValueError, match="need at least two of them, but num_classes is 1"):
+    with pytest.raises(ValueError, match="need at least two classes, but num_classes is 1"):
         HittingTimes(nn.Linear(2, 1), nn.CrossEntropyLoss(), x, y, num_classes=1)
 
 
@@ -519,14 +519,14 @@ def test_wrong_calls(generator):
     x, y = cloud(generator, dim=2)
     objective = HittingTimes(nn.Linear(2, 1).double(), nn.MSELoss(), x, y)
     for arguments, options, message in [
-        ((x,), {}, "x and y come together, but y is missing"),
-        ((), {"sample_weight": torch.ones(3)}, "sample_weight belongs to given starts"),
+        ((x,), {}, "x and y are both needed, but y is missing"),
+        ((), {"sample_weight": torch.ones(3)}, "sample_weight needs given starts"),
         ((x[:, :1], y), {}, r"shape of the training inputs, \(batch, 2\), but x has"),
         ((100 * x, y), {}, "Every walk must start in the domain"),
     ]:
         with pytest.raises(ValueError, match=message):
             objective(*arguments, **options)
-    with pytest.raises(ValueError, match="n_starts=3 draws starts, but 20 are given"):
+    with pytest.raises(ValueError, match="n_starts=3 draws random starts, but x has 20"):
         objective.sample(x, y, n_starts=3)
     with pytest.raises(ValueError, match="n_starts must be at least 1"):
         objective.sample(n_starts=0)

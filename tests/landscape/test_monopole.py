@@ -224,7 +224,7 @@ def test_bad_input(generator, own_checks):
     with pytest.raises(ValueError, match=r'ball as outer.*"spheres"'):
         Monopoles.fit(DataDomain(domain.points, outer="box"), torch.ones(10).double())
     tight = DataDomain(domain.points, fraction=0.4, outer=Ball.around(domain.points, 1.0))
-    with pytest.raises(ValueError, match="reach through"):
+    with pytest.raises(ValueError, match="cross the outer sphere"):
         Monopoles.fit(tight, torch.ones(10).double())
     many = DataDomain(torch.randn(MAX_BALLS + 1, 3, generator=generator), epsilon=1e-5)
     with pytest.raises(ValueError, match=r"up to 5000 points.*subset"):

@@ -440,7 +440,7 @@ def test_bad_input_is_named(own_checks):
     with pytest.raises(ValueError, match=r"rows \[1\]"):
         walk(ball, torch.tensor([[0.0, 0.0], [0.9, 0.9]]), None)
     reflecting = Box(torch.zeros(2), torch.ones(2), "reflect")
-    with pytest.raises(ValueError, match="never ends"):
+    with pytest.raises(ValueError, match="never end between"):
         walk(reflecting, torch.full((1, 2), 0.5), None)
     with pytest.raises(ValueError, match="reflecting walls"):
         walk(reflecting, torch.full((1, 2), 0.5), None, Operator(drift=torch.ones(2)))

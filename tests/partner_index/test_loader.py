@@ -394,7 +394,7 @@ def test_others_follow(tmp_path, generator):
 
 @pytest.mark.bad_input
 def test_errors_of_refreshing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no index that is being refreshed"):
+    with pytest.raises(FileNotFoundError, match=r"holds no refreshing index"):
         RefreshingIndex.follow(tmp_path).sample(torch.arange(3))
     with pytest.raises(TypeError, match="overwrite is not an option"):
         RefreshingIndex(tmp_path, nn.Linear(2, 2), torch.zeros(4, 2), every=1, overwrite=True)

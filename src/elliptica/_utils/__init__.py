@@ -1,1 +1,1 @@
-"""Checks, random streams, statistics, files and text: shared by every package."""
+"""Checks, random streams, statistics, files and text, shared by every package."""

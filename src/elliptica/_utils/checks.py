@@ -1,4 +1,4 @@
-"""Argument checks. Every message says what was expected, what came, and what to do."""
+"""Check arguments. Every message says what was expected, what was given, and what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elliptica._utils.text import did_you_mean
 
 
 def choice(name: str, value: object, allowed: Iterable[str]) -> None:
-    """``value`` must be one of ``allowed``; near misses are suggested."""
+    """Raise unless ``value`` is one of ``allowed``; suggest similar values."""
     allowed = list(allowed)
     if value not in allowed:
         hint = did_you_mean(str(value), allowed)
@@ -23,18 +23,18 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> None:
 
 
 def model(value: object, owner: str) -> None:
-    """``value`` must be a network, and not the loss that is given after it."""
+    """Raise unless ``value`` is a network, and not the loss, which comes second."""
     if not isinstance(value, nn.Module):
         raise TypeError(
             f"model must be a torch.nn.Module, but got {type(value).__name__}. "
             f"The order is {owner}(model, loss_fn)."
         )
     if isinstance(value, nn.modules.loss._Loss):
-        raise TypeError(f"model is a loss ({type(value).__name__}); the order is {owner}(model, loss_fn).")
+        raise TypeError(f"model is a loss ({type(value).__name__}). The order is {owner}(model, loss_fn).")
 
 
 def floating(name: str, value: object) -> None:
-    """``value`` must be a tensor of a floating dtype."""
+    """Raise unless ``value`` is a tensor with a floating dtype."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
@@ -42,14 +42,14 @@ def floating(name: str, value: object) -> None:
         )
     if not value.is_floating_point():
         raise TypeError(
-            f"{name} must be floating point, but has dtype {value.dtype}: there is nothing between "
+            f"{name} must be floating point, but has dtype {value.dtype}: nothing lies between "
             "two integers to bridge. Convert it with .float(), or bridge in a hidden layer with "
-            'at="name of a layer" (how text and other discrete inputs are used).'
+            'at="name of a layer" (for text and other discrete inputs).'
         )
 
 
 def batch(name: str, value: Tensor) -> None:
-    """There must be a batch axis, and something in it."""
+    """Raise unless there is a batch axis with at least one row."""
     if value.ndim == 0:
         raise ValueError(
             f"{name} is a scalar, but its first axis must be the batch. Add one with {name}.unsqueeze(0)."
@@ -61,7 +61,7 @@ def batch(name: str, value: Tensor) -> None:
 
 
 def same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
-    """Two tensors must agree in shape and dtype."""
+    """Raise unless two tensors agree in shape and dtype."""
     if value.shape != other.shape:
         raise ValueError(
             f"{name} and {other_name} must have the same shape, but got {tuple(value.shape)} and "
@@ -75,7 +75,7 @@ def same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None
 
 
 def same_rows(name: str, value: Tensor, rows: int, reference: str = "x") -> None:
-    """First axes must agree."""
+    """Raise unless the first axis has ``rows`` entries."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
@@ -90,7 +90,7 @@ def same_rows(name: str, value: Tensor, rows: int, reference: str = "x") -> None
 
 
 def nonnegative(name: str, value: float | Tensor) -> None:
-    """Numbers or tensors that must be finite and at least zero."""
+    """Raise unless a number or tensor is finite and at least zero."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise TypeError(f"{name} must be floating point, but has dtype {value.dtype}.")
@@ -104,7 +104,7 @@ def nonnegative(name: str, value: float | Tensor) -> None:
 
 
 def per_feature(name: str, value: Tensor, feature: Sequence[int]) -> None:
-    """A tensor must broadcast to the shape of one sample (and not reach into the batch)."""
+    """Raise unless a tensor broadcasts to the shape of one sample (without a batch axis)."""
     shape = tuple(value.shape)
     aligned = tuple(feature)[len(feature) - len(shape) :] if len(shape) <= len(feature) else None
     if aligned is None or any(have not in (1, want) for have, want in zip(shape, aligned, strict=True)):
@@ -115,21 +115,21 @@ def per_feature(name: str, value: Tensor, feature: Sequence[int]) -> None:
 
 
 def positive(name: str, value: float) -> None:
-    """Numbers that must be finite and above zero."""
+    """Raise unless a number is finite and above zero."""
     number(name, value)
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be finite and above 0, but got {value}.")
 
 
 def number(name: str, value: object) -> None:
-    """A plain int or float (not a bool, not a string)."""
+    """Raise unless ``value`` is a plain int or float (not a bool, not a string)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         hint = " For one value per feature write torch.tensor([...])." if isinstance(value, list) else ""
         raise TypeError(f"{name} must be a number, but got {value!r} ({type(value).__name__}).{hint}")
 
 
 def count(name: str, value: Any, least: int = 1, why: str = "") -> None:
-    """A whole number of at least ``least``."""
+    """Raise unless ``value`` is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, but got {value!r}.")
     if int(value) < least:
@@ -137,7 +137,7 @@ def count(name: str, value: Any, least: int = 1, why: str = "") -> None:
 
 
 def path_counts(n_times: int, n_bridges: int, antithetic: bool = False) -> None:
-    """``n_times`` counts both ends; antithetic bridges come in pairs."""
+    """Check the numbers of times and bridges; ``n_times`` counts both ends, antithetic bridges are pairs."""
     count("n_times", n_times, 2, " (it counts both end points of a path)")
     count("n_bridges", n_bridges)
     if antithetic and n_bridges % 2:
@@ -148,8 +148,8 @@ def path_counts(n_times: int, n_bridges: int, antithetic: bool = False) -> None:
 
 
 def finite(name: str, value: Tensor) -> None:
-    """No NaN and no infinity (one pass over the data; a synchronisation on an accelerator)."""
-    # A sum with a NaN or an infinity in it is never finite; only an overflow needs a closer look.
+    """Raise for NaN or infinity (one pass over the data; a synchronisation on an accelerator)."""
+    # the sum of values with a NaN or infinity is never finite; check all only if the sum is not
     if value.is_floating_point() and not math.isfinite(value.detach().sum()):
         bad = ~torch.isfinite(value)
         if not bool(bad.any()):

@@ -1,6 +1,7 @@
 """Exclude functions from torch.compile without importing it eagerly.
 
-``torch.compiler.disable`` as a decorator imports the compiler at once, which takes as long as all of torch.
+``torch.compiler.disable`` as a decorator imports the compiler at once, which takes as long as importing
+torch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _R = TypeVar("_R")
 
 
 def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function as ordinary Python inside a compiled one, together with all that it calls.
+    """Run a function, and everything it calls, as ordinary Python inside a compiled one.
 
     Example:
         >>> @uncompiled
@@ -37,6 +38,6 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def run_uncompiled(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Call a function as ordinary Python from inside a compiled one."""
-    from elliptica._utils.uncompiled import run  # the compiler is there by now
+    from elliptica._utils.uncompiled import run  # the compiler is imported by now
 
     return run(function, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Say which extra brings a package that is missing."""
+"""Import optional packages, with errors that name the extra to install."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def remedy(extra: str) -> str:
 
 
 def missing_package(user: str, extra: str, package: str | None) -> ModuleNotFoundError:
-    """Return the error for a package that ``user`` needs and ``extra`` brings.
+    """Return the error for a missing package that ``user`` needs and ``extra`` installs.
 
     Example:
         >>> print(missing_package("Reading image files", "lab", "PIL"))
@@ -37,7 +37,7 @@ def missing_package(user: str, extra: str, package: str | None) -> ModuleNotFoun
 
 
 def import_extra(user: str, extra: str, *modules: str) -> Any:
-    """Import modules that an extra brings, and return the last.
+    """Import modules that an extra installs, and return the last.
 
     Raises:
         ModuleNotFoundError: If a package is missing, with the extra that brings it. What that package itself
@@ -46,10 +46,10 @@ def import_extra(user: str, extra: str, *modules: str) -> Any:
     for module in modules:
         package = module.partition(".")[0]
         try:
-            importlib.import_module(package)  # first, so that an error about it is not one about its parts
-            found = importlib.import_module(module)
+            importlib.import_module(package)  # first, so that its error does not name a submodule
+            imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name != package:
                 raise
             raise missing_package(user, extra, package) from error
-    return found
+    return imported

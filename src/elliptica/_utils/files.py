@@ -15,20 +15,20 @@ if sys.platform == "win32":  # pragma: no cover - tests run elsewhere
 else:
     import fcntl
 
-#: What systems say of a file that another process has locked.
+#: Error codes for a file that another process has locked.
 _TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """Yield a temporary file beside ``path`` that takes its place when the block ends.
+    """Yield a temporary file next to ``path`` that replaces it when the block ends.
 
-    A reader sees the old content or the new, never a half of it, and so does whoever comes after a kill. If
-    the block raises, the temporary file is removed and ``path`` stays as it was.
+    A reader sees the old content or the new, never a part of it, even if the process is killed. If
+    the block raises, the temporary file is removed and ``path`` does not change.
 
     Args:
         path: File to replace. Its folder is created if needed.
-        durable: Wait until the disk has the content, so that it survives a power cut as well.
+        durable: Wait until the content is on disk, so that it survives a power cut as well.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # one name for each process that writes
@@ -51,13 +51,14 @@ def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 class FileLock:
-    """Hold a file, so that no other process does at the same time.
+    """Lock a file, so that no other process holds it at the same time.
 
     The system releases it when the process ends, however it ends, so no lock is ever stale. The file stays:
-    removing it while another process opens it would let both in. File systems without locks let everybody in.
+    removing it while another process opens it would let both in. File systems without locks do not exclude
+    anyone.
 
     Args:
-        path: File to hold; created if needed. It says which process holds it.
+        path: File to lock; created if needed. It contains the id of the process that holds it.
 
     Raises:
         BlockingIOError: If it is held already, in this process or in another one.
@@ -80,14 +81,14 @@ class FileLock:
             self._handle.flush()
 
     def _holder(self) -> str:
-        """Who holds the file, as far as it can be read."""
+        """Return who holds the file, if that can be read."""
         assert self._handle is not None
         with contextlib.suppress(OSError, ValueError):  # Windows does not let others read a locked file
             return self._handle.read(100).strip() or "another process"
         return "another process"
 
     def release(self) -> None:
-        """Let others have the file; does nothing the second time."""
+        """Release the file; does nothing the second time."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None

@@ -1,4 +1,4 @@
-"""Adam by torch's fused kernel where there is one: the same steps in less time for small networks."""
+"""Make Adam with torch's fused kernel where possible: the same steps in less time for small networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_adam(
     weight_decay: float = 0.0,
     decoupled: bool = False,
 ) -> torch.optim.Optimizer:
-    """Make Adam, or AdamW if weight decay is to be ``decoupled``, fused where torch can.
+    """Make Adam, or AdamW if weight decay is ``decoupled``, fused where torch supports it.
 
     Fused and ordinary steps differ by rounding only. Parameters on other devices or of other types than
     float32 get the ordinary one.
@@ -26,7 +26,7 @@ def make_adam(
         >>> make_adam(nn.Linear(2, 1).double().parameters()).defaults["fused"] is None
         True
     """
-    found = list(parameters)
-    fused = all(p.device.type in ("cpu", "cuda") and p.dtype == torch.float32 for p in found)
+    params = list(parameters)
+    fused = all(p.device.type in ("cpu", "cuda") and p.dtype == torch.float32 for p in params)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    return kind(found, lr=lr, weight_decay=weight_decay, fused=fused or None)
+    return kind(params, lr=lr, weight_decay=weight_decay, fused=fused or None)

@@ -22,7 +22,7 @@ def mlp(
 ) -> nn.Sequential:
     """Build a perceptron that maps ``(batch, n_features)`` to ``(batch, n_outputs)``.
 
-    Each hidden layer is Linear, BatchNorm (if asked for), activation; the last layer is a plain
+    Each hidden layer is Linear, BatchNorm (optional), activation; the last layer is a plain
     Linear, so classifiers give logits. Use it for tables, small images and two-dimensional
     studies. The paper's networks are
 
@@ -32,8 +32,8 @@ def mlp(
     - two moons (paper: Figs. 1 and 3): ``mlp(2, 2, hidden=(4,), ...)``.
 
     Weights come from torch's default initialisation and default random stream: seed it with
-    ``torch.manual_seed`` in your script. With ``batch_norm=True`` a training batch of one row is
-    refused by torch.
+    ``torch.manual_seed`` in your script. With ``batch_norm=True`` torch raises an error for a training
+    batch of one row.
 
     Args:
         n_features: Values per row, after flattening if ``flatten`` is set.
@@ -79,7 +79,7 @@ def mlp(
 
 
 def require_positive(**sizes: int) -> None:
-    """Refuse sizes below one, naming the argument (shared by the modules of this package)."""
+    """Raise for sizes below one, naming the argument (shared by the modules of this package)."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(

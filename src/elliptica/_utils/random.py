@@ -1,4 +1,4 @@
-"""Drawing on the generator's device, and nothing else (no global seeds in this library)."""
+"""Draw random numbers on the generator's device (this library sets no global seeds)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def check_generator(generator: torch.Generator | None, device: torch.device) -> None:
-    """Refuse a generator that cannot serve data on ``device``.
+    """Raise if a generator cannot serve data on ``device``.
 
     A CPU generator serves data anywhere (drawn on the CPU, then moved, so that every machine
     sees the same numbers). A generator of an accelerator serves data on that accelerator only.
@@ -32,7 +32,7 @@ def check_generator(generator: torch.Generator | None, device: torch.device) -> 
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Where to do the arithmetic: half precisions are computed in float32 and rounded once."""
+    """Return the dtype for arithmetic: half precision is computed in float32 and rounded once."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
@@ -43,14 +43,14 @@ def draw_normal(
     device: torch.device,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Standard normals; ``dtype`` is expected to be float32 or float64."""
+    """Draw standard normals; ``dtype`` must be float32 or float64."""
     source = device if generator is None else generator.device
     z = torch.randn(*shape, dtype=dtype, device=source, generator=generator)
     return z if source == device else z.to(device)
 
 
 def draw_uniform(shape: Sequence[int], *, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Uniforms on [0, 1) in float32."""
+    """Draw uniforms on [0, 1) in float32."""
     source = device if generator is None else generator.device
     u = torch.rand(*shape, dtype=torch.float32, device=source, generator=generator)
     return u if source == device else u.to(device)
@@ -63,20 +63,20 @@ def draw_permutation(
     generator: torch.Generator | None,
     dtype: torch.dtype = torch.long,
 ) -> Tensor:
-    """A uniformly random order of ``range(n)``."""
+    """Draw a uniformly random permutation of ``range(n)``."""
     source = device if generator is None else generator.device
     order = torch.randperm(n, device=source, generator=generator, dtype=dtype)
     return order if source == device else order.to(device)
 
 
 def draw_gamma(shape: float, n: int, *, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """``n`` draws of a Gamma variable with the given shape and scale 1, in float32.
+    """Draw ``n`` Gamma variables with the given shape and scale 1, in float32.
 
     Drawn in float64 and kept above the smallest normal float32, so that its inverse is finite.
     """
     source = device if generator is None else generator.device
     concentration = torch.full((n,), shape, dtype=torch.float64, device=source)
-    gamma = torch._standard_gamma(concentration, generator=generator)  # the public one takes none
+    gamma = torch._standard_gamma(concentration, generator=generator)  # the public API takes no generator
     return gamma.clamp_min(1e-30).float().to(device)
 
 
@@ -88,7 +88,7 @@ def draw_inverse_gaussian(
     Its density is proportional to ``t**(p-1) * exp(-omega * (t + 1/t) / 2)``. One draw per entry of
     ``omega`` (above zero), in float64. Rejection on the logarithm, whose density is log-concave, from a
     hat of a constant between two exponentials (Devroye 2014): at least a third of the proposals are
-    accepted, whatever ``p`` and ``omega``.
+    accepted, for any ``p`` and ``omega``.
     """
     omega = omega.double()
     order = abs(p)  # negative orders are reciprocals
@@ -137,7 +137,7 @@ def draw_inverse_gaussian(
 
 
 def _hat_points(alpha: Tensor, order: float) -> tuple[Tensor, Tensor]:
-    """Where the hat's exponentials touch the density: about one nat below its mode on either side."""
+    """Return where the hat's exponentials touch the density: about one nat below its mode on each side."""
     one = torch.ones_like(alpha)
     drop_right = alpha * (math.cosh(1.0) - 1) + order * (math.e - 2)
     drop_left = alpha * (math.cosh(1.0) - 1) + order / math.e
@@ -152,7 +152,7 @@ def _hat_points(alpha: Tensor, order: float) -> tuple[Tensor, Tensor]:
 
 
 def stream_seed(*parts: object) -> int:
-    """Derive the seed of a stream from the names of what it is for; a new stream leaves the others alone.
+    """Derive the seed of a stream from the names of its purpose; a new stream does not change the others.
 
     A run of a table has four. ``stream_seed("TABLE/DATASET", seed, "weights")`` seeds torch's own generator
     while the network is made, so all rows start with the same one. ``"TABLE/DATASET/ROW"`` has ``"order"``

@@ -1,4 +1,4 @@
-"""Train many small perceptrons at once: the seeds of a study side by side in one batched product.
+"""Train many small perceptrons at once: the seeds of a study in one batched product.
 
 A step of a small perceptron costs the same whether it holds one network or ten, so the seeds of a study
 share their steps. Rows are ordered network by network; networks never see each other's rows, and Adam
@@ -23,13 +23,13 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers])[:, None])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows ``(networks * batch, in)`` to ``(networks * batch, out)``."""
+        """Map rows ``(networks * batch, in)`` to ``(networks * batch, out)``."""
         split = x.unflatten(0, (len(self.weight), -1))
         return torch.baddbmm(self.bias, split, self.weight).flatten(0, 1)
 
 
 def stack(networks: Sequence[nn.Sequential]) -> nn.Sequential:
-    """Join perceptrons of the same layers into one that runs them side by side."""
+    """Join perceptrons with the same layers into one that runs them in parallel."""
     layers: list[nn.Module] = []
     for same in zip(*networks, strict=True):
         if isinstance(same[0], nn.Linear):
@@ -40,12 +40,12 @@ def stack(networks: Sequence[nn.Sequential]) -> nn.Sequential:
 
 
 def unstack(stacked: nn.Sequential, like: Sequence[nn.Sequential]) -> list[nn.Sequential]:
-    """Take joined perceptrons apart again: copies of ``like`` with the weights of `stack`'s result."""
-    found = [copy.deepcopy(network) for network in like]
+    """Split joined perceptrons: return copies of ``like`` with the weights of `stack`'s result."""
+    copies = [copy.deepcopy(network) for network in like]
     with torch.no_grad():
-        for number, network in enumerate(found):
+        for number, network in enumerate(copies):
             for layer, source in zip(network, stacked, strict=True):
                 if isinstance(layer, nn.Linear) and isinstance(source, StackedLinear):
                     layer.weight.copy_(source.weight[number].T)
                     layer.bias.copy_(source.bias[number, 0])
-    return found
+    return copies

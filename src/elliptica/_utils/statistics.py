@@ -1,4 +1,4 @@
-"""The few classical formulae the reports need, without scipy."""
+"""Classical statistics for the reports, without scipy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from elliptica._utils import checks
 
 _TINY = 1e-300
-#: Neighbours of shorter series say nothing about their correlation.
+#: Shorter series say nothing about the correlation of neighbours.
 _SHORTEST_SERIES = 8
 _LARGEST_CORRELATION = 0.9
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta function, the distribution function of a Beta(a, b) variable."""
+    """Return the regularised incomplete beta function, the distribution function of Beta(a, b)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side of the mean
@@ -31,7 +31,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Its continued fraction, evaluated forwards."""
+    """Evaluate its continued fraction forwards."""
     c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1))
     result = d
     for m in range(1, 100_000):
@@ -52,7 +52,7 @@ def _away(value: float) -> float:
 
 
 def beta_quantile(probability: float, a: float, b: float) -> float:
-    """Where the distribution function of Beta(a, b) has this value, by bisection."""
+    """Return a quantile of Beta(a, b), by bisection."""
     low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -63,10 +63,10 @@ def beta_quantile(probability: float, a: float, b: float) -> float:
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Limits of a binomial probability that cover it at least with this confidence (two-sided)."""
+    """Return two-sided limits of a binomial probability, with at least this confidence."""
     checks.count("trials", trials)
     if not 0 <= successes <= trials:
-        raise ValueError(f"successes must lie in 0..{trials}, but got {successes}.")
+        raise ValueError(f"successes must lie in 0..{trials}, but got {successes}. Check both numbers.")
     check_level("confidence", confidence)
     tail = (1 - confidence) / 2
     hit, miss = float(successes), float(trials - successes)
@@ -76,7 +76,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
 
 
 def student_tail(t: float, degrees: float | int) -> float:
-    """Probability that a Student variable is below ``t``."""
+    """Return the probability that a Student variable is below ``t``."""
     if math.isinf(t):
         return float(t > 0)
     tail = incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t)) / 2
@@ -84,7 +84,7 @@ def student_tail(t: float, degrees: float | int) -> float:
 
 
 def student_quantile(probability: float, degrees: float | int) -> float:
-    """Inverse of `student_tail`."""
+    """Invert `student_tail`."""
     low, high = -1e8, 1e8
     for _ in range(200):
         middle = (low + high) / 2
@@ -105,12 +105,12 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """How far the interval reaches to either side."""
+        """Half the length of the interval."""
         return (self.high - self.low) / 2
 
 
 def corrected_interval(differences: Sequence[float], test_share: float, confidence: float = 0.95) -> Interval:
-    """Interval for a mean difference over repeated splits of the same rows (Nadeau and Bengio, 2003).
+    """Return an interval for a mean difference over repeated splits (Nadeau and Bengio, 2003).
 
     Repeats share training rows, so their spread understates the uncertainty. The corrected resampled
     t-test replaces the variance ``s^2 / J`` of the mean of J repeats by ``s^2 (1 / J + n_test / n_train)``,
@@ -120,7 +120,7 @@ def corrected_interval(differences: Sequence[float], test_share: float, confiden
         differences: One per repeat.
         test_share: ``n_test / n_train``, where training rows are all that the learner saw (validation
             rows among them).
-        confidence: Of the two-sided interval.
+        confidence: Confidence level of the two-sided interval.
 
     Returns:
         The interval; without limits for a single repeat.
@@ -140,12 +140,12 @@ def corrected_interval(differences: Sequence[float], test_share: float, confiden
 
 @lru_cache(maxsize=256)
 def _quantile(probability: float, degrees: float | int) -> float:
-    """The same few are asked for again and again, and each is a bisection."""
+    """Return a quantile of Student's t; cached, because each is a bisection and few are needed."""
     return student_quantile(probability, degrees)
 
 
 def bonferroni(confidence: float, n: int) -> float:
-    """Level of each of ``n`` intervals so that all hold at once with this confidence.
+    """Return the level of each of ``n`` intervals so that all hold at once with this confidence.
 
     Example:
         >>> round(bonferroni(0.95, 5), 4)
@@ -156,14 +156,14 @@ def bonferroni(confidence: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far estimates from cross-validation scatter about what they estimate.
+    """Variance of estimates from cross-validation, by source.
 
     Attributes:
-        variance: Of each estimate, all sources together.
-        rows: What the choice of rows contributes.
-        training: What training contributes beyond it; NaN if a single fold cannot tell.
+        variance: Variance of each estimate, all sources together.
+        rows: Contribution of the choice of rows.
+        training: Further contribution of training; NaN if a single fold cannot show it.
         degrees: Degrees of freedom of ``variance``.
-        correlation: Between the estimates.
+        correlation: Correlation between the estimates.
     """
 
     variance: np.ndarray
@@ -194,13 +194,13 @@ def cross_validation_spread(
     single cluster the variance is infinite.
 
     Clusters that are stretches of time depend on their neighbours. With ``ordered=True`` the variance of rows
-    grows, and its degrees of freedom shrink, by the factor that the correlation of neighbours tells.
+    grows, and its degrees of freedom shrink, by a factor from the correlation of neighbours.
 
     Args:
-        influence: What each row adds to each estimate, ``(repeats, estimates, rows)``; an estimate is the
-            truth plus the sum over rows, averaged over repeats.
-        clusters: Of the rows.
-        fold: By repeat and row, -1 where a row is not tested.
+        influence: Contribution of each row to each estimate, ``(repeats, estimates, rows)``; an estimate is
+            the truth plus the sum over rows, averaged over repeats.
+        clusters: Cluster of each row.
+        fold: Fold by repeat and row, -1 where a row is not tested.
         shared: Factor for rows that also train the other folds, by default K / (K - 1); a single fold has
             none.
         ordered: Whether the numbers of clusters are their order in time.
@@ -233,14 +233,14 @@ def cross_validation_spread(
     scale = np.sqrt(np.maximum(squares, _TINY))
     correlation = (by_cluster @ by_cluster.T) / scale[:, None] / scale
     np.fill_diagonal(correlation, 1.0)
-    if n_clusters < 2:  # its sum is what the estimate was taken from: nothing shows how far it scatters
+    if n_clusters < 2:  # one cluster shows nothing about the variance between clusters
         unknown = np.full(n, np.inf)
         return Spread(unknown, unknown, np.full(n, np.nan), np.ones(n), np.eye(n))
     return Spread(variance, rows, extra if degrees_training else np.full(n, np.nan), degrees, correlation)
 
 
 def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
-    """Factor by which the correlation of neighbours widens the variance of sums over a series.
+    """Return the factor by which the correlation of neighbours widens the variance of sums over a series.
 
     For an autoregressive series of the first order it is (1 + r) / (1 - r). The sample correlation of a
     short series is too small by about (1 + 4 r) / n, which is added.
@@ -249,13 +249,13 @@ def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
     if n < _SHORTEST_SERIES:
         return np.ones(len(by_cluster))
     squares = np.maximum((by_cluster**2).sum(1), _TINY)
-    found = (by_cluster[:, 1:] * by_cluster[:, :-1]).sum(1) / squares
-    found = ((found + 1 / n) / (1 - 4 / n)).clip(0.0, _LARGEST_CORRELATION)
-    return np.asarray((1 + found) / (1 - found))
+    r = (by_cluster[:, 1:] * by_cluster[:, :-1]).sum(1) / squares
+    r = ((r + 1 / n) / (1 - 4 / n)).clip(0.0, _LARGEST_CORRELATION)
+    return np.asarray((1 + r) / (1 - r))
 
 
 def simultaneous_level(correlation: np.ndarray, confidence: float = 0.95, n_draws: int = 20_000) -> float:
-    """Level of each interval such that all hold at once, given the correlation of the estimates (max-t).
+    """Return the level of each interval such that all hold at once, given the estimates' correlation (max-t).
 
     Correlated estimates fail together, so that intervals may be shorter than Bonferroni's. The draws are
     always the same.
@@ -288,7 +288,7 @@ def _sums(values: np.ndarray, number: np.ndarray) -> np.ndarray:
 def _training_noise(
     influence: np.ndarray, clusters: np.ndarray, fold: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Variance of the estimates from training, not truncated at zero.
+    """Return the variance of the estimates from training, not truncated at zero.
 
     Also what was subtracted because rows alone explain it, and degrees of freedom of the sum of both.
     """
@@ -297,7 +297,7 @@ def _training_noise(
         influence, fold = influence.mean(0, keepdims=True), fold[:1]
     n_repeats = len(influence)
     total = influence.sum(0)
-    found, subtracted, n_folds = np.zeros(influence.shape[1]), np.zeros(influence.shape[1]), 0
+    variance, subtracted, n_folds = np.zeros(influence.shape[1]), np.zeros(influence.shape[1]), 0
     for repeat, (mine, where) in enumerate(zip(influence, fold, strict=True)):
         others = (fold >= 0).sum(0) - 1
         use = (where >= 0) & (others > 0) if n_repeats > 1 else where >= 0
@@ -319,13 +319,13 @@ def _training_noise(
         if n_repeats > 1:
             factor = 1 / _overlap(fold, repeat, number, use)
             noise = noise * factor
-        found += (factor * sums**2 - noise).sum(1)
+        variance += (factor * sums**2 - noise).sum(1)
         subtracted += noise.sum(1)
-    return found / n_repeats**2, subtracted / n_repeats**2, float(max(n_folds - 1, 0))
+    return variance / n_repeats**2, subtracted / n_repeats**2, float(max(n_folds - 1, 0))
 
 
 def _overlap(fold: np.ndarray, repeat: int, number: np.ndarray, use: np.ndarray) -> np.ndarray:
-    """One plus the share of the training noise of other repeats that is left in sums over these folds."""
+    """Return one plus the share of other repeats' training noise that remains in sums over these folds."""
     others = [r for r in range(len(fold)) if r != repeat]
     count = np.bincount(number)
     squares = np.zeros(len(count))
@@ -338,7 +338,7 @@ def _overlap(fold: np.ndarray, repeat: int, number: np.ndarray, use: np.ndarray)
 
 
 def holm(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
-    """Holm's adjusted p-values: below ``alpha`` is significant, all tests of the family together."""
+    """Return Holm's adjusted p-values: those below ``alpha`` are significant for the whole family."""
     flat = p.flatten()
     order = flat.argsort()
     count = torch.arange(len(flat), 0, -1, dtype=flat.dtype, device=flat.device)
@@ -349,21 +349,21 @@ def holm(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
 
 
 def ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Ranks from 1, ties share their mean."""
+    """Return ranks from 1; ties share their mean."""
     _, inverse, counts = values.double().unique(return_inverse=True, return_counts=True)
     last = counts.cumsum(0)
     return (last - (counts - 1) / 2).double()[inverse]
 
 
 def spearman(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> float:
-    """Rank correlation; NaN if one of them is constant."""
+    """Return the rank correlation; NaN if one of them is constant."""
     first, second = (r - r.mean() for r in (ranks(a), ranks(b)))
     scale = float(first.norm() * second.norm())
     return float(first @ second) / scale if scale > 0 else math.nan
 
 
 def check_level(name: str, value: float) -> None:
-    """A probability strictly between 0 and 1."""
+    """Raise unless a probability lies strictly between 0 and 1."""
     checks.number(name, value)
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie between 0 and 1, but got {value}. Write 0.95 for 95 %.")

@@ -18,7 +18,7 @@ def count(number: int, noun: str) -> str:
 
 
 def near_misses(name: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Find the names most similar to ``name``, whatever the case.
+    """Find the names most similar to ``name``, ignoring case.
 
     Example:
         >>> near_misses("Airfol", ["airfoil", "no2"])

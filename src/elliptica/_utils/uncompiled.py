@@ -1,4 +1,4 @@
-"""What `elliptica._utils.compiler` imports once something is being compiled, and not before."""
+"""Compiler hook that `elliptica._utils.compiler` imports only while something is being compiled."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _R = TypeVar("_R")
 
 @torch.compiler.disable(recursive=True)
 def run(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-    """Call a function out of the compiler's reach."""
+    """Call a function outside the compiler."""
     return function(*args, **kwargs)

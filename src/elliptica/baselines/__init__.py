@@ -1,8 +1,8 @@
-"""Methods to compare with, called as `elliptica.Elliptic` is, ``objective(x, y)``.
+"""Baselines to compare with, called like `elliptica.Elliptic`: ``objective(x, y)``.
 
-Those that know the groups of the training rows, or their clusters (ADA), are called ``objective(x, y,
-group)``. JTT and UMIX have a first stage, functions from a trained model, or from the course of its training,
-to rows or weights; Fish is a step.
+Methods that use the groups of the training rows, or their clusters (ADA), are called ``objective(x, y,
+group)``. JTT and UMIX have a first stage: functions from a trained model, or from its training history,
+to rows or weights. Fish replaces the optimiser step.
 """
 
 from elliptica.baselines.ada import ADA, anchor_clusters, anchor_rows

@@ -1,6 +1,6 @@
-"""What methods that know the groups of a batch share: checks, risks of groups, features, annealing.
+"""Shared code of methods that use groups: checks, risks of groups, features, annealing.
 
-Only groups that are in the batch count. All rows go through the model in one pass, so batch norms see
+Only groups that occur in the batch count. All rows go through the model in one pass, so batch norm sees
 the whole batch.
 """
 
@@ -23,31 +23,31 @@ from elliptica.core.types import Inputs, LossFn
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that are in a batch."""
+    """The groups that occur in a batch."""
 
     labels: Tensor  # their numbers, ascending
     index: Tensor  # position among ``labels`` of each row's group
     counts: Tensor  # number of rows of each
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum of ``values`` (rows first) over each group; half precisions are added in float32."""
+        """Sum ``values`` (rows first) over each group; half precision is summed in float32."""
         values = values.to(compute_dtype(values.dtype))
         return values.new_zeros(len(self.labels), *values.shape[1:]).index_add(0, self.index, values)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean of ``values`` over each group; 0 where there are no rows (an empty half)."""
+        """Average ``values`` over each group; 0 for a group without rows (an empty half)."""
         return self.sum(values) / _column(self.counts.clamp_min(1), values)
 
     def deviations(self, values: Tensor) -> Tensor:
-        """Each row's ``values`` less the mean of its group."""
+        """Subtract the mean of its group from each row of ``values``."""
         return values - self.mean(values)[self.index]
 
     def variance(self, values: Tensor) -> Tensor:
-        """Unbiased variance within each group; 0 for a group of one row."""
+        """Return the unbiased variance within each group; 0 for a group of one row."""
         return self.sum(self.deviations(values).square()) / _column((self.counts - 1).clamp_min(1), values)
 
     def halves(self) -> Groups:
-        """Every group cut in two, its rows taken by turns; the second half of a single row is empty."""
+        """Split every group in two, taking rows alternately; the second half of a single row is empty."""
         order = self.index.argsort(stable=True)
         first = self.counts.cumsum(0) - self.counts
         rank = torch.empty_like(order)
@@ -57,17 +57,17 @@ class Groups:
 
 
 def find_groups(group: object, rows: int) -> Groups:
-    """Check the groups of ``rows`` rows, and see which ones there are."""
+    """Check the groups of ``rows`` rows and return those that occur."""
     if group is None:
         raise TypeError(
-            "group is missing: this method needs to know the group of each row. Call objective(x, y, group) "
+            "group is missing, but this method needs the group of each row. Call objective(x, y, group) "
             f"with an integer tensor of shape ({rows},)."
         )
     checks.same_rows("group", group, rows)  # type: ignore[arg-type]  # it checks the type
     values = cast(Tensor, group)
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(
-            f"group must hold integers, the number of each row's group, but has dtype {values.dtype}. "
+            f"group must hold the integer number of each row's group, but has dtype {values.dtype}. "
             "Convert it with group.long()."
         )
     if values.ndim > 1:
@@ -85,13 +85,13 @@ def find_groups(group: object, rows: int) -> Groups:
 
 @dataclass(frozen=True)
 class GroupBatch(Batch):
-    """The arguments of a training call with groups, checked."""
+    """The checked arguments of a training call with groups."""
 
     groups: Groups  # groups of the rows
 
 
 class GroupObjective(ERM):
-    """Base of objectives called with groups, ``objective(x, y, group)``; see `GroupDRO` for one."""
+    """Base class of objectives with groups, ``objective(x, y, group)``; see `GroupDRO` for an example."""
 
     def forward(  # type: ignore[override]  # with groups, and without ends
         self,
@@ -102,16 +102,16 @@ class GroupObjective(ERM):
         sample_weight: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Loss of a batch, a scalar.
+        """Return the loss of a batch, a scalar.
 
         Args:
-            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
+            x: Inputs: a tensor, or the tuple or dict of tensors that your model takes.
             y: Targets: integer labels, soft labels, or real values.
-            group: Number of each row's group, from 0; not needed in ``eval()`` mode. A batch need not hold
+            group: Number of each row's group, from 0; not needed in ``eval()`` mode. A batch need not contain
                 every group.
-            sample_weight: Weight of each sample, used as given: the risk of a group is its mean of weight
+            sample_weight: Weight of each sample, not normalised. The risk of a group is its mean of weight
                 times loss.
-            generator: Source of randomness of methods that draw; torch's default one if None.
+            generator: Source of randomness of methods that draw. None means torch's default generator.
         """
         if not self.training:
             return self.clean_loss(x, y, sample_weight=sample_weight)
@@ -120,11 +120,11 @@ class GroupObjective(ERM):
         return self._group_loss(GroupBatch(x, y, sample_weight, None, generator, groups))
 
     def _group_loss(self, batch: GroupBatch) -> Tensor:
-        """Loss of a batch that has been checked, in training."""
+        """Return the training loss of a checked batch."""
         raise NotImplementedError
 
     def _risks(self, losses: Tensor, target: Tensor, weight: Tensor | None, groups: Groups) -> Tensor:
-        """Mean loss of each group: what `ERM` gives on its rows alone."""
+        """Return the mean loss of each group, as `ERM` computes it on its rows alone."""
         total = losses if weight is None else losses * weight
         if not self.loss.weights_classes:
             return groups.mean(total)
@@ -132,13 +132,13 @@ class GroupObjective(ERM):
         return groups.sum(total) / torch.where(size > 0, size, 1.0)
 
     def _risks_at(self, output: Any, batch: GroupBatch) -> Tensor:
-        """Risks of groups from the model's output on the rows themselves."""
+        """Return the risks of groups from the model's output."""
         target = self._encode(batch.y, output)
         return self._risks(self.loss(output, target), target, batch.weight, batch.groups)
 
 
 class AnnealedObjective(GroupObjective):
-    """Base of objectives with a penalty whose weight jumps once, after ``anneal_steps`` training calls."""
+    """Base class of objectives with a penalty whose weight jumps once, after ``anneal_steps`` calls."""
 
     #: Penalty and steps before it, by variant.
     variants: ClassVar[dict[str, tuple[float, int]]]
@@ -169,7 +169,7 @@ class AnnealedObjective(GroupObjective):
 
     @property
     def just_annealed(self) -> bool:
-        """Whether the last training call was the first one with the full weight: reset the optimiser."""
+        """Whether the last training call was the first with the full weight; if so, reset the optimiser."""
         return self._jumped(self.anneal_steps)
 
     def _jumped(self, anneal_steps: int) -> bool:
@@ -184,12 +184,12 @@ class AnnealedObjective(GroupObjective):
         return loss
 
     def _penalised(self, batch: GroupBatch) -> Tensor:
-        """Loss of a batch with the penalty at its present weight."""
+        """Return the loss of a batch with the penalty at its current weight."""
         raise NotImplementedError
 
 
 def read_layer(model: nn.Module, x: Inputs, at: str) -> tuple[Any, Tensor]:
-    """Output of the model, and that of its layer ``at`` as rows of features."""
+    """Return the output of the model, and that of its layer ``at`` as rows of features."""
     with replaced_output(model, at, lambda hidden: hidden) as outputs:
         output = call_model(model, x)
     features = outputs[0]
@@ -198,23 +198,23 @@ def read_layer(model: nn.Module, x: Inputs, at: str) -> tuple[Any, Tensor]:
 
 
 def sum_over_pairs(values: Tensor) -> Tensor:
-    """Sum over pairs of rows of the mean squared difference between their entries."""
+    """Sum the mean squared difference between rows over all pairs of rows."""
     flat = values.reshape(len(values), -1)
-    # the sum over pairs of |a - b|**2 is n times the sum of |a - mean|**2: no pair need be formed
+    # the sum over pairs of |a - b|**2 is n times the sum of |a - mean|**2, so no pairs are formed
     return len(flat) * (flat - flat.mean(0)).square().mean(1).sum()
 
 
 def count_pairs(n: int) -> int:
-    """Number of pairs among ``n``, and 1 where there is none, to divide by."""
+    """Return the number of pairs among ``n``; 1 if there is none, so that one can divide by it."""
     return max(n * (n - 1) // 2, 1)
 
 
 def mix_rows(near: Tensor, far: Tensor, share: Tensor) -> Tensor:
-    """Points between ``near`` (share 1) and ``far`` (share 0), with a share for each row."""
+    """Interpolate between ``near`` (share 1) and ``far`` (share 0), with a share for each row."""
     part = _column(share, near).to(compute_dtype(near.dtype))
     return (part * near + (1 - part) * far).to(near.dtype)
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
-    """One number per row, with as many axes as ``like``."""
+    """Reshape one number per row to as many axes as ``like``."""
     return values.reshape(-1, *[1] * (like.ndim - 1))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def check_real_targets(y: object, why: str, instead: str = "Mixup") -> None:
-    """``y`` must be a tensor of real targets; ``why`` ends the sentence that says so."""
+    """Raise unless ``y`` is a tensor of real targets; ``why`` goes into the message."""
     if not isinstance(y, Tensor) or not y.is_floating_point():
         got = f"dtype {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
         raise TypeError(

@@ -29,15 +29,15 @@ class ADA(GroupObjective):
     drawn once per batch from 20 equally likely values: ``1 + (alpha - 1) * i / 10`` for ``i`` from 1 to 10,
     which contract, and their reciprocals, which expand. The new rows replace the batch.
 
-    Clusters are found once, by k-means on the training rows (`anchor_clusters`), and passed as the groups of
-    the rows: ``objective(x, y, cluster)``. Weights of samples stay with their rows.
+    Compute clusters once, by k-means on the training rows (`anchor_clusters`), and pass them as the groups of
+    the rows: ``objective(x, y, cluster)``. Sample weights stay with their rows.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
     Args:
         model: Any network.
         loss_fn: Your ordinary loss on real targets, see `ERM`.
-        alpha: Largest value of ``gamma``, at least 1; at 1 rows stay as they are. The authors use 1.125 to 4.
+        alpha: Largest value of ``gamma``, at least 1; at 1 rows do not move. The authors use 1.125 to 4.
         at: Name of a layer whose output to move, instead of the inputs. Gradients flow through the means.
 
     Example:
@@ -56,8 +56,8 @@ class ADA(GroupObjective):
         checks.positive("alpha", alpha)
         if alpha < 1:
             raise ValueError(
-                f"alpha must be at least 1, but got {alpha}. It is the largest gamma; reciprocals are drawn "
-                "as often as the values themselves."
+                f"alpha must be at least 1, but got {alpha}. It is the largest gamma, and reciprocals are "
+                "drawn as often, so use 1 / alpha."
             )
         if at is not None:
             find_layer(model, at)
@@ -100,13 +100,13 @@ def anchor_rows(
 ) -> Float[Tensor, " batch *feature"]:
     """Move each row along the line to the mean of its cluster: ``c + (row - c) / sqrt(gamma)``.
 
-    Means of clusters stay. ``gamma=1`` changes nothing, large values leave the means, and ``1 / gamma``
-    undoes ``gamma``.
+    Cluster means do not move. ``gamma=1`` changes nothing, large values collapse rows to the means, and ``1 /
+    gamma`` undoes ``gamma``.
 
     Args:
         values: Inputs or targets.
         cluster: Number of each row's cluster, from 0.
-        gamma: Above zero; rows come closer to the mean above 1, and go away from it below.
+        gamma: Above zero. Rows move towards the mean above 1, and away from it below.
 
     Example:
         >>> anchor_rows(torch.tensor([[0.0], [4.0], [9.0]]), torch.tensor([0, 0, 1]), gamma=4.0).flatten()
@@ -140,18 +140,18 @@ def anchor_clusters(
     n_starts: int = 10,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " n"]:
-    """Find the clusters of `ADA`, by k-means on inputs and targets side by side.
+    """Compute the clusters of `ADA`, by k-means on inputs and targets side by side.
 
-    Nothing is scaled: targets with a larger spread than the inputs decide alone. The best of ``n_starts``
-    runs is returned, each from the starting points of k-means++. Equal rows are in the same cluster, so there
-    may be fewer clusters than asked for. A float64 matrix of rows by clusters is kept in memory.
+    Nothing is scaled, so targets with a much larger spread than the inputs dominate. The best of ``n_starts``
+    runs is returned, each initialised with k-means++. Equal rows are in the same cluster, so there
+    may be fewer clusters than ``n_clusters``. A float64 matrix of rows by clusters is kept in memory.
 
     Args:
         x: Inputs of the training rows; None clusters the targets alone.
         y: Their targets.
         n_clusters: Number of clusters; the authors use 2 to 40.
         n_starts: Number of runs.
-        generator: Source of randomness; torch's default one if None.
+        generator: Source of randomness. None means torch's default generator.
 
     Example:
         >>> cluster = anchor_clusters(None, torch.tensor([[0.0], [9.0], [0.1]]), 2)
@@ -172,18 +172,18 @@ def anchor_clusters(
             checks.finite(name, value)
             parts.append(value.detach().reshape(len(value), -1).to(double))
     points = torch.cat(parts, 1)
-    points = points - points.mean(0)  # distances of far-off rows are more exact so
+    points = points - points.mean(0)  # centring makes distances of far-off rows more accurate
     if n_clusters > len(points):
         raise ValueError(
-            f"n_clusters must be at most the number of rows, but is {n_clusters} for {len(points)} rows. Ask "
-            "for fewer clusters."
+            f"n_clusters must be at most the number of rows, but is {n_clusters} for {len(points)} rows. Use "
+            "fewer clusters."
         )
     runs = (_lloyd(points, _first_centres(points, n_clusters, generator)) for _ in range(n_starts))
-    return min(runs, key=lambda found: found[0])[1]
+    return min(runs, key=lambda run: run[0])[1]
 
 
 def _first_centres(points: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    """Draw the starting points of k-means++, by squared distance to those drawn before."""
+    """Draw the initial centres of k-means++, by squared distance to those drawn before."""
     u = draw_uniform((n,), device=_CPU, generator=generator).tolist()
     chosen = [min(int(u[0] * len(points)), len(points) - 1)]
     nearest = (points - points[chosen[0]]).square().sum(1)
@@ -197,7 +197,7 @@ def _first_centres(points: Tensor, n: int, generator: torch.Generator | None) ->
 
 
 def _lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
-    """Squared distances to the nearest centre, summed, and the number of that centre for each row."""
+    """Run Lloyd's algorithm; return the sum of squared distances and each row's cluster."""
     label = torch.full((len(points),), -1, device=points.device)
     for _ in range(_ITERATIONS):
         distances = torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist")
@@ -207,7 +207,7 @@ def _lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
             break
         counts = torch.bincount(label, minlength=len(centres))[:, None]
         means = torch.zeros_like(centres).index_add(0, label, points) / counts.clamp_min(1)
-        centres = torch.where(counts > 0, means, centres)  # a centre that lost its rows stays
+        centres = torch.where(counts > 0, means, centres)  # a centre without rows stays where it is
     return total, label
 
 

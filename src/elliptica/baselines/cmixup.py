@@ -26,7 +26,7 @@ class CMixup(Mixup):
     Beta(alpha, alpha), and the loss is that of the mixed target.
 
     Partners come from the batch. The authors draw them from the whole training set: make a `TargetKernel`
-    once and pass what it draws as ``end``.
+    once and pass its draws as ``end``.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -65,7 +65,7 @@ class CMixup(Mixup):
         self.bandwidth = float(bandwidth)
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
-        """The ordinary mean loss on the data themselves; labels are refused as in training."""
+        """Return the ordinary mean loss on the data themselves; class labels raise as in training."""
         _check_targets(y)
         return super().clean_loss(x, y, sample_weight=sample_weight)
 
@@ -81,16 +81,16 @@ class CMixup(Mixup):
 
 
 class TargetKernel:
-    """Partners of similar target from a whole data set, for `CMixup`: a batch costs one look-up per row.
+    """Draw partners with similar targets from a whole data set, for `CMixup`, with one look-up per row.
 
     Row ``j`` is drawn for row ``i`` with probability proportional to ``exp(-|y_i - y_j|**2 / (2 h**2))``,
-    ``i`` itself included. Stores one cumulative probability per pair, so memory is ``4 * n**2`` bytes
-    (1.6 GB for 20 000 rows); built in chunks.
+    ``i`` itself included. It stores one cumulative probability per pair, so memory is ``4 * n**2`` bytes
+    (1.6 GB for 20 000 rows).
 
     Args:
         y: Real targets of the data set.
         bandwidth: Standard deviation ``h`` of the kernel, in the units of the targets.
-        max_bytes: Refuse to build a larger table.
+        max_bytes: Largest table to build; a larger one raises an error.
 
     Example:
         >>> kernel = TargetKernel(torch.tensor([[0.0], [9.0], [0.0]]), bandwidth=0.1)
@@ -124,14 +124,14 @@ class TargetKernel:
     def sample(
         self, index: Int[Tensor, " batch"], *, generator: torch.Generator | None = None
     ) -> Int[Tensor, " batch"]:
-        """Draw a partner for each of the rows ``index`` of the data set; returns rows of the data set."""
+        """Draw a partner for each of the rows ``index`` of the data set, as row numbers of the data set."""
         check_generator(generator, self._table.device)
         try:
             rows = self._table[index]
         except IndexError as error:
             raise ValueError(
-                f"index must hold row numbers below {len(self._table)}, the size of the data set that the "
-                f"kernel was made of ({error})."
+                f"index must hold row numbers below {len(self._table)}, the size of the data set of the "
+                f"kernel ({error})."
             ) from error
         return draw_from(rows, 1, generator).squeeze(1)
 
@@ -141,6 +141,6 @@ def _check_targets(y: object) -> None:
 
 
 def _cumulative(y: Tensor, others: Tensor, bandwidth: float) -> Tensor:
-    """Cumulative probabilities of partners, one row for each of ``y``."""
+    """Return the cumulative probabilities of partners, one row for each of ``y``."""
     sums = kernel_weights(target_distances(y, others), bandwidth).cumsum(1)
     return (sums / sums[:, -1:]).float()

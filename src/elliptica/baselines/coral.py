@@ -26,7 +26,7 @@ CORAL_VARIANTS: tuple[CORALVariant, ...] = ("domainbed", "deep")
 
 @named("coral")
 class CORAL(GroupObjective):
-    """CORAL: the mean of group risks, plus what tells the features of two groups apart.
+    """CORAL: the mean of group risks, plus the difference between the features of groups.
 
     With means ``m`` and unbiased covariances ``C`` of the ``d`` features of a layer, the loss is
     ``mean_e R_e + penalty * P``, and ``P`` is the mean over pairs of groups in the batch of
@@ -34,8 +34,8 @@ class CORAL(GroupObjective):
     - ``variant="domainbed"`` (and WILDS): ``|m_a - m_b|**2 / d + |C_a - C_b|**2 / d**2``;
     - ``variant="deep"``: ``|C_a - C_b|**2 / (4 d**2)`` (Sun and Saenko, ECCV workshops 2016).
 
-    A group with a single row in the batch has a mean but no covariance: its pairs have the first term only,
-    and in the variant ``"deep"`` none. With one group in the batch there is no penalty. Covariances take
+    A group with a single row in the batch has a mean but no covariance, so its pairs have only the first
+    term, and with ``variant="deep"`` none. With one group in the batch there is no penalty. Covariances take
     ``d**2`` numbers per group, so choose a layer of at most a few thousand features.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
@@ -46,7 +46,7 @@ class CORAL(GroupObjective):
         at: Name of the layer whose output holds the features: the input of the classifier.
         penalty: Weight of ``P``; 1 in DomainBed, 0.1 in WILDS for Camelyon17.
         variant: ``"domainbed"`` or ``"deep"``, see above.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -88,12 +88,12 @@ class CORAL(GroupObjective):
 
 
 def _covariances(features: Tensor, groups: Groups) -> Tensor:
-    """Covariance of the features in each group that has two rows at least; zero, once, if none has."""
+    """Return the covariance of the features in each group of two rows or more; one zero if there is none."""
     rows = groups.deviations(features)
-    found = []
+    covariances = []
     with torch.autocast(rows.device.type, enabled=False):  # sums of products overflow half precision
         for number, count in enumerate(groups.counts.tolist()):
             if count > 1:
                 own = rows[groups.index == number]
-                found.append(own.T @ own / (count - 1))
-    return torch.stack(found) if found else rows.new_zeros(1, 1)
+                covariances.append(own.T @ own / (count - 1))
+    return torch.stack(covariances) if covariances else rows.new_zeros(1, 1)

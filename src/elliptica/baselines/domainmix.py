@@ -18,13 +18,13 @@ from elliptica.core.types import LossFn
 class DomainMix(GroupObjective):
     """DomainMix: mixup in which each sample's partner is of another group.
 
-    The groups of the batch come in a random cyclic order; each is mixed with the next, row by row in the
-    order of the batch, and the longer of the two is cut to the length of the shorter. Every such pair has
+    The groups of the batch are put in a random cyclic order. Each is mixed with the next, row by row in the
+    order of the batch, and the longer of the two is cut to the length of the shorter. Every pair has
     one share from Beta(alpha, alpha) and the loss ``mean(share * loss(y) + (1 - share) * loss(y_partner))``
     at the mixed points; the result is the mean over pairs. With one group in the batch nothing is mixed.
 
     The idea is that of Xu et al. (AAAI 2020), who adapt to a known target domain; without one, this is
-    DomainBed's "Mixup". DomainBed draws as many rows of every group, so that nothing is cut.
+    DomainBed's "Mixup". DomainBed draws equally many rows of every group, so that nothing is cut.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -32,7 +32,7 @@ class DomainMix(GroupObjective):
         model: Any network.
         loss_fn: Your ordinary loss, see `ERM`.
         alpha: 0.2 in DomainBed; 0 means no mixing.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = DomainMix(nn.Linear(4, 3), nn.CrossEntropyLoss())
@@ -66,7 +66,7 @@ class DomainMix(GroupObjective):
 
 
 def pair_groups(groups: Groups, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Groups]:
-    """Rows of each group and of the next in a random cyclic order, and the pair each belongs to."""
+    """Return rows of each group and of the next in a random cyclic order, and the pair of each."""
     n = len(groups.labels)
     device = groups.index.device
     order = draw_permutation(n, device=device, generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""DORO: robust training after the largest losses of a batch are left out (Zhai et al., ICML 2021)."""
+"""DORO: robust training without the largest losses of a batch (Zhai et al., ICML 2021)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Variant = Literal["exact", "doro"]
 class DORO(DRO):
     """Robust training without outliers: `DRO` of all but the ``epsilon * m`` largest of ``m`` losses.
 
-    The largest losses may be wrong labels, on which DRO would concentrate (Zhai et al., ICML 2021). Samples
-    are left out in whole numbers, ``floor(epsilon * m)`` of them, and at least one stays: a batch of fewer
-    than ``1 / epsilon`` is not trimmed at all. Variants:
+    The largest losses may come from wrong labels, on which DRO would concentrate (Zhai et al., ICML 2021).
+    Samples are dropped in whole numbers, ``floor(epsilon * m)`` of them, and at least one stays. A batch of
+    fewer than ``1 / epsilon`` is not trimmed at all. Variants:
 
-    - ``"exact"``: the worst weights of `DRO`, found exactly among those that are left;
+    - ``"exact"``: the worst weights of `DRO`, computed exactly on the remaining samples;
     - ``"doro"``: the authors' ``"cvar"``, ``sum(loss) / (alpha * (m - n))`` over the ranks ``n`` to
       ``floor((epsilon + alpha * (1 - epsilon)) * m) - 1`` from the largest loss (rank 0), with
       ``n = floor(epsilon * m)``: without the part of a sample that completes the share ``alpha``. If that
-      leaves no sample, it is the largest loss that is left. Their ``"chi2"`` is the same number as
-      ``"exact"``, which stands in for it.
+      leaves no sample, it is the largest remaining loss. Their ``"chi2"`` equals
+      ``"exact"``, which is used for it.
 
-    Samples of weight 0 are not counted; weights of the others have no part in who is left out.
+    Samples of weight 0 are not counted. Other weights do not influence which samples are dropped.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -43,9 +43,9 @@ class DORO(DRO):
         epsilon: Share of outliers, from 0 (`DRO`) to below 1. The authors give no default; they evaluate
             with 0.005, in batches of 400.
         divergence: ``"cvar"`` or ``"chi2"``, with ``rho = (1 / alpha - 1)**2 / 2``.
-        alpha: Above 0 and at most 1, where 1 is the mean of what is left.
+        alpha: Above 0 and at most 1, where 1 is the mean of the remaining losses.
         variant: See above.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = DORO(nn.Linear(4, 3), nn.CrossEntropyLoss(), epsilon=0.1, alpha=0.2)
@@ -71,8 +71,8 @@ class DORO(DRO):
         checks.number("epsilon", epsilon)
         if not 0 <= epsilon < 1:
             raise ValueError(
-                f"epsilon must be at least 0 and below 1, but got {epsilon}: it is the share of the batch "
-                "that is left out. Use epsilon=0.0 for DRO."
+                f"epsilon must be at least 0 and below 1, but got {epsilon}. It is the share of the batch to "
+                "drop; use epsilon=0.0 for DRO."
             )
         checks.choice("variant", variant, get_args(Variant))
         self.epsilon = float(epsilon)
@@ -87,7 +87,7 @@ class DORO(DRO):
         n_out = min(_floor(self.epsilon * rows), rows - 1)
         if not n_out and self.epsilon:
             warnings.warn(
-                f"epsilon={self.epsilon} of {rows} rows is less than one: nothing is left out, and DORO is "
+                f"epsilon={self.epsilon} of {rows} rows is less than one, so nothing is dropped and DORO is "
                 f"DRO. Use epsilon >= {1 / rows:.2g} or larger batches.",
                 EllipticWarning,
                 stacklevel=2,
@@ -109,5 +109,5 @@ class DORO(DRO):
 
 
 def _floor(count: float) -> int:
-    """Whole part of a number of samples, where rounding must not cost one: 0.29 * 100 is 29."""
+    """Round a number of samples down, where rounding errors must not cost one: 0.29 * 100 is 29."""
     return math.floor(count + 1e-9)

@@ -22,9 +22,9 @@ _LEAST = 1e-30  # a smaller rho changes no digit
 
 @named("dro")
 class DRO(Reweighted):
-    """Robust training: ``sum p_i * loss_i`` for the worst weights ``p`` of the batch that are allowed.
+    """Robust training: ``sum p_i * loss_i`` for the worst allowed weights ``p`` of the batch.
 
-    The weights have sum 1, are found exactly for each batch, and are held constant in the gradient (Levy et
+    The weights have sum 1, are computed exactly for each batch, and are constants for the gradient (Levy et
     al., NeurIPS 2020). With ``m`` samples they may be
 
     - ``"cvar"``: at most ``1 / (alpha * m)`` each, so that the result is the mean of the ``alpha * m``
@@ -32,11 +32,11 @@ class DRO(Reweighted):
     - ``"chi2"`` with ``rho``: at most ``rho`` away from equal weights, see `chi2_weights`;
     - ``"chi2"`` with ``alpha``: the same with ``rho = (1 / alpha - 1)**2 / 2``, which allows all that
       ``"cvar"`` of this ``alpha`` does;
-    - ``"chi2"`` with ``penalty``: any, for ``penalty`` times their distance, which is subtracted, see
+    - ``"chi2"`` with ``penalty``: any, with ``penalty`` times their distance subtracted, see
       `chi2_penalty_weights`.
 
-    Weights come from the batch at hand: a batch of at most ``1 / alpha`` (``"cvar"``) or ``1 + 2 * rho``
-    samples trains on its largest loss alone. Losses are compared as ``loss_fn`` gives them, class weights
+    Weights depend on the batch: a batch of at most ``1 / alpha`` (``"cvar"``) or ``1 + 2 * rho``
+    samples trains only on its largest loss. Losses are compared as ``loss_fn`` returns them, class weights
     included.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
@@ -46,10 +46,10 @@ class DRO(Reweighted):
         loss_fn: Your ordinary loss, see `ERM`.
         divergence: ``"cvar"`` or ``"chi2"``.
         alpha: Above 0 and at most 1, where 1 is plain training. 0.1 for ``"cvar"`` if None.
-        rho: At least 0, where 0 is plain training. For ``"chi2"``, where 1 is taken if nothing is given.
+        rho: At least 0, where 0 is plain training. For ``"chi2"``; 1 if no size is given.
         penalty: Above 0; the larger, the closer to plain training. For ``"chi2"``; the authors use 0.05
             for digits and 0.4 for ImageNet.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = DRO(nn.Linear(4, 3), nn.CrossEntropyLoss(), divergence="chi2", rho=0.5)
@@ -77,7 +77,9 @@ class DRO(Reweighted):
         given = [name for name, size in sizes.items() if size is not None]
         if len(given) > 1 or (divergence == "cvar" and given not in ([], ["alpha"])):
             takes = "alpha" if divergence == "cvar" else "one of alpha, rho and penalty"
-            raise ValueError(f'divergence="{divergence}" takes {takes}, but got {" and ".join(given)}.')
+            raise ValueError(
+                f'divergence="{divergence}" takes {takes}, but got {" and ".join(given)}. Omit the rest.'
+            )
         if not given:
             alpha, rho = (0.1, None) if divergence == "cvar" else (None, 1.0)
         if alpha is not None:
@@ -113,15 +115,15 @@ class DRO(Reweighted):
 def cvar_weights(
     losses: Float[Tensor, " batch"], alpha: float, *, sample_weight: Float[Tensor, " batch"] | None = None
 ) -> Float[Tensor, " batch"]:
-    """Worst weights of sum 1 with at most ``1 / (alpha * m)`` on each of ``m`` losses.
+    """Return the worst weights of sum 1 with at most ``1 / (alpha * m)`` on each of ``m`` losses.
 
-    The ``floor(alpha * m)`` largest losses get ``1 / (alpha * m)``, the next one what is left. Equal losses
-    share their weight equally.
+    The ``floor(alpha * m)`` largest losses get ``1 / (alpha * m)``, and the next one gets the rest. Equal
+    losses share their weight equally.
 
     Args:
         losses: One loss per sample; a gradient is not followed.
         alpha: Above 0 and at most 1: 1 gives equal weights, up to ``1 / m`` the maximum.
-        sample_weight: The bound is then proportional to them; a sample of weight 2 counts as two.
+        sample_weight: Makes the bound proportional to the weights; a sample of weight 2 counts as two.
 
     Example:
         >>> cvar_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), alpha=0.375)
@@ -140,9 +142,9 @@ def cvar_weights(
 def chi2_weights(
     losses: Float[Tensor, " batch"], rho: float, *, sample_weight: Float[Tensor, " batch"] | None = None
 ) -> Float[Tensor, " batch"]:
-    """Worst weights of sum 1 with ``sum((m * p_i - 1)**2) / (2 * m) <= rho`` for ``m`` losses.
+    """Return the worst weights of sum 1 with ``sum((m * p_i - 1)**2) / (2 * m) <= rho`` for ``m`` losses.
 
-    They are proportional to ``max(loss - eta, 0)``; ``eta`` is found from the sorted losses, without
+    They are proportional to ``max(loss - eta, 0)``. ``eta`` is computed from the sorted losses, without
     iterations. If there are at most ``1 + 2 * rho`` losses, all weight is on the largest.
 
     Args:
@@ -161,7 +163,7 @@ def chi2_weights(
         return _finish(base, losses)
     depth, base = depth / depth[-1], base[order]
     mass, first, second = _integrals(depth, base)
-    # the ratio of moments falls as more losses take part: they do until it is what rho allows
+    # the ratio of moments falls as more losses take part; add losses until rho allows it
     more = (depth[1:] == 0) | (second > (1 + 2 * rho) * first**2)
     n = 1 + int(more.long().cumprod(0).sum())
     top, share = depth[:n], base[:n] / mass[n - 1]
@@ -181,7 +183,7 @@ def chi2_weights(
 def chi2_penalty_weights(
     losses: Float[Tensor, " batch"], penalty: float, *, sample_weight: Float[Tensor, " batch"] | None = None
 ) -> Float[Tensor, " batch"]:
-    """Weights ``p`` of sum 1 that maximise ``sum(p * loss) - penalty * sum((m * p_i - 1)**2) / (2 * m)``.
+    """Return weights of sum 1 that maximise ``sum(p * loss) - penalty * sum((m * p_i - 1)**2) / (2 * m)``.
 
     They are ``max(loss - eta, 0) / (penalty * m)``, with the ``eta`` that makes their sum 1.
 
@@ -207,17 +209,17 @@ def chi2_penalty_weights(
 
 
 def check_share(name: str, value: float) -> None:
-    """A share of the batch: above 0, at most 1."""
+    """Raise unless a share of the batch is above 0 and at most 1."""
     checks.number(name, value)
     if not 0 < value <= 1:
         raise ValueError(
-            f"{name} must be above 0 and at most 1, but got {value}: it is a share of the batch. "
-            f"Use {name}=1.0 for plain training."
+            f"{name} must be above 0 and at most 1, but got {value}. It is a share of the batch; use "
+            f"{name}=1.0 for plain training."
         )
 
 
 def _prepare(losses: Tensor, sample_weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Losses without gradient and sample weights of sum 1, in double precision where there is one."""
+    """Return losses without gradient and sample weights of sum 1, in double precision if available."""
     if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.ndim != 1:
         got = (
             f"{losses.dtype} of shape {tuple(losses.shape)}"
@@ -240,9 +242,10 @@ def _finish(p: Tensor, losses: Tensor) -> Tensor:
 
 
 def _integrals(depth: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass of the first rows; mean of ``max(h - depth, 0)`` and of its square at ``h`` = the next depth.
+    """Return the mass of the first rows, and two moments of ``max(h - depth, 0)``.
 
-    As sums of positive terms, so that nothing cancels.
+    These are its mean and that of its square, with the next depth as ``h``. They are sums of positive terms,
+    so that nothing cancels.
     """
     mass = base.cumsum(0)
     step = depth.diff()

@@ -1,4 +1,4 @@
-"""Plain training: the mean loss on the data (empirical risk minimisation), which all others start from."""
+"""Plain training: the mean loss on the data (empirical risk minimisation), base class of the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elliptica.core.types import Inputs, LossFn
 
 @dataclass(frozen=True)
 class Batch:
-    """The arguments of a training call, checked."""
+    """The checked arguments of a training call."""
 
     x: Inputs  # inputs
     y: Tensor  # targets
@@ -31,16 +31,16 @@ class Batch:
 
 @named("erm")
 class ERM(nn.Module):
-    """The ordinary mean loss, behind the same call as `elliptica.Elliptic`.
+    """The ordinary mean loss, with the same call as `elliptica.Elliptic`.
 
-    Use it as the line that others are compared with: ``objective(x, y)`` is ``criterion(model(x), y)``, in
+    Use it as the reference for other methods: ``objective(x, y)`` is ``criterion(model(x), y)``, in
     training and in ``eval()`` mode. The module owns the model; save ``objective.model``.
 
     Args:
         model: Any network.
-        loss_fn: Your ordinary loss; a ``reduction`` is switched off in a copy. A callable must return one
-            value per sample.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        loss_fn: Your ordinary loss. Its ``reduction`` is switched off in a copy. Any other callable must
+            return one value per sample.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -62,7 +62,7 @@ class ERM(nn.Module):
             checks.count("num_classes", num_classes)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
-        self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice
+        self._user_loss = (loss_fn,)  # a tuple, so that nn.Module does not register it a second time
         self.num_classes = self.loss.num_classes() if num_classes is None else num_classes
 
     def forward(
@@ -74,16 +74,16 @@ class ERM(nn.Module):
         end: End | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Loss of a batch, a scalar.
+        """Return the loss of a batch, a scalar.
 
         Args:
-            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
+            x: Inputs: a tensor, or the tuple or dict of tensors that your model takes.
             y: Targets: integer labels, soft labels, or real values.
-            sample_weight: Weight of each sample, used as given: the result is the mean of weight times
-                loss, and a point between two samples gets the weight between theirs.
+            sample_weight: Weight of each sample, not normalised. The result is the mean of weight times
+                loss. Between two samples the weight changes linearly.
             end: Partners that need not be in the batch, for methods that mix: ``(x, y)`` or ``(x, y,
-                sample_weight)``; without weights of their own they get those of the samples.
-            generator: Source of randomness of methods that draw; torch's default one if None.
+                sample_weight)``. Without their own weights they get those of the samples.
+            generator: Source of randomness of methods that draw. None means torch's default generator.
         """
         if not self.training:
             return self.clean_loss(x, y, sample_weight=sample_weight)
@@ -91,7 +91,7 @@ class ERM(nn.Module):
         return self._training_loss(Batch(x, y, sample_weight, end, generator))
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
-        """The ordinary mean loss on the data themselves."""
+        """Return the ordinary mean loss on the data themselves."""
         inputs = named_inputs(x)
         rows = count_rows(inputs)
         check_batch(inputs, [], y, rows, finite=True)
@@ -99,7 +99,7 @@ class ERM(nn.Module):
         return self._mean(*self._losses_at(x, y), sample_weight, soft=y.is_floating_point())
 
     def extra_repr(self) -> str:
-        """The settings that are not None or False."""
+        """Show the settings that are not None or False."""
         values = {name: getattr(self, name) for name in self.settings}
         return ", ".join(
             f"{name}={f'{value.numel()} values' if isinstance(value, Tensor) else repr(value)}"
@@ -108,7 +108,7 @@ class ERM(nn.Module):
         )
 
     def _training_loss(self, batch: Batch) -> Tensor:
-        """Loss of a batch that has been checked, in training."""
+        """Return the training loss of a checked batch."""
         return self._mean(*self._losses_at(batch.x, batch.y), batch.weight, soft=batch.y.is_floating_point())
 
     def _check(self, x: Inputs, y: Tensor, weight: Tensor | None, generator: torch.Generator | None) -> None:
@@ -120,13 +120,13 @@ class ERM(nn.Module):
         check_generator(generator, y.device)
 
     def _losses_at(self, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each sample, and its target as it was compared with the output."""
+        """Return the loss of each sample, and its target as compared with the output."""
         output = call_model(self.model, x)
         target = self._encode(y, output)
         return self.loss(output, target), target
 
     def _encode(self, y: Tensor, output: Any) -> Tensor:
-        """Targets that can be mixed: labels become one-hot, with as many classes as the output has."""
+        """Return targets that can be mixed: labels become one-hot, with as many classes as the output."""
         if y.is_floating_point():
             return y
         num_classes, dtype = self.num_classes, torch.float32
@@ -138,7 +138,7 @@ class ERM(nn.Module):
         return encode_targets(y, space, num_classes=num_classes, dtype=dtype)
 
     def _mean(self, losses: Tensor, target: Tensor, weight: Tensor | None, *, soft: bool = False) -> Tensor:
-        """Average over the batch; class weights as in torch (soft targets by rows)."""
+        """Average over the batch; class weights act as in torch (for soft targets, by rows)."""
         by_class = self.loss.weights_classes and not soft
         class_weight = self.loss.class_weight(target) if by_class else None
         return weighted_mean(losses, weight, class_weight)

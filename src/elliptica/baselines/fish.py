@@ -25,13 +25,13 @@ def fish_step(
     rate: float | None = None,
     meta_lr: float | None = None,
 ) -> Tensor:
-    """Take one optimiser step on each domain in turn, then go a part of the way (Fish).
+    """Take one optimiser step on each domain in turn, then move part of the way to the result (Fish).
 
-    From the weights ``theta``, the steps lead to ``end``; the model is left at ``theta + rate * (end -
-    theta)``, which to first order adds the inner products of the domains' gradients to the aim (Shi et al.,
-    ICLR 2022, Algorithm 1). ``rate=1`` is ordinary training on one domain after the other, ``rate=0``
-    changes no weight. Floating buffers, such as statistics of batch norms, go the same part of the way;
-    integer counters keep their new value. The optimiser's own state is carried on, as in DomainBed and in
+    From the weights ``theta`` the steps lead to ``end``. The model ends at ``theta + rate * (end -
+    theta)``, which to first order adds the inner products of the domains' gradients to the objective (Shi et
+    al., ICLR 2022, Algorithm 1). ``rate=1`` is ordinary training on one domain after the other, ``rate=0``
+    changes no weight. Floating buffers, such as batch norm statistics, move by the same part;
+    integer counters keep their new value. The optimiser keeps its state, as in DomainBed and in
     the authors' code.
 
     The authors train without Fish first, and take a few domains drawn at random for each step: pass
@@ -39,16 +39,16 @@ def fish_step(
 
     Args:
         model: The network, whose parameters the optimiser holds.
-        optimizer: Of the inner steps.
-        objective: Called as ``objective(*minibatch)``, in training mode if it is to be: `ERM`, `Mixup`,
+        optimizer: Optimiser of the inner steps.
+        objective: Called as ``objective(*minibatch)``, in the mode you set: `ERM`, `Mixup`,
             `elliptica.Elliptic` or any function.
         minibatches: One tuple ``(x, y)`` for each domain, e.g. from `split_by_group`.
-        rate: Part of the way to go, from 0 to 1; None takes DomainBed's 0.5, unless ``meta_lr`` is given.
+        rate: Part of the way to move, from 0 to 1. None means DomainBed's 0.5, unless ``meta_lr`` is given.
         meta_lr: The authors' step size instead: ``rate`` is then ``meta_lr`` divided by the number of
             minibatches (0.01 for Camelyon17).
 
     Returns:
-        Mean of the losses that the inner steps started from.
+        Mean of the losses before the inner steps.
 
     Example:
         >>> from elliptica.baselines import ERM
@@ -65,7 +65,7 @@ def fish_step(
     owned = getattr(objective, "model", model)
     if owned is not model:
         raise ValueError(
-            "The objective owns another model than the one that fish_step moves. Make it of the same model, "
+            "The objective owns another model than the one passed to fish_step. Make it with the same model, "
             "e.g. ERM(model, loss_fn)."
         )
     batches = list(minibatches)
@@ -91,7 +91,7 @@ def fish_step(
 
 
 def split_by_group(x: Inputs, y: Tensor, group: Int[Tensor, " batch"]) -> list[tuple[Inputs, Tensor]]:
-    """Rows of each group that is in the batch, by the number of the group.
+    """Split a batch into the rows of each group, ordered by the number of the group.
 
     Args:
         x: Inputs: a tensor, or a tuple or dict of tensors.
@@ -115,9 +115,9 @@ def split_by_group(x: Inputs, y: Tensor, group: Int[Tensor, " batch"]) -> list[t
 
 
 def _resolve_rate(rate: float | None, meta_lr: float | None, steps: int) -> float:
-    """The part of the way to go."""
+    """Return the part of the way to move."""
     if rate is not None and meta_lr is not None:
-        raise ValueError(f"Pass rate or meta_lr, not both, but got {rate} and {meta_lr}.")
+        raise ValueError(f"Got both rate={rate} and meta_lr={meta_lr}. Pass only one of them.")
     if meta_lr is not None:
         checks.nonnegative("meta_lr", meta_lr)
         rate = meta_lr / steps
@@ -130,5 +130,5 @@ def _resolve_rate(rate: float | None, meta_lr: float | None, steps: int) -> floa
 
 
 def _floating_state(model: nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers between whose values there are others."""
+    """Iterate over floating-point parameters and buffers, which can be interpolated."""
     return (value for value in chain(model.parameters(), model.buffers()) if value.is_floating_point())

@@ -1,4 +1,4 @@
-"""Focal loss: cross-entropy with less weight on what the model is sure of (Lin et al., ICCV 2017)."""
+"""Focal loss: cross-entropy with less weight on confident, correct samples (Lin et al., ICCV 2017)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Focal(Reweighted):
     """Focal loss: ``(1 - p)**gamma * CE`` with ``p = exp(-CE)`` (Lin et al., ICCV 2017).
 
     For a label, ``p`` is the probability that the model gives to it, so samples that are already right
-    hardly count. The gradient goes through the factor, too. For soft or smoothed labels ``p`` is the
+    hardly count. The gradient flows through the factor, too. For soft or smoothed labels ``p`` is the
     geometric mean of the classes' probabilities, weighted by the label, and with several outputs under
     ``BCEWithLogitsLoss`` the geometric mean over them: the focal loss of a sample is always an increasing
     function of its cross-entropy, so that its minimum stays where the prediction equals the label.
 
-    Class weights of ``loss_fn`` multiply the result and have no part in ``p``.
+    Class weights of ``loss_fn`` multiply the result and do not enter ``p``.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
     Args:
         model: Any network.
-        loss_fn: Your cross-entropy, see `ERM`. A loss of real targets is refused.
+        loss_fn: Your cross-entropy, see `ERM`. A loss for real targets raises an error.
         gamma: At least 0; 0 is the cross-entropy. The authors use 2.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -51,7 +51,7 @@ class Focal(Reweighted):
         if _is_for_real_targets(loss_fn):
             name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
             raise TypeError(
-                f"loss_fn={name} is a loss of real targets, but the focal loss needs a cross-entropy, whose "
+                f"loss_fn={name} is a loss for real targets, but the focal loss needs a cross-entropy, whose "
                 "exp(-loss) is a probability. Use nn.CrossEntropyLoss() or nn.BCEWithLogitsLoss(); for "
                 "regression use another objective, e.g. Tilted."
             )
@@ -62,7 +62,7 @@ class Focal(Reweighted):
         if self.loss.weights_classes:
             class_weight = self.loss.class_weight(target)
             entropy = losses / torch.where(class_weight > 0, class_weight, 1)
-        # kept above 0, where the derivative of a power below 1 is infinite
+        # clamped above 0, where the derivative of a power below 1 is infinite
         miss = (-torch.expm1(-entropy)).clamp_min(torch.finfo(losses.dtype).tiny)
         return self._mean(miss**self.gamma * losses, target, weight)
 
@@ -70,5 +70,5 @@ class Focal(Reweighted):
 def _is_for_real_targets(loss_fn: LossFn) -> bool:
     try:
         return infer_target_space(loss_fn, torch.zeros(1)) == "real"
-    except ValueError:  # a loss of the user's own: trusted
+    except ValueError:  # a user's own loss, which we trust
         return False

@@ -35,20 +35,20 @@ class FOMA(ERM):
     replace the batch. The directions are constants for the gradient: differentiating a singular value
     decomposition divides by differences of singular values, and is not finite for many batches.
 
-    The method is made for batches of similar targets, see `neighbour_order`. Several layers are done one
-    after another, each with a ``lambda`` of its own, drawn in the order in which they run.
+    The method is made for batches of similar targets, see `neighbour_order`. Several layers are scaled one
+    after another, each with its own ``lambda``, drawn in the order in which they run.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
-    With several processes each one decomposes its own part of the batch: the augmentation is not that of a
-    single process.
+    With several processes each decomposes its own part of the batch, so the augmentation differs from that of
+    a single process.
 
     Args:
         model: Any network.
         loss_fn: Your ordinary loss on real targets, see `ERM`.
         rho: Share of the singular values from which directions are small, at least 0. The authors use 0.825
             to 0.975.
-        alpha: Of the Beta law; the authors use 0.3 to 1.4. At 0 nothing is scaled.
+        alpha: Parameter of the Beta law; the authors use 0.3 to 1.4. At 0 nothing is scaled.
         scaled: ``"small"`` or ``"large"`` directions, see above.
         targets: ``"scaled"`` replaces the targets, too, as the method is described; ``"kept"`` trains on the
             original ones, as the authors' code does.
@@ -81,7 +81,7 @@ class FOMA(ERM):
         checks.choice("targets", targets, get_args(Targets))
         if isinstance(layers, str) or not layers or len(set(layers)) < len(layers):
             raise ValueError(
-                f"layers must name at least one layer, and each once, but got {layers!r}. Write e.g. "
+                f"layers must name at least one layer, each only once, but got {layers!r}. Write e.g. "
                 "layers=(None, '1'), where None is the input."
             )
         for name in layers:
@@ -188,13 +188,13 @@ def neighbour_order(
 
     A batch is a random row among those not used yet, followed by those of them whose targets are nearest.
     With ``sampled=True`` they are drawn, with probability proportional to the inverse of the distance. The
-    last batches gather what the others left, and are less alike.
+    last batches collect the remaining rows, which are less similar.
 
     Args:
         y: Real targets of the training rows.
         batch_size: Rows of a batch.
         sampled: Draw neighbours instead of taking the nearest.
-        generator: Source of randomness; torch's default one if None.
+        generator: Source of randomness. None means torch's default generator.
 
     Example:
         >>> y = torch.tensor([[0.0], [9.0], [0.1], [9.1]])

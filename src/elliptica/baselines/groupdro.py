@@ -18,13 +18,13 @@ class GroupDRO(GroupObjective):
     """Group DRO: group losses weighted by ``q``, which grows where the loss is large.
 
     With the mean loss ``L_g`` of group ``g`` in the batch, first ``q_g <- q_g * exp(step_size * L_g)``,
-    divided by the sum, then the loss ``sum_g q_g * L_g``; ``q`` starts uniform and has no gradient. A group
-    that is not in the batch keeps its ``q`` up to that division, and adds no loss (Sagawa et al., ICLR
+    divided by the sum, then the loss is ``sum_g q_g * L_g``. ``q`` starts uniform and has no gradient. A
+    group that is not in the batch keeps its ``q`` up to that division, and adds no loss (Sagawa et al., ICLR
     2020, Algorithm 1, as in the authors' code). ``step_size=0`` is the mean of group means.
 
-    The authors draw batches in which groups are balanced; `group_balanced_weights` gives the weights for
+    The authors draw batches in which groups are balanced; `group_balanced_weights` returns the weights for
     that. Their adjustment adds ``adjustment / sqrt(n_g)`` to ``L_g``, with ``n_g`` training rows; their code
-    adds it for groups that are not in the batch, too, ours does not.
+    also adds it for groups that are not in the batch; ours does not.
 
     ``q`` changes with each call in training mode, and is saved with the objective. In ``eval()`` mode it is
     the ordinary loss. The module owns the model.
@@ -33,10 +33,10 @@ class GroupDRO(GroupObjective):
         model: Any network.
         loss_fn: Your ordinary loss, see `ERM`.
         n_groups: Number of groups; they are numbered from 0.
-        step_size: Of ``q``; the authors use 0.01.
+        step_size: Step size of ``q``; the authors use 0.01.
         adjustment: The authors' C, which favours small groups; it needs ``group_sizes``.
-        group_sizes: Training rows of each group. A group of none gets ``q = 0``, and must not come.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        group_sizes: Training rows of each group. A group without rows gets ``q = 0`` and must not occur.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = GroupDRO(nn.Linear(4, 3), nn.CrossEntropyLoss(), n_groups=2)
@@ -94,7 +94,7 @@ class GroupDRO(GroupObjective):
         """Move ``q`` towards groups of large loss, by logarithms, so that no exponential overflows."""
         gain = self.step_size * risks.to(self.q.dtype)
         updated = self.q.log().index_add(0, labels, gain).softmax(0)
-        # an infinite loss, as under automatic mixed precision, must not spoil q for good
+        # an infinite loss, as under automatic mixed precision, must not make q NaN forever
         self.q.copy_(torch.where(updated.isfinite().all(), updated, self.q))
 
     def _check_known(self, labels: Tensor) -> None:
@@ -106,19 +106,21 @@ class GroupDRO(GroupObjective):
         unknown = labels[~self._exists[labels]].tolist()
         if unknown:
             raise ValueError(
-                f"group {unknown[0]} is in the batch, but group_sizes says that the training data have none "
-                "of it. Pass group_sizes=torch.bincount(group, minlength=n_groups) of the data you train on."
+                f"group {unknown[0]} is in the batch, but according to group_sizes the training data have "
+                "none of it. Pass group_sizes=torch.bincount(group, minlength=n_groups) of the data you "
+                "train on."
             )
 
 
 def group_balanced_weights(group: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Weights ``n / n_g`` of rows, by which a sampler draws each group equally often.
+    """Return weights ``n / n_g`` of rows, with which a sampler draws each group equally often.
 
     Args:
         group: Group of each row of the training data.
 
     Returns:
-        For ``torch.utils.data.WeightedRandomSampler(weights, len(weights))``, which draws with replacement.
+        Weights for ``torch.utils.data.WeightedRandomSampler(weights, len(weights))``, which draws with
+        replacement.
 
     Example:
         >>> group_balanced_weights(torch.tensor([0, 0, 0, 1])).tolist()
@@ -131,12 +133,14 @@ def group_balanced_weights(group: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def _check_sizes(group_sizes: Tensor | Sequence[int] | None, n_groups: int) -> Tensor:
-    """Sizes of groups as floating numbers; all equal if not given."""
+    """Return sizes of groups as floating-point numbers; all equal if not given."""
     if group_sizes is None:
         return torch.ones(n_groups)
     sizes = torch.as_tensor(group_sizes)
     if sizes.is_floating_point() or sizes.dtype == torch.bool:
-        raise TypeError(f"group_sizes must hold numbers of rows, but has dtype {sizes.dtype}.")
+        raise TypeError(
+            f"group_sizes must hold integer numbers of rows, but has dtype {sizes.dtype}. Use .long()."
+        )
     if sizes.shape != (n_groups,):
         raise ValueError(
             f"group_sizes must hold n_groups={n_groups} numbers, but has shape {tuple(sizes.shape)}. Use "
@@ -144,7 +148,7 @@ def _check_sizes(group_sizes: Tensor | Sequence[int] | None, n_groups: int) -> T
         )
     if int(sizes.min()) < 0 or int(sizes.max()) < 1:
         raise ValueError(
-            f"group_sizes must be at least 0, and one of them above 0, but got {sizes.tolist()}. Use "
+            f"group_sizes must be at least 0, with at least one above 0, but got {sizes.tolist()}. Use "
             "torch.bincount(group, minlength=n_groups)."
         )
     return sizes.float()

@@ -32,22 +32,22 @@ class IBIRM(IRM):
     - ``variant="authors"``: over the whole batch; and the weight of IRM's penalty is 0, not 1, before its
       own jump (the authors' code for CS-CMNIST, where ``rescale`` is an option).
 
-    DomainBed makes a new optimiser at either jump, see `IRM`; the authors do so at that of IRM's penalty.
+    DomainBed makes a new optimiser at either jump, see `IRM`; the authors do so at the jump of IRM's penalty.
     The number of calls is saved with the objective. In ``eval()`` mode it is the ordinary loss. The module
     owns the model.
 
     Args:
-        model: Any network that gives a tensor.
+        model: Any network that returns a tensor.
         loss_fn: Your ordinary loss, see `ERM`. It is differentiated twice.
         at: Name of the layer whose output holds the features: the input of the classifier.
         penalty: Weight of IRM's penalty after its jump.
         anneal_steps: Training calls before that jump.
-        ib_penalty: Weight of the variance after its jump; None takes 100 for ``"domainbed"`` and 1 for
+        ib_penalty: Weight of the variance after its jump. None means 100 for ``"domainbed"`` and 1 for
             ``"authors"``.
         ib_anneal_steps: Training calls before that jump.
-        rescale: Divide the part of IRM, but not the variance, by one plus its weight where that is above 1.
+        rescale: Divide IRM's part, but not the variance, by one plus its weight where that is above 1.
         variant: ``"domainbed"`` or ``"authors"``, see above.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> import torch
@@ -87,7 +87,7 @@ class IBIRM(IRM):
 
     @property
     def just_annealed(self) -> bool:
-        """Whether a weight jumped in the last training call: reset the optimiser."""
+        """Whether a weight jumped in the last training call; if so, reset the optimiser."""
         return self._jumped(self.anneal_steps) or (
             self.variant == "domainbed" and self._jumped(self.ib_anneal_steps)
         )

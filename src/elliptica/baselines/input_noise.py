@@ -1,4 +1,4 @@
-"""Noisy inputs: what is left of a bridge when nothing is mixed (Bishop, Neural Computation 1995)."""
+"""Noisy inputs: a bridge without mixing (Bishop, Neural Computation 1995)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NoiseLaw = Literal["gaussian", "bridge"]
 
 
 class InputNoise(ERM):
-    """The ordinary loss at ``x + sigma * z`` with standard normal ``z``; labels are untouched.
+    """The ordinary loss at ``x + sigma * z`` with standard normal ``z``; labels do not change.
 
     ``law="bridge"`` scales the noise of each sample by ``sqrt(s (1 - s))`` with ``s`` uniform on [0, 1]:
     the noise of a Brownian bridge from the sample to itself, at a random time. Its variance is
@@ -40,7 +40,7 @@ class InputNoise(ERM):
         sigma: Standard deviation in units of the inputs: a number, or a tensor with one value per feature.
             Zero is plain training. Or ``"green"``, `elliptica.Green` or `elliptica.Screened`, see above.
         law: ``"gaussian"`` or ``"bridge"``, see above.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = InputNoise(nn.Linear(4, 3), nn.CrossEntropyLoss(), sigma=0.1)
@@ -87,7 +87,7 @@ class InputNoise(ERM):
         return self._mean(*self._losses_at(rebuild_inputs(batch.x, noisy), y), batch.weight)
 
     def _partners(self, inputs: dict[Hashable, Tensor], batch: Batch) -> dict[Hashable, Tensor]:
-        """Other ends of the bridges whose variance is taken; the samples themselves if it does not matter."""
+        """Return the far ends that decide the variance; the samples themselves if it does not matter."""
         if not isinstance(self.sigma, PairLaw):
             return inputs
         if batch.end is not None:
@@ -98,7 +98,7 @@ class InputNoise(ERM):
         return {name: value[j] for name, value in inputs.items()}
 
     def _noisy(self, value: Tensor, partner: Tensor, s: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A bridge from each row to itself at time ``s``, or with its spread left out."""
+        """Draw a bridge from each row to itself at time ``s``; for ``"gaussian"`` without its spread."""
         std = noise_std(self.sigma, value, partner, 1.0, generator)
         spread = torch.ones_like(s) if self.law == "gaussian" else None
         return marginal_rows(value, value, s, std=std, spread=spread, generator=generator)

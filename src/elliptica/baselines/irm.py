@@ -30,19 +30,19 @@ class IRM(AnnealedObjective):
     ``variant="original"`` (the authors' code) squares, and divides the whole loss by ``w`` where ``w > 1``.
     The authors also add the squared norm of the weights; use your optimiser's weight decay.
 
-    DomainBed makes a new optimiser when the weight jumps, since Adam does not like sudden large gradients:
-    do so after a call where ``objective.just_annealed`` is true, before the backward pass.
+    DomainBed makes a new optimiser when the weight jumps, because Adam reacts badly to sudden large
+    gradients: do so after a call where ``objective.just_annealed`` is true, before the backward pass.
 
     The number of calls is saved with the objective. In ``eval()`` mode it is the ordinary loss. The module
     owns the model.
 
     Args:
-        model: Any network that gives a tensor.
+        model: Any network that returns a tensor.
         loss_fn: Your ordinary loss, see `ERM`. It is differentiated twice.
-        penalty: Weight after the jump; None takes 100 for ``"unbiased"`` and 10000 for ``"original"``.
-        anneal_steps: Training calls before the jump; None takes 500 and 100.
+        penalty: Weight after the jump. None means 100 for ``"unbiased"`` and 10000 for ``"original"``.
+        anneal_steps: Training calls before the jump. None means 500 and 100, respectively.
         variant: ``"unbiased"`` or ``"original"``, see above.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> from torch import nn
@@ -54,7 +54,7 @@ class IRM(AnnealedObjective):
         True
     """
 
-    #: DomainBed's, and the default arguments of the authors' code.
+    #: Defaults of DomainBed and of the authors' code.
     variants: ClassVar = {"unbiased": (100.0, 500), "original": (1e4, 100)}
 
     def __init__(
@@ -83,7 +83,7 @@ class IRM(AnnealedObjective):
         return loss / strength if self.variant == "original" and strength > 1 else loss
 
     def _risk_and_penalty(self, output: Any, batch: GroupBatch) -> tuple[Tensor, Tensor]:
-        """Means over groups of the risk and of the squared slope."""
+        """Return the means over groups of the risk and of the squared slope."""
         target, weight, groups = self._encode(batch.y, output), batch.weight, batch.groups
         losses, slopes = self._losses_and_slopes(output, target)
         risk = self._risks(losses, target, weight, groups).mean()
@@ -93,11 +93,11 @@ class IRM(AnnealedObjective):
         return risk, (even * odd).mean()
 
     def _losses_and_slopes(self, output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each row, and its derivative in a factor of the row's output."""
+        """Return the loss of each row, and its derivative with respect to a factor on the row's output."""
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"{type(self).__name__} scales the model's output, which must be a tensor, but the model "
-                f"gave a {type(output).__name__}. Wrap the model so that it returns its logits only."
+                f"returned a {type(output).__name__}. Wrap the model so that it returns its logits only."
             )
         output = output.to(compute_dtype(output.dtype))
         with torch.enable_grad():

@@ -1,7 +1,7 @@
-"""Just train twice: find what a first model gets wrong, then count it more often (Liu et al., ICML 2021).
+"""Just train twice: upweight the errors of a first model (Liu et al., ICML 2021).
 
-The first model is trained plainly, with `ERM`, for a few epochs; the second, from scratch, is too, on
-`upsampled_rows` or with `error_weights`. Without errors that is plain training.
+Train the first model plainly, with `ERM`, for a few epochs. Train the second from scratch, also with `ERM`,
+on `upsampled_rows` or with `error_weights`. Without errors this is plain training.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from elliptica.core.types import Inputs
 
 
 def find_errors(model: nn.Module, x: Inputs, y: Tensor, *, batch_size: int = 256) -> Bool[Tensor, " n"]:
-    """Which samples the model gets wrong in ``eval()`` mode, which is undone afterwards.
+    """Return which samples the model gets wrong in ``eval()`` mode; the mode is restored afterwards.
 
-    The authors instead note the predictions that were made while training: see `ErrorRecorder`.
+    The authors instead record the predictions made during training; see `ErrorRecorder`.
 
     Args:
         model: Any classifier, see `is_correct`.
@@ -56,12 +56,12 @@ def find_errors(model: nn.Module, x: Inputs, y: Tensor, *, batch_size: int = 256
 
 
 class ErrorRecorder:
-    """Notes which samples were predicted wrongly *while* a model is trained: JTT's error set.
+    """Record which samples are predicted wrongly *during* training: JTT's error set.
 
-    As in the authors' code, predictions are those of the training passes: of weights that change from batch
-    to batch, and with dropout. Record one epoch; the authors take epoch 60 of Waterbirds and epoch 1 of
-    CelebA, counted from 0. A sample that comes several times is an error if it was wrong once, and one that
-    never comes is none.
+    As in the authors' code, predictions are those of the training passes, with weights that change from batch
+    to batch, and with dropout. Record one epoch; the authors use epoch 60 for Waterbirds and epoch 1 for
+    CelebA, counted from 0. A sample that occurs several times is an error if it was wrong once. One that
+    never occurs is not an error.
 
     Args:
         n_rows: Size of the training set.
@@ -80,7 +80,7 @@ class ErrorRecorder:
         self.n_seen = torch.zeros(n_rows, dtype=torch.int32)
 
     def update(self, index: Int[Tensor, " batch"], output: Tensor, y: Tensor) -> None:
-        """Note a batch: rows ``index`` of the training set, what the model said, and their labels."""
+        """Record a batch: rows ``index`` of the training set, the model's output, and their labels."""
         _check_index(index, len(self.n_seen))
         right = is_correct(output, y).to(self.n_right)
         checks.same_rows("index", index, len(right), "output")
@@ -93,20 +93,20 @@ class ErrorRecorder:
         """Samples that were wrong at least once."""
         if not bool(self.n_seen.any()):
             raise ValueError(
-                "Nothing has been recorded yet: call update(index, output, y) for each batch first."
+                "Nothing has been recorded yet. Call update(index, output, y) for each batch first."
             )
         return self.n_right < self.n_seen
 
     def reset(self) -> None:
-        """Forget everything, before another epoch."""
+        """Clear the record before another epoch."""
         self.n_right.zero_()
         self.n_seen.zero_()
 
 
 def upsampled_rows(errors: Bool[Tensor, " n"], factor: int = 100) -> Int[Tensor, " rows"]:
-    """Rows of JTT's second training set: every row, then ``factor`` copies of the errors.
+    """Return the rows of JTT's second training set: every row, then ``factor`` copies of the errors.
 
-    An error thus comes ``factor + 1`` times, as in the authors' code. Use it as
+    An error thus occurs ``factor + 1`` times, as in the authors' code. Use the result as
     ``torch.utils.data.Subset(data, rows)``, or as ``x[rows], y[rows]``.
 
     Args:
@@ -124,10 +124,10 @@ def upsampled_rows(errors: Bool[Tensor, " n"], factor: int = 100) -> Int[Tensor,
 
 
 def error_weights(errors: Bool[Tensor, " n"], weight: float = 10.0) -> Float[Tensor, " n"]:
-    """Sample weights for JTT's second training: ``weight`` for errors, 1 for the others, not normalised.
+    """Return sample weights for JTT's second training: ``weight`` for errors, 1 for others, not normalised.
 
-    The variant of SubpopBench (Yang et al., ICML 2023): nothing is repeated, and a step moves further where
-    the batch holds errors. Pass ``weights[index]`` as ``sample_weight`` of `ERM`.
+    This is the variant of SubpopBench (Yang et al., ICML 2023): nothing is repeated, and a step is larger
+    where the batch holds errors. Pass ``weights[index]`` as ``sample_weight`` of `ERM`.
 
     Args:
         errors: Whether each row is an error.
@@ -143,15 +143,15 @@ def error_weights(errors: Bool[Tensor, " n"], weight: float = 10.0) -> Float[Ten
 
 
 def is_correct(output: Any, y: Tensor) -> Bool[Tensor, " batch"]:
-    """Whether each prediction is right: the largest of ``(batch, classes)`` logits, or the sign of one logit.
+    """Return whether each prediction is right: the largest logit of ``(batch, classes)``, or the sign of one.
 
-    Labels are integers, or soft ones, whose largest class counts.
+    Labels are integers, or soft labels, of which the largest class counts.
     """
     if not isinstance(output, Tensor) or output.ndim not in (1, 2):
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
-            f"The model must give logits of shape (batch, classes) or (batch,), but gives {got}. Wrap it in "
-            "a module that returns the logits alone."
+            f"The model must return logits of shape (batch, classes) or (batch,), but returned {got}. Wrap "
+            "it in a module that returns only the logits."
         )
     checks.same_rows("y", y, len(output), "output")
     checks.finite("output", output)
@@ -159,14 +159,15 @@ def is_correct(output: Any, y: Tensor) -> Bool[Tensor, " batch"]:
     if output.ndim == 1 or output.shape[1] == 1:
         if y.numel() != len(output):
             raise ValueError(
-                f"One logit per sample needs one label per sample, but y has shape {tuple(y.shape)}."
+                f"One logit per sample needs one label per sample, but y has shape {tuple(y.shape)}. "
+                "Use y.flatten()."
             )
         label = encode_targets(y.float().flatten(), "unit")
         return (output.flatten() > 0) == (label > 0.5).to(output.device)
     label = encode_targets(y, "simplex", num_classes=output.shape[1])
     if label.ndim != 2 or label.shape[1] != output.shape[1]:
         raise ValueError(
-            f"y must hold labels of shape (batch,) or soft ones of shape {tuple(output.shape)}, but has "
+            f"y must hold labels of shape (batch,) or soft labels of shape {tuple(output.shape)}, but has "
             f"shape {tuple(y.shape)}. Pass y.squeeze(1) for labels of shape (batch, 1)."
         )
     return output.argmax(1) == label.argmax(1).to(output.device)
@@ -199,6 +200,7 @@ def _check_index(index: object, n_rows: int) -> None:
         )
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n_rows:
         raise ValueError(
-            f"index must lie in 0..{n_rows - 1}, the rows of the training set, but spans {int(index.min())} "
-            f"to {int(index.max())}. Correct n_rows, or number the rows of the training set from 0."
+            f"index must lie in 0..{n_rows - 1}, the rows of the training set, but ranges from "
+            f"{int(index.min())} to {int(index.max())}. "
+            "Correct n_rows, or number the rows of the training set from 0."
         )

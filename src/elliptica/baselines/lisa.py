@@ -26,16 +26,16 @@ class LISA(GroupObjective):
     ``group`` is the domain, or the spurious attribute, *without* the label. With probability ``selection``
     every sample of the batch is mixed with one of the same label and another group, otherwise with one of
     the same group and another label (Yao et al., ICML 2022). Partners are uniform among those of the batch;
-    a sample that has none stays as it is. Each sample has a share of its own from Beta(alpha, alpha), and
+    a sample without one is not mixed. Each sample has its own share from Beta(alpha, alpha), and
     the loss is ``share * loss(y) + (1 - share) * loss(y_partner)``, for cross-entropy that of the mixed
     label. Targets that are not integers count as one label where they are equal.
 
-    The authors draw batches from two groups at a time instead, as many rows of each; to come close, balance
-    the batches with `group_balanced_weights` over the combinations of label and group.
+    The authors instead draw batches from two groups at a time, with equally many rows of each. To come close,
+    balance the batches with `group_balanced_weights` over the combinations of label and group.
 
-    ``mix="cutmix"`` replaces a box of the image by that of the partner's instead of mixing pixels. The box
-    has the part ``1 - share`` of the area before it is cut at the border, and the share becomes what is left
-    of the image. The authors use ``alpha=0.2`` with it for CelebA, and 2 for Camelyon17.
+    ``mix="cutmix"`` replaces a box of the image by the partner's instead of mixing pixels. The box
+    covers ``1 - share`` of the area before it is clipped at the border, and the share becomes the remaining
+    part of the image. The authors use ``alpha=0.2`` with it for CelebA, and 2 for Camelyon17.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -45,7 +45,7 @@ class LISA(GroupObjective):
         selection: Probability, for a batch, of mixing within a label; the authors' ``p_sel``.
         alpha: 2 in the authors' settings; 0 means no mixing.
         mix: ``"input"``, or ``"cutmix"`` for images ``(batch, channel, height, width)``.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = LISA(nn.Linear(4, 3), nn.CrossEntropyLoss())
@@ -69,7 +69,7 @@ class LISA(GroupObjective):
         super().__init__(model, loss_fn, num_classes=num_classes)
         checks.number("selection", selection)
         if not 0 <= selection <= 1:
-            raise ValueError(f"selection must be between 0 and 1, but got {selection}.")
+            raise ValueError(f"selection must be between 0 and 1, but got {selection}. The authors use 0.5.")
         checks.nonnegative("alpha", alpha)
         checks.choice("mix", mix, LISA_MIXES)
         self.selection = float(selection)
@@ -96,33 +96,33 @@ class LISA(GroupObjective):
 
 
 def eligible(y: Tensor, group: Tensor, *, within_label: bool) -> Tensor:
-    """Which rows (columns) may be mixed with which (rows)."""
+    """Return which partners (columns) each row may be mixed with."""
     label = y.reshape(len(y), -1).unique(dim=0, return_inverse=True)[1]
     same_label, same_group = (v[:, None] == v[None] for v in (label, group))
     return same_label & ~same_group if within_label else same_group & ~same_label
 
 
 def draw_partners(allowed: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """A uniform draw among the allowed partners of each row, itself if there are none, and whether so."""
+    """Draw a uniform allowed partner of each row (itself if there is none); also return which have none."""
     is_alone = ~allowed.any(1)
     counts = (allowed | torch.diag(is_alone)).float().cumsum(1)
     return draw_from(counts, 1, generator).squeeze(1), is_alone
 
 
 def draw_shares(alpha: float, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """``n`` draws from Beta(alpha, alpha), each as two gamma variables; 1, without a draw, for alpha 0."""
+    """Draw ``n`` shares from Beta(alpha, alpha), from two gammas; for alpha 0 return 1, no draw."""
     if alpha == 0:
         return torch.ones(n, device=device)
     first, second = draw_gamma(alpha, 2 * n, device=device, generator=generator).view(2, n)
     coin = draw_uniform((n,), device=device, generator=generator) < 0.5
-    # both underflow for small alpha: the law is then a coin
+    # both underflow for small alpha, where the law is a coin flip
     return torch.where(first == second, coin.to(first.dtype), first / (first + second))
 
 
 def cutmix(
     x: Inputs, partners: Tensor, share: Tensor, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Images with a box of their partner's, and the part of the area that is their own.
+    """Return images with a box from their partner, and the part of the area that is their own.
 
     Sides of the box are ``sqrt(1 - share)`` of those of the image, rounded down to an even number of
     pixels; its centre is uniform over the image (Yun et al., ICCV 2019).

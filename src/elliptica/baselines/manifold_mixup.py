@@ -22,8 +22,9 @@ _CPU = torch.device("cpu")
 class ManifoldMixup(Mixup):
     """Manifold mixup: as `Mixup`, in one of several layers, chosen at random for each batch.
 
-    All layers are equally likely. One layer only is ``Mixup(at=...)``, the inputs only are `Mixup`, with the
-    same draws. Draws, in this order: the layer (if there are several), two gamma variables, the partners.
+    All layers are equally likely. With a single layer it is ``Mixup(at=...)``, with the inputs only `Mixup`,
+    with the same draws. Draws, in this order: the layer (if there are several), two gamma variables, the
+    partners.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -33,8 +34,8 @@ class ManifoldMixup(Mixup):
         layers: Names of layers in whose output to mix; None is the input. The authors choose among the input
             and the first two residual blocks: ``(None, "layer1", "layer2")`` in the usual names. Inputs of
             the model must enter below these layers, and each must run once in a forward pass.
-        alpha: Of mixup's Beta(alpha, alpha); the authors use 2. At 0 nothing is mixed.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        alpha: Parameter of mixup's Beta(alpha, alpha); the authors use 2. At 0 nothing is mixed.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Attributes:
         at: Layer of the latest batch.
@@ -67,7 +68,7 @@ class ManifoldMixup(Mixup):
         names = tuple(layers)
         if not names or len(set(names)) < len(names):
             raise ValueError(
-                f"layers must name at least one layer, and each once, but got {names!r}. None is the input."
+                f"layers must name at least one layer, each only once, but got {names!r}. None is the input."
             )
         for name in names:
             if name is not None:

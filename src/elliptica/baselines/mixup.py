@@ -24,10 +24,10 @@ _CPU = torch.device("cpu")
 class Mixup(ERM):
     """mixup: the loss at a random point between each sample and another one of the batch.
 
-    At ``share * x + (1 - share) * x_partner`` the model is asked for both labels:
+    At ``share * x + (1 - share) * x_partner`` the loss is the mean for both labels:
     ``share * loss(y) + (1 - share) * loss(y_partner)``, with one share per batch from Beta(alpha, alpha)
-    and the partners a random order of the batch, as in the authors' code. For cross-entropy that is the
-    loss of the mixed label; for the squared error it has the gradient of the loss of the mixed target.
+    and partners from a random permutation of the batch, as in the authors' code. For cross-entropy that is
+    the loss of the mixed label; for the squared error it has the gradient of the loss of the mixed target.
     Draws, in this order: two gamma variables, the partners.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
@@ -35,8 +35,8 @@ class Mixup(ERM):
     Args:
         model: Any network.
         loss_fn: Your ordinary loss, see `ERM`.
-        alpha: 1 makes shares uniform, small values keep samples nearly as they are, 0 entirely.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        alpha: Parameter of the Beta law. 1 makes shares uniform, small values hardly mix, and 0 does not mix.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
         at: Name of a layer in whose output to mix, instead of in the inputs (manifold mixup). Inputs of
             the model must enter below that layer.
 
@@ -74,34 +74,34 @@ class Mixup(ERM):
         else:
             ends = ends_given(batch.end, named_inputs(batch.x), batch.y, 1, lambda labels: labels, 0)
             if ends.weight is not None and batch.weight is None:
-                raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
+                raise ValueError("end has sample weights, but the batch has none. Pass sample_weight= too.")
         output = self._output(batch.x, ends, share, generator)
         near, far = (self._encode(labels, output) for labels in ends.of(batch.y, ends.y))
         weights = None if batch.weight is None else ends.of(batch.weight, ends.weight)
         return self._average(output, near, far, share, weights)
 
     def _partners(self, y: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Row of the batch that each row is mixed with."""
+        """Draw the row of the batch that each row is mixed with."""
         return draw_permutation(len(y), device=y.device, generator=generator)
 
     def _average(
         self, output: Any, near: Tensor, far: Tensor, share: float, weights: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """One number for the batch; a point between two samples has the weight between theirs."""
+        """Average over the batch; between two samples the weight changes linearly."""
         losses = self._losses(output, near, far, share)
         weight = None if weights is None else mix(*weights, share)
         return self._mean(losses, mix(near, far, share), weight)
 
     def _points(self, near: Tensor, far: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
-        """What the model, or the layers above, are asked at."""
+        """Return the points at which the model, or the layers above, are evaluated."""
         return mix(near, far, share)
 
     def _losses(self, output: Any, near: Tensor, far: Tensor, share: float) -> Tensor:
-        """Losses of both targets at the mixed points."""
+        """Return the mixed losses of both targets at the mixed points."""
         return mix(self.loss(output, near), self.loss(output, far), share)
 
     def _output(self, x: Inputs, ends: Ends, share: float, generator: torch.Generator | None) -> Any:
-        """The model at the mixed points."""
+        """Return the model's output at the mixed points."""
         pairs = {name: ends.of_input(name, value) for name, value in named_inputs(x).items()}
         if self.at is None:
             mixed = {name: self._points(*pair, share, generator) for name, pair in pairs.items()}
@@ -130,15 +130,16 @@ def mixup_batch(
     """Mix each row with a random other one, at the same share for the whole batch (mixup).
 
     Rows become ``share * row + (1 - share) * partner``, inputs and targets alike, with the share
-    (mixup's lambda) from Beta(alpha, alpha) and the partners a random order of the batch. Every row is
-    a partner once, so the mean of the batch stays. Draws, in this order: two gamma variables, the order.
+    (mixup's lambda) from Beta(alpha, alpha) and partners from a random permutation of the batch. Every row is
+    a partner once, so the batch mean does not change. Draws, in this order: two gamma variables, the
+    permutation.
 
     Args:
         x: Inputs.
         y: One-hot or soft labels.
-        alpha: Above zero; 1 makes shares uniform, small values keep rows nearly as they are.
+        alpha: Above zero. 1 makes shares uniform, small values hardly mix.
         share: The share itself, from 0 (partners) to 1 (rows unchanged), instead of a draw.
-        generator: Source of randomness; torch's default one if None.
+        generator: Source of randomness. None means torch's default generator.
 
     Returns:
         New inputs and targets.
@@ -156,21 +157,21 @@ def mixup_batch(
     if share is None:
         share = draw_share(alpha, generator)
     elif not 0 <= share <= 1:
-        raise ValueError(f"share must be between 0 and 1, but got {share}.")
+        raise ValueError(f"share must be between 0 and 1, but got {share}. Use share=None to draw it.")
     partners = draw_permutation(len(x), device=x.device, generator=generator)
     return mix(x, x[partners], share), mix(y, y[partners], share)
 
 
 def draw_share(alpha: float, generator: torch.Generator | None) -> float:
-    """One draw from Beta(alpha, alpha), as two gamma variables; 1, without a draw, for alpha 0."""
+    """Draw a share from Beta(alpha, alpha), from two gamma variables; for alpha 0 return 1 without a draw."""
     if alpha == 0:
         return 1.0
     first, second = draw_gamma(alpha, 2, device=_CPU, generator=generator).tolist()
-    if first == second:  # both underflowed, as they do for small alpha: the law is then a coin
+    if first == second:  # both underflow for small alpha, where the law is a coin flip
         return float(draw_uniform((1,), device=_CPU, generator=generator) < 0.5)
     return first / (first + second)
 
 
 def mix(near: Tensor, far: Tensor, share: float) -> Tensor:
-    """The point between ``near`` (share 1) and ``far`` (share 0)."""
+    """Interpolate between ``near`` (share 1) and ``far`` (share 0)."""
     return share * near + (1 - share) * far

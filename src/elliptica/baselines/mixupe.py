@@ -20,12 +20,12 @@ Version = Literal[1, 2, 3, 4]
 
 @named("mixupe", rows_per_sample=2)
 class MixupE(Mixup):
-    """mixupE: the loss of mixup plus a term that mixup leaves out to first order, for classes.
+    """mixupE: the loss of mixup plus a first-order term that mixup lacks, for classification.
 
     With the logits ``f`` and probabilities ``p`` of the *unmixed* batch, ``L = L_mixup + eta * alpha /
     (2 alpha + 1) * R``, and the result is ``L`` times the number ``|L_mixup| / |L|``: its value is that of
     mixup (while ``L`` is positive), its gradient is parallel to that of ``L``. Versions of ``R``, as in
-    the authors' code, where sums are divided by the batch size even if samples are left out:
+    the authors' code, where sums are divided by the batch size even if samples are skipped:
 
     1. ``sum r_i`` over samples with ``r_i < threshold``, with ``r = grad_x[f . b] . (mean - x)`` and
        ``b = p - onehot`` held constant: the derivative towards the mean image. Differentiates twice.
@@ -34,20 +34,20 @@ class MixupE(Mixup):
        authors' published command, and the default.
     4. ``-sum s_i`` over all samples, with ``onehot - p`` held constant.
 
-    It takes a second, clean forward pass, in which batch norms record statistics a second time, as in
+    It needs a second, clean forward pass, in which batch norm records statistics a second time, as in
     the authors' code. In ``eval()`` mode it is the ordinary loss. The module owns the model; save
     ``objective.model``.
 
     Args:
-        model: Any network that gives one logit per class.
+        model: Any network that returns one logit per class.
         loss_fn: Your ordinary classification loss, see `ERM`.
-        alpha: Of mixup's Beta(alpha, alpha); the authors use 2.
-        eta: Strength; the authors use 0.001. At 0 it is mixup, without the second pass.
+        alpha: Parameter of mixup's Beta(alpha, alpha); the authors use 2.
+        eta: Strength of the term; the authors use 0.001. At 0 it is mixup, without the second pass.
         version: 1 to 4, see above.
-        threshold: Of versions 1 and 3; the authors use 1.
+        threshold: Threshold of versions 1 and 3; the authors use 1.
         mean: Mean training image, which versions 1 and 2 need: the shape of one sample. The authors take it
             over the *augmented* training data.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = MixupE(nn.Linear(4, 3), nn.CrossEntropyLoss(), eta=0.1)
@@ -105,10 +105,10 @@ class MixupE(Mixup):
         return total * (mixed.detach().abs() / size)
 
     def _derivatives(self, x: Inputs, y: Tensor) -> Tensor:
-        """Derivative of each sample's ``f . (p - onehot)`` towards the mean image (versions 1 and 2)."""
+        """Return the derivative of ``f . (p - onehot)`` towards the mean image (versions 1 and 2)."""
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"version={self.version} differentiates by one input tensor, but x is a {type(x).__name__}. "
+                f"version={self.version} differentiates one input tensor, but x is a {type(x).__name__}. "
                 "Use version 3 for models with several inputs."
             )
         assert self.mean is not None
@@ -124,27 +124,27 @@ class MixupE(Mixup):
         return (slope * (self.mean.to(x.dtype) - x.detach())).flatten(1).sum(1)
 
     def _alignments(self, x: Inputs, y: Tensor) -> Tensor:
-        """Each sample's ``f . (onehot - p)`` (versions 3 and 4)."""
+        """Return each sample's ``f . (onehot - p)`` (versions 3 and 4)."""
         logits, gap = self._logits_and_gap(x, y)
         return (logits * (gap.detach() if self.version == 4 else gap)).sum(1)
 
     def _logits_and_gap(self, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the unmixed batch, and ``onehot - p``."""
+        """Return the logits of the unmixed batch, and ``onehot - p``."""
         output: Any = call_model(self.model, x)
         target = self._encode(y, output)
         is_logits = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] > 1
         if not is_logits or target.shape != output.shape or (y.is_floating_point() and not _on_simplex(y)):
             got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ValueError(
-                "mixupE is for classification: the model must give logits (batch, classes) and y labels, but "
-                f"the output is {got} and the targets are {y.dtype} of shape {tuple(y.shape)}. Use Mixup or "
-                "CMixup instead."
+                "mixupE is for classification: the model must return logits (batch, classes) and y hold "
+                f"labels, but the output is {got} and the targets are {y.dtype} of shape {tuple(y.shape)}. "
+                "Use Mixup or CMixup instead."
             )
         logits = output.to(compute_dtype(output.dtype))
         return logits, target.to(logits.dtype) - logits.softmax(1)
 
 
 def _on_simplex(y: Tensor) -> bool:
-    """Whether rows are probabilities, up to rounding."""
+    """Return whether rows are probabilities, up to rounding."""
     total = y.detach().float().sum(1)
     return bool((y.detach() >= -1e-3).all() and (total - 1).abs().max() < 1e-2)

@@ -24,13 +24,13 @@ _CPU = torch.device("cpu")
 class NFM(ManifoldMixup):
     """Noisy feature mixup: manifold mixup, whose points ``h`` become ``(1 + b v) * h + a z``.
 
-    Every entry has a ``z`` of its own, standard normal, and a ``v`` uniform on [-1, 1]. The levels are
+    Every entry has its own standard normal ``z``, and its own ``v`` uniform on [-1, 1]. The levels are
     ``a = additive * B`` and ``b = multiplicative * C`` with ``B`` and ``C`` from Beta(2, 5), whose mean is
-    2/7, drawn anew for each batch, as in the authors' code. ``levels="fixed"`` sets both to 1, as the
-    paper's formulas read. Targets get no noise. Without noise it is `ManifoldMixup`, with the same draws.
+    2/7, drawn for each batch, as in the authors' code. ``levels="fixed"`` sets both to 1, as in the
+    paper's formulas. Targets get no noise. Without noise it is `ManifoldMixup`, with the same draws.
 
     Draws, in this order: those of `ManifoldMixup`; additive level and noise; multiplicative level and noise
-    (of each input, if there are several). What has level 0 is not drawn.
+    (of each input, if there are several). Noise of level 0 is not drawn.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -38,11 +38,11 @@ class NFM(ManifoldMixup):
         model: Any network.
         loss_fn: Your ordinary loss, see `ERM`.
         layers: Names of layers to choose from for each batch; None is the input. See `ManifoldMixup`.
-        alpha: Of mixup's Beta(alpha, alpha); the authors use 1. At 0 nothing is mixed, and the noise stays.
+        alpha: Parameter of mixup's Beta(alpha, alpha); the authors use 1. At 0 there is only noise.
         additive: Level of the additive noise, in units of the layer's output; the authors use 0.4.
         multiplicative: Level of the multiplicative noise; the authors use 0.2.
         levels: ``"random"`` or ``"fixed"``, see above.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -74,7 +74,7 @@ class NFM(ManifoldMixup):
         self.levels = levels
 
     def _points(self, near: Tensor, far: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
-        """The mixed points with both noises; what has level 0 is not drawn."""
+        """Return the mixed points with both noises; noise of level 0 is not drawn."""
         mixed = mix(near, far, share)
         dtype, device = compute_dtype(mixed.dtype), mixed.device
         noisy = mixed.to(dtype)
@@ -89,7 +89,7 @@ class NFM(ManifoldMixup):
         return (noisy if noise is None else noisy + noise).to(mixed.dtype)
 
     def _draw_level(self, generator: torch.Generator | None) -> float:
-        """A draw from Beta(2, 5), as two gamma variables; 1, without a draw, for fixed levels."""
+        """Draw from Beta(2, 5), from two gamma variables; for fixed levels return 1 without a draw."""
         if self.levels == "fixed":
             return 1.0
         first, second = (draw_gamma(k, 1, device=_CPU, generator=generator).item() for k in (2.0, 5.0))

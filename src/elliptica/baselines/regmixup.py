@@ -18,21 +18,21 @@ from elliptica.core.types import Inputs, LossFn
 class RegMixup(Mixup):
     """RegMixup: the ordinary loss plus ``weight`` times the loss of mixup.
 
-    Clean and mixed rows go through the model together, as in the authors' code: twice the rows of ordinary
-    training, and batch norms take one set of statistics from both. (The authors' code averages over all
-    rows, which at weight 1 is half of the sum in their paper; this is the sum, so halve the learning rate of
-    plain gradient descent to do as that code does.)
+    Clean and mixed rows go through the model together, as in the authors' code. That is twice the rows of
+    ordinary training, and batch norm takes one set of statistics from both. (The authors' code averages over
+    all rows, which at weight 1 is half of the sum in their paper; this is the sum, so halve the learning rate
+    of plain gradient descent to do as that code does.)
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
     Args:
         model: Any network whose output is one tensor.
         loss_fn: Your ordinary loss, see `ERM`.
-        alpha: Of mixup's Beta(alpha, alpha): large, so that mixed rows are about half-way. The authors use 20
-            for CIFAR-10 and 10 for CIFAR-100.
-        weight: Weight of the mixup term; the authors use 1. At 0 it is plain training (but batch norms see
+        alpha: Parameter of mixup's Beta(alpha, alpha); large, so that mixed rows are about halfway. The
+            authors use 20 for CIFAR-10 and 10 for CIFAR-100.
+        weight: Weight of the mixup term; the authors use 1. At 0 it is plain training (but batch norm sees
             the mixed rows, too).
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = RegMixup(nn.Linear(4, 3), nn.CrossEntropyLoss())
@@ -66,7 +66,7 @@ class RegMixup(Mixup):
         return self._mean(self.loss(output, target), target, batch.weight) + self.weight * mixed
 
     def _output(self, x: Inputs, ends: Ends, share: float, generator: torch.Generator | None) -> Tensor:
-        """The model at the mixed points; what it gives at the clean ones is kept."""
+        """Return the model's output at the mixed points; keep that at the clean ones."""
         inputs = named_inputs(x)
         both = {
             name: torch.cat([value, mix(*ends.of_input(name, value), share)])

@@ -1,4 +1,4 @@
-"""Label smoothing (Szegedy et al., CVPR 2016), and how much of it the label bridges amount to."""
+"""Label smoothing (Szegedy et al., CVPR 2016), and the smoothing that equals label bridges."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class LabelSmoothing(ERM):
     ``objective.model``.
 
     Args:
-        model: Any network that gives one logit per class.
+        model: Any network that returns one logit per class.
         loss_fn: Your ordinary classification loss, see `ERM`.
-        smoothing: From 0 (plain training) to 1 (nothing left of the labels); the authors use 0.1. What the
-            labels of elliptic training undergo is `matched_smoothing`.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        smoothing: From 0 (plain training) to 1 (uniform labels); the authors use 0.1. For the smoothing of
+            labels in elliptic training see `matched_smoothing`.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -61,7 +61,7 @@ class LabelSmoothing(ERM):
         already = getattr(loss_fn, "label_smoothing", 0.0)
         if already:
             raise ValueError(
-                f"loss_fn smooths labels already (label_smoothing={already}), so they would be smoothed "
+                f"loss_fn already smooths labels (label_smoothing={already}), so they would be smoothed "
                 "twice. Pass nn.CrossEntropyLoss() without it, or use ERM."
             )
         self.smoothing = float(smoothing)
@@ -84,10 +84,10 @@ def matched_smoothing(
     quadrature: Quadrature = "uniform",
     n_points: int = 2**13,
 ) -> float:
-    """Compute the label smoothing that elliptic training amounts to between two samples of one class.
+    """Compute the label smoothing that equals elliptic training between two samples of one class.
 
     Along such a bridge the label is the one-hot label plus noise of variance ``sigma_y**2 * horizon *
-    s (1 - s)`` per class, brought back to the simplex. If a mean mass ``m``, over noise and times, is left
+    s (1 - s)`` per class, mapped back to the simplex. If a mean mass ``m``, over noise and times, is left
     on the true class, then smoothing by ``(1 - m) K / (K - 1)`` leaves as much. Only the mean is matched: a
     bridge also makes labels random, and at each time differently so.
 
@@ -99,7 +99,7 @@ def matched_smoothing(
         sigma_y: Diffusion coefficient of the targets, see `elliptica.Elliptic`. Zero gives no smoothing.
         simplex: Map to the simplex, see `project_to_simplex`.
         horizon: Length of the time interval, as of `elliptica.Elliptic`.
-        n_times: Times on a bridge, both ends included; of no effect with ``quadrature="uniform"``.
+        n_times: Times on a bridge, both ends included; no effect with ``quadrature="uniform"``.
         quadrature: Law of the times. ``"uniform"``: any time in [0, 1]. ``"mean"`` is the default of
             `elliptica.Elliptic`, in which the ends, with labels as they are, count as well.
         n_points: Points of the sequence, best a power of two.
@@ -128,14 +128,14 @@ def matched_smoothing(
         s = quantile_times(u[:, 0].clone(), n_times, quadrature)
         spread = sigma_y * math.sqrt(horizon) * unit_spread(s)
         noisy = torch.special.ndtri(u[:, 1:].clamp(1e-12, 1 - 1e-12)) * spread[:, None]
-        noisy[:, 0] += 1  # all classes are alike, so the first may be the true one
+        noisy[:, 0] += 1  # by symmetry the first class may be the true one
         spilt += (1 - project_to_simplex(noisy, simplex)[:, 0]).sum()
     share = float(spilt) / n_points * num_classes / (num_classes - 1)
     return min(max(share, 0.0), 1.0)
 
 
 def _check_classes(y: Tensor) -> None:
-    """Floating targets must be class probabilities."""
+    """Raise if floating targets are not class probabilities."""
     if not y.is_floating_point():
         return
     total = y.detach().float().sum(1) if y.ndim > 1 else torch.zeros(1)

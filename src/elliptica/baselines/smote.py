@@ -21,20 +21,20 @@ def smote_rows(
     """Add rows to every class until each is as large as the largest (SMOTE).
 
     A new row is ``x_i + u * (x_j - x_i)`` with ``x_i`` a random row of the class, ``x_j`` a random one of its
-    ``k_neighbors`` nearest neighbours within the class, and ``u`` uniform on [0, 1]. Done once, before
-    training, by imbalanced-learn. Distances are Euclidean, so scale the columns first; do not use it for
-    images, nor on validation data.
+    ``k_neighbors`` nearest neighbours within the class, and ``u`` uniform on [0, 1]. Call it once, before
+    training; it uses imbalanced-learn. Distances are Euclidean, so scale the columns first. Do not use it for
+    images or on validation data.
 
     Args:
         x: Inputs, one row per sample.
         y: Integer labels.
-        k_neighbors: The authors use 5. A class of ``n`` rows has ``n - 1`` neighbours at most, and uses these
-            if they are fewer; a class of one row that needs more is an error.
-        generator: Source of randomness, from which the seed of each class is drawn; torch's default one if
-            None.
+        k_neighbors: Number of neighbours; the authors use 5. A class of ``n`` rows has at most ``n - 1``
+            neighbours, and uses these if they are fewer. A class of one row that has to grow raises an error.
+        generator: Source of randomness for the seed of each class. None means torch's default
+            generator.
 
     Returns:
-        The rows as they were, followed by the new ones, class by class.
+        The original rows, followed by the new ones, class by class.
 
     Raises:
         ModuleNotFoundError: If imbalanced-learn is missing; the message names the extra.
@@ -53,7 +53,7 @@ def smote_rows(
     for label, count in zip(classes, counts, strict=True):
         if count == 1 < largest:
             raise ValueError(
-                f"Class {label} has one row, so it has no neighbour to draw a line to, but is to grow to "
+                f"Class {label} has one row and so no neighbour, but would have to grow to "
                 f"{largest} rows. Drop it, merge it with another class, or repeat its row."
             )
     if min(counts) == largest:
@@ -88,11 +88,11 @@ def _check_table(x: Tensor, y: Tensor) -> None:
     if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
         raise TypeError(
             f"y must hold one integer label per row, but has dtype {y.dtype} and shape {tuple(y.shape)}. Use "
-            "y.long() for labels; SMOTE knows no real targets."
+            "y.long() for labels; SMOTE does not support real targets."
         )
 
 
 def _draw_seed(generator: torch.Generator | None) -> int:
-    """A seed for imbalanced-learn, which takes no torch generator."""
+    """Draw a seed for imbalanced-learn, which takes no torch generator."""
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**31 - 1, (1,), device=device, generator=generator))

@@ -19,10 +19,10 @@ _MOST = 1e30  # beyond it, a tilt would not fit into float32
 class Tilted(Reweighted):
     """Tilted training: ``log(mean(exp(t * loss))) / t`` (Li et al., ICLR 2021).
 
-    With ``t`` from minus to plus infinity it goes from the smallest loss of the batch over the mean
+    With ``t`` from minus to plus infinity it changes from the smallest loss of the batch over the mean
     (``t = 0``) to the largest. Its gradient is that of the losses weighted by ``softmax(t * loss)``: positive
-    ``t`` attends to hard samples, and negative ``t`` to easy ones, which mutes outliers and wrong labels.
-    Weights come from the batch at hand.
+    ``t`` emphasises hard samples, and negative ``t`` easy ones, which reduces the effect of outliers and
+    wrong labels. Weights depend on the batch.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -30,7 +30,7 @@ class Tilted(Reweighted):
         model: Any network.
         loss_fn: Your ordinary loss, see `ERM`.
         t: The tilt, in units of one over the loss, of either sign; 0 is plain training.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> objective = Tilted(nn.Linear(4, 3), nn.CrossEntropyLoss(), t=2.0)
@@ -55,9 +55,9 @@ class Tilted(Reweighted):
 def tilted_mean(
     losses: Float[Tensor, " batch"], t: float, *, sample_weight: Float[Tensor, " batch"] | None = None
 ) -> Float[Tensor, ""]:
-    """Average ``log(mean(exp(t * loss))) / t`` of losses; the mean at ``t = 0``.
+    """Return the average ``log(mean(exp(t * loss))) / t`` of losses; the mean at ``t = 0``.
 
-    Neither a large nor a tiny ``t`` loses digits.
+    It is accurate for large and for tiny ``t``.
 
     Args:
         losses: One loss per sample.
@@ -78,7 +78,7 @@ def tilted_mean(
         return (base * losses).sum()
     present = losses.detach()[base > 0]
     largest = present.max() if t > 0 else present.min()
-    # all exponents are at most 0, and a sum of small ones is not rounded to that of ones
+    # all exponents are at most 0, so nothing overflows; expm1 and log1p keep the digits of small ones
     excess = t * (torch.where(base > 0, losses, largest) - largest)
     return largest + (base * excess.expm1()).sum().log1p() / t
 

@@ -1,7 +1,7 @@
 """UMIX: mixup with more weight on samples that a first model often got wrong (Han et al., NeurIPS 2022).
 
-The first model is trained plainly while a `CorrectnessTable` looks on; `umix_weights` turns the table into
-sample weights, with which the second is trained under `UMIX`.
+Train the first model plainly and record its predictions in a `CorrectnessTable`. `umix_weights` turns the
+table into sample weights for the second training, with `UMIX`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from elliptica.core.types import LossFn
 
 
 class CorrectnessTable:
-    """How often each training sample was predicted rightly, epoch by epoch, while a model is trained.
+    """Count how often each training sample is predicted correctly in each epoch of a training.
 
-    Predictions are those of the training passes, before the step. Call `end_epoch` after every epoch, the
-    last one included (the authors' code loses that one).
+    Predictions are those of the training passes, before the step. Call `end_epoch` after every epoch,
+    including the last one (which the authors' code loses).
 
     Args:
         n_rows: Size of the training set.
@@ -49,30 +49,30 @@ class CorrectnessTable:
         return len(self._seen)
 
     def update(self, index: Int[Tensor, " batch"], output: Tensor, y: Tensor) -> None:
-        """Note a batch: rows ``index`` of the training set, what the model said, and their labels."""
+        """Record a batch: rows ``index`` of the training set, the model's output, and their labels."""
         self._epoch.update(index, output, y)
 
     def end_epoch(self) -> None:
         """Close an epoch."""
         if not bool(self._epoch.n_seen.any()):
             raise RuntimeError(
-                "No batch was noted in this epoch. Call update(index, output, y) after each batch."
+                "No batch was recorded in this epoch. Call update(index, output, y) after each batch."
             )
         self._right.append(self._epoch.n_right.clone())
         self._seen.append(self._epoch.n_seen.clone())
         self._epoch.reset()
 
     def correctness(self, start: int, length: int) -> Float[Tensor, " n"]:
-        """Share of right predictions in the epochs ``start`` to ``start + length - 1``, counted from 0.
+        """Return the share of right predictions in the epochs ``start`` to ``start + length - 1``, from 0.
 
-        A sample that did not come in these epochs, as can happen where incomplete batches are dropped, has 1.
+        A sample that did not occur in these epochs (incomplete batches may be dropped) has 1.
         """
         checks.count("start", start, 0)
         checks.count("length", length)
         if start + length > self.n_epochs:
             raise ValueError(
-                f"Epochs {start} to {start + length - 1} are asked for (counted from 0), but {self.n_epochs} "
-                "have ended. Train longer, ask for earlier ones, and call end_epoch() after every epoch."
+                f"Epochs {start} to {start + length - 1} (counted from 0) are needed, but {self.n_epochs} "
+                "have ended. Train longer, use earlier epochs, and call end_epoch() after every epoch."
             )
         right, seen = (torch.stack(t[start : start + length]).sum(0) for t in (self._right, self._seen))
         return torch.where(seen > 0, right / seen.clamp_min(1), 1.0)
@@ -81,12 +81,12 @@ class CorrectnessTable:
 def umix_weights(
     table: CorrectnessTable, *, start: int = 50, length: int = 50, eta: float = 80.0
 ) -> Float[Tensor, " n"]:
-    """Sample weights of UMIX: ``1 + eta * (1 - correctness)``, not normalised.
+    """Return the sample weights of UMIX: ``1 + eta * (1 - correctness)``, not normalised.
 
     The defaults are the authors' for Waterbirds; they use 0, 5, 50 for CelebA and 0, 5, 5 for Camelyon17.
 
     Args:
-        table: What the first training left.
+        table: Table recorded in the first training.
         start: First epoch that counts, from 0.
         length: Number of epochs that count.
         eta: At least 0, where 0 gives equal weights.
@@ -107,18 +107,18 @@ class UMIX(Mixup):
 
     At ``share * x + (1 - share) * x_partner`` the loss is ``share * w * loss(y) + (1 - share) * w_partner *
     loss(y_partner)``, so that each label keeps its own weight; on the data it is ``w * loss`` (Han et al.,
-    NeurIPS 2022). Weights are not normalised: the learning rate has to allow for them. Pass
+    NeurIPS 2022). Weights are not normalised, so the learning rate must allow for them. Pass
     ``sample_weight=weights[index]`` with weights from `umix_weights`; without it all are 1. Draws, in this
-    order: whether to mix, and then what `Mixup` draws.
+    order: whether to mix, then the draws of `Mixup`.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
     Args:
         model: Any network.
         loss_fn: Your ordinary loss, see `ERM`.
-        alpha: Of mixup's Beta(alpha, alpha); the authors use 0.5, and 1.5 (with CutMix) for CelebA.
-        probability: Of mixing a batch. The authors use 0.5, and 1 for Camelyon17.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        alpha: Parameter of mixup's Beta(alpha, alpha); the authors use 0.5, and 1.5 (with CutMix) for CelebA.
+        probability: Probability of mixing a batch. The authors use 0.5, and 1 for Camelyon17.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
         at: Name of a layer in whose output to mix, see `Mixup`.
 
     Example:
@@ -155,7 +155,7 @@ class UMIX(Mixup):
     def _average(
         self, output: Any, near: Tensor, far: Tensor, share: float, weights: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Each of the two losses has the weight of its own sample."""
+        """Average over the batch; each of the two losses has the weight of its own sample."""
         if weights is None:
             return super()._average(output, near, far, share, None)
         losses = mix(weights[0] * self.loss(output, near), weights[1] * self.loss(output, far), share)

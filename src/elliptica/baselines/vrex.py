@@ -35,10 +35,10 @@ class VREx(AnnealedObjective):
     Args:
         model: Any network.
         loss_fn: Your ordinary loss, see `ERM`.
-        penalty: Weight after the jump; None takes 10 for ``"domainbed"`` and 10000 for ``"authors"``.
-        anneal_steps: Training calls before the jump; None takes 500 and 100.
+        penalty: Weight after the jump. None means 10 for ``"domainbed"`` and 10000 for ``"authors"``.
+        anneal_steps: Training calls before the jump. None means 500 and 100, respectively.
         variant: ``"domainbed"`` or ``"authors"``, see above.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
+        num_classes: Number of classes of integer labels; None infers it from the model's output.
 
     Example:
         >>> import torch
@@ -48,7 +48,7 @@ class VREx(AnnealedObjective):
         >>> objective(x, y, group).backward()
     """
 
-    #: DomainBed's, and the default arguments of the authors' code.
+    #: Defaults of DomainBed and of the authors' code.
     variants: ClassVar = {"domainbed": (10.0, 500), "authors": (1e4, 100)}
 
     def __init__(

@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from elliptica.diagnostics.fitted_model import FittedModel
     from elliptica.diagnostics.landscape_reports import LandscapeOptions, Section
 
-#: Of a saved model.
+#: File suffix of a saved model.
 SUFFIX = ".elliptica"
-#: Folder of the reports.
+#: Default folder of the reports.
 _FOLDER = Path("landscape")
-#: Endings of the file that a diagnosis is written to.
+#: Suffixes of the output file of a diagnosis.
 _SUFFIXES = (".html", ".htm", ".json", ".txt", ".md")
 _COLOURS = {"look": "yellow", "warning": "red"}
-#: Options that belong to the findings, and those that belong to the reports, by the name of the argument.
+#: Options of the findings and options of the reports, by argument name.
 _OF_FINDINGS = {"n": "--n", "sigma": "--sigma", "format_": "--format"}
 _OF_REPORTS = {name: f"--{name}" for name in ("domain", "fraction", "probes", "walks", "shift")}
 
 
-#: How to train a network where none is given.
+#: Training methods for the built-in network.
 Training = Literal["erm", "mixup", "elliptic"]
 
 #: Outer domains of the reports.
 Region = Literal["auto", "ball", "box", "reflecting_box", "hull"]
 
-#: How `elliptica diagnose` answers.
+#: Output formats of `elliptica diagnose`.
 Format = Literal["text", "json"]
 
-#: Losses of a model from the user's code.
+#: Losses for a model from the user's code.
 Loss = Literal["auto", "cross-entropy", "mse", "l1", "bce"]
 
 #: Options of every command that examines a model.
@@ -89,14 +89,14 @@ def diagnose(
     ] = None,
     unlabelled: Annotated[
         Path | None,
-        typer.Option(help="For a saved model: table of rows on which it will be used.", dir_okay=False),
+        typer.Option(help="For a saved model: table of rows on which you will use it.", dir_okay=False),
     ] = None,
     weights: Weights = None,
     train: Train = "erm",
     steps: Steps = 2000,
     loss: Annotated[
         Loss,
-        one_of(Loss, help="Loss of your model; auto: cross-entropy for whole numbers in y, else mse."),
+        one_of(Loss, help="Loss of your model; auto: cross-entropy for integers in y, else mse."),
     ] = "auto",
     n: Annotated[
         int, typer.Option("--n", min=10, help="Points between the rows, for the loss landscape.")
@@ -104,12 +104,12 @@ def diagnose(
     sigma: Annotated[
         str, typer.Option(help="Noise of the bridges: auto, green, or a number in units of x.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")] = 0,
-    format_: Annotated[Format, one_of(Format, "--format", help="Text for reading, or JSON.")] = "text",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
+    format_: Annotated[Format, one_of(Format, "--format", help="Text or JSON.")] = "text",
     reports: Annotated[
         str | None,
         typer.Option(
-            help="Instead of the findings, reports on the loss landscape: all, or some of between, test, "
+            help="Print reports on the loss landscape instead of findings: all, or some of between, test, "
             "shifted, subharmonicity, landscape, occupation, hitting, shift, weights, ordering, with commas "
             "between them.",
             metavar="NAMES",
@@ -129,20 +129,21 @@ def diagnose(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write to this file instead of the screen: a page (.html), JSON or text; with --reports, "
+            help="Write to this file instead of the terminal: a page (.html), JSON or text; with --reports, "
             "the folder for landscape.json and landscape.png.",
-            show_default="the screen; with --reports, landscape",
+            show_default="the terminal; with --reports, landscape",
         ),
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Print every finding, also those that are fine, and the landscape.")
+        bool,
+        typer.Option("--all", help="Print every finding, including fine ones, and the landscape."),
     ] = False,
 ) -> None:
-    """Find out what is wrong with a trained model, and what to do.
+    """Find problems of a trained model, and advise what to do.
 
-    Pass held-out rows if you have any (--test, or x_test and y_test in the file): without them nothing can be
-    said of overfitting, confidence or a shift. Exit status 0 whatever is found; 2 if model or data cannot be
-    used. Examples: elliptica diagnose patients.csv --model patients/model.elliptica --test later.csv;
+    Pass held-out rows if you have any (--test, or x_test and y_test in the file): without them overfitting,
+    confidence and shift cannot be judged. The exit status is 0 for any result, and 2 if model or data cannot
+    be used. Examples: elliptica diagnose patients.csv --model patients/model.elliptica --test later.csv;
     elliptica diagnose data.npz --model my_code:make_model --weights model.pt --out page.html
     """
     saved = model is not None and (model.endswith(SUFFIX) or Path(model).is_file())
@@ -186,11 +187,13 @@ def diagnose(
         if reports is None:
             generator = torch_generator(seed)
             with messages.status("judging"):
-                found = diagnose_fitted_file(fitted, network, n, noise, generator, first_row=int(saved))
-            _show_findings(found, str(model or data), format_, out, messages, everything=all_)
+                diagnosis = diagnose_fitted_file(fitted, network, n, noise, generator, first_row=int(saved))
+            _show_findings(diagnosis, str(model or data), format_, out, messages, everything=all_)
         else:
             if network is None:
-                raise ValueError(f"{model} holds no network, and only networks have a loss landscape.")
+                raise ValueError(
+                    f"{model} holds no network, and only networks have a loss landscape. Omit --reports."
+                )
             from elliptica.diagnostics.landscape_reports import LandscapeOptions
 
             options = LandscapeOptions(
@@ -214,19 +217,19 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _check_kind(given: set[str], out: Path | None, *, has_reports: bool) -> None:
-    """Reject options of the findings with --reports, and the other way round."""
+    """Raise for options of the findings with --reports, and vice versa."""
     others = _OF_FINDINGS if has_reports else _OF_REPORTS
     odd = [option for name, option in others.items() if name in given]
     if odd and has_reports:
-        raise ValueError(f"{odd[0]} belongs to the findings. Leave it out, or leave out --reports.")
+        raise ValueError(f"{odd[0]} is an option of the findings. Omit it, or omit --reports.")
     if odd:
-        raise ValueError(f"{odd[0]} belongs to the reports. Add --reports all, or leave it out.")
+        raise ValueError(f"{odd[0]} is an option of the reports. Add --reports all, or omit it.")
     if out is not None and has_reports and out.is_file():
         raise ValueError(f"--out {out} is a file, but the reports need a folder. Choose another --out.")
     if out is not None and not has_reports and out.suffix.lower() not in ("", *_SUFFIXES):
         raise ValueError(f"--out {out} has an unknown ending. Use one of {', '.join(_SUFFIXES)}.")
     if out is not None and not has_reports and out.is_dir():
-        raise ValueError(f"--out {out} is a folder. Pass the name of a file, e.g. {out / 'found.txt'}.")
+        raise ValueError(f"--out {out} is a folder. Pass the name of a file, e.g. {out / 'findings.txt'}.")
 
 
 def _wanted(reports: str) -> tuple[str, ...]:
@@ -244,14 +247,14 @@ def _wanted(reports: str) -> tuple[str, ...]:
 
 
 def _check_columns(data: str, model: str | None, target: str | None, group: str | None) -> None:
-    """Reject options of a saved model, without one."""
+    """Raise for options of a saved model if there is none."""
     if data.endswith(SUFFIX):
         raise ValueError(
             f"{data} is a model, not data. Write: elliptica diagnose DATA --model {data} --target COLUMN"
         )
     if Path(data).suffix.lower() in (".csv", ".tsv", ".parquet"):
         raise ValueError(
-            f"{data} is a table, which only a saved model can read: elliptica diagnose {data} --model "
+            f"{data} is a table, which needs a saved model: elliptica diagnose {data} --model "
             f"model{SUFFIX}. For a model from your code, save arrays: numpy.savez(file, x=..., y=...)."
         )
     if target is not None or group is not None:
@@ -270,7 +273,7 @@ def _from_file(
     unlabelled: Path | None,
     odd: list[str],
 ) -> tuple[FittedModel, FittedModel | None, list[str]]:
-    """Read a model that a comparison or an estimator has left, and tables for it.
+    """Load a model that a comparison or an estimator saved, and tables for it.
 
     Returns:
         The model as it predicts; its network, None for trees and linear models; and notices.
@@ -279,7 +282,9 @@ def _from_file(
     from elliptica.estimators import EllipticClassifier, EllipticRegressor
 
     if odd:
-        raise ValueError(f"{odd[0]} is for a model from your code; {model} holds weights and loss.")
+        raise ValueError(
+            f"{odd[0]} is for a model from your code, but {model} holds weights and loss. Omit it."
+        )
     if Path(model).suffix in (".pt", ".pth"):
         raise ValueError(
             f"{model} holds weights. Pass them as --weights {model} with --model package.module:name."
@@ -299,7 +304,7 @@ def _from_file(
 
 
 def torch_generator(seed: int) -> torch.Generator:
-    """A generator with this seed."""
+    """Make a generator with this seed."""
     import torch
 
     return torch.Generator().manual_seed(seed)
@@ -313,7 +318,7 @@ def diagnose_fitted_file(
     generator: torch.Generator,
     first_row: int,
 ) -> Diagnosis:
-    """Diagnose a model from a file or from code; without a network there is no landscape."""
+    """Diagnose a model from a file or from code; without a network, skip the landscape."""
     from elliptica.diagnostics.diagnose import diagnose_fitted
 
     landscape: bool | FittedModel = False if network is None else True if network is fitted else network
@@ -341,7 +346,7 @@ def _show_findings(
         write_atomically(out, text + "\n")
         messages.print(f"{diagnosis.headline()} Written to {out}.", markup=False, highlight=False)
     elif form == "json":
-        typer.echo(text)  # untouched by the width of the terminal
+        typer.echo(text)  # not wrapped to the width of the terminal
     elif everything:
         Console().print(text, markup=False, highlight=False, soft_wrap=True)
     else:
@@ -349,7 +354,7 @@ def _show_findings(
 
 
 def _print_findings(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the text of ``print(diagnosis)``, headings in colour."""
+    """Print the text of ``print(diagnosis)`` with coloured headings."""
     plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
     console.print("\n".join(diagnosis.preface()), **plain)
     if not diagnosis.problems:
@@ -365,7 +370,7 @@ def _print_findings(diagnosis: Diagnosis, console: Console) -> None:
 def _show_reports(
     fitted: FittedModel, wanted: tuple[str, ...], options: LandscapeOptions, data: str, out: Path
 ) -> None:
-    """Run the reports one by one; print each, and write those that are finished."""
+    """Run the reports one by one; print each, and write the finished ones."""
     from elliptica.diagnostics.landscape_figure import draw_landscape
     from elliptica.diagnostics.landscape_reports import QUESTIONS, LandscapeReports, run_reports
 
@@ -391,7 +396,7 @@ def _show_reports(
                 s.name: {"question": s.question, "text": s.text, "numbers": s.numbers} for s in sections
             },
         }
-        write_atomically(numbers, json.dumps(content, indent=1))  # what is finished survives Ctrl-C
+        write_atomically(numbers, json.dumps(content, indent=1))  # finished reports survive Ctrl-C
     with console.status("drawing"):
         draw_landscape(reports, sections, f"Loss landscape: {Path(data).name}", picture)
     console.rule()
@@ -399,7 +404,7 @@ def _show_reports(
 
 
 def parse_sigma(text: str) -> float | Literal["auto", "green"]:
-    """Read ``auto``, ``green`` or a number.
+    """Parse ``auto``, ``green`` or a number.
 
     Example:
         >>> parse_sigma("auto"), parse_sigma("0.05")
@@ -412,4 +417,4 @@ def parse_sigma(text: str) -> float | Literal["auto", "green"]:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"--sigma must be auto, green or a number, but got {text!r}.") from None
+        raise ValueError(f"--sigma must be auto, green or a number, but got {text!r}. Try auto.") from None

@@ -1,4 +1,4 @@
-"""Models and data of the commands: a user's own code and files, built-in data, a small trained network."""
+"""Load models and data for the commands: user code and files, built-in data, a small network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from elliptica.lab.data.toy import two_moons
 
 #: Data sets that need no file.
 BUILT_IN = ("two-moons", "digits")
-#: Rows of a step of the training here.
+#: Batch size of the built-in training.
 _BATCH = 64
 _LOSSES: dict[str, Callable[[], nn.Module]] = {
     "cross-entropy": nn.CrossEntropyLoss,
@@ -39,7 +39,7 @@ _LOSSES: dict[str, Callable[[], nn.Module]] = {
 
 
 class SourceError(ValueError):
-    """Model or data cannot be used; the message says what to do."""
+    """The model or the data cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,17 @@ def fitted_from_code(
     seed: int,
     messages: Console,
 ) -> FittedModel:
-    """Bring the user's model, or a network that is trained here, together with its data.
+    """Combine the user's model, or a network trained here, with its data.
 
     Raises:
         SourceError: If model or data cannot be used.
     """
     if loss != "auto" and model is None:
-        raise SourceError("--loss needs --model: a network trained here has the loss of its task.")
+        raise SourceError("--loss needs --model, because the built-in network has a fixed loss. Omit --loss.")
     if weights is not None and model is None:
-        raise SourceError("--weights needs --model: the code that the weights belong to.")
+        raise SourceError(
+            "--weights needs --model, the code of the network. Pass --model package.module:name."
+        )
     if loss not in get_args(Loss):
         raise SourceError(f"--loss must be one of {', '.join(get_args(Loss))}, but got {loss!r}.")
     samples = load_samples(data, seed)
@@ -121,14 +123,14 @@ def fitted_from_code(
 
 
 def remarks_on(model: str | None, weights: Path | None, method: str, steps: int) -> list[str]:
-    """Say which network it is, where the user may not know."""
+    """Return notices about the network that the user may not expect."""
     if model is None:
-        return [f"No --model: what follows is about a small network trained here ({method}, {steps} steps)."]
-    return [f"Weights are those that {model} comes with (no --weights given)."] if weights is None else []
+        return [f"No --model: this is a small network trained here ({method}, {steps} steps)."]
+    return [f"Using the weights that {model} comes with (no --weights)."] if weights is None else []
 
 
 def _for_loss(name: str, y: Tensor) -> Tensor:
-    """Bring targets to the dtype and shape that a loss takes."""
+    """Convert targets to the dtype and shape that a loss takes."""
     if name == "cross-entropy" or y.is_floating_point():
         return y
     return y.float() if y.ndim > 1 else y[:, None].float()
@@ -142,13 +144,13 @@ def train_network(
     seed: int = 0,
     progress: Callable[[int], object] = lambda _: None,
 ) -> nn.Module:
-    """Train a perceptron of two layers of 64 units; inputs and real targets are standardised for it.
+    """Train a perceptron with two layers of 64 units on standardised inputs and real targets.
 
     Args:
         samples: Training data.
-        method: What to minimise: ``"erm"``, ``"mixup"`` or ``"elliptic"``.
+        method: Training method: ``"erm"``, ``"mixup"`` or ``"elliptic"``.
         n_steps: Steps of Adam on 64 rows, whose rate falls from 0.01 to 0.00001.
-        seed: Of weights, order and noise.
+        seed: Seed of weights, order and noise.
         progress: Called with the number of finished steps.
     """
     from elliptica.lab.training import TrainingSettings, fit
@@ -191,7 +193,7 @@ def train_network(
     first, last = core[0], core[-1]
     assert isinstance(first, nn.Linear)
     assert isinstance(last, nn.Linear)
-    with torch.no_grad():  # make the network take inputs and give targets as they are
+    with torch.no_grad():  # fold the scaling into the network, so that it takes raw inputs and targets
         first.bias.sub_(first.weight @ (mean / std).flatten())
         first.weight.div_(std.flatten())
         if not samples.is_classification:
@@ -201,7 +203,7 @@ def train_network(
 
 
 def load_samples(source: str, seed: int = 0) -> Samples:
-    """Read a built-in data set, or an ``.npz`` file with arrays ``x``, ``y`` and, if wanted, test points.
+    """Load a built-in data set, or an ``.npz`` file with arrays ``x``, ``y`` and, optionally, test points.
 
     Arrays of the file: ``x`` (rows, *feature) and ``y`` (rows,) or (rows, targets), whole numbers for
     classes; optional ``group``, ``x_test``, ``y_test``,
@@ -221,13 +223,15 @@ def load_samples(source: str, seed: int = 0) -> Samples:
         )
     arrays = _arrays(path)
     if "group_test" in arrays and "x_test" not in arrays:
-        raise SourceError(f"{path.name} holds group_test but no x_test.")
+        raise SourceError(f"{path.name} holds group_test but no x_test. Add x_test and y_test.")
     missing = [key for key in ("x", "y") if key not in arrays]
     if missing:
-        found = ", ".join(sorted(arrays)) or "nothing"
-        raise SourceError(f"{path.name} must hold arrays x and y, but holds {found}.")
+        names = ", ".join(sorted(arrays)) or "nothing"
+        raise SourceError(
+            f"{path.name} must hold arrays x and y, but holds {names}. Write numpy.savez(file, x=..., y=...)."
+        )
     if ("x_test" in arrays) != ("y_test" in arrays):
-        raise SourceError(f"{path.name} holds only one of x_test and y_test; give both or neither.")
+        raise SourceError(f"{path.name} holds only one of x_test and y_test. Save both or neither.")
     for name in ("x_test", "x_unlabelled"):
         if name in arrays and arrays[name].shape[1:] != arrays["x"].shape[1:]:
             raise SourceError(
@@ -235,7 +239,9 @@ def load_samples(source: str, seed: int = 0) -> Samples:
                 f"{arrays[name].shape[1:]}."
             )
     if "y_test" in arrays and (arrays["y_test"].dtype.kind == "f") != (arrays["y"].dtype.kind == "f"):
-        raise SourceError("One of y and y_test holds whole numbers (classes) and the other does not.")
+        raise SourceError(
+            "One of y and y_test holds integers (classes), the other does not. Save both with the same dtype."
+        )
     return Samples(
         path.name,
         _inputs("x", arrays["x"]),
@@ -313,7 +319,10 @@ def _targets(name: str, array: Any, rows: int) -> Tensor:
     if value.ndim == 2 and value.shape[1] == 1:
         value = value[:, 0]
     if int(value.min()) < 0:
-        raise SourceError(f"Labels in {name} must count from 0, but the least is {int(value.min())}.")
+        raise SourceError(
+            f"Labels in {name} must be at least 0, but the smallest is {int(value.min())}. "
+            "Number them from 0."
+        )
     return value
 
 
@@ -325,7 +334,7 @@ def load_model(source: str, weights: Path | None = None) -> nn.Module:
     """
     if ":" not in source:
         raise SourceError(
-            f"A model is given as package.module:name, but got {source!r}. Write a function that makes the "
+            f"--model must be package.module:name, but got {source!r}. Write a function that makes the "
             "model into a file my_model.py, pass my_model:function, and its state dict with --weights."
         )
     model = _imported(source)
@@ -334,7 +343,7 @@ def load_model(source: str, weights: Path | None = None) -> nn.Module:
             state = torch.load(weights, map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
             raise SourceError(f"There is no file {weights}.") from error
-        except Exception as error:  # torch raises many kinds for a file that is no plain state dict
+        except Exception as error:  # torch raises many kinds of errors for other files
             raise SourceError(
                 f"{weights.name} cannot be read safely. Save it with torch.save(model.state_dict(), file)."
             ) from error
@@ -349,28 +358,28 @@ def _imported(source: str) -> nn.Module:
     module_name, _, name = source.partition(":")
     sys.path.insert(0, str(Path.cwd()))  # where the command was started
     try:
-        found = getattr(importlib.import_module(module_name), name)
+        loaded = getattr(importlib.import_module(module_name), name)
     except ModuleNotFoundError as error:
         raise SourceError(
             f"No module {error.name!r}. Start the command in the folder that holds it, and write "
             "package.module:name without .py."
         ) from error
     except AttributeError as error:
-        raise SourceError(f"{module_name} has no {name!r}.") from error
+        raise SourceError(f"{module_name} has no {name!r}. Check the name after the colon.") from error
     except Exception as error:  # the user's code
         raise SourceError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
-    if not isinstance(found, nn.Module) and not callable(found):
+    if not isinstance(loaded, nn.Module) and not callable(loaded):
         raise SourceError(
-            f"{source} is {type(found).__name__}, neither a model nor a function that makes one."
+            f"{source} is {type(loaded).__name__}, but must be a model or a function that makes one."
         )
     try:
-        model = found if isinstance(found, nn.Module) else found()
+        model = loaded if isinstance(loaded, nn.Module) else loaded()
     except Exception as error:  # the user's code
         raise SourceError(
             f"{source}() failed: {type(error).__name__}: {error}. It is called without arguments."
         ) from error
     if not isinstance(model, nn.Module):
-        raise SourceError(f"{source} gave {type(model).__name__}, not a torch.nn.Module.")
+        raise SourceError(f"{source} returned {type(model).__name__}, but must return a torch.nn.Module.")
     return model

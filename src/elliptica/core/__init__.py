@@ -1,1 +1,1 @@
-"""The method: Algorithms 1 and 2 of the paper, on torch alone."""
+"""The method: Algorithms 1 and 2 of the paper. Depends on torch only."""

@@ -15,13 +15,13 @@ BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("paths", "clean", "frozen")
 
 
 def tracking_layers(model: nn.Module) -> list[_NormBase]:
-    """Normalisation layers that would update running statistics now."""
+    """Return the normalisation layers that would update running statistics now."""
     return [m for m in model.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
 
 
 @contextlib.contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Normalise with the running statistics and leave them as they are."""
+    """Normalise with the running statistics and do not update them."""
     layers = tracking_layers(model)
     for layer in layers:
         layer.training = False
@@ -34,9 +34,9 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def untracked_statistics(model: nn.Module) -> Iterator[None]:
-    """Normalise with the batch's own statistics, as in training, but do not record them."""
+    """Normalise with the statistics of the batch, as in training, but do not record them."""
     layers = tracking_layers(model)
-    # an instance norm updates whatever statistics it has, so they are taken away
+    # an instance norm ignores track_running_stats and updates any buffers it has, so remove them
     kept = [(layer, dict(layer._buffers)) for layer in layers if isinstance(layer, _InstanceNorm)]
     for layer in layers:
         layer.track_running_stats = False
@@ -53,7 +53,7 @@ def untracked_statistics(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shadow_statistics(model: nn.Module) -> Iterator[None]:
-    """Record running statistics in copies that are thrown away: for a forward pass done twice."""
+    """Record running statistics in temporary copies, so that a repeated forward pass does not count twice."""
     kept = [(layer, dict(layer._buffers)) for layer in tracking_layers(model)]
     for layer, buffers in kept:
         for name, value in buffers.items():
@@ -66,20 +66,20 @@ def shadow_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def path_statistics(mode: BatchNormMode, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """How normalisation layers treat points of paths."""
+    """Return the context in which normalisation layers see path points."""
     if mode == "frozen":
         return frozen_statistics(model)
     return untracked_statistics(model) if mode == "clean" else contextlib.nullcontext()
 
 
 def recompute_statistics(mode: BatchNormMode, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """The same when those points are evaluated a second time, in the backward pass of a chunk."""
+    """Return that context for the second evaluation of a chunk, in the backward pass."""
     return shadow_statistics(model) if mode == "paths" else path_statistics(mode, model)
 
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode; afterwards every module has the mode it had."""
+    """Put a model in evaluation mode; restore the mode of every module afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,11 +1,12 @@
 """Draw Brownian bridges with their exact law (paper: Algorithm 2), on a time grid or at single times.
 
 `sample_bridge` draws between given points; `draw_bridges` draws the inputs and targets of a whole batch. The
-order of draws is part of the contract: partners and strata (one permutation per bridge serves both), times,
-variances that are random (`Green`, `Screened`), then the normals of all inputs and targets in one call.
+order of draws is part of the contract, because a seed must give the same points in every version: first
+partners and strata (one permutation per bridge serves both), then times, then random variances (`Green`,
+`Screened`), then the normals of all inputs and targets in one call.
 
-Rows are time-major and bridge-major in memory, ``(time, bridge * batch, *feature)``, so that a batch of paths
-flattens into rows for a model without a copy; they are shown as ``(batch, bridge, time, *feature)`` views.
+Memory layout is time-major and bridge-major, ``(time, bridge * batch, *feature)``, so that a batch of paths
+flattens into rows for the model without a copy. Users see ``(batch, bridge, time, *feature)`` views.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ QUADRATURES: tuple[Quadrature, ...] = ("mean", "left", "trapezoid", "uniform")
 
 
 def time_grid(n_times: int) -> list[float]:
-    """Relative times of a path: ``n_times`` equally spaced points, both ends included."""
+    """Return the relative times of a path: ``n_times`` equally spaced points, both ends included."""
     return [i / (n_times - 1) for i in range(n_times)]
 
 
 def time_weights(n_times: int, quadrature: Quadrature, like: Tensor) -> Tensor:
-    """Weights of the points of a path, ``(time, 1)``, of mean one.
+    """Return the quadrature weights of the points of a path, ``(time, 1)``, with mean one.
 
-    ``"left"`` drops the end point (Euler's method, as Algorithm 1 says); ``"trapezoid"`` halves both
-    ends; ``"mean"`` counts all points alike, so that two points are exactly ordinary training.
+    ``"left"`` drops the end point (Euler's method, as in Algorithm 1). ``"trapezoid"`` halves both ends.
+    ``"mean"`` counts all points alike, so that two points are exactly ordinary training.
     """
     weights = torch.ones(n_times, 1, dtype=like.dtype, device=like.device)
     if quadrature == "left":
@@ -61,9 +62,9 @@ def time_weights(n_times: int, quadrature: Quadrature, like: Tensor) -> Tensor:
 
 
 def quantile_index(u: Tensor, n_times: int, quadrature: Quadrature) -> Tensor:
-    """Numbers of grid times whose law is that of `time_weights`, from uniforms ``u`` on [0, 1).
+    """Map uniforms ``u`` on [0, 1) to indices of grid times, distributed as `time_weights`.
 
-    One more than there is if ``u`` was rounded up to one.
+    If ``u`` was rounded up to one, the index is one past the end.
     """
     if quadrature == "mean":
         return (u * n_times).long()
@@ -72,10 +73,10 @@ def quantile_index(u: Tensor, n_times: int, quadrature: Quadrature) -> Tensor:
 
 
 def quantile_times(u: Tensor, n_times: int, quadrature: Quadrature) -> Tensor:
-    """Times whose law is that of `time_weights` on the grid, from uniforms ``u`` on [0, 1).
+    """Map uniforms ``u`` on [0, 1) to times distributed as `time_weights` on the grid.
 
-    One such time per point estimates the sum over the whole grid without bias. ``"uniform"`` leaves
-    the grid: the integral over [0, 1] itself.
+    One such time per point is an unbiased estimate of the sum over the whole grid. ``"uniform"`` does not
+    use the grid and estimates the integral over [0, 1] itself.
     """
     if quadrature == "uniform":
         return u
@@ -90,17 +91,16 @@ def stratified_times(
     places: Tensor | None = None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """``n_draws`` random times for each of ``rows`` points, ``(1, draw * rows)``.
+    """Draw ``n_draws`` random times for each of ``rows`` points, ``(1, draw * rows)``.
 
-    Each time is uniform on [0, 1], but together they fall one each into equal parts of it, and the
-    times of one point fall into different parts too: the integral over time has less variance.
+    Each time is uniform on [0, 1]. Together they are stratified: one time falls into each of equal parts of
+    [0, 1], and those of one point into different parts. This lowers the variance of the integral over time.
 
     Args:
         rows: Number of points.
         n_draws: Times per point.
-        device: Where the result lives.
-        places: Random orders ``(draw, rows)`` that say which part each point gets, if there are any; what is
-            missing is drawn.
+        device: Device of the result.
+        places: Random orders ``(draw, rows)`` that assign a part to each point. Missing orders are drawn.
         generator: Source of randomness.
     """
     if places is None or places.shape[0] < n_draws:
@@ -112,7 +112,7 @@ def stratified_times(
     s += places
     if n_draws > 1:
         s += torch.arange(n_draws, device=device)[:, None] * rows
-        # which part of [0, 1] a draw gets must not depend on its number
+        # shuffle the draws of each row: a draw's part of [0, 1] must not depend on its number
         order = draw_uniform((n_draws, rows), device=device, generator=generator).argsort(0)
         s = s.gather(0, order)
     return s.view(1, -1).div_(n_draws * rows)
@@ -121,18 +121,21 @@ def stratified_times(
 def _grid_tensors(
     n_times: int, std: float, ndim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Keep them from call to call, unless they are fake tensors (of `step_cost`), which must not stay."""
-    found = _kept_grid_tensors(n_times, std, ndim, dtype, device)
-    if type(found[0]) is not Tensor:
+    """Return `_kept_grid_tensors`, but do not cache fake tensors (of `step_cost`)."""
+    tensors = _kept_grid_tensors(n_times, std, ndim, dtype, device)
+    if type(tensors[0]) is not Tensor:
         _kept_grid_tensors.cache_clear()
-    return found
+    return tensors
 
 
 @functools.lru_cache(maxsize=128)
 def _kept_grid_tensors(
     n_times: int, std: float, ndim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Times ``(time, 1, ...)``, and ``std`` times the Cholesky factor of ``min(s, t) - s t`` inside."""
+    """Return times ``(time, 1, ...)`` and ``std`` times the Cholesky factor of the bridge's covariance.
+
+    The covariance of a unit bridge between two inner times is ``min(s, t) - s t``.
+    """
     with torch.inference_mode(False), torch.no_grad():
         s = torch.tensor(time_grid(n_times), dtype=torch.float64)
         inner = s[1:-1]
@@ -145,10 +148,10 @@ _time_tables: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def _make_time_table(n_times: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Times of the grid and the deviation there of a bridge of unit variance, ``(2, time + 1)``.
+    """Tabulate grid times and the standard deviation of a unit bridge there, ``(2, time + 1)``.
 
-    The last time stands there twice, for uniforms that are rounded up to one. Kept from call to call, unless
-    it is a fake tensor (of `step_cost`).
+    The last time appears twice, for uniforms that are rounded up to one. The table is cached, unless it is a
+    fake tensor (of `step_cost`).
     """
     with torch.inference_mode(False), torch.no_grad():
         s = torch.tensor([*time_grid(n_times), 1.0], dtype=torch.float64)
@@ -170,7 +173,7 @@ def draw_noise(
     With ``antithetic`` the second half of the rows is the negative of the first half.
     """
     kinds = [(compute_dtype(start.dtype), start.device) for start in starts]
-    if len(set(kinds)) > 1:  # nothing to share between float32 and float64
+    if len(set(kinds)) > 1:  # one call cannot serve float32 and float64
         return [
             draw_noise([start], n_times, antithetic=antithetic, generator=generator)[0] for start in starts
         ]
@@ -197,17 +200,16 @@ def bridge_rows(
 ) -> Tensor:
     """Draw one bridge per row (Algorithm 2): ``(rows, *feature)`` twice gives ``(time, rows, *feature)``.
 
-    ``std`` is ``sigma * sqrt(horizon)``: a number, or a tensor that broadcasts to the rows.
-    Normals are drawn for the inner points only, unless ``noise`` holds them (it is used up); the first and
-    last point are ``start`` and ``end`` bit for bit. If ``start`` or ``end`` require gradients, so does the
-    result.
+    ``std`` is ``sigma * sqrt(horizon)``: a number, or a tensor that broadcasts to the rows. Normals are drawn
+    for the inner points only. Pass them as ``noise`` to supply them (the tensor is overwritten). The first
+    and last points equal ``start`` and ``end`` bit for bit. The result requires gradients if they do.
     """
     dtype = compute_dtype(start.dtype)
     scalar = not isinstance(std, Tensor)
     s, factor = _grid_tensors(n_times, float(std) if scalar else 1.0, start.ndim, dtype, start.device)
     a, b = (start, end) if start.dtype == dtype else (start.to(dtype), end.to(dtype))
-    paths = torch.lerp(a.contiguous(), b.contiguous(), s)  # (time, rows, *feature)
-    if not paths.requires_grad:  # copies: rounding, overflow and signed zeros cannot touch the ends
+    paths = torch.lerp(a.contiguous(), b.contiguous(), s)  # the chord, (time, rows, *feature)
+    if not paths.requires_grad:  # copy the ends: lerp may round, overflow, or lose the sign of zero there
         paths[0], paths[-1] = a, b
     if n_times > 2 and not (scalar and std == 0.0):
         inner = (n_times - 2, start.numel())
@@ -216,6 +218,7 @@ def bridge_rows(
         if isinstance(std, Tensor):
             noise = noise * std if std.requires_grad else noise.mul_(std)
         z = noise.view(inner)
+        # chord + factor @ z: a Gaussian with the bridge's covariance between all inner times at once
         if paths.requires_grad:
             with torch.autocast(start.device.type, enabled=False):
                 points = torch.addmm(paths[1:-1].reshape(inner), factor, z)
@@ -226,7 +229,7 @@ def bridge_rows(
 
 
 def unit_spread(s: Tensor) -> Tensor:
-    """Standard deviation of a bridge of unit variance at time ``s``: ``sqrt(s (1 - s))``."""
+    """Return the standard deviation of a unit bridge at time ``s``: ``sqrt(s (1 - s))``."""
     return torch.addcmul(s, s, s, value=-1.0).clamp_min_(0.0).sqrt_()
 
 
@@ -243,8 +246,8 @@ def marginal_rows(
 ) -> Tensor:
     """Draw each row's bridge at its own time ``s``: ``(rows, *feature)`` gives the same shape.
 
-    A single time of a bridge is Gaussian around the chord, so no path has to be drawn. ``spread`` is
-    ``unit_spread(s)`` and ``noise`` are standard normals, where the caller has them already.
+    A bridge at one time is Gaussian around the chord, so no path has to be drawn. Pass ``spread``,
+    ``unit_spread(s)``, and ``noise``, standard normals, if you have them already.
     """
     dtype = compute_dtype(start.dtype)
     column = (-1, *[1] * (start.ndim - 1))
@@ -262,7 +265,7 @@ def marginal_rows(
 
 
 def view_rows(z: Tensor, n_bridges: int) -> Tensor:
-    """Show ``(time, bridge * batch, *feature)`` as ``(batch, bridge, time, *feature)``, without a copy."""
+    """View ``(time, bridge * batch, *feature)`` as ``(batch, bridge, time, *feature)``, without a copy."""
     if n_bridges == 1:
         if z.shape[0] == 1:
             return z.view(z.shape[1], 1, 1, *z.shape[2:])
@@ -271,7 +274,7 @@ def view_rows(z: Tensor, n_bridges: int) -> Tensor:
 
 
 def flatten_rows(z: Tensor) -> Tensor:
-    """Lay ``(batch, bridge, time, *feature)`` out as ``(time, bridge * batch, *feature)``."""
+    """Arrange ``(batch, bridge, time, *feature)`` as ``(time, bridge * batch, *feature)``."""
     if z.shape[1] == z.shape[2] == 1:
         return z.reshape(1, z.shape[0], *z.shape[3:])
     return z.transpose(0, 2).flatten(1, 2)
@@ -284,10 +287,10 @@ def draw_times(
     places: Tensor | None,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw relative times ``(time, bridge * batch)``: the grid of a path, or one time per row.
+    """Return relative times ``(time, bridge * batch)``: the grid of a path, or one random time per row.
 
-    Single times are stratified: ``places`` says which part of [0, 1] each row gets, see `stratified_times`;
-    with them comes the deviation of a bridge of unit variance there, ``(rows,)``.
+    Single times are stratified: ``places`` assigns a part of [0, 1] to each row, see `stratified_times`. They
+    are returned with the standard deviation of a unit bridge there, ``(rows,)``.
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if settings.sampling == "path":
@@ -296,7 +299,7 @@ def draw_times(
     draws = settings.n_bridges // 2 if settings.antithetic else settings.n_bridges
     u = stratified_times(rows, draws, device=like.device, places=places, generator=generator)
     if settings.antithetic:
-        u = u.repeat(1, 2)
+        u = u.repeat(1, 2)  # opposite noise cancels only at the same time
     if settings.quadrature == "uniform":
         s = u.to(dtype)
         return s, unit_spread(s[0])
@@ -319,11 +322,11 @@ def draw_bridges(
     """Draw bridges of inputs and targets from a batch to the chosen ends (paper: Algorithms 1 and 2).
 
     Args:
-        batch: Where bridges start.
-        ends: Where they end.
-        settings: How they are drawn.
+        batch: Rows where the bridges start.
+        ends: Points where they end.
+        settings: How to draw them.
         strength: Factor on the noise.
-        sigma: What ``sigma="auto"`` measured before; None measures this batch.
+        sigma: Values of ``sigma="auto"`` from an earlier batch. None measures this one.
         generator: Source of randomness.
     """
     s, spread = draw_times(batch.targets.shape[0], settings, batch.targets, ends.places, generator)
@@ -337,7 +340,8 @@ def draw_bridges(
     start, end = ends.of(batch.targets, ends.y)
     assert settings.sigma_y is not None
     pairs.append((start, end, deviation(settings.sigma_y, strength, start, end, settings, generator)))
-    *rows, free_y = draw_points(pairs, s, spread, settings, generator)  # Algorithm 2
+    # Algorithm 2, at the same times for inputs and targets: a point and its target belong together
+    *rows, free_y = draw_points(pairs, s, spread, settings, generator)
     points: dict[Hashable, Tensor] = dict(zip(batch.bridged, rows, strict=True))
     for name, value in batch.inputs.items():
         if name not in points:
@@ -348,7 +352,7 @@ def draw_bridges(
 
 
 def is_single(batch: Batch, settings: BridgeSettings) -> bool:
-    """Whether `draw_single_points` knows the settings: the default ones, with a number for the noise."""
+    """Return whether `draw_single_points` supports the settings: defaults, with a number for the noise."""
     return (
         settings.sampling == "marginal"
         and settings.n_bridges == 1
@@ -366,17 +370,17 @@ def is_single(batch: Batch, settings: BridgeSettings) -> bool:
 def draw_single_points(
     batch: Batch, settings: BridgeSettings, strength: float, generator: torch.Generator | None
 ) -> Paths:
-    """Draw one point per row between the row and a random other one (paper: Algorithms 1 and 2).
+    """Draw one point per row, between the row and a random other one (paper: Algorithms 1 and 2).
 
-    The same draws as `choose_ends` and `draw_bridges` make, to the bit, in the fewest operations: on a small
-    network their number is what a step costs.
+    The draws equal those of `choose_ends` and `draw_bridges` bit for bit, in the fewest operations. On a
+    small network the number of operations decides what a step costs.
     """
     x, y, n = batch.reference, batch.targets, batch.reference.shape[0]
     assert isinstance(settings.sigma, float)
     assert isinstance(settings.sigma_y, float | int)
     root = math.sqrt(settings.horizon)
     std, std_y = settings.sigma * strength * root, settings.sigma_y * strength * root
-    # partners: the next row of a random order, whose entries are strata of time as well
+    # partners: the next row of a random order; its entries are also the strata of time, one draw for both
     order = draw_permutation(n, device=x.device, generator=generator)
     partner = torch.empty_like(order).scatter_(0, order, order.roll(-1))
     u = draw_uniform((n,), device=x.device, generator=generator).add_(order).div_(n)
@@ -389,7 +393,7 @@ def draw_single_points(
     column_y = (n, *[1] * (y.ndim - 1))
     points = torch.lerp(x, x.index_select(0, partner), s.view(column))
     free_y = torch.lerp(y, y.index_select(0, partner), s.view(column_y))
-    noisy = [z for z, deviates in ((x, std), (y, std_y)) if deviates]
+    noisy = [z for z, deviates in ((x, std), (y, std_y)) if deviates]  # without noise nothing is drawn
     noise = draw_noise(noisy, 1, generator=generator) if noisy else []
     targets = free_y
     if std_y:
@@ -429,6 +433,7 @@ def deviation(
         sigma = sigma * strength
     if isinstance(sigma, float):
         return sigma * math.sqrt(settings.horizon)
+    # bridges of one pair share its random variance, or their noise would not be opposite, or comparable
     copies = settings.n_bridges if settings.same_partner else 2 if settings.antithetic else 1
     return noise_std(sigma, start, end, settings.horizon, generator, copies)
 
@@ -440,9 +445,9 @@ def draw_points(
     settings: BridgeSettings,
     generator: torch.Generator | None,
 ) -> list[Tensor]:
-    """Draw points ``(time, rows, *feature)`` on the bridge of each pair; one draw of normals serves all."""
+    """Draw points ``(time, rows, *feature)`` on the bridge of each pair, with one draw of normals for all."""
     is_path = settings.sampling == "path"
-    inner = settings.n_times - 2 if is_path else 1
+    inner = settings.n_times - 2 if is_path else 1  # the ends of a path need no noise
     noisy = [inner > 0 and (isinstance(std, Tensor) or std != 0.0) for _, _, std in pairs]
     starts = [start for (start, _, _), is_noisy in zip(pairs, noisy, strict=True) if is_noisy]
     noise = iter(
@@ -470,11 +475,11 @@ def finish_paths(
     settings: BridgeSettings,
     hidden: Any = None,
 ) -> Paths:
-    """Return targets to their space, let sample weights change linearly, and show all as `Paths`."""
+    """Project targets to their space, interpolate sample weights, and return everything as `Paths`."""
     y, n_bridges = free_y, settings.n_bridges
     assert settings.target_space is not None
     if settings.target_space != "real" and (isinstance(std_y, Tensor) or std_y != 0.0):
-        # the ends of a path are in the target space already and stay bit-exact
+        # the ends of a path are in the target space already; projecting them would round them
         inner = slice(None) if settings.sampling == "marginal" else slice(1, -1)
         projected = project_targets(free_y[inner], settings.target_space, settings.simplex, class_axis=2)
         y = projected if inner == slice(None) else torch.cat([free_y[:1], projected, free_y[-1:]])
@@ -497,7 +502,7 @@ def finish_paths(
 
 
 def from_nearer_end(start: Tensor, end: Tensor, s: Tensor) -> Tensor:
-    """Take inputs that are not bridged from the nearer end (the start, half-way)."""
+    """Take inputs that are not bridged from the nearer end (from the start at the midpoint)."""
     near_start = (s <= 0.5).reshape(*s.shape, *[1] * (start.ndim - 1))
     return torch.where(near_start, start.unsqueeze(0), end.unsqueeze(0))
 
@@ -515,25 +520,24 @@ def sample_bridge(
 ) -> Float[Tensor, "batch bridge time *feature"]:
     """Draw Brownian bridges from ``start`` to ``end`` (paper: Algorithm 2).
 
-    At relative time ``s`` a bridge is Gaussian around the chord, with mean
-    ``(1 - s) * start + s * end`` and variance ``sigma**2 * horizon * s * (1 - s)`` in each
-    coordinate, independently; between times ``s < t`` the covariance is
-    ``sigma**2 * horizon * s * (1 - t)``.
+    At relative time ``s`` a bridge is Gaussian around the chord, independently in each coordinate. Its mean
+    is ``(1 - s) * start + s * end`` and its variance ``sigma**2 * horizon * s * (1 - s)``. The covariance
+    between times ``s < t`` is ``sigma**2 * horizon * s * (1 - t)``.
 
-    Deviation: read literally, Algorithm 2 counts the first increment twice; this is the exact
-    bridge (docs: deviations, "first increment").
+    Deviation from the paper: taken literally, Algorithm 2 counts the first increment twice. This function
+    draws the exact bridge (docs: deviations, "first increment").
 
     Args:
-        start: Where each path begins.
-        end: Where it ends.
+        start: First point of each path.
+        end: Last point of each path.
         n_times: Points on each path, both ends included (the paper's n_t); at least 2.
         n_bridges: Paths drawn for each pair (n_b).
-        sigma: Diffusion coefficient (sigma_b), a standard deviation: one number, a tensor that broadcasts
-            to the features, ``"auto"`` (measured on ``start``) or a law of the pair, see `Green` and
-            `Screened`. Zero gives the straight chord.
+        sigma: Diffusion coefficient (sigma_b), a standard deviation: a number, a tensor that broadcasts
+            to the features, ``"auto"`` (measured on ``start``), or a law that depends on the pair, see
+            `Green` and `Screened`. Zero gives the straight chord.
         horizon: Length of the time interval. Only ``sigma * sqrt(horizon)`` matters.
         antithetic: Draw the bridges in pairs of opposite noise (``n_bridges`` must be even).
-        generator: Source of randomness; torch's default one if None.
+        generator: Source of randomness. None means torch's default generator.
 
     Returns:
         Paths whose first and last points equal ``start`` and ``end`` exactly. Gradients pass through them.

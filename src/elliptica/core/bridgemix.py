@@ -28,32 +28,32 @@ from elliptica.core.types import Inputs
 class BridgeMix(BridgeSettings):
     """Replace a batch by points on Brownian bridges between its samples (mixup-like augmentation).
 
-    Call it where you would call mixup, in the loop or in a ``collate_fn``; the targets it returns are
-    ordinary soft targets, for any loss that takes those. By default one point per sample, i.e. the price
-    of ordinary training. Inputs are never changed, odd batches and batches of one work (``sigma="auto"``
-    needs two rows), and the same generator gives the same batch. Importance weighting needs the model and
-    is not available here: use `Elliptic`.
+    Call it where you would call mixup, in the loop or in a ``collate_fn``. It returns ordinary soft targets,
+    for any loss that accepts them. By default it draws one point per sample, so a step costs as much as
+    ordinary training. Your tensors are not modified. Odd batches and batches of one work (``sigma="auto"``
+    needs two rows). The same generator state gives the same batch. Importance weighting needs the model:
+    use `Elliptic` for it.
 
     Args:
         num_classes: Number of classes, for integer labels.
-        target_space: ``"simplex"``, ``"unit"`` or ``"real"``; None means ``"simplex"`` if
-            ``num_classes`` is given, and is an error otherwise.
+        target_space: ``"simplex"``, ``"unit"`` or ``"real"``. None means ``"simplex"``, and needs
+            ``num_classes``.
         sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
-        n_times: Points on a path, both ends included; marginal points are drawn from the same times.
+        n_times: Points on a path, both ends included. Marginal points are drawn from the same times.
         n_bridges: Bridges per sample.
-        sigma: Diffusion coefficient, see `Elliptic`; ``"auto"`` is measured on every batch.
-        sigma_y: The same for targets; None means zero for classes, see `Elliptic`.
+        sigma: Diffusion coefficient, see `Elliptic`. ``"auto"`` is measured on every batch.
+        sigma_y: The same for targets. None means zero for classes, see `Elliptic`.
         horizon: Length of the time interval.
-        antithetic: Pairs of opposite noise.
-        same_partner: Let all bridges of a sample end at one partner.
+        antithetic: Draw bridges in pairs of opposite noise (even ``n_bridges``).
+        same_partner: Let all bridges of a sample end at the same partner.
         pairing: Where bridges end, see `sample_partners`.
-        power: Exponent of the inverse distance.
-        bandwidth: Width of the kernel on targets, in their units.
-        among: Restrict partners by class.
-        simplex: Map to the simplex, see `project_to_simplex`.
-        quadrature: Law of the times of marginal points, see `Elliptic`.
-        bridged: Which inputs to bridge when there are several.
-        validate: Check inputs in every call.
+        power: Exponent for ``pairing="inverse_distance"``.
+        bandwidth: Width of the kernel for ``pairing="label_kernel"``, in units of the targets.
+        among: Which samples may be partners: ``"all"``, the ``"same_class"`` or the ``"other_class"``.
+        simplex: How to map noisy class probabilities back to the simplex, see `project_to_simplex`.
+        quadrature: Distribution of the times of marginal points, see `Elliptic`.
+        bridged: Names (or positions) of the inputs to bridge when there are several.
+        validate: Check every batch for NaN and for labels out of range.
 
     Example:
         >>> mix = BridgeMix(num_classes=3, sigma=0.05)
@@ -67,8 +67,9 @@ class BridgeMix(BridgeSettings):
         if self.target_space is None:
             if self.num_classes is None:
                 raise ValueError(
-                    "BridgeMix sees no loss, so say what the targets are: num_classes=... for labels, or "
-                    'target_space="real" (regression), "unit" (multilabel), "simplex" (soft labels).'
+                    "BridgeMix cannot infer the kind of targets without a loss. Pass num_classes=... for "
+                    'labels, or target_space="real" (regression), "unit" (multilabel) or "simplex" (soft '
+                    "labels)."
                 )
             object.__setattr__(self, "target_space", "simplex")
         super().__post_init__()
@@ -85,7 +86,7 @@ class BridgeMix(BridgeSettings):
         partners: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Inputs, Tensor]:
-        """Return as many rows as there are points, with soft targets."""
+        """Return points on bridges and their soft targets, one row per point."""
         with torch.set_grad_enabled(carries_gradient(x, y)):
             batch = read_batch(x, y, None, self)
             check_generator(generator, batch.reference.device)
@@ -97,20 +98,20 @@ class BridgeMix(BridgeSettings):
         return rebuild_inputs(x, rows), flatten_rows(paths.y).flatten(0, 1)
 
     def collate_fn(self, seed: int) -> SeededCollate:
-        """A ``collate_fn`` for a loader whose batches do not depend on the number of workers."""
+        """Make a ``collate_fn`` whose batches do not depend on the number of loader workers."""
         return SeededCollate(self, seed)
 
 
 class SeededCollate:
-    """Collate, then mix, with noise that depends on the seed, the epoch and the batch alone.
+    """A ``collate_fn`` that mixes, with noise that depends only on the seed, the epoch and the batch.
 
-    Loader workers each have a random stream of their own, so noise drawn from it depends on their number.
-    Here the stream is derived from the content of the batch instead.
+    Each loader worker has its own random stream, so noise drawn from it depends on the number of workers.
+    This class derives the stream from the content of the batch instead.
 
     Args:
         mix: The transform.
         seed: Seed of the run.
-        collate: What makes ``(x, y)`` of a list of samples.
+        collate: Function from a list of samples to ``(x, y)``.
     """
 
     def __init__(
@@ -121,8 +122,8 @@ class SeededCollate:
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(
-                f"seed must be an integer, but got {type(seed).__name__}. Write "
-                "DataLoader(..., collate_fn=mix.collate_fn(seed=0)), with the call."
+                f"seed must be an integer, but got {type(seed).__name__}. Call the method, with a seed: "
+                "DataLoader(..., collate_fn=mix.collate_fn(seed=0))."
             )
         self.mix = mix
         self.seed = seed
@@ -130,11 +131,11 @@ class SeededCollate:
         self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # persistent workers see changes
 
     def set_epoch(self, epoch: int) -> None:
-        """Call before each epoch; without it a batch that returns unchanged gets the same noise."""
+        """Set the epoch. Call it before each one; otherwise an identical batch gets the same noise again."""
         self._epoch.fill_(epoch)
 
     def __call__(self, samples: list[Any]) -> tuple[Inputs, Tensor]:
-        """Collate and mix."""
+        """Collate samples and mix the batch."""
         x, y = self.collate(samples)
         digest = hashlib.blake2b(f"{self.seed}/{int(self._epoch)}".encode(), digest_size=7)
         for value in (*named_inputs(x).values(), y):
@@ -144,10 +145,10 @@ class SeededCollate:
 
 
 def _row_sums(value: Tensor) -> NDArray[np.uint64]:
-    """A number for the bytes of each row, which differs when they do (but for one chance in 2**32).
+    """Hash the bytes of each row; different rows collide with probability 2**-32.
 
-    Sums of words of up to 32 bits times fixed random odd numbers of 64, modulo 2**64: a cryptographic digest
-    of all bytes of a batch of images would take longer than the bridges.
+    The hash is the sum of words of up to 32 bits times fixed random odd numbers of 64 bits, modulo 2**64. A
+    cryptographic digest of all bytes of a batch of images would take longer than drawing the bridges.
     """
     rows = value.contiguous().view(len(value), -1).view(torch.uint8).numpy()
     words = rows.view(next(word for word in ("u4", "u2", "u1") if rows.shape[1] % int(word[1]) == 0))

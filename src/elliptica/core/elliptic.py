@@ -1,4 +1,4 @@
-"""Train on Brownian bridges between the data (paper: Algorithm 1): the objective as module and function."""
+"""The training objective of the paper (Algorithm 1), as a module and as a function."""
 
 from __future__ import annotations
 
@@ -67,77 +67,80 @@ logger = logging.getLogger(__name__)
 class Elliptic(nn.Module):
     """Elliptic loss regularisation: train on Brownian bridges between the data (paper: Algorithm 1).
 
-    A drop-in objective: where you wrote ``loss = criterion(model(x), y)``, write
-    ``loss = objective(x, y)``. It is the mean loss at random points between the data, with targets
-    between theirs, instead of at the data alone. Whether that helps depends on the data: docs/reproduction.md
-    has what was measured, with and without shift, rare groups and wrong labels, beside ordinary training and
-    mixup. Do not use it when a point between two data points has no meaning (raw token ids: bridge in the
-    embedding layer with ``at=``).
+    A drop-in objective: replace ``loss = criterion(model(x), y)`` by ``loss = objective(x, y)``. The ordinary
+    loss is the mean over the data. This one is the mean over random points on Brownian bridges between
+    pairs of data points, with targets that change from one end to the other. Whether it helps depends on
+    the data: docs/reproduction.md compares it with ordinary training and mixup, with and without shift, rare
+    groups and wrong labels. Do not bridge where a point between two data points has no meaning, such as
+    raw token ids; bridge in the embedding layer instead (``at=``).
 
-    In ``eval()`` mode it is the ordinary loss. The module owns the model, so wrap *it*:
-    ``DistributedDataParallel(objective)``, ``torch.compile(objective)``; save ``objective.model``.
-    A compiled objective still draws its points eagerly, so that they are the same; with ``at=``,
-    ``chunk_size=``, or a weighting on a model with batch norm, it runs eagerly altogether.
+    In ``eval()`` mode it returns the ordinary loss. The module owns the model, so wrap the objective and
+    not the model: ``DistributedDataParallel(objective)``, ``torch.compile(objective)``. Save
+    ``objective.model``. A compiled objective still draws its points eagerly, so they are the same as without
+    compilation. With ``at=``, with ``chunk_size=``, or with a weighting on a model with batch norm, all of it
+    runs eagerly.
 
     Args:
-        model: Any network; called on rows of bridge points.
-        loss_fn: Your ordinary loss; a ``reduction`` is switched off in a copy. A callable must return
-            one value per sample.
-        target_space: ``"simplex"`` (classes), ``"unit"`` (multilabel, each in [0, 1]) or ``"real"``;
-            None reads it off the loss and the dtype of the targets.
-        num_classes: Needed for integer labels.
-        sampling: ``"marginal"``: one point per bridge, at a random one of the ``n_times`` times: an
-            unbiased estimate of the paper's objective, with as many rows as the batch. ``"path"``:
-            all ``n_times`` points of each bridge, as in the paper; needed by the path weightings.
+        model: Any network. It is called on rows of bridge points.
+        loss_fn: Your ordinary loss. Its ``reduction``, if it has one, is switched off in a copy. Any other
+            callable must return one value per sample.
+        target_space: ``"simplex"`` (classes), ``"unit"`` (multilabel, each in [0, 1]) or ``"real"``.
+            None infers it from the loss and the dtype of the targets.
+        num_classes: Number of classes. Required for integer labels.
+        sampling: ``"marginal"`` draws one point per bridge, at a random one of the ``n_times`` times. This is
+            an unbiased estimate of the paper's objective and evaluates as many rows as the batch has.
+            ``"path"`` evaluates all ``n_times`` points of each bridge, as in the paper. The path weightings
+            need it.
         n_times: Times on a bridge, both ends included (the paper's n_t). Fewer times mean more weight
             on the data themselves; 2 is ordinary training.
-        n_bridges: Bridges per data point, each to a partner of its own (n_b).
-        sigma: Diffusion coefficient (sigma_b) in units of the inputs: a number, a tensor with one
-            value per feature, ``"auto"`` (a tenth of each feature's deviation in the first batch; with
-            several processes pass ``sigma=auto_sigma(x)`` instead, so that all use the same), or
-            the random variance that the PDE prescribes for each pair: ``"green"``, ``("green", scale)``,
+        n_bridges: Bridges per data point (n_b), each to its own partner.
+        sigma: Diffusion coefficient (sigma_b) in units of the inputs. A number; a tensor with one value per
+            feature; ``"auto"``, a tenth of each feature's standard deviation in the first batch (with several
+            processes pass ``sigma=auto_sigma(x)`` instead, so that all use the same value); or the
+            random variance that the PDE prescribes for each pair: ``"green"``, ``("green", scale)``,
             ``("screened", rate)``, see `Green` and `Screened`. Zero: straight lines.
-        sigma_y: The same for targets, in their units. None means ``sigma`` for real targets, if that is a
-            number, and zero otherwise: classes change linearly along a bridge, because noise on them (the
-            paper's choice, see `paper`) is label smoothing and costs calibration.
+        sigma_y: The same for the targets, in their units. None means ``sigma`` for real targets if ``sigma``
+            is a number, and zero otherwise. Classes then change linearly along a bridge: noise on them (the
+            paper's choice, see `paper`) acts as label smoothing and costs calibration.
         horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
         antithetic: Draw bridges in pairs of opposite noise to the same partner (even ``n_bridges``).
-        same_partner: Let all ``n_bridges`` bridges of a point end at one partner, as in the authors' code,
-            instead of each at its own. ``weighting="multiplicative"`` implies it.
+        same_partner: Let all ``n_bridges`` bridges of a point end at the same partner, as in the authors'
+            code. ``weighting="multiplicative"`` implies it.
         pairing: Where bridges end, see `sample_partners`.
         power: Exponent for ``pairing="inverse_distance"``.
         bandwidth: Width of the kernel for ``pairing="label_kernel"``, in units of the targets.
-        among: Partners among ``"all"``, the ``"same_class"`` or the ``"other_class"`` points.
-        simplex: How noisy class probabilities return to the simplex, see `project_to_simplex`.
-        quadrature: Integral over time: ``"mean"`` of all ``n_times`` points, ``"left"`` sum (Euler), or
-            ``"trapezoid"``; marginal points are drawn accordingly. ``"uniform"``, only for marginal
-            points: any time in [0, 1], i.e. the integral itself, in which the data have no weight.
+        among: Which points may be partners: ``"all"``, the ``"same_class"`` or the ``"other_class"``.
+        simplex: How to map noisy class probabilities back to the simplex, see `project_to_simplex`.
+        quadrature: Rule for the integral over time: the ``"mean"`` of all ``n_times`` points, the ``"left"``
+            sum (Euler) or the ``"trapezoid"`` rule. Marginal points are drawn with the same weights.
+            ``"uniform"`` (marginal points only) draws any time in [0, 1]: the integral itself, in which the
+            data have no weight.
         weighting: Variant of importance weighting (Eq. (4), appendix C): ``"none"``;
-            ``"gradient_norm"``, adds ``xi`` times the norm of the input gradient;
-            ``"gradient_softmax"``, weights points by their standardised gradient norm;
-            ``"multiplicative"``, weights paths by the exponential martingale, self-normalised over the
-            bridges of each pair of ends (``n_bridges`` of 2 or more);
-            ``"girsanov"``, subtracts its logarithm (the Jensen form); ``"released"``, what the authors'
-            later code does.
+            ``"gradient_norm"`` adds ``xi`` times the norm of the input gradient;
+            ``"gradient_softmax"`` weights points by their standardised gradient norm;
+            ``"multiplicative"`` weights paths by the exponential martingale, self-normalised over the
+            bridges of each pair of ends (needs ``n_bridges`` of 2 or more);
+            ``"girsanov"`` subtracts the logarithm of that martingale (the Jensen form); ``"released"`` does
+            what the authors' later code does.
         xi: Strength of the weighting; 0 is no weighting.
-        drift: Drift in the ``"multiplicative"`` and ``"girsanov"`` weightings: the loss gradient with respect
-            to the input (``"input"``, the same as None) or to input and target (``"both"``, appendix C; needs
-            ``sigma_y > 0``), or ``drift(x, y)``, any callable or network, per unit of relative time, which
-            returns ``mu_x`` or ``(mu_x, mu_y)``. A network is trained under ``"girsanov"``; under
-            ``"multiplicative"`` it is fixed: evaluated in eval mode, and no part of the objective's
-            parameters, mode or state, though it moves with ``objective.to(...)``.
-        bridged: Names (or positions) of the inputs to bridge when the model takes several; the others
-            come from the nearer end.
-        at: Name of a layer in whose output to bridge instead of in the inputs. With
-            ``sampling="marginal"`` inputs that are not bridged must enter above that layer.
-        bn: Batch norm statistics: from all path points (``"paths"``, the paper's joint pass), from an
-            extra pass over the clean batch (``"clean"``), or ``"frozen"``.
-        chunk_size: Evaluate at most so many rows at a time, but at least one path; memory is that of one
-            chunk, gradients are the same (batch norm sees chunks), time grows by about a third.
-        schedule: Function from the epoch to a factor on the noise, or None for "off"; needs
-            `set_epoch`.
-        validate: Check inputs for NaN and labels for their range in every call (one synchronisation
-            on an accelerator).
+        drift: Drift of the ``"multiplicative"`` and ``"girsanov"`` weightings. ``"input"`` (or None) is the
+            loss gradient with respect to the input. ``"both"`` is the gradient with respect to input and
+            target (appendix C; needs ``sigma_y > 0``). Any callable or network ``drift(x, y)`` may return
+            ``mu_x`` or ``(mu_x, mu_y)``, per unit of relative time. A network is trained under
+            ``"girsanov"``. Under ``"multiplicative"`` it is fixed: it runs in eval mode and is not part of
+            the objective's parameters, mode or state, but it moves with ``objective.to(...)``.
+        bridged: Names (or positions) of the inputs to bridge if the model takes several. The others are
+            taken from the nearer end.
+        at: Name of a layer. Bridges are drawn in its output instead of in the inputs. With
+            ``sampling="marginal"``, inputs that are not bridged must enter the model above that layer.
+        bn: Where batch norm takes its statistics from: all path points (``"paths"``, the paper's joint
+            pass), an extra pass over the clean batch (``"clean"``), or the running statistics (``"frozen"``).
+        chunk_size: Largest number of rows to evaluate at a time (at least one path). Memory is that of one
+            chunk. Gradients are unchanged, except that batch norm sees chunks. Time grows by about a third.
+        schedule: Function from the epoch to a factor on the noise, or to None to switch bridges off.
+            Call `set_epoch` at the start of each epoch.
+        validate: Check every batch for NaN and for labels out of range (one synchronisation per call on an
+            accelerator).
 
     Example:
         >>> model = nn.Linear(4, 3)
@@ -155,9 +158,9 @@ class Elliptic(nn.Module):
             find_layer(model, settings.at)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
-        self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice
+        self._user_loss = (loss_fn,)  # a tuple, so that nn.Module does not register it a second time
         if settings.num_classes is None and self.loss.num_classes() is not None:
-            settings = copy.copy(settings)  # checked before: not judged, and warned about, again
+            settings = copy.copy(settings)  # a copy skips the checks, which would warn again
             object.__setattr__(settings, "num_classes", self.loss.num_classes())
             settings.warn_of_smoothing()
         space = space_of_loss(loss_fn) if settings.target_space is None else None
@@ -168,11 +171,11 @@ class Elliptic(nn.Module):
         second_order = self._variant is not None and self._variant.second_order
         self.drift: Any
         if settings.weighting in VARIANTS and VARIANTS[settings.weighting].second_order:
-            self.drift = settings.drift  # registered if it is a network, whatever xi is
-            if self._variant is None and isinstance(self.drift, nn.Module):  # xi=0: DDP must not wait for it
+            self.drift = settings.drift  # nn.Module registers it if it is a network
+            if self._variant is None and isinstance(self.drift, nn.Module):  # xi=0: DDP must not wait
                 names = self.drift.state_dict(prefix="drift.", keep_vars=True)
                 self._ddp_params_and_buffers_to_ignore = list(names)
-        else:  # behind weights without gradient: fixed, and nothing for an optimiser or DDP to wait for
+        else:  # the weights carry no gradient, so the drift is fixed: hide it from optimisers and DDP
             object.__setattr__(self, "drift", settings.drift)
         refuse_wrapped(model, second_order, settings.chunk_size is not None)
         self.epoch: int | None = None
@@ -185,16 +188,16 @@ class Elliptic(nn.Module):
 
     @classmethod
     def paper(cls, model: nn.Module, loss_fn: LossFn, **settings: Any) -> Elliptic:
-        """Make the objective with the paper's settings, where ours differ.
+        """Make an objective with the paper's settings where our defaults differ.
 
-        Whole paths of ``n_times`` points each, and noise on the targets as strong as on the inputs, also on
-        classes. Give ``sigma``, ``n_bridges``, ``horizon``, ... as the paper does for each data set (docs:
-        settings, "The paper's settings"); what is given here wins. A ``sigma`` that is not a number needs a
-        ``sigma_y`` beside it.
+        Draws whole paths of ``n_times`` points, and puts as much noise on the targets as on the inputs, also
+        on classes. Pass ``sigma``, ``n_bridges``, ``horizon``, ... as the paper does for each data set (docs:
+        settings, "The paper's settings"). Settings that you pass override these. If ``sigma`` is not a
+        number, pass ``sigma_y`` too.
 
-        Two choices stay ours (docs: deviations). Partners come from a random permutation, where Algorithm 1
-        has inverse distances as an option: ``pairing="inverse_distance"``. The integral over time is the
-        mean of all points, where it has Euler's sum: ``quadrature="left"``.
+        Two choices remain ours (docs: deviations). Partners come from a random permutation; Algorithm 1
+        also allows inverse distances: ``pairing="inverse_distance"``. The integral over time is the mean of
+        all points; Algorithm 1 uses Euler's sum: ``quadrature="left"``.
 
         Example:
             >>> objective = Elliptic.paper(nn.Linear(4, 3), nn.CrossEntropyLoss(), num_classes=3, sigma=0.1)
@@ -204,7 +207,7 @@ class Elliptic(nn.Module):
         sigma = settings.get("sigma", BridgeSettings.sigma)
         if not isinstance(sigma, float | int) and "sigma_y" not in settings:
             raise ValueError(
-                "The paper's noise on targets is as strong as on inputs, which has no meaning for "
+                "The paper puts as much noise on the targets as on the inputs, which is undefined for "
                 f"sigma={sigma!r}. Pass sigma_y= as well, or a number for sigma."
             )
         as_strong = {"sigma_y": sigma} if isinstance(sigma, float | int) else {}
@@ -225,19 +228,19 @@ class Elliptic(nn.Module):
         """Return the mean loss along bridges between the rows of a batch (paper: Algorithm 1).
 
         Args:
-            x: Inputs: a tensor, or a tuple or dict of tensors that the model is called with.
+            x: Inputs: a tensor, or the tuple or dict of tensors that your model takes.
             y: Targets: integer labels, soft labels, or real values.
-            sample_weight: Weight of each sample, used as given: the result is the mean of weight times
-                loss, and a point between two samples gets the weight between theirs.
+            sample_weight: Weight of each sample. The result is the mean of weight times loss, without
+                normalisation. Between two samples the weight changes linearly.
             partners: Row of the batch at which each bridge ends, ``(batch,)`` or ``(batch, bridge)``.
-            end: Far ends that need not be in the batch: ``(x, y)`` or ``(x, y, sample_weight)``;
-                without weights of their own they get those of the starts.
-            paths: Points drawn before (see `sample`), evaluated instead of drawing new ones. (With ``at=``
-                the noise of the hidden layer is drawn at every evaluation.)
-            generator: Source of randomness; torch's default one if None.
+            end: Far ends that need not be in the batch: ``(x, y)`` or ``(x, y, sample_weight)``. Without
+                their own weights they get those of the starts.
+            paths: Points drawn earlier with `sample`, to evaluate instead of new ones. (With ``at=`` the
+                noise of the hidden layer is drawn at every evaluation.)
+            generator: Source of randomness. None means torch's default generator.
             with_outputs: Return `WithOutputs`: the loss with the model's outputs and the targets at the
-                points, e.g. for the training accuracy without a second pass. Count points at data for it,
-                as in the example: half-way between two classes no label is right.
+                points, for example to track the training accuracy without a second pass. Count only points
+                at the data, as in the example: halfway between two classes no label is right.
 
         Returns:
             The objective, on the scale of the ordinary mean loss.
@@ -254,18 +257,20 @@ class Elliptic(nn.Module):
         if with_outputs:
             given: dict[str, Any] = {"partners": partners, "end": end, "generator": generator}
             return self._with_outputs(x, y, paths, sample_weight=sample_weight, **given)
-        if self._noise_factor() is None:  # eval mode, or switched off by the schedule
+        if self._noise_factor() is None:  # eval mode, or an epoch in which the schedule says "off"
             return self.clean_loss(x, y, sample_weight=sample_weight)
-        if paths is None:  # partners, and the bridges of inputs and targets to them
+        # Algorithm 1: choose partners, draw bridges of inputs and targets to them ...
+        if paths is None:
             paths = self.sample(
                 x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
             )
-        elif torch.compiler.is_compiling():  # in `loss_on` it would break the graph
+        elif torch.compiler.is_compiling():  # check here: inside `loss_on` the check would break the graph
             self._check_paths(paths)
-        if self.settings.bn == "clean":
+        if self.settings.bn == "clean":  # this pass only updates the running statistics
             with torch.no_grad():
                 call_model(self.model, x)
-        return self.loss_on(paths)  # losses along them, weighting, mean
+        # ... then evaluate the loss along them, weight it, and average (Eq. (6), Eq. (4)).
+        return self.loss_on(paths)
 
     def sample(
         self,
@@ -277,34 +282,37 @@ class Elliptic(nn.Module):
         end: End | None = None,
         generator: torch.Generator | None = None,
     ) -> Paths:
-        """Draw the points that `forward` evaluates (paper: Algorithm 1, partners and bridges)."""
-        if torch.compiler.is_compiling():  # a generator cannot be compiled; the draws are the same
+        """Draw the points that `forward` evaluates (paper: Algorithm 1, partners and bridges).
+
+        Arguments are those of `forward`.
+        """
+        if torch.compiler.is_compiling():  # a generator cannot be compiled; eager draws are the same
             given: dict[str, Any] = {"partners": partners, "end": end, "generator": generator}
             return run_uncompiled(self.sample, x, y, sample_weight=sample_weight, **given)
         settings = self.settings if self.settings.target_space is not None else self._read_target_space(y)
         factor = self._noise_factor()
-        strength = 1.0 if factor is None else factor  # who asks for points in eval mode gets the full noise
-        with torch.set_grad_enabled(carries_gradient(x, y, sample_weight, end)):  # of what stands in front
+        strength = 1.0 if factor is None else factor  # points requested in eval mode get the full noise
+        # inputs may come from an encoder in front of the model, which must receive gradients
+        with torch.set_grad_enabled(carries_gradient(x, y, sample_weight, end)):
             batch = read_batch(x, y, sample_weight, settings, in_hidden=settings.at is not None)
             if generator is not None:
                 check_generator(generator, batch.reference.device)
             if not self._judged_scale and settings.at is None:
                 self._judged_scale = warn_of_scale(batch, settings)
-            if settings.at is not None:  # the points exist only once that layer has run
+            if settings.at is not None:  # the points do not exist until that layer has run
                 check_hidden_ends(settings, end)
                 features = self._hidden_features(x, partners, end)
                 ends = choose_ends(batch, settings, partners, end, features, generator)
                 return draw_hidden_bridges(batch, ends, settings, strength=strength, generator=generator)
-            if partners is None and end is None and is_single(batch, settings):
+            if partners is None and end is None and is_single(batch, settings):  # the fast path
                 return draw_single_points(batch, settings, strength, generator)
-            ends = choose_ends(batch, settings, partners, end, None, generator)  # P(Pi)
+            # partners from P(Pi) (section 5.1), then bridges of inputs and targets to them (Algorithm 2)
+            ends = choose_ends(batch, settings, partners, end, None, generator)
             sigma = self._measured_sigma(x) if settings.sigma == "auto" else None
-            return draw_bridges(  # Algorithm 2, for inputs and targets
-                batch, ends, settings, strength=strength, sigma=sigma, generator=generator
-            )
+            return draw_bridges(batch, ends, settings, strength=strength, sigma=sigma, generator=generator)
 
     def loss_on(self, paths: Paths) -> Tensor:
-        """Return the objective at points that were drawn before (paper: Eq. (6), Eq. (4))."""
+        """Return the objective at points that `sample` drew (paper: Eq. (6), with the weights of Eq. (4))."""
         settings, variant = self.settings, self._variant
         if torch.compiler.is_compiling() and not self._can_be_compiled(paths):
             return run_uncompiled(self.loss_on, paths)
@@ -312,21 +320,23 @@ class Elliptic(nn.Module):
             self._check_paths(paths)
         terms: tuple[Tensor, ...] = ()
         is_plain = paths.hidden is None and settings.chunk_size is None and settings.bn == "paths"
-        if variant is None and is_plain and isinstance(paths.x, Tensor):  # l(f(X_s), y_s) at every point
+        if variant is None and is_plain and isinstance(paths.x, Tensor):
+            # the integrand of Eq. (6), l(f(X_s), y_s), at all points in one forward pass
             x, y = flatten_rows(paths.x).flatten(0, 1), flatten_rows(paths.y)
             even = settings.quadrature == "mean" or y.shape[0] == 1
             if even and paths.weight is None and self.across is None and not self.loss.weights_classes:
-                return self.loss.mean(outputs_at(self.model, x, x.shape[0]), y.flatten(0, 1))  # Eq. (6)
+                # all points count alike: Eq. (6) is the plain mean, which the loss computes itself
+                return self.loss.mean(outputs_at(self.model, x, x.shape[0]), y.flatten(0, 1))
             losses = losses_at(self.model, self.loss, x, y)
-        else:  # the same in chunks, through a hidden layer, of several inputs, or with input gradients
+        else:  # the same in chunks, in a hidden layer, for several inputs, or with input gradients
             losses, terms = self._evaluate(paths)
         over_time = None
         if len(losses) > 1 and settings.quadrature != "mean":  # Euler's or the trapezoid rule over s
             over_time = time_weights(len(losses), settings.quadrature, losses)
-        if variant is not None:  # Eq. (4), appendix C
+        if variant is not None:  # a variant of importance weighting (Eq. (4), appendix C)
             grid = Grid(time_steps(paths), over_time, self.across, paths.s.shape[1])
             losses = variant.apply(losses, terms, settings.xi, grid)
-        loss = path_mean(losses, paths, self.loss, over_time, self.across)  # Eq. (6)
+        loss = path_mean(losses, paths, self.loss, over_time, self.across)  # Eq. (6): mean over s and data
         if (
             variant is not None
             and variant.second_order
@@ -338,19 +348,19 @@ class Elliptic(nn.Module):
 
     def _with_outputs(self, x: Inputs, y: Tensor, paths: Paths | None, **given: Any) -> WithOutputs:
         """Return the objective with the outputs and targets at its points."""
-        if torch.compiler.is_compiling():  # hooks are not compiled
+        if torch.compiler.is_compiling():  # forward hooks are not compiled
             return run_uncompiled(self._with_outputs, x, y, paths, **given)
         n_times = self.settings.n_times if self.settings.sampling == "path" else 1
-        with recorded_outputs(self.loss) as found:
+        with recorded_outputs(self.loss) as compared:
             loss = Elliptic.forward(self, x, y, paths=paths, **given)
         assert isinstance(loss, Tensor)
-        return WithOutputs(loss, *join_outputs(found, n_times if paths is None else paths.s.shape[2]))
+        return WithOutputs(loss, *join_outputs(compared, n_times if paths is None else paths.s.shape[2]))
 
     def _evaluate(self, paths: Paths) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return losses ``(time, rows)`` and the terms of the weighting, for what a plain pass cannot do."""
+        """Return losses ``(time, rows)`` and the weighting's terms where a plain pass is not enough."""
         settings, variant = self.settings, self._variant
         if variant is not None and variant.second_order and not torch.compiler.is_compiling():
-            refuse_wrapped(self.model, True, settings.chunk_size is not None)  # may be sharded late
+            refuse_wrapped(self.model, True, settings.chunk_size is not None)  # it may be sharded by now
         evaluate = Evaluator(
             self.model, self.loss, variant, self.drift, settings.chunk_size, settings.bn, settings.validate
         )
@@ -361,17 +371,18 @@ class Elliptic(nn.Module):
         return losses, terms
 
     def _check_paths(self, paths: Paths) -> None:
-        """Raise where the weighting needs other paths than these."""
+        """Raise if the weighting cannot work with these paths."""
         settings, variant = self.settings, self._variant
         if variant is not None and variant.needs_path and paths.s.shape[2] < 2:
             raise ValueError(
-                f'weighting={settings.weighting!r} needs whole paths; draw them with sampling="path".'
+                f"weighting={settings.weighting!r} needs whole paths, but these hold single points. Draw "
+                'them with sampling="path".'
             )
         if variant is not None and variant.within_pairs and settings.validate:
             reject_unpaired(paths)
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
-        """Return the ordinary mean loss on the data themselves."""
+        """Return the ordinary mean loss at the data themselves."""
         settings = self.settings if self.settings.target_space is not None else self._read_target_space(y)
         target = target_encoder(next(iter(named_inputs(x).values())), settings)(y)
         check_weight(sample_weight, len(target))
@@ -380,15 +391,15 @@ class Elliptic(nn.Module):
             losses = self.loss(call_model(self.model, x), target)
         by_class = self.loss.weights_classes and not y.is_floating_point()
         class_weight = self.loss.class_weight(target) if by_class else None
-        across = self.across if self.training else None  # one process may evaluate alone
+        across = self.across if self.training else None  # a single process may evaluate alone
         return weighted_mean(losses, sample_weight, class_weight, across=across)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the schedule which epoch begins (0, 1, ...)."""
+        """Set the current epoch (0, 1, ...) for the schedule."""
         self.epoch = epoch
 
     def extra_repr(self) -> str:
-        """Show the noise, the settings that differ from their defaults, and what ``sigma="auto"`` chose."""
+        """Show the noise, the settings that differ from their defaults, and values of ``sigma="auto"``."""
         shown = self.settings.shown()
         if isinstance(self.drift, nn.Module):
             if "drift" in self._modules:
@@ -403,10 +414,10 @@ class Elliptic(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state of the objective; a state of the bare model goes into the model, with a warning.
+        """Load the state of an objective. The state of a bare model is loaded into the model, with a warning.
 
-        Names that a wrapper (``DistributedDataParallel``, ``torch.compile``) has changed raise an error, even
-        with ``strict=False``, which would load nothing.
+        Raise an error if a wrapper (``DistributedDataParallel``, ``torch.compile``) has changed the names,
+        even with ``strict=False``, which would load nothing.
         """
         own = self.state_dict(keep_vars=True).keys()
         models = self.model.state_dict(keep_vars=True).keys()
@@ -418,20 +429,20 @@ class Elliptic(nn.Module):
                 missing, unknown = models - state_dict.keys(), state_dict.keys() - models
                 raise RuntimeError(
                     "load_state_dict of an objective expects its own state, with names like "
-                    f"'{next(iter(own))}', but got names of its model, of which {len(missing)} are "
-                    f"missing and {len(unknown)} are not the model's. Use "
+                    f"'{next(iter(own))}', but got names of its model: {len(missing)} are missing and "
+                    f"{len(unknown)} do not belong to the model. Use "
                     "objective.model.load_state_dict(state, strict=False) to load those that fit."
                 )
             warn_user(
-                "This is a state of the model, not of the objective: it was loaded into objective.model, and "
-                "what else the objective keeps is unchanged. objective.model.load_state_dict(state) does it "
-                "without this warning."
+                "This is the state of a model, not of an objective. It was loaded into objective.model; the "
+                "rest of the objective is unchanged. Use objective.model.load_state_dict(state) to avoid "
+                "this warning."
             )
             return self.model.load_state_dict(state_dict, strict, assign)
         return super().load_state_dict(state_dict, strict, assign)
 
     def _noise_factor(self) -> float | None:
-        """Return the factor on the noise in this epoch; None when bridges are off."""
+        """Return the factor on the noise in this epoch, or None if bridges are off."""
         if self.training != self.model.training and self.training not in self._warned_of_mode:
             self._warned_of_mode.add(self.training)
             warn_of_mode(self.training, self.model.training)
@@ -440,31 +451,34 @@ class Elliptic(nn.Module):
         return 1.0 if self.settings.schedule is None else factor_in(self.settings.schedule, self.epoch)
 
     def _read_target_space(self, y: Tensor) -> Settings:
-        """Read the target space off the loss and the first targets, and keep it."""
+        """Infer the target space from the loss and the first targets, and remember it."""
         self.settings = self.settings.with_target_space(infer_target_space(self._user_loss[0], y))
         return self.settings
 
     def _can_be_compiled(self, paths: Paths) -> bool:
-        """Hooks on layers, chunks, and running statistics under torch.func cannot be compiled."""
+        """Return whether the points can be evaluated in a compiled graph.
+
+        Hooks on layers, chunks, and running statistics under torch.func cannot be compiled.
+        """
         if paths.hidden is not None or self.settings.chunk_size is not None or self.across is not None:
             return False
         return self._variant is None or not tracking_layers(self.model)
 
     def _hidden_features(self, x: Inputs, partners: Tensor | None, end: End | None) -> Tensor | None:
-        """Compute what distances are measured on when bridges are drawn in a hidden layer."""
+        """Compute the features for distances when bridges are drawn in a hidden layer."""
         assert self.settings.at is not None
         if self.settings.pairing == "permutation" or partners is not None or end is not None:
             return None
         return hidden_features(self.model, x, self.settings.at)
 
     def _measured_sigma(self, x: Inputs) -> Tensor:
-        """Return what ``sigma="auto"`` chose on the first batch."""
+        """Return the values of ``sigma="auto"``, measured on the first batch."""
         if self.auto_sigma is None:
             inputs = named_inputs(x)
             names = bridged_names(inputs, self.settings.bridged)
             if len(names) > 1:
                 raise ValueError(
-                    f'sigma="auto" measures one input, but {len(names)} are bridged. Give a number.'
+                    f'sigma="auto" measures a single input, but {len(names)} are bridged. Pass a number.'
                 )
             self.auto_sigma = auto_sigma(inputs[names[0]])
             warn_of_own_sigma(self.model)
@@ -473,36 +487,36 @@ class Elliptic(nn.Module):
         return self.auto_sigma
 
     def _apply(self, fn: Any, recurse: bool = True) -> Elliptic:
-        """Move or convert a drift network that is fixed, hence not registered, with everything else."""
+        """Move or convert a fixed drift network too, which is not registered as a submodule."""
         super()._apply(fn, recurse)
         if recurse and isinstance(self.drift, nn.Module) and "drift" not in self._modules:
             self.drift._apply(fn)
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Restore what ``sigma="auto"`` had chosen, or that it had not chosen yet."""
+        """Restore the values of ``sigma="auto"``, or the fact that they were not measured yet."""
         saved = state_dict.get(f"{prefix}auto_sigma")
         self.auto_sigma = None if saved is None else saved.clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _setting(name: str) -> property:
-    """Make an attribute that shows a setting and cannot be assigned, which would change nothing."""
+    """Make a read-only attribute that shows a setting."""
 
     def show(self: Elliptic) -> Any:
         return getattr(self.settings, name)
 
     def refuse(self: Elliptic, value: object) -> None:
         raise AttributeError(
-            f"{name} is fixed when the objective is made, so {name} = {value!r} would change nothing. "
-            "Make a new Elliptic, or pass schedule= for noise that changes with the epoch."
+            f"{name} is fixed when the objective is made, so {name} = {value!r} would have no effect. Make a "
+            "new Elliptic, or pass schedule= for noise that changes with the epoch."
         )
 
     return property(show, refuse)
 
 
 for _field in dataclasses.fields(Settings):
-    if _field.name != "drift":  # a network of its own, registered as one
+    if _field.name != "drift":  # an attribute of its own, because it may be a network
         setattr(Elliptic, _field.name, _setting(_field.name))
 
 
@@ -518,10 +532,10 @@ def elliptic_loss(
     generator: torch.Generator | None = None,
     **settings: Any,
 ) -> Tensor:
-    """The objective as a function; settings are those of `Elliptic`.
+    """Compute the elliptic objective of a batch (paper: Algorithm 1); settings are those of `Elliptic`.
 
-    For loops that want no extra module. With several processes use `Elliptic` and wrap that; a wrapped
-    model is refused here where the result would be silently wrong.
+    Use this function in loops without an objective module. With several processes use `Elliptic` and wrap
+    that: a wrapped model raises an error here where the result would be silently wrong.
 
     Example:
         >>> model = nn.Linear(4, 1)
@@ -530,10 +544,11 @@ def elliptic_loss(
     """
     if settings.get("schedule") is not None:
         raise ValueError(
-            "A function has no epochs: call it with another sigma instead of schedule=, or use Elliptic."
+            "elliptic_loss cannot use schedule=, because a function does not know the epoch. Pass another "
+            "sigma in each epoch, or use Elliptic."
         )
     objective = Elliptic(model, loss_fn, **settings)
-    objective._judged_scale = True  # a function cannot remember that it warned
+    objective._judged_scale = True  # or every call would warn again
     result: Tensor = objective(
         x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
     )
@@ -553,8 +568,9 @@ def sample_paths(
 ) -> Paths:
     """Draw the points that elliptic training evaluates (paper: Algorithm 1, lines 2 and 3).
 
-    Settings are those of `elliptica.Elliptic` that say how points are drawn; in a hidden layer (``at=``) draw
-    with `Elliptic.sample`. Hand the result to `elliptica.path_losses`, or to ``objective(x, y, paths=...)``.
+    Settings are those of `elliptica.Elliptic` that control how points are drawn. To draw in a hidden layer
+    (``at=``) use `Elliptic.sample`. Pass the result to `elliptica.path_losses` or to
+    ``objective(x, y, paths=...)``.
 
     Example:
         >>> x, y = torch.randn(6, 3), torch.randn(6, 1)

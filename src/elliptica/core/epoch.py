@@ -1,11 +1,11 @@
-"""Draw the points of many batches at once, for data in memory: drawing a step by itself costs more.
+"""Draw the points of many batches at once, for data in memory. This is faster than drawing each step.
 
-Within each batch of a random order the partner of a row is the next row of the batch (the first follows the
-last), and its stratum of time is its place in the batch. Rows in random order make that a uniformly random
-cycle, as `elliptica.Elliptic` draws it for a batch. Each point has the law that it has there, so means agree.
-The dependence between the points of a batch is another one: in `Elliptic` the stratum of a row is unrelated
-to its place in the cycle. Here neighbours in the cycle have neighbouring times, and the mean of a batch
-varies less (of a function that is linear in the point).
+The partner of a row is the next row of its batch (the first follows the last), and its stratum of time is its
+place in the batch. Because the rows are in random order, this is a uniformly random cycle, as
+`elliptica.Elliptic` draws it for a batch. Each point has the same law as there, so means agree. Only the
+dependence between the points of a batch differs: in `Elliptic` the stratum of a row is unrelated to its place
+in the cycle. Here neighbours in the cycle have neighbouring times, so the batch mean of a function that is
+linear in the point varies less.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from elliptica.core.settings import Settings
 from elliptica.core.targets import TargetSpace, project_targets
 from elliptica.core.types import Paths
 
-#: Bytes of points drawn at once, unless a batch alone has more: what a cache holds. Part of the contract: it
-#: decides which numbers of a generator become which noise.
+#: Bytes of points drawn at once, about the size of a cache (a single batch may have more). Part of the
+#: contract: it decides which numbers of a generator become which noise.
 CHUNK_BYTES = 2**20
 
 
 def can_draw_epochs(settings: Settings) -> bool:
-    """Whether `epoch_paths` knows these settings: single points of random pairs, plain noise."""
+    """Return whether `epoch_paths` supports these settings: single points of random pairs, plain noise."""
     return (
         settings.sampling == "marginal"
         and settings.n_bridges == 1
@@ -62,18 +62,18 @@ def epoch_paths(
 ) -> Iterator[Paths]:
     """Draw the points of one epoch, many batches at a time (paper: Algorithms 1 and 2).
 
-    Hand each of the results to ``objective.loss_on``. No gradient passes through the points, so data that
-    require one are refused.
+    Pass each result to ``objective.loss_on``. No gradient passes through the points, so data that require
+    a gradient raise an error.
 
     Args:
-        settings: As of `elliptica.Elliptic`; `can_draw_epochs` says whether they are supported.
+        settings: Settings of `elliptica.Elliptic`; see `can_draw_epochs` for which are supported.
         x: Inputs of all rows.
         y: Their targets.
-        order: Row numbers in random order; a row may be there several times, or not at all.
-        batch_size: Rows of a batch at most; batches are of equal size, up to one row.
-        device: Where the points are wanted; None means that of ``x``.
-        generator: Source of randomness; torch's default one if None. Draws, for each chunk of batches: the
-            times, the noise of the inputs, the noise of the targets.
+        order: Row numbers in random order. A row may appear several times, or not at all.
+        batch_size: Largest number of rows in a batch. Batch sizes differ by at most one row.
+        device: Device of the points. None means that of ``x``.
+        generator: Source of randomness. None means torch's default generator. For each chunk of batches it
+            draws the times, the noise of the inputs, and the noise of the targets.
 
     Example:
         >>> settings = Settings(target_space="real", sigma=0.1)
@@ -84,14 +84,14 @@ def epoch_paths(
     checks.count("batch_size", batch_size)
     if not can_draw_epochs(settings):
         raise ValueError(
-            "These settings draw something else than single points between random pairs of a batch. Draw "
-            "batch by batch, with Elliptic.sample."
+            "epoch_paths draws single points between random pairs of a batch, but these settings ask for "
+            "something else. Draw batch by batch with Elliptic.sample."
         )
     for name, given in (("x", x), ("y", y)):
         if given.requires_grad:
             raise ValueError(
-                f"{name} requires a gradient, but points of a whole epoch are drawn without one. Pass "
-                f"{name}.detach(), or draw batch by batch, objective(encoder(x[rows]), y[rows]), where "
+                f"{name} requires a gradient, but epoch_paths draws points without gradients. Pass "
+                f"{name}.detach(), or draw batch by batch, objective(encoder(x[rows]), y[rows]), so that "
                 "gradients reach the encoder."
             )
     check_batch({ONLY: x}, [ONLY], y, len(x), settings.validate)
@@ -109,7 +109,7 @@ def epoch_paths(
 def _draw_batches(
     settings: Settings, x: Tensor, y: Tensor, sizes: list[int], generator: torch.Generator | None
 ) -> Iterator[Paths]:
-    """Draw points for batches of these sizes, whose rows are one after the other in ``x`` and ``y``."""
+    """Draw points for batches of these sizes, whose rows follow each other in ``x`` and ``y``."""
     targets = target_encoder(x, settings)(y)
     begins = accumulate(sizes[:-1], initial=0)
     place = torch.cat([torch.arange(n) for n in sizes]).to(x.device)
@@ -117,16 +117,17 @@ def _draw_batches(
         [torch.arange(n).roll(-1) + begin for n, begin in zip(sizes, begins, strict=True)]
     ).to(x.device)
     size = torch.cat([torch.full((n,), float(n)) for n in sizes]).to(x.device)
+    # one time in each of `size` equal parts of [0, 1]
     u = draw_uniform((len(x),), device=x.device, generator=generator).add_(place).div_(size)
     dtype = torch.float64 if targets.dtype == torch.float64 else torch.float32
     s = quantile_times(u.to(dtype), settings.n_times, settings.quadrature)
     spread = unit_spread(s)
-    found = []
+    drawn = []
     for start, sigma in ((x, settings.sigma), (targets, settings.sigma_y)):
         end = start.index_select(0, partner)
         std = noise_std(cast("float | Tensor", sigma), start, end, settings.horizon, generator)
-        found.append((marginal_rows(start, end, s, std=std, spread=spread, generator=generator), std**2))
-    (points, variance), (free_y, variance_y) = found
+        drawn.append((marginal_rows(start, end, s, std=std, spread=spread, generator=generator), std**2))
+    (points, variance), (free_y, variance_y) = drawn
     y_points = free_y
     if isinstance(variance_y, Tensor) or variance_y != 0.0:
         y_points = project_targets(free_y, cast(TargetSpace, settings.target_space), settings.simplex, 1)

@@ -1,6 +1,6 @@
-"""The model's loss at every point of a set of paths, in bounded memory, with its input gradients.
+"""Evaluate the loss, and its input gradients, at every point of a set of paths, in bounded memory.
 
-Rows are evaluated as whole paths laid out ``(time, rows, *feature)``; results come as ``(time, rows)``.
+Rows are whole paths, ``(time, rows, *feature)``; results have shape ``(time, rows)``.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from elliptica.core.weighting import (
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Computes losses, and the terms of a weighting, at points of paths.
+    """Compute losses, and the terms of a weighting, at points of paths.
 
     Attributes:
         model: Called on flattened rows.
-        loss: One value per row.
-        variant: Weighting whose terms are wanted, or None.
-        drift: Drift that replaces the loss gradient in those terms; ``"both"`` is the gradient with respect
-            to input and target, ``"input"`` or None the gradient with respect to the input.
-        chunk_size: Rows evaluated at a time; None for all. Activations are recomputed per chunk in
+        loss: Loss with one value per row.
+        variant: Weighting whose terms to compute, or None.
+        drift: Drift in those terms. ``"input"`` or None is the loss gradient with respect to the input,
+            ``"both"`` that with respect to input and target; a callable replaces the gradient.
+        chunk_size: Rows to evaluate at a time; None for all. Activations are recomputed per chunk in
             the backward pass, so memory is that of one chunk and the gradient is unchanged.
-        bn: How normalisation layers treat path points; that second pass must not count twice.
+        bn: How normalisation layers treat path points. The recomputation does not count twice.
         validate: Whether to check that bridges in a hidden layer share their ends where they must.
     """
 
@@ -64,14 +64,15 @@ class Evaluator:
     validate: bool = True
 
     def __call__(self, paths: Paths) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Losses ``(time, rows)`` and the weighting's terms, each of the same shape."""
+        """Return losses ``(time, rows)`` and the weighting's terms, each of the same shape."""
         items = {name: flatten_rows(value) for name, value in named_inputs(paths.x).items()}
         y = flatten_rows(paths.y)
         n_times, rows = y.shape[:2]
         step = rows if self.chunk_size is None else max(1, self.chunk_size // n_times)
         if step >= rows:
             return self._rows(paths, items, y, slice(0, rows))
-        step = -(-rows // -(-rows // step))  # chunks of equal size: none with a single row left over
+        # chunks of equal size, so that none has a single row left over (batch norm fails on one row)
+        step = -(-rows // -(-rows // step))
         chunks = [self._chunk(paths, items, y, slice(i, i + step)) for i in range(0, rows, step)]
         losses, terms = zip(*chunks, strict=True)
         return torch.cat(losses, 1), tuple(torch.cat(t, 1) for t in zip(*terms, strict=True))
@@ -79,7 +80,7 @@ class Evaluator:
     def _chunk(
         self, paths: Paths, items: dict[Hashable, Tensor], y: Tensor, rows: slice
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Some rows, keeping nothing for the backward pass but the points."""
+        """Evaluate some rows and keep only the points for the backward pass."""
         if not torch.is_grad_enabled():
             return self._rows(paths, items, y, rows)
 
@@ -96,7 +97,7 @@ class Evaluator:
     def _rows(
         self, paths: Paths, items: dict[Hashable, Tensor], y: Tensor, rows: slice
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Losses and terms of some rows."""
+        """Return losses and terms of some rows."""
         x = items
         if rows.stop - rows.start < y.shape[1]:
             x, y = {name: value[:, rows] for name, value in items.items()}, y[:, rows]
@@ -107,31 +108,31 @@ class Evaluator:
         if self.drift is not None and not isinstance(self.drift, str):
             losses = self._losses(paths, x, y)
             (z,) = x.values()
-            fixed = not variant.second_order  # behind weights that are constants a network gets no gradient
+            fixed = not variant.second_order  # the weights are constants, so a drift network gets no gradient
             terms = drift_terms(drift_points(self.drift, z, _free_targets(own), own, fixed=fixed))
             return losses, tuple(term.detach() for term in terms) if fixed else terms
-        # Fused attention has no second derivative; the plain form has.
+        # Fused attention has no second derivative; the plain implementation has one.
         plain_attention = sdpa_kernel(SDPBackend.MATH) if variant.second_order else contextlib.nullcontext()
         with plain_attention:
             losses, points = self._losses_and_slopes(own, x, y)
         return losses, variant.terms(points)
 
     def _losses(self, paths: Paths, x: dict[Hashable, Tensor], y: Tensor) -> Tensor:
-        """Losses of rows, bridging in a hidden layer if that is asked for."""
+        """Return the losses of rows; bridge in a hidden layer if the paths ask for it."""
         if paths.hidden is None:
             return self._call(paths.x, x, y)
         with replaced_output(self.model, paths.hidden.at, lambda h: paths.hidden.bridge(h)[0]):
             return self._call(paths.x, x, y)
 
     def _call(self, template: Inputs, x: dict[Hashable, Tensor], y: Tensor) -> Tensor:
-        """One forward pass over flattened rows: ``(time, rows)``."""
+        """Run one forward pass over flattened rows and return losses ``(time, rows)``."""
         flat = {name: value.flatten(0, 1) for name, value in x.items()}
         return losses_at(self.model, self.loss, rebuild_inputs(template, flat), y)
 
     def _losses_and_slopes(
         self, paths: Paths, x: dict[Hashable, Tensor], y: Tensor
     ) -> tuple[Tensor, list[Points]]:
-        """Losses, and the gradient of each point's loss with respect to the point (and its target)."""
+        """Return losses, and the gradient of each point's loss with respect to the point (and its target)."""
         if paths.hidden is not None:
             return self._hidden_slopes(paths, x, y)
         names = list(paths.variance)
@@ -164,7 +165,7 @@ class Evaluator:
     def _hidden_slopes(
         self, paths: Paths, x: dict[Hashable, Tensor], y: Tensor
     ) -> tuple[Tensor, list[Points]]:
-        """The same for points in a hidden layer."""
+        """Return the same for points in a hidden layer."""
         variances: list[float | Tensor] = []
 
         def replace(rows: Tensor) -> Tensor:
@@ -179,26 +180,27 @@ class Evaluator:
             with replaced_output(self.model, paths.hidden.at, replace) as layer:
                 losses = self._call(paths.x, x, target)
             slope, *slope_y = self._gradient(losses, (layer[0], *([target] if self.drift == "both" else [])))
-        found = [
+        points = [
             Points(layer[0].unflatten(0, y.shape[:2]), slope.unflatten(0, y.shape[:2]), variances[0]),
             *(Points(_free_targets(paths), each, paths.variance_y) for each in slope_y),
         ]
         assert self.variant is not None
         if self.variant.within_pairs and self.validate:
-            slack = torch.finfo(slope.dtype).eps ** 0.5  # equal rows of a batch may be rounded differently
-            reject_other_ends(found[0].z, paths.y.shape[1], f"the layer at={paths.hidden.at!r}", slack)
-        return losses, found
+            slack = torch.finfo(slope.dtype).eps ** 0.5  # a layer may round equal rows of a batch differently
+            reject_other_ends(points[0].z, paths.y.shape[1], f"the layer at={paths.hidden.at!r}", slack)
+        return losses, points
 
     def _gradient(self, losses: Tensor, points: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Gradient of each loss at its own point (exact unless the model couples rows)."""
+        """Return the gradient of each loss at its own point (exact unless the model couples rows)."""
         assert self.variant is not None
+        # the gradient of the sum holds every row's own gradient, in one backward pass
         return torch.autograd.grad(
             losses.sum(), points, create_graph=self.variant.second_order, retain_graph=True
         )
 
 
 class _Reusable(contextlib.AbstractContextManager[None]):
-    """A context that can be entered again: a chunk may be recomputed more than once."""
+    """A context manager that can be entered again, because a chunk may be recomputed more than once."""
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._make = make
@@ -213,22 +215,22 @@ class _Reusable(contextlib.AbstractContextManager[None]):
 
 
 def _as_leaf(z: Tensor) -> Tensor:
-    """Make points that a gradient can be taken at; those that have one already are used as they are."""
+    """Return points that require a gradient; those that do already are returned as they are."""
     return z if z.requires_grad else z.detach().requires_grad_()
 
 
 def _free_targets(paths: Paths) -> Tensor:
-    """Targets before projection, ``(time, rows, *target)``."""
+    """Return the targets before projection, ``(time, rows, *target)``."""
     if paths.free_y is None:
         raise ValueError(
-            "A drift of the targets needs paths with free_y, the targets before projection. Draw the paths "
-            "with Elliptic.sample or sample_paths, or set free_y."
+            "A drift of the targets needs the targets before projection, but paths.free_y is None. Draw the "
+            "paths with Elliptic.sample or sample_paths, or set free_y."
         )
     return flatten_rows(paths.free_y)
 
 
 def _slice(paths: Paths, rows: slice) -> Paths:
-    """Free targets and variances of some rows; those that are the same for all rows stay as they are."""
+    """Select the free targets and variances of some rows; values common to all rows stay as they are."""
     n_rows = paths.s.shape[0] * paths.s.shape[1]
     if rows.stop - rows.start >= n_rows:
         return paths
@@ -270,19 +272,23 @@ def log_weights(
     xi: float = 1.0,
     drift: Drift | GradientDrift | None = None,
 ) -> Float[Tensor, "batch bridge"]:
-    """Logarithm of dp/dq of each path: the exponential martingale (paper: Eq. (4), appendix C.1).
+    """Return the logarithm of dp/dq of each path: the exponential martingale (paper: Eq. (4), appendix C.1).
 
-    The drift is ``xi`` times the gradient of the loss (appendix C.2), scaled by ``sigma**2``, with respect to
-    the input (None or ``"input"``) or to input and target (``"both"``, which needs ``sigma_y > 0``); or
-    ``xi * drift(x, y)`` per unit of relative time. Differentiable, so a drift that is a network can be
-    trained on it. Needs ``sampling="path"``; on a coarse grid the sum is a rough approximation of the
-    integral (see docs). On bridges the values are known up to a constant for each pair of ends: draw several
-    bridges to each partner with ``same_partner=True``, and compare those.
+    By default the drift is ``xi`` times the gradient of the loss (appendix C.2), scaled by ``sigma**2``: with
+    respect to the input (None or ``"input"``), or to input and target (``"both"``, needs ``sigma_y > 0``). A
+    callable gives the drift ``xi * drift(x, y)`` per unit of relative time. The result is differentiable, so
+    you can train a drift network on it.
+
+    The paths must come from ``sampling="path"``. On a coarse grid the sum only roughly approximates the
+    integral (see docs). On bridges the values are known up to a constant for each pair of ends. Draw several
+    bridges to each partner with ``same_partner=True`` and compare only those.
     """
     if isinstance(drift, str):
         checks.choice("drift", drift, GRADIENT_DRIFTS)
     if paths.s.shape[2] < 2:
-        raise ValueError('log_weights needs whole paths; draw them with sampling="path".')
+        raise ValueError(
+            'log_weights needs whole paths, but these hold single points. Draw them with sampling="path".'
+        )
     variant = VARIANTS["girsanov"]
     _, terms = Evaluator(model, PerSampleLoss(loss_fn), variant, drift)(paths)
     weights = path_log_weights(terms, xi, time_steps(paths))
@@ -290,5 +296,5 @@ def log_weights(
 
 
 def time_steps(paths: Paths) -> Tensor:
-    """Steps between the points of each path, ``(time, rows)``, zero at the last."""
+    """Return the time steps between the points of each path, ``(time, rows)``, zero at the last."""
     return increments(flatten_rows(paths.s))

@@ -1,10 +1,10 @@
-"""The paper's other readings of the bridge objective, as objectives (paper: appendix E; docs: deviations).
+"""The paper's other variants of the bridge objective (paper: appendix E; docs: deviations).
 
-Three formulas stand there. Minimising the source term is the method itself plus the loss at the start
-(`SourceTerm`). Dynkin's sum makes sense over free Brownian paths, where it is the expected loss at their
-end (`DynkinSum`); over bridges it is either ordinary training (successors drawn from the bridge) or has
-no lower bound (Brownian successors). The source-term PDE itself gives ``u = E[l(end)] - E[integral of l]``,
-which rewards a large loss inside: nothing to minimise, but `estimate_landscape` evaluates it with
+Appendix E has three formulas. Minimising the source term is the method itself plus the loss at the start
+(`SourceTerm`). Dynkin's sum is meaningful over free Brownian paths, where it is the expected loss at their
+end (`DynkinSum`). Over bridges it is either ordinary training (successors drawn from the bridge) or unbounded
+below (Brownian successors). The source-term PDE itself gives ``u = E[l(end)] - E[integral of l]``, which
+rewards a large loss inside. It is not something to minimise; evaluate it with `estimate_landscape` and
 ``Operator(source=lambda z: -loss(z))``.
 """
 
@@ -28,15 +28,15 @@ from elliptica.core.types import Inputs, LossFn, WithOutputs
 class SourceTerm(Elliptic):
     """Loss at the data plus the integral of the loss along the bridges (paper: appendix E, last formula).
 
-    ``l(start) + duration * (mean loss along the bridge)``: Dynkin's formula for a loss that satisfies
-    ``A l = l``. Compared with `Elliptic` the data themselves get the additional weight 1 against
-    ``duration``; at zero it is ordinary training. Batch-norm statistics see both passes.
+    The objective is ``l(start) + duration * (mean loss along the bridge)``: Dynkin's formula for a loss that
+    satisfies ``A l = l``. Compared with `Elliptic`, the data themselves have an additional weight of 1
+    against ``duration``. With ``duration=0`` it is ordinary training. Batch norm statistics see both passes.
 
     Args:
-        model: As for `Elliptic`.
-        loss_fn: As for `Elliptic`.
+        model: As in `Elliptic`.
+        loss_fn: As in `Elliptic`.
         duration: Weight of the integral (the paper's fixed exit time).
-        **settings: Every other setting of `Elliptic`.
+        **settings: Any other setting of `Elliptic`.
 
     Example:
         >>> objective = SourceTerm(nn.Linear(4, 1), nn.MSELoss(), duration=0.5, sigma=0.05)
@@ -68,12 +68,12 @@ class SourceTerm(Elliptic):
 class DynkinSum(nn.Module):
     """Dynkin's sum over free Brownian paths from the data (paper: appendix E, first formula, corrected).
 
-    ``l(Z_0) + sum_i (E[l(Z_{i+1}) | Z_i] - l(Z_i))``, each conditional expectation by a pair of opposite
-    steps. Its expected value is the loss at the end of the path, ``E l(Z_T)``, for every step size; with
-    one step it is noise added to the inputs. (The factor ``1 / dt`` in print cancels.) Labels are kept;
-    real targets diffuse with ``sigma_y``.
+    The objective is ``l(Z_0) + sum_i (E[l(Z_{i+1}) | Z_i] - l(Z_i))``, with each conditional expectation
+    estimated by a pair of opposite steps. Its expected value is the loss at the end of the path,
+    ``E l(Z_T)``, for every step size. With one step it is noise added to the inputs. (The factor ``1 / dt``
+    printed in the paper cancels.) Labels are kept; real targets diffuse with ``sigma_y``.
 
-    A single value may be negative though the loss is not: only the expectation is a loss. It costs
+    A single value may be negative even if the loss is not: only the expectation is a loss. It costs
     ``3 * n_steps`` evaluations per sample. Use it to study the formulation; `Elliptic` is the method.
 
     Args:
@@ -83,7 +83,7 @@ class DynkinSum(nn.Module):
         sigma_y: The same for real targets.
         horizon: Length ``T`` of the paths.
         n_steps: Steps on a path.
-        num_classes: Needed for integer labels if the loss does not know it.
+        num_classes: Number of classes. Required for integer labels unless the loss has class weights.
 
     Example:
         >>> objective = DynkinSum(nn.Linear(4, 1), nn.MSELoss(), sigma=0.1)
@@ -121,7 +121,7 @@ class DynkinSum(nn.Module):
         sample_weight: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Loss of a batch, a scalar; the ordinary loss in ``eval()`` mode."""
+        """Return the objective of a batch, a scalar; in ``eval()`` mode the ordinary loss."""
         checks.batch("x", x)
         check_batch(named_inputs(x), list(named_inputs(x)), y, len(x), finite=True)
         check_weight(sample_weight, len(x))
@@ -129,8 +129,8 @@ class DynkinSum(nn.Module):
         space = infer_target_space(self._user_loss[0], y)
         if self.sigma_y and space != "real":
             raise ValueError(
-                f"sigma_y={self.sigma_y} moves targets, but classes must stay on the simplex, where Dynkin's "
-                "formula does not hold. Use sigma_y=0."
+                f"sigma_y={self.sigma_y} adds noise to the targets, but Dynkin's formula does not hold on "
+                "the simplex of class probabilities. Use sigma_y=0."
             )
         is_label = not y.is_floating_point()
         y = encode_targets(y, space, num_classes=self.num_classes, dtype=x.dtype)
@@ -144,11 +144,11 @@ class DynkinSum(nn.Module):
     def _points(
         self, x: Tensor, y: Tensor, n_steps: int, generator: torch.Generator | None
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Where the loss is needed, and the factor it has in the sum."""
+        """Return the points at which the loss is needed, and the factor of each in the sum."""
         root = math.sqrt(self.horizon / max(n_steps, 1))
         points, factors = [(x, y)], [1.0]
         for step in range(n_steps):
-            if step:  # the start cancels against the sum's first term
+            if step:  # at the first step, -l(Z_0) cancels the leading l(Z_0)
                 points.append((x, y))
                 factors.append(-1.0)
             else:
@@ -157,6 +157,7 @@ class DynkinSum(nn.Module):
                 self._step(x, self.sigma * root, generator),
                 self._step(y, self.sigma_y * root, generator),
             )
+            # E[l(Z_{i+1}) | Z_i] by opposite steps; the path itself then takes a third, independent one
             points += [(x + dx, y + dy), (x - dx, y - dy)]
             factors += [0.5, 0.5]
             x = x + self._step(x, self.sigma * root, generator)

@@ -1,8 +1,7 @@
-"""Bridge in a hidden layer, which is how text and other discrete inputs become usable.
+"""Bridge in a hidden layer, so that text and other discrete inputs can be used.
 
-The model runs on rows whose inputs are the two ends of each pair; a forward hook replaces the output
-of one layer by bridges between the ends' outputs. Gradients flow through the bridges into the layers
-below.
+The model runs on rows whose inputs are the two ends of each pair. A forward hook replaces the output of one
+layer by bridges between the outputs at the ends. Gradients flow through the bridges into the layers below.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ if TYPE_CHECKING:
 
 
 class RowExchange(Protocol):
-    """How a layer sees all rows of a batch while this process runs a part of them."""
+    """Give a layer all rows of a batch while this process runs only a part of them."""
 
     def gather(self, part: Tensor) -> Tensor:
-        """All rows, from the part of each process."""
+        """Collect all rows from the part of each process."""
 
     def take(self, whole: Tensor) -> Tensor:
-        """This process' part of all rows."""
+        """Select this process' part of all rows."""
 
 
-#: Set while a model whose rows are shared out (`elliptica.distributed.split_rows`) runs on its part.
+#: Set while a model whose rows are split between processes (`elliptica.distributed.split_rows`) runs.
 all_rows: ContextVar[RowExchange | None] = ContextVar("all_rows", default=None)
 
 
 @dataclass(frozen=True)
 class HiddenBridge:
-    """What remains to be drawn once the layer's output is known.
+    """Bridges that are drawn once the output of a layer is known.
 
     Attributes:
         at: Name of the layer.
-        bridge: From the layer's rows ``(rows, *feature)`` to bridged rows and their variance.
+        bridge: Function from the layer's rows ``(rows, *feature)`` to bridged rows and their variance.
     """
 
     at: str
@@ -64,14 +63,14 @@ class HiddenBridge:
 
 
 def find_layer(model: nn.Module, at: str) -> nn.Module:
-    """The submodule called ``at``; near misses are suggested."""
+    """Return the submodule named ``at``; suggest similar names if there is none."""
     layers = {name: layer for name, layer in model.named_modules() if name}
     if at in layers:
         return layers[at]
     if not layers:
         raise ValueError(
             f"at={at!r} is not a layer of the model, which is a single {type(model).__name__} without named "
-            "layers. Leave at= out, or wrap it: nn.Sequential(...), at='0'."
+            "layers. Omit at=, or wrap the model: nn.Sequential(...), at='0'."
         )
     hint = did_you_mean(str(at), layers, n=3) or f"It has {', '.join(map(repr, list(layers)[:8]))}."
     raise ValueError(
@@ -82,7 +81,7 @@ def find_layer(model: nn.Module, at: str) -> nn.Module:
 
 @contextlib.contextmanager
 def replaced_output(model: nn.Module, at: str, replace: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:
-    """Within the context, the layer ``at`` returns ``replace(its output)``; yields what it returned."""
+    """Make the layer ``at`` return ``replace(its output)`` within the context; yield what it returned."""
     replaced: list[Tensor] = []
 
     def hook(_module: nn.Module, _args: object, output: object) -> Tensor:
@@ -109,7 +108,7 @@ def replaced_output(model: nn.Module, at: str, replace: Callable[[Tensor], Tenso
 
 
 def hidden_features(model: nn.Module, x: Inputs, at: str) -> Tensor:
-    """Output of the layer ``at`` on clean inputs, without gradients and without side effects."""
+    """Return the output of the layer ``at`` on clean inputs, without gradients or side effects."""
     with (
         torch.no_grad(),
         untracked_statistics(model),
@@ -120,11 +119,11 @@ def hidden_features(model: nn.Module, x: Inputs, at: str) -> Tensor:
 
 
 def check_hidden_ends(settings: Settings, end: object) -> None:
-    """Given far ends need a place in the forward pass, which single points do not have."""
+    """Raise if far ends were given for single points, whose forward pass does not contain them."""
     if end is not None and settings.sampling == "marginal":
         raise ValueError(
-            'end= with at= needs the far ends in the forward pass: use sampling="path", or put '
-            "both ends into the batch and pass partners=."
+            'end= with at= needs the far ends in the forward pass, but sampling="marginal" runs only the '
+            'batch. Use sampling="path", or put both ends into the batch and pass partners=.'
         )
 
 
@@ -138,7 +137,8 @@ def draw_hidden_bridges(
 ) -> Paths:
     """Prepare bridges in the layer ``settings.at``; their noise is drawn when that layer runs.
 
-    Rows are the two ends of each pair (with one point per bridge, the start alone: its end is another row).
+    The model's rows are the two ends of each pair. With one point per bridge they are the starts only,
+    because each end is another row of the batch.
     """
     assert settings.at is not None
     s, spread = draw_times(len(batch.targets), settings, batch.targets, ends.places, generator)
@@ -154,7 +154,7 @@ def draw_hidden_bridges(
         if ends.index is not None and len(s) == 1:
             far = start.index_select(0, ends.index)
         sigma: Any = settings.sigma
-        if isinstance(sigma, str):  # "auto": measured anew, because hidden features move
+        if isinstance(sigma, str):  # "auto": measured at every step, because training moves the features
             sigma = auto_sigma(start.detach())
         std = deviation(sigma, strength, start, far, settings, generator)
         (drawn,) = draw_points([(start, far, std)], s, spread, settings, generator)
@@ -169,7 +169,7 @@ def draw_hidden_bridges(
 
 
 def _ends_only(start: Tensor, end: Tensor, s: Tensor) -> Tensor:
-    """Lay out the start at every time, the end at the last."""
+    """Arrange rows as the start at every time but the last, and the end at the last."""
     if len(s) == 1:
         return start.unsqueeze(0)
     return torch.cat([start.unsqueeze(0).expand(len(s) - 1, *start.shape), end.unsqueeze(0)])

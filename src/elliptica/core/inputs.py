@@ -1,4 +1,4 @@
-"""Read a batch: one input or several, targets and weights, checked once."""
+"""Check a batch once: one input or several, targets and weights."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ONLY = "x"
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that was checked.
+    """A checked batch.
 
     Attributes:
-        x: Inputs as they were given.
+        x: Inputs as the user passed them.
         inputs: The same by name.
         bridged: Names of the inputs to bridge; the others come from the nearer end.
-        y: Targets as they were given.
+        y: Targets as the user passed them.
         targets: Targets as points of their space, ``(batch, *target)``.
         weight: Sample weights, or None.
         reference: The first bridged input, on which distances are measured.
-        encode: From targets to points of their space, for ends outside the batch.
+        encode: Function from targets to points of their space, for ends outside the batch.
     """
 
     x: Inputs
@@ -49,7 +49,10 @@ class Batch:
 def read_batch(
     x: Inputs, y: Tensor, sample_weight: Tensor | None, settings: BridgeSettings, *, in_hidden: bool = False
 ) -> Batch:
-    """Check a batch and encode its targets; inputs of a hidden layer's bridges need not be floating."""
+    """Check a batch and encode its targets.
+
+    With ``in_hidden`` bridges are drawn in a hidden layer, so inputs need not be floating point.
+    """
     if isinstance(x, Tensor) and settings.bridged is None:
         checks.batch("x", x)
         inputs: dict[Hashable, Tensor] = {ONLY: x}
@@ -79,7 +82,7 @@ def target_encoder(reference: Tensor, settings: BridgeSettings) -> Callable[[Ten
 
 
 def carries_gradient(*values: object) -> bool:
-    """Whether any tensor among ``values`` (or in their tuples and dicts) requires a gradient."""
+    """Return whether any tensor among ``values`` (or in their tuples and dicts) requires a gradient."""
     for value in values:
         if isinstance(value, Tensor):
             if value.requires_grad:
@@ -93,7 +96,7 @@ def carries_gradient(*values: object) -> bool:
 
 
 def named_inputs(x: Inputs) -> dict[Hashable, Tensor]:
-    """Tensors by name: their key in a dict, their position in a tuple."""
+    """Return the tensors by name: their key in a dict, their position in a tuple."""
     if isinstance(x, Tensor):
         return {ONLY: x}
     items: dict[Hashable, Any]
@@ -110,22 +113,22 @@ def named_inputs(x: Inputs) -> dict[Hashable, Tensor]:
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"x[{name!r}] must be a tensor, but got {type(value).__name__}. "
-                "Pass only what the model takes; constants can be bound with functools.partial."
+                "Pass only tensors; bind other arguments of the model with functools.partial."
             )
     if not items:
-        raise ValueError("x is empty: it holds no tensor. Pass what the model is to be called with.")
+        raise ValueError("x is empty: it holds no tensor. Pass the inputs of the model.")
     return items
 
 
 def rebuild_inputs(template: Inputs, items: Mapping[Any, Tensor]) -> Inputs:
-    """The inverse of `named_inputs`, in the caller's structure."""
+    """Invert `named_inputs`: return the tensors in the caller's structure."""
     if isinstance(template, Tensor):
         return items[ONLY]
     return dict(items) if isinstance(template, Mapping) else tuple(items.values())
 
 
 def call_model(model: nn.Module, x: Inputs) -> Any:
-    """Call ``model(x)``, ``model(*x)`` or ``model(**x)``; name the dtypes where they do not go together."""
+    """Call ``model(x)``, ``model(*x)`` or ``model(**x)``; explain an error about mismatched dtypes."""
     if not torch.compiler.is_compiling():
         try:
             if isinstance(x, Tensor):
@@ -140,7 +143,7 @@ def call_model(model: nn.Module, x: Inputs) -> Any:
 
 
 def explain_dtypes(error: RuntimeError, model: nn.Module, x: Inputs) -> None:
-    """Raise an error that says what to do if ``error`` is about dtypes of the inputs."""
+    """Raise an error that names the fix if ``error`` is about dtypes of the inputs."""
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     if own is None or "type" not in str(error):
         return
@@ -154,7 +157,7 @@ def explain_dtypes(error: RuntimeError, model: nn.Module, x: Inputs) -> None:
 
 
 def count_rows(items: Mapping[Hashable, Tensor]) -> int:
-    """Common number of rows of all inputs; refuses an empty batch."""
+    """Return the common number of rows of all inputs; raise for an empty batch."""
     first_name, first = next(iter(items.items()))
     checks.batch("x" if first_name == ONLY else f"x[{first_name!r}]", first)
     rows = len(first)
@@ -164,12 +167,12 @@ def count_rows(items: Mapping[Hashable, Tensor]) -> int:
 
 
 def bridged_names(items: Mapping[Hashable, Tensor], bridged: Sequence[Hashable] | None) -> list[Hashable]:
-    """Which inputs are bridged; the others are carried along from the nearer end point."""
+    """Return the names of the inputs to bridge; the others are taken from the nearer end."""
     if bridged is None:
         if len(items) > 1:
             raise ValueError(
-                f"x has several tensors ({', '.join(map(repr, items))}): say which to bridge, e.g. "
-                f"bridged=({next(iter(items))!r},). The others are taken from the nearer end point."
+                f"x has several tensors ({', '.join(map(repr, items))}). Choose which to bridge, e.g. "
+                f"bridged=({next(iter(items))!r},). The others are taken from the nearer end."
             )
         return list(items)
     if isinstance(bridged, str):
@@ -177,7 +180,7 @@ def bridged_names(items: Mapping[Hashable, Tensor], bridged: Sequence[Hashable] 
     missing = [name for name in bridged if name not in items]
     if missing or not bridged:
         raise ValueError(
-            f"bridged={tuple(bridged)!r} must name inputs that exist; x has {', '.join(map(repr, items))}."
+            f"bridged={tuple(bridged)!r} must name inputs of x, which has {', '.join(map(repr, items))}."
         )
     return list(bridged)
 
@@ -185,7 +188,7 @@ def bridged_names(items: Mapping[Hashable, Tensor], bridged: Sequence[Hashable] 
 def check_batch(
     items: Mapping[Hashable, Tensor], floating: Sequence[Hashable], y: Tensor, rows: int, finite: bool
 ) -> None:
-    """Check a batch before anything is drawn; ``floating`` names the inputs that must be."""
+    """Check a batch before anything is drawn; ``floating`` names the inputs that must be floating point."""
     checks.same_rows("y", y, rows)
     for name, value in items.items():
         shown = "x" if name == ONLY else f"x[{name!r}]"
@@ -198,7 +201,7 @@ def check_batch(
 
 
 def check_weight(sample_weight: Tensor | None, rows: int) -> None:
-    """Sample weights: one per row, at least zero."""
+    """Check that there is one sample weight per row, at least zero."""
     if sample_weight is not None:
         checks.same_rows("sample_weight", sample_weight, rows)
         if sample_weight.ndim > 1:

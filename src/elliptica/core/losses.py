@@ -1,4 +1,4 @@
-"""Make the user's loss give one value per row, evaluate it at points, and average what comes out."""
+"""Make the user's loss return one value per row, evaluate it at points, and average the results."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWith
 
 
 class PerSampleLoss(nn.Module):
-    """Calls ``loss_fn`` without its reduction and averages whatever is not the batch axis.
+    """Call ``loss_fn`` without its reduction and average over all axes except the batch.
 
-    A module with a ``reduction`` is used through a copy, a function with a ``reduction`` argument
-    through a partial; the original is never changed. Anything else must keep the batch axis
-    itself: a callable that returns a scalar is refused.
+    A module with a ``reduction`` is used through a copy, and a function with a ``reduction`` argument
+    through a partial. The original is never changed. Any other callable must keep the batch axis: one that
+    returns a scalar raises an error.
 
     Args:
         loss_fn: Called as ``loss_fn(output, target)``.
@@ -44,33 +44,36 @@ class PerSampleLoss(nn.Module):
         if not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable, but got {type(loss_fn).__name__}. {_REMEDY}")
         if isinstance(loss_fn, type):
-            raise TypeError(f"loss_fn is a class; make an instance of it: {loss_fn.__name__}().")
+            raise TypeError(
+                f"loss_fn must be an instance, but got the class {loss_fn.__name__}. "
+                f"Pass {loss_fn.__name__}()."
+            )
         if isinstance(loss_fn, nn.CrossEntropyLoss) and loss_fn.ignore_index != -100:
             raise ValueError(
-                f"loss_fn has ignore_index={loss_fn.ignore_index}, but along a bridge labels become "
-                "probabilities, of which none can be ignored. Drop those rows before the call."
+                f"loss_fn has ignore_index={loss_fn.ignore_index}, but labels become probabilities along a "
+                "bridge, so none can be ignored. Drop those rows before the call."
             )
         if isinstance(loss_fn, _LABEL_LOSSES) or loss_fn in (F.nll_loss, F.multi_margin_loss):
             name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
             raise TypeError(
-                f"loss_fn={name} takes labels only, but along a bridge labels become probabilities. Use "
+                f"loss_fn={name} accepts labels only, but labels become probabilities along a bridge. Use "
                 "torch.nn.CrossEntropyLoss(), which equals NLLLoss on outputs of log_softmax, too."
             )
         reduction = getattr(loss_fn, "reduction", "mean")
         if reduction not in ("mean", "none", "batchmean"):
             raise ValueError(
-                f'loss_fn has reduction={reduction!r}, but elliptica averages over points; use "mean" '
-                "and multiply the result yourself if you need another scale."
+                f'loss_fn has reduction={reduction!r}, but elliptica averages over points. Use "mean", and '
+                "multiply the result if you need another scale."
             )
         self._sums_features = reduction == "batchmean"
         known = isinstance(loss_fn, (nn.CrossEntropyLoss, *_ELEMENTWISE)) and reduction == "mean"
-        #: the loss itself, where its own mean is the mean over rows; in a tuple, so that it is not registered
+        #: the loss itself if its own mean is the mean over rows; a tuple, so that it is not registered
         self._own_mean = (loss_fn,) if known and getattr(loss_fn, "weight", None) is None else None
-        #: torch divides a class-weighted mean over labels, but not over soft targets, by the labels' weights
+        #: with labels, but not with soft targets, torch divides a class-weighted mean by the labels' weights
         self._class_weighted = isinstance(loss_fn, nn.CrossEntropyLoss) and reduction == "mean"
         if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
             loss_fn = copy.copy(loss_fn)
-            loss_fn._buffers = dict(loss_fn._buffers)  # or moving the copy would move the original
+            loss_fn._buffers = dict(loss_fn._buffers)  # otherwise moving the copy would move the original
             loss_fn.reduction = "none"  # type: ignore[assignment]  # nn.Module attributes are untyped
         elif "reduction" in _parameters(loss_fn) and not isinstance(loss_fn, functools.partial):
             loss_fn = functools.partial(loss_fn, reduction="none")
@@ -79,7 +82,7 @@ class PerSampleLoss(nn.Module):
         self.weights_classes = self._class_weighted and getattr(loss_fn, "weight", None) is not None
 
     def mean(self, output: object, target: Tensor) -> Tensor:
-        """Average the loss over rows; torch's own losses do that in one operation."""
+        """Average the loss over rows, in one operation where the loss can do it."""
         if self._own_mean is None or self._forward_hooks or not isinstance(output, Tensor):
             mean: Tensor = self(output, target).mean()
             return mean
@@ -88,7 +91,7 @@ class PerSampleLoss(nn.Module):
         return own
 
     def forward(self, output: object, target: Tensor) -> Tensor:
-        """One loss per row of ``target``."""
+        """Return one loss per row of ``target``."""
         if isinstance(output, Tensor):
             self._check_shapes(output, target)
         losses = self.loss_fn(output, target)
@@ -111,15 +114,15 @@ class PerSampleLoss(nn.Module):
         return losses.sum(1) if self._sums_features else losses.mean(1)
 
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:
-        """Catch what torch would refuse obscurely, or broadcast silently."""
+        """Raise for shapes that torch would reject with an obscure error, or broadcast silently."""
         if output.shape == target.shape:
             return
         shapes = f"The model returns shape {tuple(output.shape)}, but the targets have {tuple(target.shape)}"
         if isinstance(self.loss_fn, nn.CrossEntropyLoss):
             if target.ndim == output.ndim + 1:
                 raise ValueError(
-                    f"{shapes}: y has an axis too many for labels. Pass y.squeeze(1) for labels of shape "
-                    "(n, 1), y.float() for one-hot labels."
+                    f"{shapes}: y has one axis too many for labels. Pass y.squeeze(1) for labels of shape "
+                    "(n, 1), or y.float() for one-hot labels."
                 )
             if output.ndim == target.ndim > 1 and output.shape[1] != target.shape[1]:
                 raise ValueError(
@@ -139,7 +142,7 @@ class PerSampleLoss(nn.Module):
         return weighted.sum(1).reshape(len(target), -1).mean(1)
 
     def num_classes(self) -> int | None:
-        """Number of classes, when class weights give it away."""
+        """Return the number of classes if there are class weights, else None."""
         return len(self.loss_fn.weight) if self.weights_classes else None
 
 
@@ -151,7 +154,7 @@ def _parameters(function: object) -> list[str]:
 
 
 def _refuse_broadcast(output: object, target: Tensor, losses: Tensor) -> None:
-    """Catch (rows, 1) against (rows,), which broadcasts to every pair of rows."""
+    """Raise for (rows, 1) against (rows,), which broadcasts to every pair of rows."""
     if isinstance(output, Tensor) and output.ndim != target.ndim and losses.shape == (len(target),) * 2:
         raise ValueError(
             f"The model returns shape {tuple(output.shape)} but the targets have shape "
@@ -161,10 +164,10 @@ def _refuse_broadcast(output: object, target: Tensor, losses: Tensor) -> None:
 
 
 def outputs_at(model: nn.Module, x: Inputs, rows: int) -> Any:
-    """Call the model on ``rows`` rows; refuse one that reduces over them."""
+    """Call the model on ``rows`` rows; raise if it reduces over them."""
     if torch.compiler.is_compiling() or not isinstance(x, Tensor):
         output = call_model(model, x)
-    else:  # the same, at the price of one call less
+    else:  # the same with one function call less, which counts on small networks
         try:
             output = model(x)
         except RuntimeError as error:
@@ -190,15 +193,15 @@ def losses_at(model: nn.Module, loss: PerSampleLoss, x: Inputs, y: Tensor) -> Te
 
 @contextlib.contextmanager
 def recorded_outputs(loss: PerSampleLoss) -> Iterator[list[tuple[Any, Tensor]]]:
-    """Within the context, note every output and target that ``loss`` compares, without gradients."""
-    found: list[tuple[Any, Tensor]] = []
+    """Record every output and target that ``loss`` compares within the context, without gradients."""
+    recorded: list[tuple[Any, Tensor]] = []
 
     def note(_module: nn.Module, compared: tuple[Any, Tensor], _losses: Tensor) -> None:
-        found.append(tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, compared))
+        recorded.append(tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, compared))
 
     handle = loss.register_forward_hook(note)
     try:
-        yield found
+        yield recorded
     finally:
         handle.remove()
 
@@ -214,16 +217,16 @@ def join_outputs(found: list[tuple[Any, Tensor]], n_times: int) -> tuple[Any, Te
             if not isinstance(part, Tensor) or part.ndim == 0 or len(part) != len(target):
                 got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
                 raise TypeError(
-                    "with_outputs=True joins what the model returns for each chunk, so all of it must be "
-                    f"tensors with a row per input row ({len(target)}), but one is {got}. Use "
-                    "chunk_size=None, or a model that returns such tensors alone."
+                    "with_outputs=True joins the model's outputs for all chunks, so each must be a tensor "
+                    f"with one row per input row ({len(target)}), but one is {got}. Use chunk_size=None, or "
+                    "a model that returns only such tensors."
                 )
         return torch.cat([part.unflatten(0, (n_times, -1)) for part in parts], 1).flatten(0, 1)
 
     if any(other != structure for other in others):
         raise TypeError(
-            "with_outputs=True joins what the model returns for each chunk, but that differs from chunk to "
-            "chunk. Use chunk_size=None, or return the same structure each time."
+            "with_outputs=True joins the model's outputs for all chunks, but their structure differs from "
+            "chunk to chunk. Use chunk_size=None, or return the same structure each time."
         )
     joined: tuple[Any, Tensor] = tree_unflatten([join(p) for p in zip(*leaves, strict=True)], structure)
     return joined
@@ -238,10 +241,10 @@ def weighted_mean(
 ) -> Tensor:
     """Average weight times loss over rows.
 
-    With ``class_weight``, the class weights of a batch's labels, the result is divided by their mean, as
-    torch does for labels, so that the scale of the loss does not depend on the scale of the weights.
+    ``class_weight`` holds the class weights of the batch's labels. The result is divided by their mean, as in
+    torch, so that the scale of the loss does not depend on the scale of the weights.
 
-    With ``across``, the mean over processes of the results is the mean over the rows of all of them.
+    With ``across``, the mean of the results over processes is the mean over the rows of all processes.
     """
     total = losses if weight is None else losses * weight
     if over_time is not None:
@@ -251,9 +254,10 @@ def weighted_mean(
         sums: list[int | Tensor] = [total.numel()]
         if class_weight is not None:
             sums += [class_weight.numel(), class_weight.sum(dtype=wide)]
-        found = across(torch.stack([torch.as_tensor(s, dtype=wide, device=total.device) for s in sums]))
-        rows, *labels = found.sum(0)
-        share = total.numel() * len(found) / rows
+        of_all = across(torch.stack([torch.as_tensor(s, dtype=wide, device=total.device) for s in sums]))
+        rows, *labels = of_all.sum(0)
+        # DDP averages gradients over processes as if all had the same number of rows: correct for that
+        share = total.numel() * len(of_all) / rows
         if class_weight is not None:
             share = share * labels[0] / labels[1]
         return total.mean() * share.to(total.dtype)
@@ -269,8 +273,8 @@ def path_mean(
 ) -> Tensor:
     """Integrate losses ``(time, rows)`` over time and average them over the batch (paper: Eq. (6)).
 
-    Class weights are averaged over the labels of the batch itself: a number that does not depend on the draw,
-    so that the mean over draws of single points is the objective of whole paths.
+    Class weights are averaged over the labels of the batch itself. That number does not depend on the drawn
+    points, so the mean over draws of single points equals the objective of whole paths.
     """
     if paths.weight is None and over_time is None and across is None and not loss.weights_classes:
         return losses.mean()

@@ -1,4 +1,4 @@
-"""How strong the noise is: a number, one per feature, derived from the data, or the PDE's own law.
+"""Strength of the noise: a number, one per feature, measured on the data, or prescribed by the PDE.
 
 `noise_std` turns any of these into the standard deviation ``sigma * sqrt(horizon)`` of each row.
 """
@@ -28,16 +28,16 @@ class Green:
 
     Brownian motion conditioned to hit a vanishing ball at distance ``r`` in ``n`` dimensions is a
     Brownian bridge whose variance ``sigma**2 * horizon`` is random:
-    ``V = r**2 / (2 * Gamma(n/2 - 1))``, about ``r**2 / n`` for large ``n``. Each path gets its
-    own ``V``; there is no free parameter. It is what the PDE prescribes, not a recommendation: in
-    distribution it can hurt (docs: settings). In 3 or 4 dimensions its mean is infinite: expect far
-    excursions there. Gradients to layers in front pass through ``r`` as well.
+    ``V = r**2 / (2 * Gamma(n/2 - 1))``, about ``r**2 / n`` for large ``n``. Each path draws its own ``V``;
+    there is no free parameter. The PDE prescribes this law; we do not recommend it in general, because
+    it can hurt in distribution (docs: settings). In 3 or 4 dimensions its mean is infinite, so expect far
+    excursions. Gradients to earlier layers pass through ``r`` as well.
 
     Attributes:
         scale: Factor on the standard deviation; 1 is the law itself, 0 the straight chord.
-        dim: Dimension ``n`` of the law; None means the number of features. A smaller, intrinsic
-            dimension gives more noise. At least 3 (in one or two dimensions the law does not
-            exist: Brownian motion meets every ball).
+        dim: Dimension ``n`` of the law, at least 3. None means the number of features. A smaller, intrinsic
+            dimension gives more noise. In one or two dimensions the law does not exist, because Brownian
+            motion hits every ball.
     """
 
     scale: float = 1.0
@@ -48,23 +48,23 @@ class Green:
         if self.dim is not None and self.dim < 3:
             raise ValueError(
                 f"Green.dim must be at least 3, but got {self.dim}. "
-                "The conditioned law does not exist below; use a number for sigma instead."
+                "The conditioned law does not exist in fewer dimensions; use a number for sigma instead."
             )
 
 
 @dataclass(frozen=True)
 class Screened:
-    """The random variance of the screened operator: as `Green`, but walks are killed at a rate.
+    """The random variance of the screened operator: as `Green`, but walks are killed at a constant rate.
 
-    With killing, long excursions die: the variance of a bridge of length ``r`` has a density
-    proportional to ``V**(-n/2) * exp(-r**2 / (2 V) - rate * V)`` (generalised inverse Gaussian). The rate
-    dials from `Green` (0) to almost straight lines, damps long pairs more than short ones, and makes the
-    law exist in one and two dimensions too. At ``rate = n**2 / (2 r**2)`` the typical variance of a pair
-    at distance ``r`` is 0.62 of Green's, at ten times that 0.27. The variance counts as a constant in
-    gradients to layers in front, because its draw has no derivative with respect to ``r``.
+    Killing removes long excursions. The variance of a bridge of length ``r`` has a density proportional
+    to ``V**(-n/2) * exp(-r**2 / (2 V) - rate * V)`` (generalised inverse Gaussian). The rate interpolates
+    between `Green` (0) and almost straight lines. It damps long pairs more than short ones, and the law
+    exists in one and two dimensions too. At ``rate = n**2 / (2 r**2)`` the typical variance of a pair
+    at distance ``r`` is 0.62 of Green's, at ten times that rate 0.27. Gradients to earlier layers treat
+    the variance as a constant, because its draw has no derivative with respect to ``r``.
 
     Attributes:
-        rate: Rate of killing, above zero, in units of one over the inputs' square.
+        rate: Rate of killing, above zero, in units of one over the square of the inputs' unit.
         scale: Factor on the standard deviation.
         dim: Dimension ``n`` of the law, at least 1; None means the number of features.
     """
@@ -77,10 +77,13 @@ class Screened:
         checks.positive("Screened.rate", self.rate)
         checks.nonnegative("Screened.scale", self.scale)
         if self.dim is not None and self.dim < 1:
-            raise ValueError(f"Screened.dim must be at least 1, but got {self.dim}.")
+            raise ValueError(
+                f"Screened.dim must be at least 1, but got {self.dim}. "
+                "Use dim=None for the number of features."
+            )
 
 
-#: A law of the variance that depends on the pair.
+#: Laws of the variance that depend on the pair.
 PairLaw = Green | Screened
 
 #: What ``sigma=`` accepts.
@@ -88,12 +91,10 @@ Sigma = float | Tensor | Green | Screened | Literal["auto", "green"] | tuple[str
 
 
 def check_sigma(sigma: Sigma) -> float | Tensor | PairLaw | Literal["auto"]:
-    """Check ``sigma`` once, at the public entrance, and spell short forms out."""
+    """Check ``sigma`` once, at the public interface, and expand short forms."""
     if isinstance(sigma, tuple):
         if len(sigma) != 2 or sigma[0] not in ("green", "screened"):
-            raise ValueError(
-                f'sigma={sigma!r} is not known. A pair is ("green", scale) or ("screened", rate).'
-            )
+            raise ValueError(f'sigma={sigma!r} is not known. Pass ("green", scale) or ("screened", rate).')
         return Green(sigma[1]) if sigma[0] == "green" else Screened(sigma[1])
     if isinstance(sigma, str):
         if sigma == "green":
@@ -112,19 +113,19 @@ def check_sigma(sigma: Sigma) -> float | Tensor | PairLaw | Literal["auto"]:
 
 
 def refuse_learnable(name: str, sigma: float | Tensor) -> None:
-    """Refuse a diffusion coefficient that requires a gradient: the loss would always ask for less noise."""
+    """Raise if a diffusion coefficient requires a gradient, because the loss always prefers less noise."""
     if isinstance(sigma, Tensor) and sigma.requires_grad:
         raise ValueError(
-            f"{name} requires a gradient, but the noise is not learnt: the loss is always smaller with less "
-            f"of it. Pass {name}.detach(), and choose it on validation data."
+            f"{name} requires a gradient, but the noise cannot be learnt: less noise always lowers the loss. "
+            f"Pass {name}.detach(), and choose it on validation data."
         )
 
 
 def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR) -> Float[Tensor, "*feature"]:
-    """Derive a diffusion coefficient per feature from data: ``factor`` times their deviation.
+    """Measure a diffusion coefficient per feature: ``factor`` times its standard deviation.
 
-    Makes training indifferent to the units of the columns. Features that do not vary get no
-    noise. Needs at least two rows; give it as many as you have.
+    Training then does not depend on the units of the columns. Features that do not vary get no noise. Needs
+    at least two rows; pass as many as you have.
 
     Example:
         >>> auto_sigma(torch.tensor([[0.0, 5.0], [2.0, 5.0]]), factor=0.5)
@@ -133,8 +134,8 @@ def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR)
     checks.floating("x", x)
     if len(x) < 2:
         raise ValueError(
-            f'sigma="auto" needs at least two rows to measure a spread, but got {len(x)}. '
-            "Give a number for sigma, or call auto_sigma on more data."
+            f'sigma="auto" needs at least two rows to measure a deviation, but got {len(x)}. '
+            "Pass a number for sigma, or call auto_sigma on more data."
         )
     checks.finite("x", x)
     return factor * x.detach().to(compute_dtype(x.dtype)).std(dim=0).to(x.dtype)
@@ -148,10 +149,10 @@ def noise_std(
     generator: torch.Generator | None,
     copies: int = 1,
 ) -> float | Tensor:
-    """Standard deviation ``sigma * sqrt(horizon)`` that broadcasts to the rows of ``start``.
+    """Return the standard deviation ``sigma * sqrt(horizon)``, which broadcasts to the rows of ``start``.
 
-    ``horizon`` does not enter with `Green` and `Screened`, whose laws fix the variance itself. Rows that
-    hold the same pairs ``copies`` times over share the random variance of their pair.
+    `Green` and `Screened` ignore ``horizon``, because their laws fix the variance itself. If the rows hold
+    the same pairs ``copies`` times, the copies share the random variance of their pair.
     """
     if not isinstance(sigma, Green | Screened):
         if isinstance(sigma, Tensor):
@@ -172,54 +173,52 @@ def noise_std(
 
 
 def _distances(start: Tensor, end: Tensor) -> Tensor:
-    """Distance of each pair ``(rows,)`` in float32; their gradient between equal points is zero."""
+    """Return the distance of each pair, ``(rows,)``, in float32; its gradient at equal points is zero."""
     apart = (end.float() - start.float()).reshape(len(start), -1)
     if not apart.requires_grad:
         return apart.norm(dim=1)
     squares = apart.square().sum(1)
-    equal = squares == 0  # kept away from the root, whose derivatives of any order are infinite there
+    equal = squares == 0  # mask before the root, whose derivatives are infinite at zero
     return squares.masked_fill(equal, 1.0).sqrt().masked_fill(equal, 0.0)
 
 
 def _green_std(r: Tensor, dim: float, n: int, generator: torch.Generator | None) -> Tensor:
     if dim < 3:
         raise ValueError(
-            f'sigma="green" needs at least 3 features, but got {n}. The conditioned law does not exist '
-            "below; use a number for sigma, Green(dim=...), or Screened(rate), which exists in any dimension."
+            f'sigma="green" needs at least 3 features, but got {n}: the conditioned law does not exist in '
+            "fewer dimensions. Use a number for sigma, Green(dim=...), or Screened(rate), which exists in "
+            "any dimension."
         )
     gamma = draw_gamma(dim / 2 - 1, len(r), device=r.device, generator=generator)
     return r / (2 * gamma).sqrt()
 
 
 def _screened_std(r: Tensor, dim: float, rate: float, generator: torch.Generator | None) -> Tensor:
-    r = r.detach()  # the draw depends on r by rejection, which has no derivative
+    r = r.detach()  # rejection sampling depends on r without a derivative
     k = math.sqrt(2 * rate)
-    # pairs at distance zero have a bridge of length zero; any positive stand-in will do for the draw
+    # pairs at distance zero have a bridge of length zero; draw with any positive distance, mask it below
     safe = r.double().clamp_min(1e-12 / k)
     ratio = draw_inverse_gaussian(1 - dim / 2, safe * k, generator=generator)
     return (ratio * safe / k).sqrt().float().masked_fill(r == 0, 0.0)
-
-
-# How many dimensions the data really have, as seen from the distances to the two nearest neighbours.
 
 
 _CHUNK_BYTES = 64 * 2**20
 
 
 def intrinsic_dimension(x: Float[Tensor, " n *feature"], *, discard: float = 0.1) -> float:
-    """Estimate the dimension of the surface that data lie near, from nearest neighbours (TwoNN).
+    """Estimate the intrinsic dimension of data from nearest neighbours (TwoNN).
 
     On a smooth surface of dimension ``m`` the ratio of the distances to the second and to the first
-    neighbour has a Pareto law with exponent ``m`` wherever the density varies slowly (Facco et al. 2017);
-    this is its maximum-likelihood fit. Use it where a law depends on the dimension and the number of
-    columns would overstate it: ``Green(dim=max(3, intrinsic_dimension(x)))``.
+    neighbour has a Pareto law with exponent ``m`` wherever the density varies slowly (Facco et al. 2017).
+    This function fits that exponent by maximum likelihood. Use it where a law depends on the dimension and
+    the number of columns would overstate it: ``Green(dim=max(3, intrinsic_dimension(x)))``.
 
     Args:
         x: At least ten distinct points; repeated ones are ignored.
-        discard: Share of the largest ratios to leave out (censored, not forgotten): outliers.
+        discard: Share of the largest ratios to censor, against outliers.
 
     Returns:
-        The dimension, a real number. It is low for few points in many dimensions.
+        The dimension, a real number. It is too low for few points in many dimensions.
 
     Example:
         >>> x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0))
@@ -230,18 +229,20 @@ def intrinsic_dimension(x: Float[Tensor, " n *feature"], *, discard: float = 0.1
     checks.floating("x", x)
     checks.finite("x", x)
     if not 0 <= discard < 1:
-        raise ValueError(f"discard must be at least 0 and below 1, but got {discard}.")
+        raise ValueError(f"discard must be at least 0 and below 1, but got {discard}. Try the default, 0.1.")
     points = torch.unique(x.detach().flatten(1) if x.ndim > 1 else x.detach()[:, None], dim=0)
     n = len(points)
     if n < 10:
-        raise ValueError(f"A dimension needs at least 10 distinct points, but x has {n}.")
+        raise ValueError(
+            f"intrinsic_dimension needs at least 10 distinct points, but x has {n}. Pass more data."
+        )
     log_ratios = []
     for part in points.split(max(1, _CHUNK_BYTES // (8 * n))):
-        # the nearest of all is the point itself
+        # the nearest point is the point itself
         near = pairwise_distances(part, points).topk(3, dim=1, largest=False).values
         log_ratios.append((near[:, 2] / near[:, 1]).log())
     ordered = torch.cat(log_ratios).sort().values
     kept = max(int(n * (1 - discard)), 1)
-    # the discarded ratios are known to exceed the last one kept
+    # censoring: the discarded ratios are known only to exceed the last one kept
     exposure = ordered[:kept].sum() + (n - kept) * ordered[kept - 1]
     return kept / float(exposure)

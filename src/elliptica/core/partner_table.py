@@ -23,13 +23,13 @@ ROWS_FOR_MEDIAN = 1000
 
 
 class PartnerTable:
-    """Exact partner law over a data set, ready to draw from: a batch costs one look-up per row.
+    """Exact law of partners over a data set; drawing a batch costs one look-up per row.
 
-    Stores one cumulative weight per pair of points, so memory is ``4 * n**2`` bytes (1.6 GB for 20 000
-    rows); built in chunks. Above ``max_bytes`` it stores nothing and computes the rows of a batch when
-    they are drawn, which takes ``O(batch * n)`` time for each batch. Use it for tables and features of
-    tens of thousands of rows, and `PartnerIndex` beyond. When batches are augmented or streamed, pair
-    within the batch instead (`sample_partners`).
+    The table stores one cumulative weight per pair of points, so it takes ``4 * n**2`` bytes (1.6 GB for
+    20 000 rows). Above ``max_bytes`` it stores nothing and computes the rows of a batch when they are drawn,
+    in ``O(batch * n)`` time per batch. Use it for tables and features of tens of thousands of rows, and
+    `PartnerIndex` for more. If batches are augmented or streamed, pair within the batch instead
+    (`sample_partners`).
 
     Example:
         >>> x, y = torch.randn(100, 3), torch.randn(100, 1)
@@ -41,9 +41,9 @@ class PartnerTable:
     Args:
         x: The data (or features of them) on which distances are measured.
         power: Exponent of the inverse distance; ``float("inf")`` means the nearest point.
-        labels: Classes, needed when ``among`` restricts.
-        among: Partners of any class, of the same or of another class.
-        max_bytes: Largest table to store. Set it to 0 to compute rows when they are drawn.
+        labels: Classes of the rows. Required if ``among`` is not ``"all"``.
+        among: Which rows may be partners: ``"all"``, the ``"same_class"`` or the ``"other_class"``.
+        max_bytes: Largest table to store. Set it to 0 to always compute rows when they are drawn.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class PartnerTable:
         checks.finite("x", x)
         n = len(x)
         if n < 2:
-            raise ValueError(f"A PartnerTable needs at least two rows, but x has {n}.")
+            raise ValueError(f"A PartnerTable needs at least two rows, but x has {n}. Pass more data.")
         if among != "all" and labels is None:
-            raise ValueError(f"among={among!r} needs class labels. Pass labels=...")
+            raise ValueError(f'among={among!r} needs class labels. Pass labels=..., or use among="all".')
         if labels is not None:
             checks.same_rows("labels", labels, n)
         self._nearest_only = power == float("inf")
@@ -82,7 +82,7 @@ class PartnerTable:
             self._table[rows[0] : rows[-1] + 1] = self._rows(rows)
 
     def _at_once(self) -> int:
-        """How many rows to compute at a time."""
+        """Return how many rows to compute at a time."""
         return max(1, _CHUNK_BYTES // (8 * len(self._x)))
 
     def _rows(self, index: Tensor) -> Tensor:
@@ -96,9 +96,9 @@ class PartnerTable:
             away, nearest = distances.min(1, keepdim=True)
             return torch.where(torch.isfinite(away), nearest, own)
         weights = partner_weights(distances, self._power, self._floor)
-        alone = weights.amax(1, keepdim=True) == 0  # nobody else is eligible: a loop
+        alone = weights.amax(1, keepdim=True) == 0  # no other row is eligible: the bridge is a loop
         weights.scatter_add_(1, own, alone.to(weights.dtype))
-        # in float64, so that errors do not add up along a long row
+        # float64, so that rounding errors do not add up along a long row
         return weights.cumsum(1, dtype=torch.float64).float()
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class PartnerTable:
         n_bridges: int = 1,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch bridge"]:
-        """Draw partners of the rows ``index`` of the data set; returns rows of the data set."""
+        """Draw partners for the rows ``index`` of the data set, as row numbers of the data set."""
         checks.path_counts(2, n_bridges)
         check_generator(generator, self._x.device)
         if self._table is not None:

@@ -1,9 +1,9 @@
 """Choose where each bridge ends: the law P(Pi) of partners within a batch (paper: section 5.1).
 
-A partner is the row number of another point of the batch. A point is never its own partner, unless
-nothing else is eligible (a batch of one, or a restriction to a class of which it is the only member):
-then the bridge is a loop, i.e. noise around the point. `Ends` holds both ends of every bridge as rows
-laid out ``(bridge * batch, *feature)``.
+A partner is the row number of another point of the batch. A point is its own partner only if no other point
+is eligible: in a batch of one, or as the only member of the class that partners are restricted to. The bridge
+is then a loop, i.e. noise around the point. `Ends` holds both ends of every bridge as rows
+``(bridge * batch, *feature)``.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ AMONG: tuple[Among, ...] = ("all", "same_class", "other_class")
 #: Points nearer than this fraction of the median distance count as duplicates.
 DISTANCE_FLOOR = 0.01
 
-#: The distance of exact copies, over the largest one, is below this for any rounding of `pairwise_distances`.
+#: Upper bound on the rounded distance of exact copies in `pairwise_distances`, over the largest distance.
 _ROUNDING = 2**-22
 
-#: Rows of a batch whose distances are sorted for that median.
+#: Rows of a batch whose distances are used for that median.
 _MEDIAN_ROWS = 8
 
-#: Products from which float32 is worth a try, and the largest squared length, over the squared distance of
-#: duplicates, for which it is enough: a distance as small as that is then off by about a percent, and others
-#: by less, with the square of their size.
+#: Number of products from which float32 is worth trying, and the largest ratio of a squared length to the
+#: squared distance of duplicates for which it is accurate enough. At that ratio the distance of duplicates is
+#: off by about a percent, and the relative error falls with the square of the distance.
 _LARGE, _LONGEST = 2**20, 4e4
 
 
 def pairwise_distances(
     x: Float[Tensor, " n *feature"], to: Float[Tensor, " m *feature"] | None = None
 ) -> Float[Tensor, "n m"]:
-    """Euclidean distances between flattened rows, by one matrix product in float64.
+    """Return Euclidean distances between flattened rows, by one matrix product in float64.
 
-    The matrix form loses digits where distances are small against the spread of the data (clusters,
-    outliers); in float32 it then finds wrong neighbours.
+    The matrix form loses digits where distances are small compared with the spread of the data (clusters,
+    outliers). In float32 this would give wrong neighbours.
     """
     return _measure(x, to, torch.float32 if x.device.type == "mps" else torch.float64)[0]
 
@@ -60,23 +60,23 @@ def _measure(x: Tensor, to: Tensor | None, precision: torch.dtype) -> tuple[Tens
     """Return distances, computed in ``precision``, and the squared lengths of ``to`` about its mean."""
     rows = x.detach().reshape(len(x), -1).to(precision)
     others = rows if to is None else to.detach().reshape(len(to), -1).to(precision)
-    centre = others.mean(0)
+    centre = others.mean(0)  # centring shortens the rows, so |a|^2 + |b|^2 - 2 a.b cancels fewer digits
     others = others - centre
     rows = others if to is None else rows - centre
     length = others.square().sum(1)
     squares = torch.addmm(length, rows, others.t(), alpha=-2)
     squares.add_((length if to is None else rows.square().sum(1)).unsqueeze(1))
     dtype = compute_dtype(x.dtype)
-    # finite, because infinity means not eligible
+    # clamp to finite values, because infinity means "not eligible"
     return squares.to(dtype).clamp_(0, torch.finfo(dtype).max).sqrt_(), length
 
 
 def distance_floor(distances: Float[Tensor, "n n"]) -> float:
-    """Distance below which two points are duplicates: a fraction of the median between two points.
+    """Return the distance below which two points count as duplicates: a fraction of the median distance.
 
-    The median over all pairs of some rows, spread over the batch. Where most pairs are copies themselves
-    (nearer than that fraction of the distance to the farthest tenth of the rows), the median over the others;
-    exact copies do not count in any number.
+    The median is taken over all pairs of a few rows, spread over the batch. If most pairs are copies (nearer
+    than that fraction of the distance to the farthest tenth of the rows), it is taken over the other pairs.
+    Exact copies never count, however many there are.
     """
     n = len(distances)
     tiny = torch.finfo(distances.dtype).tiny
@@ -86,7 +86,8 @@ def distance_floor(distances: Float[Tensor, "n n"]) -> float:
     rows = len(some)
     # the smallest of each row is the distance to itself
     half = some.flatten().kthvalue(rows + (rows * (n - 1) + 1) // 2).values
-    wide = some.kthvalue(1 + max(1, int(0.9 * (n - 1))), dim=1).values.median()  # one outlier does not matter
+    # the ninth decile, not the maximum, so that one outlier does not matter
+    wide = some.kthvalue(1 + max(1, int(0.9 * (n - 1))), dim=1).values.median()
     median, far, largest = torch.stack([half, wide, some.amax()]).tolist()
     copies = max(DISTANCE_FLOOR * far, _ROUNDING * largest)
     if median <= copies:
@@ -98,22 +99,23 @@ def distance_floor(distances: Float[Tensor, "n n"]) -> float:
 def partner_weights(
     distances: Float[Tensor, "*group n m"], power: float, floor: float
 ) -> Float[Tensor, "*group n m"]:
-    """Weigh partners by ``1 / distance**power``, where a duplicate is as near as the nearest distinct point.
+    """Weight partners by ``1 / distance**power``; a duplicate counts as near as the nearest distinct point.
 
-    Exact and near copies (nearer than ``floor``) would take all the mass otherwise, and a bridge to a copy
+    Otherwise exact and near copies (nearer than ``floor``) would take all the mass, and a bridge to a copy
     is only noise around the point.
 
     Args:
-        distances: Infinite where a partner is not eligible.
+        distances: Distances, infinite where a partner is not eligible.
         power: Exponent of the inverse distance.
-        floor: From `distance_floor`.
+        floor: Result of `distance_floor`.
 
     Returns:
-        Weights relative to that of the nearest distinct point, so at most 1. A row without a distinct
-        partner gives all its duplicates weight 1; one without any partner has zeros only.
+        Weights relative to that of the nearest distinct point, so at most 1. In a row without a distinct
+        partner all duplicates have weight 1; in a row without any partner all weights are zero.
     """
     if power == 0:
         return torch.isfinite(distances).to(distances.dtype)
+    # the clamp below caps duplicates at the weight of the nearest distinct point
     distinct = nn.functional.threshold(distances, floor, float("inf"))
     nearest = distinct.amin(-1, keepdim=True).clamp_max_(torch.finfo(distances.dtype).max)
     weights = (nearest / distances).clamp_max_(1.0)
@@ -121,23 +123,23 @@ def partner_weights(
 
 
 def target_distances(y: Float[Tensor, " n *target"], to: Float[Tensor, " m *target"]) -> Float[Tensor, "n m"]:
-    """Distances between targets in float64; those between equal targets are exactly zero."""
+    """Return distances between targets in float64, exactly zero between equal targets."""
     double = torch.float32 if y.device.type == "mps" else torch.float64
     rows, others = (t.detach().reshape(len(t), -1).to(double) for t in (y, to))
     return torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def kernel_weights(distances: Float[Tensor, "n m"], bandwidth: float) -> Float[Tensor, "n m"]:
-    """Weigh partners by ``exp(-distance**2 / (2 bandwidth**2))``, relative to the nearest (C-Mixup's law).
+    """Weight partners by ``exp(-distance**2 / (2 bandwidth**2))``, relative to the nearest (C-Mixup's law).
 
     Args:
-        distances: Between targets; infinite where a partner is not eligible.
+        distances: Distances between targets, infinite where a partner is not eligible.
         bandwidth: Standard deviation of the kernel, in units of the targets.
 
     Returns:
-        Weights of at most 1; a row without any partner has zeros only.
+        Weights of at most 1; all zero in a row without any partner.
     """
-    squares = (distances / bandwidth).square_()
+    squares = (distances / bandwidth).square_()  # subtracting the nearest keeps exp from underflowing
     nearest = squares.amin(1, keepdim=True).clamp_max_(torch.finfo(squares.dtype).max)
     return ((nearest - squares) / 2).exp_()
 
@@ -148,7 +150,7 @@ def exclude_classes(
     others: Int[Tensor, " m"],
     among: Among,
 ) -> None:
-    """Make distances infinite, in place, between rows whose classes must not be joined."""
+    """Set distances to infinity, in place, between rows whose classes may not be paired."""
     if among != "all":
         same = labels[:, None] == others[None]
         distances.masked_fill_(~same if among == "same_class" else same, float("inf"))
@@ -157,9 +159,9 @@ def exclude_classes(
 def _eligible_distances(
     x: Tensor, labels: Tensor | None, among: Among, *, exact: bool = False
 ) -> tuple[Tensor, float]:
-    """Measure distances, infinite where not eligible, and the one below which points are duplicates.
+    """Return distances, infinite where not eligible, and the distance below which points are duplicates.
 
-    In float32 where that is faster and its rounding does not matter, unless ``exact``.
+    Unless ``exact``, compute in float32 where that is faster and accurate enough.
     """
     checks.finite("x", x)
     is_enough = False
@@ -177,7 +179,7 @@ def _eligible_distances(
 
 
 def _exclude_classes(distances: Tensor, labels: Tensor | None, among: Among) -> None:
-    """Check the labels of a batch and exclude what ``among`` does not allow."""
+    """Check the labels of a batch and exclude the pairs that ``among`` does not allow."""
     if among == "all":
         return
     if labels is None:
@@ -189,14 +191,14 @@ def _exclude_classes(distances: Tensor, labels: Tensor | None, among: Among) -> 
 
 
 def _weigh(x: Tensor, power: float, labels: Tensor | None, among: Among) -> Tensor:
-    """Weigh all partners of all rows; a row without any eligible partner has weight on itself."""
+    """Weight all partners of all rows by distance; a row without an eligible partner is its own."""
     checks.nonnegative("power", power)
     distances, floor = _eligible_distances(x, labels, among)
     return _with_loops(partner_weights(distances, power, floor), among)
 
 
 def _weigh_targets(y: Tensor, bandwidth: float | None, labels: Tensor | None, among: Among) -> Tensor:
-    """Weigh all partners of all rows by how near their targets are."""
+    """Weight all partners of all rows by the distance of their targets."""
     if not y.is_floating_point():
         raise TypeError(
             f'pairing="label_kernel" measures distances between real targets, but got dtype {y.dtype}. '
@@ -206,7 +208,7 @@ def _weigh_targets(y: Tensor, bandwidth: float | None, labels: Tensor | None, am
         hint = float(y.detach().reshape(len(y), -1).double().std(0).norm()) / 10
         raise ValueError(
             'pairing="label_kernel" needs bandwidth=, in units of the targets, but none was given. '
-            f"Try bandwidth={hint:.2g}, a tenth of the deviation of these targets."
+            f"Try bandwidth={hint:.2g}, a tenth of the standard deviation of these targets."
         )
     checks.positive("bandwidth", bandwidth)
     checks.finite("y", y)
@@ -216,7 +218,7 @@ def _weigh_targets(y: Tensor, bandwidth: float | None, labels: Tensor | None, am
 
 
 def _with_loops(weights: Tensor, among: Among) -> Tensor:
-    """Put the weight of a row without any eligible partner on itself."""
+    """Let a row without any eligible partner be its own partner."""
     if len(weights) == 1 or among != "all":
         weights.diagonal().copy_(weights.sum(1) == 0)
     return weights
@@ -229,14 +231,14 @@ def partner_probabilities(
     labels: Int[Tensor, " batch"] | None = None,
     among: Among = "all",
 ) -> Float[Tensor, "batch batch"]:
-    """Probability of each partner, proportional to ``1 / distance**power`` (paper: Algorithm 1).
+    """Return the probability of each partner, proportional to ``1 / distance**power`` (paper: Algorithm 1).
 
-    ``power=0`` is uniform, 1 the paper's rule, ``d - 2`` the first-hit law of small balls in ``d``
-    dimensions. In high dimension all distances are alike and power 1 is close to uniform.
+    ``power=0`` is uniform, 1 is the paper's rule, and ``d - 2`` is the first-hit law of small balls in ``d``
+    dimensions. In high dimension all distances are similar, and power 1 is close to uniform.
 
-    Points nearer than a hundredth of the median distance are duplicates. A duplicate is as likely as the
-    row's nearest distinct point. Copies may be most of the batch: exact ones in any number, near ones up to
-    nine tenths. A row without any eligible partner puts all its mass on itself.
+    Points nearer than a hundredth of the median distance count as duplicates. A duplicate is as likely as
+    the row's nearest distinct point. This holds for any number of exact copies, and for near copies in up to
+    nine tenths of the batch. A row without any eligible partner has probability 1 for itself.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [3.0]])
@@ -262,20 +264,20 @@ def sample_partners(
     """Draw an end point for each bridge of each point from P(Pi) (paper: section 5.1, Algorithm 1).
 
     Args:
-        x: Whatever distances are to be measured on: inputs, or features of them; for ``"label_kernel"``
-            the targets.
-        n_bridges: Bridges per point, each with a partner of its own.
-        pairing: ``"permutation"``: a random cyclic order, so every point is a start once and an end
-            once; ``"inverse_distance"``: independent draws with probability ``1 / distance**power``;
-            ``"nearest"``: no draw, bridge ``j`` ends at the ``j``-th nearest point; ``"label_kernel"``:
-            independent draws with probability ``exp(-distance**2 / (2 bandwidth**2))`` of real targets,
-            the partners of C-Mixup.
+        x: Data on which distances are measured: inputs, or features of them; for ``"label_kernel"`` the
+            targets.
+        n_bridges: Bridges per point, each with its own partner.
+        pairing: ``"permutation"`` draws a random cyclic order, so every point is a start once and an end
+            once. ``"inverse_distance"`` draws independently, with probability proportional to
+            ``1 / distance**power``. ``"nearest"`` is deterministic: bridge ``j`` ends at the ``j``-th nearest
+            point. ``"label_kernel"`` draws independently, with probability proportional to
+            ``exp(-distance**2 / (2 bandwidth**2))`` of real targets, as in C-Mixup.
         power: Exponent of the inverse distance.
-        bandwidth: Standard deviation of the kernel on targets, in their units; a tenth of their deviation
-            is a start.
-        labels: Classes, needed when ``among`` restricts.
-        among: Partners of any class, of the same or of another class.
-        generator: Source of randomness; torch's default one if None.
+        bandwidth: Standard deviation of the kernel on targets, in their units. Start with a tenth of their
+            standard deviation.
+        labels: Classes of the rows. Required if ``among`` is not ``"all"``.
+        among: Which rows may be partners: ``"all"``, the ``"same_class"`` or the ``"other_class"``.
+        generator: Source of randomness. None means torch's default generator.
 
     Returns:
         Row numbers. A batch of one is its own partner.
@@ -308,7 +310,7 @@ def _draw(
     generator: torch.Generator | None,
     bandwidth: float | None = None,
 ) -> Tensor:
-    """Draw partners ``(batch, bridge)``; arguments were checked before."""
+    """Draw partners ``(batch, bridge)`` from checked arguments."""
     n = len(x)
     if n == 1:
         return torch.zeros(1, n_bridges, dtype=torch.long, device=x.device)
@@ -318,7 +320,7 @@ def _draw(
         if among == "same_class" and labels is not None:
             columns = [_cycle_within(labels, generator) for _ in range(n_bridges)]
             return torch.stack(columns, 1)
-        power = 0.0  # no permutation need exist between classes: uniform draws instead
+        power = 0.0  # between classes there may be no such permutation, so draw uniformly
     if pairing == "nearest":
         return _nearest(x, n_bridges, labels, among)
     if pairing == "label_kernel":
@@ -331,10 +333,10 @@ def _draw(
 def draw_from(
     cumulative: Float[Tensor, "n m"], n_draws: int, generator: torch.Generator | None
 ) -> Int[Tensor, "n draw"]:
-    """Inverse-transform draws from each row's cumulative weights."""
+    """Draw from each row's cumulative weights by inverse transform."""
     u = draw_uniform((len(cumulative), n_draws), device=cumulative.device, generator=generator)
-    # Strictly below the last value, and searched from the right: an entry of zero probability
-    # (such as oneself) is never picked, not even by rounding.
+    # u stays strictly below the last value and is searched from the right, so that an entry of zero
+    # probability (such as the row itself) is never picked, not even by rounding.
     u = u.to(cumulative.dtype).mul_(cumulative[:, -1:] * (1 - 2**-22))
     return torch.searchsorted(cumulative, u, right=True)
 
@@ -344,9 +346,10 @@ def random_cycles(
 ) -> tuple[Int[Tensor, "count n"], Int[Tensor, "count n"]]:
     """Draw ``count`` random orders of the rows; return them, and the row that follows each row.
 
-    The row that follows, the first after the last, is a partner: never oneself, each other row equally
-    likely. Entry ``i`` of the order is independent of the partner of row ``i`` (to turn the order round
-    changes the one and not the other), so it serves as the row's place among the strata of time.
+    The row that follows (the first follows the last) is the partner. It is never the row itself, and every
+    other row is equally likely. Entry ``i`` of the order is independent of the partner of row ``i``, because
+    rotating the order changes the entry but not the partner. So the entry also serves as the row's stratum
+    of time.
     """
     orders = [draw_permutation(n, device=device, generator=generator) for _ in range(count)]
     order = torch.stack(orders) if count > 1 else orders[0].unsqueeze(0)
@@ -354,7 +357,7 @@ def random_cycles(
 
 
 def _cycle_within(labels: Tensor, generator: torch.Generator | None) -> Tensor:
-    """A random cycle through each class; the only member of a class is its own partner."""
+    """Draw a random cycle through each class; the only member of a class is its own partner."""
     order = draw_permutation(len(labels), device=labels.device, generator=generator)
     order = order[labels[order].argsort(stable=True)]
     grouped = labels[order]
@@ -369,7 +372,7 @@ def _cycle_within(labels: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _nearest(x: Tensor, n_bridges: int, labels: Tensor | None, among: Among) -> Tensor:
-    """The ``n_bridges`` nearest eligible points of each row, repeated when there are fewer."""
+    """Return the ``n_bridges`` nearest eligible points of each row, repeated if there are fewer."""
     distances, _ = _eligible_distances(x, labels, among, exact=True)
     order = distances.argsort(dim=1, stable=True)
     count = torch.isfinite(distances).sum(1, keepdim=True)
@@ -384,15 +387,15 @@ End = tuple[Inputs, Tensor] | tuple[Inputs, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Ends:
-    """Where bridges end: at rows ``index`` of the batch, or at points that were given.
+    """Far ends of the bridges: rows ``index`` of the batch, or points from the caller.
 
     Attributes:
         n_bridges: Bridges per point.
-        index: Partner of each row, ``(bridge * batch,)``; None when the far ends were given.
-        places: Stratum of time of each row, ``(draw, batch)``, where the choice of partners gave one.
-        x: Far ends of the inputs by name, when given.
-        y: Far ends of the encoded targets, when given.
-        weight: Sample weights of the far ends, when given.
+        index: Partner of each row, ``(bridge * batch,)``; None if the caller passed the far ends.
+        places: Stratum of time of each row, ``(draw, batch)``, if drawing the partners produced one.
+        x: Far ends of the inputs by name, if passed.
+        y: Far ends of the encoded targets, if passed.
+        weight: Sample weights of the far ends, if passed.
     """
 
     n_bridges: int
@@ -403,7 +406,7 @@ class Ends:
     weight: Tensor | None = None
 
     def of(self, value: Tensor, far: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Both ends of ``value``; ``far`` is its given end, if there is one."""
+        """Return both ends of ``value``; ``far`` is its far end, if the caller passed one."""
         start = value
         if self.n_bridges > 1:
             start = value.repeat(self.n_bridges, *[1] * (value.ndim - 1))
@@ -412,7 +415,7 @@ class Ends:
         return start, start if far is None else far
 
     def of_input(self, name: Hashable, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Both ends of the input ``name``."""
+        """Return both ends of the input ``name``."""
         return self.of(value, None if self.x is None else self.x[name])
 
 
@@ -424,11 +427,11 @@ def choose_ends(
     features: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Ends:
-    """Choose the end of every bridge: as given, or drawn from P(Pi) (paper: Algorithm 1).
+    """Choose the far end of every bridge: from the caller, or drawn from P(Pi) (paper: Algorithm 1).
 
-    Distances are measured on ``features``, or else on the input, or on the targets
-    (``pairing="label_kernel"``). Antithetic bridges share their partner; with ``same_partner`` all bridges
-    of a point do.
+    Distances are measured on ``features`` if given, else on the input, or on the targets
+    (``pairing="label_kernel"``). Antithetic bridges share a partner; with ``same_partner`` all bridges of a
+    point do.
     """
     if end is not None:
         return _check_same(_ends_given(batch, settings, partners, end), settings)
@@ -453,7 +456,7 @@ def choose_ends(
 
 
 def check_real_targets(space: str | None) -> None:
-    """Refuse a kernel on targets that are not real."""
+    """Raise if targets are not real, because the label kernel needs distances between them."""
     if space != "real":
         raise ValueError(
             'pairing="label_kernel" measures distances between real targets, but target_space is '
@@ -462,7 +465,7 @@ def check_real_targets(space: str | None) -> None:
 
 
 def _classes(y: Tensor, settings: BridgeSettings) -> Tensor:
-    """Read one class per row off the targets, for partners that are restricted by class."""
+    """Return one class per row, for partners that are restricted by class."""
     labels = y.argmax(1) if y.is_floating_point() and y.ndim > 1 else y
     if settings.target_space != "simplex" or labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(
@@ -473,7 +476,7 @@ def _classes(y: Tensor, settings: BridgeSettings) -> Tensor:
 
 
 def _check_same(ends: Ends, settings: BridgeSettings) -> Ends:
-    """Return ends that were given; raise if those of one point differ though they must not."""
+    """Return the caller's ends; with ``same_partner``, raise if those of one point differ."""
     if not settings.same_partner:
         return ends
     rows = [ends.index] if ends.x is None or ends.y is None else [*ends.x.values(), ends.y]
@@ -483,17 +486,17 @@ def _check_same(ends: Ends, settings: BridgeSettings) -> Ends:
         if not bool((each == each[:1]).all()):
             given = "partners" if ends.x is None else "end"
             raise ValueError(
-                'With same_partner=True, which weighting="multiplicative" needs, all bridges of a point end '
-                f"at one partner, but those in {given} differ. Give one for each row, without the axis of "
-                "bridges."
+                'With same_partner=True, which weighting="multiplicative" implies, all bridges of a point '
+                f"must end at the same partner, but those in {given} differ. Pass one per row, without the "
+                "bridge axis."
             )
     return ends
 
 
 def _ends_given(batch: Batch, settings: BridgeSettings, partners: Tensor | None, end: End) -> Ends:
-    """Take far ends that the caller brings."""
+    """Check and return the far ends from the caller."""
     if partners is not None:
-        raise ValueError("Give partners (row numbers of the batch) or end, not both.")
+        raise ValueError("Got both partners and end. Pass partners (row numbers of the batch) or end.")
     ends = ends_given(
         end,
         batch.inputs,
@@ -503,19 +506,22 @@ def _ends_given(batch: Batch, settings: BridgeSettings, partners: Tensor | None,
         1 if settings.target_space == "simplex" else 0,
     )
     if ends.weight is not None and batch.weight is None:
-        raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
+        raise ValueError("end has sample weights, but the batch has none. Pass sample_weight= too.")
     return ends
 
 
 def ends_in_batch(partners: Tensor, rows: int, n_bridges: int) -> Ends:
-    """Ends at other rows of the batch; ``partners`` is ``(batch, bridge)`` or ``(batch,)``."""
+    """Make ends from rows of the batch; ``partners`` is ``(batch, bridge)`` or ``(batch,)``."""
     if not isinstance(partners, Tensor):
         raise TypeError(
             f"partners must be a torch.Tensor of row numbers, but got {type(partners).__name__}. "
             "Convert it with torch.as_tensor(partners)."
         )
     if partners.is_floating_point() or partners.dtype == torch.bool:
-        raise TypeError(f"partners must hold row numbers, but has dtype {partners.dtype}.")
+        raise TypeError(
+            f"partners must hold row numbers, but has dtype {partners.dtype}. "
+            "Convert it with partners.long()."
+        )
     if partners.ndim == 1:
         partners = partners[:, None].expand(-1, n_bridges)
     if tuple(partners.shape) != (rows, n_bridges):
@@ -526,8 +532,8 @@ def ends_in_batch(partners: Tensor, rows: int, n_bridges: int) -> Ends:
     low, high = (int(v) for v in partners.aminmax())
     if low < 0 or high >= rows:
         raise ValueError(
-            f"partners must be rows of this batch, 0..{rows - 1}, but span {low} to {high}. Rows of a "
-            "data set (as a PartnerTable gives) go in as end=(x[partner], y[partner])."
+            f"partners must be rows of this batch, 0..{rows - 1}, but range from {low} to {high}. For rows "
+            "of a data set (from a PartnerTable) pass end=(x[partner], y[partner])."
         )
     return Ends(n_bridges, partners.t().reshape(-1))
 
@@ -540,7 +546,7 @@ def ends_given(
     encode: Callable[[Tensor], Tensor],
     label_axes: int,
 ) -> Ends:
-    """Ends that need not be in the batch.
+    """Make ends from points that need not be in the batch.
 
     ``encode`` turns their targets into points, which adds ``label_axes`` axes to integer labels.
     """
@@ -550,11 +556,14 @@ def ends_given(
             f"{type(end).__name__}."
         )
     if not isinstance(end[1], Tensor):
-        raise TypeError(f"end's y must be a torch.Tensor, but got {type(end[1]).__name__}.")
+        raise TypeError(
+            f"end's y must be a torch.Tensor, but got {type(end[1]).__name__}. Convert it with "
+            "torch.as_tensor(...)."
+        )
     far_inputs = named_inputs(end[0])
     if list(far_inputs) != list(inputs):
         raise ValueError(
-            f"end must hold the same inputs as x ({', '.join(map(repr, inputs))}), but holds "
+            f"end must have the same inputs as x ({', '.join(map(repr, inputs))}), but has "
             f"{', '.join(map(repr, far_inputs))}."
         )
     rows = len(targets)
@@ -578,7 +587,7 @@ def ends_given(
 def _far_rows(
     name: str, far: Tensor, shape: torch.Size, n_bridges: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Lay far ends out as ``(bridge * batch, *feature)``."""
+    """Arrange far ends as rows ``(bridge * batch, *feature)``."""
     checks.finite(name, far)
     if dtype is not None and far.dtype != dtype:
         raise TypeError(f"{name} has dtype {far.dtype}, but x has {dtype}. Convert it with .to({dtype}).")

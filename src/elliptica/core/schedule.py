@@ -1,7 +1,7 @@
-"""Schedules: how strong the noise is in each epoch, and when bridges are switched off.
+"""Schedules: change the noise from epoch to epoch, or switch bridges off.
 
 A schedule is any function from the epoch (0, 1, ...) to a factor on ``sigma`` and ``sigma_y``, or to None,
-which means ordinary training on the data alone. Give it to `elliptica.Elliptic` and call
+which means ordinary training on the data alone. Pass it to `elliptica.Elliptic` and call
 ``objective.set_epoch(epoch)`` at the start of each epoch.
 """
 
@@ -24,14 +24,16 @@ def switch_off(after: int) -> Schedule:
         (1.0, None)
     """
     if after < 0:
-        raise ValueError(f"after must be at least 0, but got {after}.")
+        raise ValueError(
+            f"after must be at least 0, but got {after}. Pass the number of epochs with bridges."
+        )
     return functools.partial(_on_before, after)
 
 
 def ramp(epochs: int, start: float = 0.0, end: float = 1.0) -> Schedule:
-    """Let the factor on the noise go linearly from ``start`` to ``end`` in ``epochs`` epochs.
+    """Change the factor on the noise linearly from ``start`` to ``end`` in ``epochs`` epochs.
 
-    At factor zero bridges are straight lines, not switched off.
+    A factor of zero gives straight lines; it does not switch bridges off.
 
     Example:
         >>> schedule = ramp(epochs=4)
@@ -46,7 +48,7 @@ def ramp(epochs: int, start: float = 0.0, end: float = 1.0) -> Schedule:
 
 
 def check_schedule(schedule: object) -> None:
-    """A schedule must be a function, or None for full strength throughout."""
+    """Raise unless a schedule is a function, or None for full strength throughout."""
     if schedule is not None and not callable(schedule):
         raise TypeError(
             f"schedule must be a function of the epoch, but got {schedule!r}. "
@@ -55,12 +57,12 @@ def check_schedule(schedule: object) -> None:
 
 
 def factor_in(schedule: Schedule | None, epoch: int | None) -> float | None:
-    """Factor on the noise in an epoch; None when bridges are off."""
+    """Return the factor on the noise in an epoch, or None if bridges are off."""
     if schedule is None:
         return 1.0
     if epoch is None:
         raise RuntimeError(
-            "This objective has a schedule, but does not know the epoch. Call "
+            "This objective has a schedule, but the epoch was not set. Call "
             "objective.set_epoch(epoch) at the start of each epoch (0, 1, ...)."
         )
     factor = schedule(epoch)
@@ -69,7 +71,7 @@ def factor_in(schedule: Schedule | None, epoch: int | None) -> float | None:
     return factor
 
 
-# Functions of their own, because an objective with a schedule must be picklable.
+# Module-level functions, because closures cannot be pickled and an objective must be.
 def _on_before(after: int, epoch: int) -> float | None:
     return 1.0 if epoch < after else None
 

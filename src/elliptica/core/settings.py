@@ -1,7 +1,7 @@
 """Declare every setting of the method once, with its default and its check.
 
-`BridgeSettings` says how points are drawn: `BridgeMix` and `sample_paths` take these. `Settings` adds what
-happens to the losses there: `Elliptic` and `elliptic_loss` take all of them.
+`BridgeSettings` controls how points are drawn; `BridgeMix` and `sample_paths` take these. `Settings` adds how
+the losses at the points are used; `Elliptic` and `elliptic_loss` take all of them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SAMPLINGS: tuple[Sampling, ...] = ("path", "marginal")
 
 _B = TypeVar("_B", bound="BridgeSettings")
 
-_FINE_ENOUGH = 20  # points on a path below which the coarse grid dominates a log-weight
+_FINE_ENOUGH = 20  # with fewer points on a path, the coarse grid dominates a log-weight
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BridgeSettings:
-    """How points on bridges are drawn; each setting is explained at `elliptica.Elliptic`."""
+    """Settings that control how points on bridges are drawn; see `elliptica.Elliptic` for each."""
 
     target_space: TargetSpace | None = None
     num_classes: int | None = None
@@ -74,8 +74,8 @@ class BridgeSettings:
         checks.choice("quadrature", self.quadrature, QUADRATURES)
         if self.sampling == "path" and self.quadrature == "uniform":
             raise ValueError(
-                'quadrature="uniform" draws a time for each point, but paths have the common grid. Use '
-                'sampling="marginal", or another quadrature.'
+                'quadrature="uniform" draws a random time for each point, but sampling="path" uses a fixed '
+                'grid of times. Use sampling="marginal", or another quadrature.'
             )
         checks.path_counts(self.n_times, self.n_bridges, self.antithetic)
         checks.positive("horizon", self.horizon)
@@ -86,8 +86,8 @@ class BridgeSettings:
             checks.positive("bandwidth", self.bandwidth)
             if self.pairing != "label_kernel":
                 raise ValueError(
-                    f'bandwidth={self.bandwidth:g} belongs to pairing="label_kernel", but pairing is '
-                    f'{self.pairing!r}. Set pairing="label_kernel", or leave bandwidth out.'
+                    f'bandwidth={self.bandwidth:g} is for pairing="label_kernel", but pairing is '
+                    f'{self.pairing!r}. Set pairing="label_kernel", or omit bandwidth.'
                 )
         if self.pairing == "label_kernel" and self.target_space is not None:
             check_real_targets(self.target_space)
@@ -100,29 +100,29 @@ class BridgeSettings:
         self.warn_of_smoothing()
 
     def warn_of_smoothing(self) -> None:
-        """Warn where the paper's map to the simplex leaves little mass on the true classes."""
+        """Warn if the paper's map to the simplex leaves little mass on the true classes."""
         if self.simplex == "abs" and self.num_classes is not None and isinstance(self.sigma_y, float | int):
             warn_of_smoothing(self.num_classes, self.sigma_y, self.horizon)
 
     def with_target_space(self: _B, space: TargetSpace) -> _B:
-        """Return the same settings for targets of a space that was not known before."""
-        known = copy.copy(self)  # checked before: not judged, and warned about, again
+        """Return the same settings with a target space that was not known before."""
+        known = copy.copy(self)  # a copy skips the checks, which would warn again
         object.__setattr__(known, "target_space", space)
         if known.sigma_y is None:
             known.settle_sigma_y(space)
         return known
 
     def settle_sigma_y(self, space: TargetSpace) -> None:
-        """Choose ``sigma_y``: that of the inputs for real targets, none for classes.
+        """Choose ``sigma_y``: equal to ``sigma`` for real targets, zero for classes.
 
-        Noise on labels is label smoothing, which costs calibration. A number has the same meaning for real
-        targets; scales that were measured on inputs have not.
+        Noise on labels is label smoothing, which costs calibration. For real targets a number can serve both;
+        scales that were measured on the inputs mean nothing for targets.
         """
         same = space == "real" and isinstance(self.sigma, float)
         object.__setattr__(self, "sigma_y", self.sigma if same else 0.0)
 
     def shown(self) -> dict[str, str]:
-        """Write out ``sigma``, ``sigma_y`` and whatever differs from its default."""
+        """Return ``sigma``, ``sigma_y`` and all settings that differ from their defaults, as text."""
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
         if self.num_classes is not None and self.target_space == "simplex":
             del values["target_space"]  # follows from the number of classes
@@ -135,7 +135,7 @@ class BridgeSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings(BridgeSettings):
-    """All settings of the objective; each is explained at `elliptica.Elliptic`."""
+    """All settings of the objective; see `elliptica.Elliptic` for each."""
 
     weighting: Weighting = "none"
     xi: float = 1.0
@@ -170,42 +170,41 @@ class Settings(BridgeSettings):
         return None if self.xi == 0.0 else VARIANTS.get(self.weighting)
 
     def _check_combination(self) -> None:
-        """Reject settings that contradict each other, before any work."""
+        """Raise for incompatible settings; warn about questionable ones."""
         variant = VARIANTS.get(self.weighting)
         if self.sampling == "marginal" and variant is not None and variant.needs_path:
             several = " with n_bridges=2 or more" if variant.within_pairs else ""
             raise ValueError(
-                f'weighting={self.weighting!r} weighs whole paths, but sampling="marginal" draws single '
+                f'weighting={self.weighting!r} weights whole paths, but sampling="marginal" draws single '
                 f'points. Use sampling="path"{several}, or weighting="gradient_softmax".'
             )
         if variant is not None and variant.within_pairs and self.n_bridges < 2:
             raise ValueError(
-                f"weighting={self.weighting!r} weighs the bridges of a pair of ends against each other, so "
-                f"each point needs several, but n_bridges={self.n_bridges}. Use n_bridges=2 or more, or "
+                f"weighting={self.weighting!r} compares the bridges between the same two ends, so each point "
+                f"needs several, but n_bridges={self.n_bridges}. Use n_bridges=2 or more, or "
                 'weighting="gradient_softmax".'
             )
         if self.drift not in (None, "input") and (variant is None or not variant.needs_path):
             raise ValueError(
                 f'drift= needs a path weighting, but weighting={self.weighting!r}. Use sampling="path" with '
-                'weighting="multiplicative" and n_bridges=2 or more (a fixed drift), or with '
-                'weighting="girsanov" (a network that is to be trained).'
+                'weighting="multiplicative" and n_bridges=2 or more (for a fixed drift), or with '
+                'weighting="girsanov" (to train a drift network).'
             )
         if self.drift == "both" and not isinstance(self.sigma_y, Tensor) and self.sigma_y == 0.0:
             raise ValueError(
-                'drift="both" moves the targets too, which it can only where they diffuse, but sigma_y=0. '
-                'Use sigma_y > 0, or drift="input".'
+                'drift="both" also acts on the targets, which must diffuse, but sigma_y=0. Use sigma_y > 0, '
+                'or drift="input".'
             )
         own_drift = self.drift is not None and not isinstance(self.drift, str)
         if self.at is not None and (own_drift or self.chunk_size is not None):
             raise ValueError(
-                "Bridging in a hidden layer (at=) does not go with drift= or chunk_size=: the points exist "
-                'only during the forward pass. Use sampling="marginal" to bound memory.'
+                "Bridging in a hidden layer (at=) cannot be combined with drift= or chunk_size=, because the "
+                'points exist only during the forward pass. Use sampling="marginal" to limit memory.'
             )
         if self.weighting == "girsanov" and self.n_times < _FINE_ENOUGH:
             warn_user(
-                f"With n_times={self.n_times} the Girsanov sum is dominated by the coarse grid (the chord's "
-                f"curvature), not by the diffusion; use {_FINE_ENOUGH} points or more to approach the "
-                "integral."
+                f"With n_times={self.n_times} the coarse grid (the chord's curvature) dominates the Girsanov "
+                f"sum, not the diffusion. Use n_times={_FINE_ENOUGH} or more to approximate the integral."
             )
 
 
@@ -225,7 +224,7 @@ _P = ParamSpec("_P")
 
 
 def make_settings(kind: Callable[_P, _S], *args: _P.args, **given: _P.kwargs) -> _S:
-    """Make settings from keywords; a name that does not exist raises an error that names the nearest."""
+    """Make settings from keywords; for an unknown name, raise an error that suggests a similar one."""
     _check_names(kind, args, given)
     return kind(*args, **given)
 
@@ -233,19 +232,19 @@ def make_settings(kind: Callable[_P, _S], *args: _P.args, **given: _P.kwargs) ->
 def _check_names(kind: Callable[..., object], args: Sequence[object], given: Iterable[str]) -> None:
     if args:
         raise TypeError(
-            f"Settings are given by name, but got {args[0]!r} without one. Write e.g. num_classes=10."
+            f"Settings must be passed by name, but got {args[0]!r} without one. Write e.g. num_classes=10."
         )
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or f"There are {', '.join(known)}."
             if name in Settings.__dataclass_fields__:
-                hint = "It concerns the losses, which only elliptica.Elliptic sees."
+                hint = "It acts on the losses: use elliptica.Elliptic."
             raise TypeError(f"There is no setting {name!r}. {hint}")
 
 
 def check_names(kind: type[_T]) -> type[_T]:
-    """Let a class of settings that users make themselves raise the errors of `make_settings`."""
+    """Make a class of settings that users instantiate raise the errors of `make_settings`."""
     make = kind.__init__
 
     @functools.wraps(make)
@@ -260,7 +259,7 @@ def check_names(kind: type[_T]) -> type[_T]:
 def takes(
     kind: Callable[_P, _S],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, nn.Module, Any, _P], None]]:
-    """Give a constructor ``(self, model, loss_fn, settings)`` the keywords of ``kind`` in place of the last.
+    """Replace the last argument of ``(self, model, loss_fn, settings)`` by the keywords of ``kind``.
 
     Type checkers, ``help`` and ``inspect.signature`` show all of them, though they are declared once.
     """

@@ -1,4 +1,4 @@
-"""Targets as points of a space in which they can be bridged: the simplex, the unit box, or reals."""
+"""Targets as points of a space in which they can be bridged: the simplex, the unit box, or the reals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPACE_OF_FUNCTION: dict[object, TargetSpace] = {
 
 
 def space_of_loss(loss_fn: object) -> TargetSpace | None:
-    """Return the target space of torch's own losses; None for others."""
+    """Return the target space of a loss from torch; None for other losses."""
     function = getattr(loss_fn, "func", loss_fn)
     space = next((name for known, name in _SPACE_OF_FUNCTION.items() if known is function), None)
     for losses, name in (
@@ -48,7 +48,7 @@ def space_of_loss(loss_fn: object) -> TargetSpace | None:
 
 
 def infer_target_space(loss_fn: object, y: Tensor) -> TargetSpace:
-    """Read the target space off the loss and the dtype of the targets, or say what to pass."""
+    """Infer the target space from the loss and the dtype of the targets; raise if that is not possible."""
     if not isinstance(y, Tensor):
         raise TypeError(
             f"y must be a torch.Tensor, but got {type(y).__name__}. Convert it with torch.as_tensor(y)."
@@ -59,7 +59,7 @@ def infer_target_space(loss_fn: object, y: Tensor) -> TargetSpace:
         return "simplex"
     if space is None:
         raise ValueError(
-            f"Cannot tell what the targets are from the loss {_name(loss_fn)} and dtype {y.dtype}. "
+            f"Cannot infer the kind of targets from the loss {_name(loss_fn)} and dtype {y.dtype}. "
             'Pass target_space="real" (regression), "simplex" (class probabilities) or '
             '"unit" (multilabel, each value in [0, 1]).'
         )
@@ -101,16 +101,15 @@ def encode_targets(
         )
     if num_classes is None:
         raise ValueError(
-            f"y holds integer labels ({y.dtype}), so the number of classes must be known. "
-            "Pass num_classes=..."
+            f"y holds integer labels ({y.dtype}), so the number of classes is needed. Pass num_classes=..."
         )
     if validate and y.numel():
         low, high = (int(v) for v in y.aminmax())
         if low < 0 or high >= num_classes:
             raise ValueError(
                 f"Labels must lie in 0..{num_classes - 1} (num_classes={num_classes}), but y has "
-                f"values from {low} to {high}. Correct num_classes or the labels; drop rows "
-                "that are to be ignored before the call."
+                f"values from {low} to {high}. Correct num_classes or the labels; drop rows that you want to "
+                "ignore before the call."
             )
     if y.ndim == 1 and num_classes <= _FEW_CLASSES:
         known = _one_hot_rows.get((num_classes, dtype, y.device))
@@ -127,9 +126,9 @@ _one_hot_rows: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def _make_one_hot_rows(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The one-hot row of each class, kept from call to call: small batches wait for every operation.
+    """Make and cache the one-hot row of each class, because small batches wait for every operation.
 
-    Fake tensors (of `step_cost`) must not stay.
+    Fake tensors (of `step_cost`) are not cached.
     """
     with torch.inference_mode(False), torch.no_grad():
         made = torch.eye(num_classes, dtype=dtype, device=device)
@@ -139,7 +138,7 @@ def _make_one_hot_rows(num_classes: int, dtype: torch.dtype, device: torch.devic
 
 
 def _check_soft(y: Tensor, space: TargetSpace) -> None:
-    """Floating targets must lie in their space."""
+    """Raise if floating targets are outside their space."""
     y = y.detach()
     if space == "simplex":
         if y.ndim < 2:
@@ -159,7 +158,7 @@ def _check_soft(y: Tensor, space: TargetSpace) -> None:
         low, high = (float(v) for v in y.aminmax())
         if low < 0 or high > 1:
             raise ValueError(
-                f'target_space="unit" needs values in [0, 1], but y spans {low:.3g} to {high:.3g}. '
+                f'target_space="unit" needs values in [0, 1], but y ranges from {low:.3g} to {high:.3g}. '
                 'Use target_space="real" for regression.'
             )
 
@@ -169,10 +168,10 @@ def project_to_simplex(
 ) -> Float[Tensor, "*batch classes"]:
     """Map points to the probability simplex along the last axis (paper: appendix A).
 
-    ``"abs"`` is the paper's map: absolute value, then division by the sum. It is not a projection:
-    with many classes it moves most of the mass away from the true class (with 100 classes and
-    ``sigma_y=0.05`` a third is left), i.e. it smooths labels strongly. ``"euclidean"`` is the
-    nearest point of the simplex, which hardly smooths.
+    ``"abs"`` is the paper's map: absolute value, then division by the sum. It is not a projection. With many
+    classes it moves most of the mass away from the true class, which is strong label smoothing: with 100
+    classes and ``sigma_y=0.05`` a third is left. ``"euclidean"`` is the nearest point of the simplex, which
+    hardly smooths.
 
     Example:
         >>> project_to_simplex(torch.tensor([0.9, -0.1, 0.0]))
@@ -189,15 +188,15 @@ def project_to_simplex(
         return project_to_simplex(y.float(), how).to(y.dtype)
     ordered = y.sort(dim=-1, descending=True).values
     largest = ordered[..., :1]
-    ordered = ordered - largest  # adding a constant changes nothing but the rounding
+    ordered = ordered - largest  # a common shift does not change the projection, but improves the rounding
     count = torch.arange(1, y.shape[-1] + 1, device=y.device, dtype=y.dtype)
     excess = (ordered.cumsum(-1) - 1) / count
-    last = (ordered > excess).sum(-1, keepdim=True) - 1  # the largest support that stays positive
+    last = (ordered > excess).sum(-1, keepdim=True) - 1  # the largest support whose entries stay positive
     return (y - largest - excess.gather(-1, last)).clamp_min(0)
 
 
 def project_targets(y: Tensor, space: TargetSpace, simplex: SimplexMap, class_axis: int) -> Tensor:
-    """Bring noisy targets back into their space; real ones are left alone."""
+    """Map noisy targets back into their space; real targets are returned unchanged."""
     if space != "simplex":
         return y.clamp(0, 1) if space == "unit" else y
     if simplex == "abs":  # noisy targets are never all zero, so the public function's guard is not needed
@@ -207,12 +206,12 @@ def project_targets(y: Tensor, space: TargetSpace, simplex: SimplexMap, class_ax
 
 
 def warn_of_smoothing(num_classes: int, sigma_y: float, horizon: float) -> None:
-    """Say so when the paper's map to the simplex leaves little mass on the true classes."""
+    """Warn if the paper's map to the simplex leaves little mass on the true classes."""
     # mean absolute noise of one class at mid-bridge, times the number of classes
     spilt = 0.4 * sigma_y * math.sqrt(horizon) * num_classes
     if spilt > 1:
         warn_user(
             f"With {num_classes} classes and sigma_y={sigma_y} about {spilt / (1 + spilt):.0%} of the "
-            "label's mass leaves the true classes at mid-bridge: strong label smoothing. Use sigma_y=0 "
-            '(linear labels) or simplex="euclidean" to avoid it.'
+            "label's mass leaves the true classes at the middle of a bridge, which is strong label "
+            'smoothing. Use sigma_y=0 (linear labels) or simplex="euclidean" to avoid it.'
         )

@@ -1,4 +1,4 @@
-"""Names shared by the whole library: inputs, paths and the warning class."""
+"""Types shared by the whole library: inputs, paths and the warning class."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 #: What a model is called with: ``model(x)``, ``model(*x)`` or ``model(**x)``.
 Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
-#: The user's loss: one value per row, or a module whose ``reduction`` can be switched off.
+#: The user's loss: returns one value per row, or is a module whose ``reduction`` can be switched off.
 LossFn = Callable[..., Tensor]
 
-#: Drift of the diffusion: ``drift(x, y)`` gives the drift of ``x``, or of ``x`` and ``y``.
+#: Drift of the diffusion: ``drift(x, y)`` returns the drift of ``x``, or of ``x`` and ``y``.
 Drift = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 
 #: From this process' numbers, ``(k,)``, to those of all processes that share a batch, ``(process, k)``.
@@ -24,13 +24,13 @@ Across = Callable[[Tensor], Tensor]
 
 
 class EllipticWarning(UserWarning):
-    """Something will work, but probably not as you meant it."""
+    """Something works, but probably not as you intended."""
 
 
 def warn_user(message: str) -> None:
-    """Warn at the line of the caller's own code, however deep in the library the reason was found."""
+    """Warn at the line of the user's code, from any depth inside the library."""
     frame, level = sys._getframe(1), 2
-    # torch calls modules, and compiled ones; the last two check shapes at run time
+    # torch calls modules; jaxtyping and beartype check shapes at run time
     inside = {"elliptica", "torch", "jaxtyping", "beartype"}
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
         frame, level = frame.f_back, level + 1
@@ -38,15 +38,15 @@ def warn_user(message: str) -> None:
 
 
 class WithOutputs(NamedTuple):
-    """An objective with the outputs and targets behind it: ``objective(x, y, with_outputs=True)``.
+    """An objective with its outputs and targets, from ``objective(x, y, with_outputs=True)``.
 
-    Rows of ``output`` and ``target`` belong together. They are ordered by time, then bridge, then sample; in
-    eval mode they are the samples themselves.
+    Rows of ``output`` and ``target`` match. They are ordered by time, then bridge, then sample. In eval mode
+    they are the samples themselves.
 
     Attributes:
-        loss: The objective, to be differentiated.
-        output: What the model returned at the points, without gradients.
-        target: The targets there, mixed and as the loss sees them: labels are one-hot.
+        loss: The objective; call ``backward()`` on it.
+        output: The model's outputs at the points, without gradients.
+        target: The mixed targets at the points, as the loss receives them: labels are one-hot.
     """
 
     loss: Tensor
@@ -56,7 +56,7 @@ class WithOutputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Paths:
-    """Points on bridges, as drawn by `sample_paths`; every axis order is batch, bridge, time.
+    """Points on bridges, as drawn by `sample_paths`. The order of axes is batch, bridge, time.
 
     Attributes:
         x: Inputs at each point, ``(batch, bridge, time, *feature)``; a tuple or dict of such
@@ -67,9 +67,9 @@ class Paths:
         weight: Sample weight of each point, or None.
         free_y: Targets before projection (needed by a drift that acts on them).
         variance_y: The same as ``variance``, for targets.
-        hidden: What is still to be bridged in a hidden layer, or None.
-        labels: One-hot labels of the batch where the bridges start, ``(batch, *target)``; None where the
-            targets were given soft. A mean over class weights is divided by theirs.
+        hidden: Bridges still to be drawn in a hidden layer, or None.
+        labels: One-hot labels of the batch where the bridges start, ``(batch, *target)``; None if the
+            targets are soft. A class-weighted mean is divided by their weights.
     """
 
     x: Inputs
@@ -84,5 +84,5 @@ class Paths:
 
     @property
     def rows(self) -> int:
-        """Number of points, i.e. rows the model will see."""
+        """Number of points, i.e. of rows that the model evaluates."""
         return self.s.numel()

@@ -1,15 +1,16 @@
 """Importance weighting: the variants of Eq. (4), Algorithm 1 and appendix C, by name.
 
-The paper's line ``l = l + xi * grad l`` adds a vector to a number. Each variant below is a term per
-point (computed from the input gradient ``g`` of the point's loss, or from a drift of the user's) and a
-rule that turns terms into new losses. ``docs/weighting.md`` compares them.
+The paper's line ``l = l + xi * grad l`` adds a vector to a number, so it needs an interpretation. Each
+variant below consists of a term per point (from the input gradient ``g`` of the point's loss, or from the
+user's drift) and a rule that turns terms into new losses. ``docs/weighting.md`` compares them.
 
-With drift ``mu`` per unit of relative time, a path's logarithm of ``dp/dq`` is
+With drift ``mu`` per unit of relative time, the logarithm of ``dp/dq`` of a path is
 ``sum mu . dZ / V - 1/2 sum |mu|**2 ds / V`` with ``V = sigma**2 * horizon``. The paper's drift, the loss
-gradient, is taken as ``mu = V * xi * g``, which keeps weights finite as ``sigma`` goes to zero.
+gradient, enters as ``mu = V * xi * g``, which keeps weights finite as ``sigma`` goes to zero.
 
-On a bridge that logarithm is known only up to a constant for each pair of ends (the drifted process reaches
-the far end with another density), so weights are compared between bridges of one pair, never between pairs.
+On a bridge that logarithm is known only up to a constant for each pair of ends, because the drifted process
+reaches the far end with a different density. Weights are therefore compared between bridges of one pair,
+never between pairs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from elliptica.core.types import Across, Drift, Paths
 
 Weighting = Literal["none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released"]
 
-#: Which half of ``z = (x, y)`` the loss gradient moves: the input, or input and target.
+#: Which part of ``z = (x, y)`` the loss gradient moves: the input, or input and target.
 GradientDrift = Literal["input", "both"]
 GRADIENT_DRIFTS: tuple[GradientDrift, ...] = ("input", "both")
 
@@ -38,7 +39,7 @@ Terms = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Points:
-    """One bridged input or target at whole paths, ``(time, rows, *feature)``, with its gradient or drift."""
+    """One bridged input or target along paths, ``(time, rows, *feature)``, with its gradient or drift."""
 
     z: Tensor
     slope: Tensor
@@ -47,10 +48,10 @@ class Points:
 
 @dataclass(frozen=True)
 class Grid:
-    """Times of the points: steps ``(time, rows)``, quadrature weights ``(time, 1)`` unless all are equal.
+    """Times of the points: steps ``(time, rows)``, and quadrature weights ``(time, 1)`` (None if equal).
 
-    Rows are bridge-major, ``n_bridges`` of each pair of ends. With ``across``, batch means the rows of all
-    processes.
+    Rows are bridge-major, with ``n_bridges`` for each pair of ends. With ``across``, a batch is the rows of
+    all processes.
     """
 
     ds: Tensor
@@ -59,15 +60,15 @@ class Grid:
     n_bridges: int = 1
 
     def total(self, value: Tensor) -> Tensor:
-        """Sum over the processes of a number, in a dtype that holds it."""
+        """Sum a number over the processes, in a dtype that can hold the sum."""
         return value if self.across is None else self.across(_wide(value.detach()).reshape(1)).sum()
 
     def largest(self, value: Tensor) -> Tensor:
-        """The largest among the processes of a number."""
+        """Return the largest value of a number over the processes."""
         return value if self.across is None else self.across(value.detach().reshape(1)).max()
 
     def count(self, like: Tensor, number: int) -> Tensor | int:
-        """Sum over the processes of a count."""
+        """Sum a count over the processes."""
         return number if self.across is None else self.total(_wide(like.new_empty(())).fill_(number))
 
 
@@ -76,11 +77,11 @@ class Variant:
     """One variant of importance weighting.
 
     Attributes:
-        terms: From points to per-point terms.
-        apply: From losses, terms (both ``(time, rows)``), ``xi`` and the time grid to new losses.
+        terms: Function from points to per-point terms.
+        apply: Function from losses, terms (both ``(time, rows)``), ``xi`` and the time grid to new losses.
         second_order: Whether the result must be differentiated through the gradient.
-        needs_path: Whether increments along a path are needed.
-        within_pairs: Whether a path is weighed against the other bridges between the same ends.
+        needs_path: Whether it needs increments along a path.
+        within_pairs: Whether a path is compared with the other bridges between the same ends.
     """
 
     terms: Callable[[Sequence[Points]], Terms]
@@ -91,22 +92,22 @@ class Variant:
 
 
 def _wide(value: Tensor) -> Tensor:
-    """Convert what is to be summed or compared: bfloat16 has no number between 256 and 258."""
+    """Convert to float32 at least before summing or comparing: bfloat16 cannot represent 257."""
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _features(z: Tensor) -> Tensor:
-    """``(time, rows, *feature)`` with the features in one axis."""
+    """Flatten the features of ``(time, rows, *feature)`` into one axis."""
     return z.flatten(2) if z.ndim > 2 else z.unsqueeze(2)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product over the features: ``(time, rows, *feature)`` twice gives ``(time, rows)``."""
+    """Return the inner product over the features: ``(time, rows, *feature)`` twice gives ``(time, rows)``."""
     return _features(a * b).sum(2)
 
 
 def increments(z: Tensor) -> Tensor:
-    """Forward increments along time, zero at the last point: the left-point (Ito) rule."""
+    """Return forward increments along time, zero at the last point: the left-point (Ito) rule."""
     return torch.cat([z[1:] - z[:-1], torch.zeros_like(z[:1])])
 
 
@@ -116,14 +117,14 @@ def _norm_terms(points: Sequence[Points]) -> Terms:
 
 
 def _girsanov_terms(points: Sequence[Points]) -> Terms:
-    """``g . dZ`` and ``V |g|**2``: linear and quadratic part of the log-weight for ``mu = V xi g``."""
+    """Return ``g . dZ`` and ``V |g|**2``: linear and quadratic part of the log-weight for ``mu = V xi g``."""
     linear = sum(_dot(p.slope, increments(p.z)) for p in points)
     quadratic = sum(_dot(p.slope * p.variance, p.slope) for p in points)
     return torch.as_tensor(linear), torch.as_tensor(quadratic)
 
 
 def drift_terms(points: Sequence[Points]) -> Terms:
-    """``mu . dZ / V`` and ``|mu|**2 / V``: the same parts for a drift that was given."""
+    """Return ``mu . dZ / V`` and ``|mu|**2 / V``: the same parts for the user's drift."""
     linear = sum(_dot(p.slope / p.variance, increments(p.z)) for p in points)
     quadratic = sum(_dot(p.slope / p.variance, p.slope) for p in points)
     return torch.as_tensor(linear), torch.as_tensor(quadratic)
@@ -136,13 +137,14 @@ def _released_terms(points: Sequence[Points]) -> Terms:
 
 
 def path_log_weights(terms: Terms, xi: float, ds: Tensor) -> Tensor:
-    """Logarithm of dp/dq of each path, ``(rows,)``: ``sum xi l_i - 1/2 xi**2 q_i ds_i``."""
+    """Return the logarithm of dp/dq of each path, ``(rows,)``: ``sum xi l_i - 1/2 xi**2 q_i ds_i``."""
     linear, quadratic = terms
     return (xi * linear - 0.5 * xi**2 * quadratic * ds).sum(0)
 
 
 def self_normalised(log_weights: Tensor, n_bridges: int) -> Tensor:
-    """Weights ``(bridge * batch,)`` of mean one over the bridges of each pair of ends, without gradient."""
+    """Return weights ``(bridge * batch,)`` with mean one over the bridges of each pair, without gradient."""
+    # the softmax cancels the constant of each pair, which is unknown
     pairs = log_weights.detach().unflatten(0, (n_bridges, -1))
     return (pairs.softmax(0) * n_bridges).flatten()
 
@@ -152,7 +154,10 @@ def _add_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
 
 
 def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    """Points that the quadrature leaves out take no part; the weighted mean of the weights is one."""
+    """Weight losses by the softmax of standardised norms.
+
+    Points that the quadrature skips do not count. The weights have a (quadrature-weighted) mean of one.
+    """
     norm = _wide(terms[0].detach())
     share = torch.ones_like(norm) if grid.weights is None else grid.weights.expand_as(norm)
     share = share / grid.total(share.sum())
@@ -160,22 +165,24 @@ def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tenso
     count = grid.count(norm, norm.numel())
     variance = grid.total((share * (norm - mean).square()).sum()) * count / max(count - 1, 1)
     score = xi * (norm - mean) / variance.sqrt().clamp_min(torch.finfo(norm.dtype).tiny)
-    weights = (score - grid.largest(score.max())).exp()
+    weights = (score - grid.largest(score.max())).exp()  # minus the largest: a softmax that cannot overflow
     return losses * (weights / grid.total((share * weights).sum())).to(losses.dtype)
 
 
 def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    """Subtract the log-weight of each path from its losses (the Jensen form of Eq. (4))."""
     return losses - path_log_weights(terms, xi, grid.ds)
 
 
 def _weigh_paths(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
+    """Multiply losses by the self-normalised weight of their path (Eq. (4))."""
     weights = self_normalised(path_log_weights(terms, xi, grid.ds), grid.n_bridges)
     return losses * weights.to(losses.dtype)
 
 
 def _subtract_released(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    # The gradient of the *batch mean* is 1/rows of the gradient of a point's own loss. Both loss and term
-    # are summed over time there; here both are averaged.
+    # The authors' code differentiates the *batch mean*, whose gradient is 1/rows of that of a point's own
+    # loss. It sums both loss and term over time; here both are averaged.
     rows = grid.count(losses, losses.shape[1])
     return losses - xi * (terms[0] / rows - 0.5 * terms[1] / rows**2).mean(0)
 
@@ -194,16 +201,16 @@ WEIGHTINGS: tuple[str, ...] = ("none", *VARIANTS)
 
 
 def check_diffuses(name: str, variance: float | Tensor) -> None:
-    """Raise where a drift would act on something that does not move."""
+    """Raise if a drift would act on something that does not diffuse."""
     if not (bool((variance > 0).all()) if isinstance(variance, Tensor) else variance > 0):
         raise ValueError(
-            f"A drift acts on {name} only where it diffuses, but its variance is zero. "
+            f"A drift can act on {name} only where it diffuses, but its variance is zero. "
             f"Use {'sigma' if name == 'x' else 'sigma_y'} > 0 in every feature."
         )
 
 
 def _call_drift(drift: Drift, x: Tensor, y: Tensor) -> Any:
-    """Call ``drift(x, y)``; say how it is called where it takes something else."""
+    """Call ``drift(x, y)``; explain the call if its signature does not fit."""
     if torch.compiler.is_compiling():
         return drift(x, y)
     try:
@@ -214,19 +221,19 @@ def _call_drift(drift: Drift, x: Tensor, y: Tensor) -> Any:
         except TypeError:
             raise TypeError(
                 "drift is called as drift(x, y), with inputs and targets, but "
-                f"{getattr(drift, '__name__', type(drift).__name__)} does not take two arguments. Wrap what "
-                "needs the inputs alone: lambda x, y: drift(x); a network that is to be trained goes into a "
-                "module with forward(self, x, y)."
+                f"{getattr(drift, '__name__', type(drift).__name__)} does not take two arguments. If it "
+                "needs the inputs only, wrap it: lambda x, y: drift(x). To train a network, use a module "
+                "with forward(self, x, y)."
             ) from error
-        except ValueError:  # no signature to be had
+        except ValueError:  # some callables have no signature
             pass
         raise
 
 
 def _call_fixed(drift: Drift, x: Tensor, y: Tensor) -> Any:
-    """Call a drift that is not trained: in evaluation mode if it is a network.
+    """Call a drift that is not trained; a network runs in evaluation mode.
 
-    Gradients stay enabled, because a drift may be the gradient of an energy; its result is detached later.
+    Gradients stay enabled, because a drift may be the gradient of an energy. Its result is detached later.
     """
     if not isinstance(drift, nn.Module) or not any(module.training for module in drift.modules()):
         return _call_drift(drift, x, y)
@@ -237,7 +244,7 @@ def _call_fixed(drift: Drift, x: Tensor, y: Tensor) -> Any:
 
 
 def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths, *, fixed: bool) -> list[Points]:
-    """Evaluate a drift at whole paths, ``(time, rows, *feature)`` of the only bridged input."""
+    """Evaluate a drift along paths ``(time, rows, *feature)`` of the only bridged input."""
     slope = (_call_fixed if fixed else _call_drift)(drift, x.flatten(0, 1), y.flatten(0, 1))
     slopes = slope if isinstance(slope, tuple) else (slope,)
     (variance,) = paths.variance.values()
@@ -245,8 +252,8 @@ def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths, *, fixed: boo
     for name, z, mu, v in zip(("x", "y"), (x, y), slopes, (variance, paths.variance_y), strict=False):
         if mu.shape != z.flatten(0, 1).shape:
             raise ValueError(
-                f"drift must return the drift of {name} with its shape {tuple(z.flatten(0, 1).shape)}, "
-                f"but returned {tuple(mu.shape)}. Return mu_x, or a tuple (mu_x, mu_y)."
+                f"drift must return the drift of {name} with shape {tuple(z.flatten(0, 1).shape)}, but "
+                f"returned shape {tuple(mu.shape)}. Return mu_x, or a tuple (mu_x, mu_y)."
             )
         check_diffuses(name, v)
         points.append(Points(z, mu.unflatten(0, z.shape[:2]), v))

@@ -1,4 +1,4 @@
-"""Distributed wrappers around a model: where an objective computed outside them would be wrong."""
+"""Detect distributed wrappers around a model that would give the objective wrong gradients."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ def _is_ddp(model: nn.Module) -> bool:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """FSDP2 marks every module that it shards (and nothing is sharded before it is imported)."""
+    """Return whether FSDP2 shards any layer; nothing is sharded before FSDP2 is imported."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether a wrapper synchronises the model's gradients already."""
+    """Return whether a wrapper already synchronises the model's gradients."""
     return any(_is_ddp(module) for module in model.modules()) or _is_sharded(model)
 
 
 def refuse_wrapped(model: nn.Module, second_order: bool, chunked: bool) -> None:
-    """Raise where a wrapped *model* (instead of a wrapped objective) gives silently wrong gradients.
+    """Raise if a wrapped *model* (instead of a wrapped objective) would give silently wrong gradients.
 
-    Weightings that differentiate twice bypass the synchronisation of ``DistributedDataParallel`` (with a
-    static graph the error is silent), and several forward passes per backward pass confuse it.
+    Weightings that differentiate twice bypass the synchronisation of ``DistributedDataParallel``; with a
+    static graph this fails silently. Several forward passes per backward pass also break it.
     """
     if _is_ddp(model) and (second_order or chunked):
         raise ValueError(
-            "The model is wrapped in DistributedDataParallel, and this objective runs it in a way that "
-            "the wrapper does not synchronise. Wrap the objective instead: "
+            "The model is wrapped in DistributedDataParallel, which does not synchronise the gradients of "
+            "this objective. Wrap the objective instead: "
             "DistributedDataParallel(Elliptic(model, loss_fn, ...))."
         )
     if _is_sharded(model) and second_order:

@@ -1,4 +1,4 @@
-"""Reports for practitioners: what the landscape says about a trained model, and how far to believe it."""
+"""Reports on a trained model from its loss landscape, with the limits of what they show."""
 
 from elliptica.diagnostics.cost import StepCost as StepCost
 from elliptica.diagnostics.cost import step_cost as step_cost

@@ -1,4 +1,4 @@
-"""Predict what a training step costs, from shapes alone: rows, flops and memory at any batch size."""
+"""Predict the cost of a training step from shapes alone: rows, flops and memory at any batch size."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from elliptica.core.types import Inputs
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one training step costs. Memory is in bytes, of one process.
+    """Cost of one training step. Memory is in bytes, of one process.
 
     Attributes:
         batch_size: Samples of the step.
         rows: Points at which the loss is evaluated.
-        forward_rows: Rows of all forward passes (points of a chunk are recomputed).
-        backward_rows: Rows of all backward passes, those to the inputs for a weighting included.
+        forward_rows: Rows of all forward passes (chunks are recomputed).
+        backward_rows: Rows of all backward passes, including those to the inputs for a weighting.
         chunk_rows: Rows of the largest forward pass.
         flops: Multiplications and additions of matrix products and convolutions, as torch counts them.
         parameters: Memory of parameters and buffers.
@@ -38,7 +38,7 @@ class StepCost:
         optimizer: Memory of the optimiser's state.
         activations: Memory that autograd keeps for the backward pass (of one chunk, if there are chunks).
         peak: Most memory in use at once: all of these, the points, and temporary tensors.
-        ordinary: The same for ordinary training on this batch; None if this is it.
+        ordinary: Cost of ordinary training on this batch; None if this is ordinary training.
     """
 
     batch_size: int
@@ -74,17 +74,17 @@ def step_cost(
 ) -> StepCost:
     """Predict the cost of a training step without running it.
 
-    The step runs on tensors that have a shape and no content, so it takes neither the memory nor the time
-    of the real one, and your objective is not touched. Memory that kernels use inside one operation
-    (workspaces of convolutions) and the caching of torch's allocator are not counted. Where code reads a
-    value, the value is taken to be 1, and a mask to keep everything: the result is then an upper bound.
+    The step runs on tensors that have a shape but no content, so it takes neither the memory nor the time
+    of the real one, and your objective does not change. Memory that kernels use inside one operation
+    (workspaces of convolutions) and the cache of torch's allocator are not counted. Where code reads a
+    value, the value is taken to be 1, and a mask to keep everything, so the result is an upper bound.
 
     Args:
         objective: The objective; its model may live on the ``"meta"`` device.
-        x: Inputs, for their shapes and dtypes alone; ``"meta"`` tensors will do.
+        x: Inputs, used only for their shapes and dtypes; ``"meta"`` tensors work.
         y: Targets, likewise.
-        batch_size: Samples of the step; None means as many as ``y`` has.
-        optimizer: Makes the optimiser from the parameters, for the memory of its state.
+        batch_size: Samples of the step. None means as many as ``y`` has.
+        optimizer: Function that makes the optimiser from the parameters, for the memory of its state.
         autocast: Dtype of the forward pass under `torch.autocast`; None for no autocast.
 
     Example:
@@ -103,7 +103,7 @@ def step_cost(
     checks.count("batch_size", batch_size)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with warnings.catch_warnings(), mode:
-        warnings.simplefilter("ignore")  # about settings: given when the objective was made
+        warnings.simplefilter("ignore")  # warnings about settings were shown when the objective was made
         x, y = tree_map(lambda t: _empty(t, batch_size), (x, y))
         simulated = _Simulation(objective, optimizer, autocast, batch_size)
         ordinary = simulated.run(lambda own: own.clean_loss(x, y), batch_size)
@@ -132,12 +132,12 @@ class _Simulation:
         for p in objective.parameters():
             memo[id(p)] = nn.Parameter(_empty(p), requires_grad=p.requires_grad)
         memo |= {id(buffer): _empty(buffer) for buffer in objective.buffers()}
-        if isinstance(objective.drift, nn.Module):  # a fixed one is not among the parameters
+        if isinstance(objective.drift, nn.Module):  # a fixed drift is not among the parameters
             for value in objective.drift.state_dict(keep_vars=True).values():
                 memo.setdefault(id(value), _empty(value))
         self.objective = copy.deepcopy(objective, memo).train()
-        settings = replace(self.objective.settings, schedule=None, validate=False)  # nothing to look at
-        if isinstance(settings.sigma, Screened):  # drawn until values allow it to end
+        settings = replace(self.objective.settings, schedule=None, validate=False)  # there are no values
+        if isinstance(settings.sigma, Screened):  # rejection sampling would never end without values
             settings = replace(settings, sigma=0.05)
         self.objective.settings = settings
         self.optimizer = optimizer([p for p in self.objective.parameters() if p.requires_grad])
@@ -145,7 +145,7 @@ class _Simulation:
         self.passes: dict[str, int] = {}
         self.objective.model.register_forward_pre_hook(self._count_forward, with_kwargs=True)
         self.objective.model.register_forward_hook(self._count_backward)
-        for p in self.objective.parameters():  # a first step, for the optimiser's state
+        for p in self.objective.parameters():  # a first step creates the optimiser's state
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         self.optimizer.step()
 
@@ -195,7 +195,7 @@ class _Simulation:
 
 
 class _Counter(TorchDispatchMode):
-    """Add up the flops of operations, and follow the storages that they make from birth to death.
+    """Count the flops of operations, and track the storages that they allocate.
 
     Uses the formulas of torch's ``FlopCounterMode``, whose hooks on modules would keep activations alive.
     """
@@ -223,7 +223,7 @@ class _Counter(TorchDispatchMode):
         return out
 
     def saving(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """Within the context, what autograd saves is counted once for each storage made here."""
+        """Return a context that counts what autograd saves, once per storage allocated here."""
         return torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
 
     def _save(self, tensor: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def _without_values(func: Any, args: Any) -> Any:
 
 
 def _empty(tensor: Tensor, rows: int | None = None) -> Tensor:
-    """A tensor like this one, perhaps with another number of rows; under the fake mode it has no content."""
+    """Make a tensor like this one, perhaps with another number of rows; it has no content in fake mode."""
     device = torch.device("cpu") if tensor.is_meta else tensor.device
     if rows is None:
         return torch.empty_like(tensor, device=device, requires_grad=False)

@@ -1,4 +1,4 @@
-"""Findings on the rows: labels, copies, rows shared with testing, scales, and what moved between two sets."""
+"""Findings about the rows: labels, copies, leaks between sets, scales, and shifts between sets."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from elliptica.diagnostics.evidence import Difference, Evidence, number_rows
 from elliptica.diagnostics.findings import Finding, Quantity, RowsOf, Severity, fine, skipped
 from elliptica.diagnostics.neighbours import NEIGHBOURS
 
-#: Deep inside a class labels that differ from their neighbourhood are natural up to this share, and in a
+#: Deep inside a class, labels that differ from their neighbours are normal up to this share, and in a
 #: single class up to the second one.
 NATURAL, NATURAL_IN_CLASS = 0.03, 0.05
-#: A target this many local deviations away from those of its neighbours is suspected; natural up to a share.
+#: A target this many local deviations from its neighbours is suspicious; a share of them is normal.
 FAR_TARGET, NATURAL_FAR = 6.0, 0.01
-#: Copies are worth a look from this share of the rows, and a warning from the next.
+#: Shares of copied rows from which they are worth a look, and a warning.
 COPIES, MANY_COPIES = 0.05, 0.3
-#: Held-out rows that are training rows: a look, a warning.
+#: Shares of held-out rows that are training rows: for a look, for a warning.
 SHARED, MANY_SHARED = 0.01, 0.05
-#: Features whose deviation is so many times the median one, or so many times smaller, are out of scale.
+#: Features are out of scale if their deviation is so many times the median, or so many times smaller.
 LARGE_SCALE, SMALL_SCALE = 20.0, 1000.0
-#: Two samples of a feature differ if their distribution functions do by this much, surely.
+#: Two samples of a feature differ if their distribution functions differ by this much, significantly.
 MOVED = 0.2
-#: Shares of classes differ if so much of the mass lies elsewhere; from the second on it is a warning.
+#: Class shares differ if so much of the mass moved; a warning from the second value on.
 PRIOR, LARGE_PRIOR = 0.1, 0.25
 _ROWS = 1000
-#: Features that are compared at most, evenly chosen among more (pixels).
+#: Largest number of features to compare, evenly chosen among more (pixels).
 _FEATURES = 512
 
 
@@ -52,7 +52,7 @@ def judge_labels(e: Evidence) -> Finding:
 
 
 def label_suspicion(e: Evidence) -> Float[Tensor, " base"]:
-    """Rank rows of `Evidence.base` by how much their targets contradict their neighbours': 1 is utterly."""
+    """Score rows of `Evidence.base` by how much their targets contradict their neighbours (at most 1)."""
     assert e.train.y is not None
     if e.task == "classes":
         own = e.train.y[e.base]
@@ -63,7 +63,7 @@ def label_suspicion(e: Evidence) -> Float[Tensor, " base"]:
 
 @dataclass(frozen=True)
 class _Votes:
-    """What the neighbourhood of each row says: its largest class and share, and whether the label differs."""
+    """Vote of each row's neighbours: the largest class and its share, and whether the label differs."""
 
     share: Tensor
     major: Tensor
@@ -76,15 +76,15 @@ class _Votes:
         return cls(share, major, y != major)
 
     def within(self, rows: Tensor) -> _Votes:
-        """Give rows that have no neighbours worth the name a share of zero, so that they do not count."""
+        """Give rows without close neighbours a share of zero, so that they do not count."""
         return _Votes(torch.where(rows, self.share, 0.0), self.major, self.differs & rows)
 
 
 def _judge_classes(e: Evidence) -> Finding:
     """Count labels that differ from their neighbourhood where that is purest, in training and held-out rows.
 
-    Where classes overlap, or change faster than neighbours can follow, labels differ from their neighbourhood
-    by nature, and in held-out rows as often as in training. Wrong labels are more in one of the two.
+    Where classes overlap, or change faster than neighbours can follow, labels naturally differ from their
+    neighbours, in held-out rows as often as in training. Wrong labels are more frequent in one of the two.
     """
     assert e.train.y is not None
     votes = _Votes.of(e, e.near[1], e.train.y[e.base])
@@ -104,12 +104,12 @@ def _judge_classes(e: Evidence) -> Finding:
         is_raised = is_raised and Difference.paired(neighbours - model, e.confidence).lower <= 0
     if not is_raised:
         return fine("labels", f"Labels agree with their neighbours where these agree ({rate} differ).")
-    # nothing tells wrong labels from classes that overlap
+    # without held-out rows, wrong labels and overlapping classes look the same
     return _wrong_labels(e, votes, deep, "training", "look", by_class)
 
 
 def _shares_moved(e: Evidence) -> bool:
-    """Whether class shares differ in held-out rows: those of a class that training lacks look wrong then."""
+    """Return whether class shares differ in held-out rows; rows of a class new to them would look wrong."""
     assert e.held is not None
     assert e.held.y is not None
     theirs = torch.bincount(e.held.y, minlength=e.n_classes).double() / len(e.held)
@@ -117,14 +117,14 @@ def _shares_moved(e: Evidence) -> bool:
 
 
 def _more_than(e: Evidence, a: _Votes, b: _Votes, limit: float) -> bool:
-    """Whether labels differ from pure neighbourhoods more often in the first rows, overall or in a class."""
+    """Return whether labels differ from pure neighbourhoods more often in ``a``, overall or in a class."""
     pairs = [(a.share >= limit, b.share >= limit)]
     for c in range(e.n_classes):
         own = [votes.major == c for votes in (a, b)]
         if min(int(each.sum()) for each in own) >= 20:
             middle = torch.cat([a.share[own[0]], b.share[own[1]]]).median()
             pairs.append((own[0] & (a.share >= middle), own[1] & (b.share >= middle)))
-    # both directions are tried, and counts are small: a tenth of the usual share of errors
+    # both directions are tested, and counts are small, so use a tenth of the usual error rate
     level = bonferroni(1 - (1 - e.confidence) / 10, len(pairs))
     for rows, others in pairs:
         if min(int(rows.sum()), int(others.sum())) < 10:
@@ -193,19 +193,19 @@ def _wrong_labels(
 
 
 def _deep_rates(e: Evidence, votes: _Votes) -> dict[str, Quantity]:
-    """Share of labels that differ from a neighbourhood of each class; the worst first."""
+    """Return the share of labels that differ from their neighbourhood, by class; the worst first."""
     classes = [c for c in range(e.n_classes) if int((votes.major == c).sum()) >= 20]
     level = bonferroni(e.confidence, max(1, len(classes)))
-    found = {}
+    rates = {}
     for c in classes:
         own = votes.major == c
         deep = own & (votes.share >= votes.share[own].median())
-        found[e.fitted.class_name(c)] = Quantity.share(int(votes.differs[deep].sum()), int(deep.sum()), level)
-    return dict(sorted(found.items(), key=lambda item: -item[1].lower))
+        rates[e.fitted.class_name(c)] = Quantity.share(int(votes.differs[deep].sum()), int(deep.sum()), level)
+    return dict(sorted(rates.items(), key=lambda item: -item[1].lower))
 
 
 def _target_distance(e: Evidence, numbers: Tensor, own: Tensor) -> Float[Tensor, " rows"]:
-    """Distance of each target from the median of its neighbours', in their median deviations."""
+    """Return the distance of each target from its neighbours' median, in their median deviations."""
     assert e.train.y is not None
     y = e.train.y[:, 0]
     around = y[numbers]
@@ -224,7 +224,7 @@ def _judge_values(e: Evidence) -> Finding:
     rate = Quantity.share(int((z > FAR_TARGET).sum()), len(z), e.confidence)
     if e.held is not None and e.held.y is not None:
         other = _target_distance(e, e.near_held[1], e.held.y[:, 0])
-        other = torch.where(beyond(e, e.held_distance), 0.0, other)  # far rows have no neighbours to ask
+        other = torch.where(beyond(e, e.held_distance), 0.0, other)  # far rows have no close neighbours
         theirs = Quantity.share(int((other > FAR_TARGET).sum()), len(other), e.confidence)
         excess = Difference.between((other > FAR_TARGET).double(), (z > FAR_TARGET).double(), e.confidence)
         if theirs.lower > NATURAL_FAR and excess.lower > 0.005:
@@ -241,7 +241,7 @@ def _judge_values(e: Evidence) -> Finding:
 
 
 def _lone_target(e: Evidence) -> Finding | None:
-    """Find a few targets that carry most of the variance of all."""
+    """Find a few targets that account for most of the variance."""
     assert e.train.y is not None
     squares = (e.train.y[:, 0] - e.train.y[:, 0].median()).square()
     top = squares.argsort(descending=True, stable=True)[: max(1, len(squares) // 200)]
@@ -251,8 +251,8 @@ def _lone_target(e: Evidence) -> Finding | None:
     return Finding(
         "labels",
         "warning" if share > 0.9 else "look",
-        f"{len(top)} of {len(squares)} training targets carry {share:.0%} of the squared deviations of all.",
-        "Check these rows first: a wrong unit or a wrong value? A squared error is decided by them alone.",
+        f"{len(top)} of {len(squares)} training targets account for {share:.0%} of all squared deviations.",
+        "Check these rows first: a wrong unit or a wrong value? They alone determine a squared error.",
         {"share of the squared deviations": Quantity.number(share, len(squares))},
         title="A few target values dwarf all others",
         rows=tuple(top.tolist()),
@@ -263,7 +263,7 @@ def _wrong_values(e: Evidence, z: Tensor, rate: Quantity, rows_of: RowsOf, sever
     order = z.argsort(descending=True, stable=True)[: min(_ROWS, int((z > FAR_TARGET).sum()))].tolist()
     advice = (
         "Check the rows listed. Correct or remove wrong values. If they are real: learn the logarithm of "
-        "positive, skewed targets, or train with a loss that forgives large errors (torch.nn.HuberLoss)."
+        "positive, skewed targets, or train with a robust loss (torch.nn.HuberLoss)."
         if rows_of == "training"
         else "Check how these targets were made, and their units, before you trust any held-out score."
     )
@@ -287,7 +287,7 @@ def _wrong_values(e: Evidence, z: Tensor, rate: Quantity, rows_of: RowsOf, sever
 
 
 def judge_duplicates(e: Evidence) -> Finding:
-    """Count training rows that are copies of others, beyond what values in few steps explain."""
+    """Count training rows that are copies of others, beyond what discrete features explain."""
     number, counts = number_rows(e.train.raw)
     n, distinct = len(e.train), len(counts)
     copies = n - distinct
@@ -298,7 +298,7 @@ def judge_duplicates(e: Evidence) -> Finding:
     }
     if share <= COPIES or not _beyond_chance(e.train.raw, counts):
         return fine("duplicates", f"{copies} of {n} training rows are copies of others.")
-    # without a feature that tells rows apart, equal rows may well be different ones
+    # without a distinguishing feature, equal rows may well be different samples
     tells_apart = max(len(column.unique()) for column in e.train.raw.T) > 0.5 * distinct
     severity: Severity = "warning" if share > MANY_COPIES and tells_apart else "look"
     most = counts.argsort(descending=True)[:5]
@@ -317,7 +317,7 @@ def judge_duplicates(e: Evidence) -> Finding:
 
 
 def judge_leak(e: Evidence) -> Finding:
-    """Count held-out rows that are training rows, beyond the share of training rows with a twin."""
+    """Count held-out rows that are training rows, beyond the share of duplicates in training."""
     if e.held is None:
         return skipped("leak", "no held-out rows were given")
     n = len(e.train)
@@ -351,9 +351,9 @@ def judge_leak(e: Evidence) -> Finding:
 
 
 def _beyond_chance(rows: Float[Tensor, "rows features"], counts: Int[Tensor, " distinct"]) -> bool:
-    """Whether pairs of equal rows are far more than features with few values give by chance.
+    """Return whether there are far more equal rows than discrete features give by chance.
 
-    Chance takes features as independent, so that a factor of a hundred is allowed.
+    The chance assumes independent features, so a factor of a hundred is allowed.
     """
     n = len(rows)
     same = 0.0  # logarithm of the chance that two rows agree in every feature
@@ -369,7 +369,7 @@ def _beyond_chance(rows: Float[Tensor, "rows features"], counts: Int[Tensor, " d
 
 
 def judge_inputs(e: Evidence) -> Finding:
-    """Look for features that do not vary, or vary on another scale than the others."""
+    """Look for features that do not vary, or that have another scale than the others."""
     d = len(e.varies)
     constant = [e.feature(j) for j in (~e.varies).nonzero().flatten().tolist()]
     deviation = e.deviation[e.varies]
@@ -440,7 +440,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def moved_features(e: Evidence, other: Float[Tensor, "rows features"]) -> dict[str, Quantity]:
-    """Features whose distribution surely differs from training, by how much; the largest first.
+    """Return the features whose distribution differs significantly from training; the largest first.
 
     The number is the distance of the two distribution functions (Kolmogorov-Smirnov), between 0 and 1.
     """
@@ -450,16 +450,16 @@ def moved_features(e: Evidence, other: Float[Tensor, "rows features"]) -> dict[s
         return {}
     level = (1 - e.confidence) / 100 / max(1, train.shape[1])
     limit = max(MOVED, math.sqrt(-math.log(level / 2) / 2 * (n + m) / (n * m)))
-    found = {}
+    moved = {}
     for j in range(0, train.shape[1], max(1, train.shape[1] // _FEATURES)):
         distance = _ks(train[:, j], other[:, j])
         if distance > limit:
-            found[e.feature(j)] = Quantity.number(distance, n + m)
-    return dict(sorted(found.items(), key=lambda item: -item[1].value))
+            moved[e.feature(j)] = Quantity.number(distance, n + m)
+    return dict(sorted(moved.items(), key=lambda item: -item[1].value))
 
 
 def _ks(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> float:
-    """Largest difference of two distribution functions."""
+    """Return the largest difference of two distribution functions."""
     at = torch.cat([a, b]).unique()
     first = torch.searchsorted(a.sort().values, at, right=True).double() / len(a)
     second = torch.searchsorted(b.sort().values, at, right=True).double() / len(b)
@@ -467,7 +467,7 @@ def _ks(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> float:
 
 
 def is_farther(e: Evidence, distance: Float[Tensor, " rows"]) -> Difference:
-    """How much likelier a row is farther from its nearest training row than a training row: 0.5 if alike."""
+    """Return the probability that a row is farther from its nearest training row than a training row is."""
     own, distance = e.near[0][:, 0].sort().values, distance.contiguous()
     below = torch.searchsorted(own, distance) + torch.searchsorted(own, distance, right=True)
     places = below.double() / (2 * len(own))
@@ -477,7 +477,7 @@ def is_farther(e: Evidence, distance: Float[Tensor, " rows"]) -> Difference:
 
 
 def beyond(e: Evidence, distance: Float[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
-    """Whether rows are farther from the training rows than 99 % of these are from each other."""
+    """Return whether rows are farther from the training rows than 99 % of these are from each other."""
     return distance > e.near[0][:, 0].quantile(0.99)
 
 
@@ -491,7 +491,7 @@ def judge_prior(e: Evidence) -> Finding:
     )
     shares = ours / ours.sum(), other / other.sum()
     moved = float((shares[1] - shares[0]).abs().sum() / 2)
-    # standard error of each share if both sets had the same
+    # standard error of each share if both sets had the same shares
     pooled = (ours + other) / (ours.sum() + other.sum())
     noise = (pooled * (1 - pooled) * (1 / ours.sum() + 1 / other.sum())).sqrt().sum() / 2
     breakdown = {
@@ -530,7 +530,7 @@ def judge_prior(e: Evidence) -> Finding:
 
 
 def unlabelled_shift(e: Evidence) -> Finding | None:
-    """Say how unlabelled rows differ from the training rows; None if they do not."""
+    """Report how unlabelled rows differ from the training rows; None if they do not."""
     if e.unlabelled is None:
         return None
     moved = moved_features(e, e.unlabelled)
@@ -559,7 +559,7 @@ def unlabelled_shift(e: Evidence) -> Finding | None:
 
 
 def named_moves(e: Evidence, moved: dict[str, Quantity]) -> str:
-    """Name the features that moved most, as a sentence; a single one with its move."""
+    """Return a sentence that names the features that moved most; for a single one, by how much."""
     if not moved:
         return ""
     if len(moved) == 1 and e.held is not None:

@@ -1,4 +1,4 @@
-"""`elliptica.diagnose`: what is wrong with a trained model, and what to do."""
+"""`elliptica.diagnose`: find problems of a trained model and its data, and advise what to do."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from elliptica.diagnostics.fitted_model import FittedModel
 
 Found = Finding | tuple[Finding, ...]
 
-#: Most rows of each kind that are judged; more are sampled by class and group.
+#: Largest number of rows of each kind to judge; more are sampled by class and group.
 MAX_ROWS = 20_000
-#: Below so many rows limits are rough: losses are far from normal.
+#: With fewer rows limits are rough, because losses are far from normal.
 FEW_ROWS = 30
 
-#: What is looked for, the most important first among findings of the same severity.
+#: The checks, the most important first among findings of the same severity.
 JUDGES: dict[str, Callable[[Evidence], Found]] = {
     "outputs": model_of.judge_outputs,
     "label_order": model_of.judge_label_order,
@@ -59,7 +59,7 @@ LANDSCAPE_JUDGES: dict[str, Callable[[FittedModel], Found]] = {
     "dimension": landscape_of.judge_dimension,  # and "pde"
 }
 
-#: Findings that a graver one explains: they are not repeated.
+#: Findings that a more serious one explains; they are dropped.
 EXPLAINED = {
     "outputs": ("label_order", "constant", "underfit", "confidence"),
     "label_order": (
@@ -96,33 +96,34 @@ def diagnose(
     batch_size: int = 1024,
     max_rows: int = MAX_ROWS,
 ) -> Diagnosis:
-    """Find out what is wrong with a trained model and its data, and say what to do.
+    """Find problems of a trained model and its data, and advise what to do.
 
-    The model may come from anywhere; it is only evaluated (in evaluation mode, which is put back), never
-    changed. Pass held-out rows: without them neither overfitting nor confidence nor a shift can be judged.
+    The model may come from anywhere. It is only evaluated (in evaluation mode, restored afterwards), never
+    changed. Pass held-out rows: without them overfitting, confidence and shift cannot be judged.
 
     Args:
         model: Called as ``model(x)``; in evaluation mode it must treat rows independently.
-        loss_fn: The loss it was trained with: any that `elliptica.Elliptic` takes.
+        loss_fn: The loss it was trained with; any that `elliptica.Elliptic` takes.
         x: Training inputs as the model takes them, ``(rows, *feature)``, floating point.
         y: Their targets: integer labels, class probabilities, values in [0, 1] (multilabel) or real numbers.
         held_out: Inputs and targets of rows that were not trained on.
-        unlabelled: Inputs on which the model will be used.
+        unlabelled: Inputs on which you will use the model.
         groups: Group of each training row (hospital, background, ...).
         held_out_groups: Group of each held-out row.
-        class_names: What to call the classes, in the order of the model's outputs; None: 0, 1, ...
-        feature_names: What to call the features of flat inputs; empty: 0, 1, ...
-        landscape: Whether to look at the loss between and around the rows, too (information).
-        n: Points between the rows for that, and most rows they join.
+        class_names: Names of the classes, in the order of the model's outputs. None: 0, 1, ...
+        feature_names: Names of the features of flat inputs. Empty: 0, 1, ...
+        landscape: Whether to examine the loss between and around the rows, too (for information).
+        n: Number of points between the rows for that, and largest number of rows that they join.
         sigma: Noise of the bridges, as in `elliptica.Elliptic`: a number is in units of ``x``.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
-        target_space: What targets are, for losses of your own: ``"simplex"``, ``"unit"`` or ``"real"``.
-        confidence: Level of all limits.
-        generator: Source of randomness; None is a generator of seed 0, so the result is reproducible and
-            torch's global state is left alone in either case.
-        device: Where to evaluate the model; None is where it is. A model that is elsewhere is copied.
+        num_classes: Number of classes of integer labels. None infers it from the model's output.
+        target_space: Kind of targets, needed for custom losses: ``"simplex"``, ``"unit"`` or ``"real"``.
+        confidence: Confidence level of all limits.
+        generator: Source of randomness. None means a generator with seed 0, so the result is reproducible and
+            torch's global state does not change.
+        device: Device on which to evaluate the model. None means its own. A model on another device is
+            copied.
         batch_size: Rows per call of the model.
-        max_rows: Of more rows of a kind, a sample by class and group is judged.
+        max_rows: Largest number of rows of a kind; of more, a sample by class and group is judged.
 
     Returns:
         A `Diagnosis`: print it, or read ``.problems``, ``.findings`` and ``.to_dict()``.
@@ -175,7 +176,7 @@ def diagnose_fitted(
 ) -> Diagnosis:
     """Diagnose a model with its rows; arguments are those of `diagnose`.
 
-    ``landscape`` may be another form of the model, a network whose loss has a gradient. ``first_row`` is the
+    ``landscape`` may be another form of the model: a network whose loss has a gradient. ``first_row`` is the
     number of the first row, for messages.
     """
     check_level("confidence", confidence)
@@ -191,19 +192,19 @@ def diagnose_fitted(
         warnings.simplefilter("ignore", EllipticWarning)  # the findings say the same
         judged = fitted.prepare(max_rows, confidence=confidence, generator=source, device=device)
         evidence = Evidence(judged)
-        found = list(_run(JUDGES, evidence))
-        found = [_numbered(finding, fitted, judged, first_row) for finding in found]
+        findings = list(_run(JUDGES, evidence))
+        findings = [_numbered(finding, fitted, judged, first_row) for finding in findings]
         if landscape is not False:
             network = judged if landscape is True else landscape
             sampled = network.sample(n, sigma=sigma, confidence=confidence, generator=source)
-            found += _run(LANDSCAPE_JUDGES, sampled)
+            findings += _run(LANDSCAPE_JUDGES, sampled)
         return Diagnosis(
-            _about(evidence), tuple(_ordered(found)), len(judged.x), len(fitted.x), confidence, first_row
+            _about(evidence), tuple(_ordered(findings)), len(judged.x), len(fitted.x), confidence, first_row
         )
 
 
 def _numbered(finding: Finding, given: FittedModel, judged: FittedModel, first_row: int) -> Finding:
-    """Call rows by the numbers that they have in the user's data; of a sampled table these are not known."""
+    """Number rows as in the user's data; the numbers of a sampled table are not known."""
     attribute = {"training": "row_numbers", "held-out": "test_row_numbers"}
     name = attribute.get(finding.rows_of, "unlabelled_row_numbers")
     if first_row and getattr(given, name) is None:
@@ -213,20 +214,20 @@ def _numbered(finding: Finding, given: FittedModel, judged: FittedModel, first_r
 
 
 def _run(judges: dict[str, Callable[..., Found]], subject: object) -> Iterator[Finding]:
-    """Compute one finding after the other; one that fails says why and does not stop the others."""
+    """Compute all findings; one that fails reports why and does not stop the others."""
     for name, judge in judges.items():
         try:
-            found = judge(subject)
+            result = judge(subject)
         except (ValueError, RuntimeError) as error:
             severity = "info" if name in LANDSCAPE else "look"
-            advice = "Correct what the message names and run again; the other findings stand."
+            advice = "Fix the cause in the message and run again. The other findings are valid."
             yield Finding(name, severity, f"Not computed: {error}", advice, computed=False)  # type: ignore[arg-type]
             continue
-        yield from found if isinstance(found, tuple) else (found,)
+        yield from result if isinstance(result, tuple) else (result,)
 
 
 def _ordered(found: Iterable[Finding]) -> list[Finding]:
-    """The gravest first, then by importance; without what a graver finding explains."""
+    """Sort by severity, then by importance; drop findings that a more serious one explains."""
     found = list(found)
     grave = {f.name for f in found if f.severity == "warning"}
     explained = {name for cause in grave for name in EXPLAINED.get(cause, ())}
@@ -255,7 +256,7 @@ def _about(e: Evidence) -> tuple[str, ...]:
         lines[0] = f"{lines[0]} {', '.join(right)}."
     if e.held is None:
         lines.append(
-            "No held-out rows: learning cannot be told from memorising. Pass some (held_out=, --test)."
+            "Without held-out rows, learning and memorising look the same. Pass some (held_out=, --test)."
         )
     if e.task != "other":
         lines.append(
@@ -263,12 +264,12 @@ def _about(e: Evidence) -> tuple[str, ...]:
             f"Brackets are {e.confidence:.0%} limits."
         )
     if len(e.train) < FEW_ROWS:
-        lines.append(f"These are few rows: below {FEW_ROWS} limits are rough, and little can be shown.")
+        lines.append(f"There are few rows: below {FEW_ROWS} the limits are rough, and little can be shown.")
     return tuple(lines)
 
 
 def _accelerators(model: object) -> list[torch.device]:
-    """Return the devices whose random state is to be kept besides the CPU's."""
+    """Return the devices, besides the CPU, whose random state must be restored."""
     if not isinstance(model, nn.Module):
         return []
     return sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)

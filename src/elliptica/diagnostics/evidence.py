@@ -1,4 +1,4 @@
-"""What a diagnosis rests on: rows with the model's outputs, errors and neighbours, computed once."""
+"""Evidence for a diagnosis: rows with the model's outputs, errors and neighbours, computed once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from elliptica.diagnostics.findings import RowsOf
 from elliptica.diagnostics.fitted_model import FittedModel, Labelled, sample_by_part
 from elliptica.diagnostics.neighbours import NEIGHBOURS
 
-#: What targets are: one class per row, one or several numbers, or something else that only has a loss.
+#: Kind of targets: one class per row, one or several numbers, or something else that only has a loss.
 Task = Literal["classes", "values", "other"]
-#: Distances that are computed at most, times the number of features.
+#: Largest number of distances to compute, times the number of features.
 _DISTANCES = 2e10
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Rows of one kind with what the model makes of them.
+    """Rows of one kind with the model's outputs and losses.
 
     Attributes:
         name: ``"training"`` or ``"held-out"``.
@@ -67,8 +67,8 @@ class Sample:
 class Evidence:
     """A model, its training rows and other rows: predictions, bounded errors and neighbours.
 
-    Errors are bounded, so that a few wild rows cannot decide about all others: for classes half the Brier
-    score, for values the squared error up to the largest one of a constant prediction. Both are measured in
+    Errors are bounded, so that a few extreme rows do not dominate: for classes half the Brier
+    score, for values the squared error, capped at the largest one of a constant prediction. Both are in
     units of the mean error of the best constant prediction (of the training rows): 0 is perfect, 1 is a
     constant.
 
@@ -92,12 +92,12 @@ class Evidence:
     # ---- rows
 
     def feature(self, j: int) -> str:
-        """Name of a feature, its number if it has none."""
+        """Return the name of a feature, or its number if it has none."""
         names = self.fitted.feature_names
         return str(names[j]) if len(names) == len(self.varies) else str(j)
 
     def scaled(self, raw: Float[Tensor, "rows features"]) -> Float[Tensor, "rows varying"]:
-        """Inputs in units of the deviations of the training rows, without constant features."""
+        """Scale inputs to units of the deviations of the training rows, without constant features."""
         return ((raw - self.centre) / self.deviation)[:, self.varies]
 
     @property
@@ -112,11 +112,11 @@ class Evidence:
         return self.train.outputs.shape[1]
 
     def predict(self, x: Tensor) -> Tensor:
-        """Outputs of the model as probabilities or values, for inputs as it takes them."""
+        """Return the outputs of the model as probabilities or values."""
         return _read(self.fitted.loss_fn, self.task, self._raw_outputs(x))
 
     def predict_flat(self, raw: Float[Tensor, "rows features"]) -> Tensor:
-        """The same for flat rows."""
+        """Return the same for flat rows."""
         return self.predict(raw.reshape(len(raw), *self.fitted.x.shape[1:]).to(self.fitted.x))
 
     def _raw_outputs(self, x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class Evidence:
     def _usual(self) -> tuple[Tensor, Tensor]:
         """Limits of the target values, four deviations (by the median) around their median.
 
-        A single wild target must not decide what a large error is.
+        A single extreme target must not define what a large error is.
         """
         assert self.train.y is not None
         y = self.train.y
@@ -169,8 +169,8 @@ class Evidence:
     def _variance(self) -> Float[Tensor, " outputs"]:
         """Variance of each target value, so that outputs in different units count alike."""
         assert self.train.y is not None
-        found = (self.train.y.clamp(*self._usual) - self.constant).square().mean(0)
-        return torch.where(found > 0, found, 1.0)
+        variance = (self.train.y.clamp(*self._usual) - self.constant).square().mean(0)
+        return torch.where(variance > 0, variance, 1.0)
 
     @cached_property
     def _cap(self) -> float:
@@ -189,8 +189,8 @@ class Evidence:
     def unit(self) -> float:
         """Mean bounded error of the constant prediction at the training rows."""
         assert self.train.y is not None
-        found = float(self._bounded(self.constant.expand(len(self.train), -1), self.train.y).mean())
-        return found or 1.0
+        mean = float(self._bounded(self.constant.expand(len(self.train), -1), self.train.y).mean())
+        return mean or 1.0
 
     def _bounded(self, outputs: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
         if self.task == "classes":
@@ -199,18 +199,18 @@ class Evidence:
         return ((outputs - y).square() / self._variance).mean(1).clamp_max(self._cap)
 
     def errors(self, sample: Sample, outputs: Tensor | None = None) -> Float[Tensor, " rows"]:
-        """Bounded error of each row, 1 for the mean of a constant prediction."""
+        """Return the bounded error of each row; a constant prediction has a mean of 1."""
         outputs = sample.outputs if outputs is None else outputs
         assert outputs is not None
         assert sample.y is not None
         return self._bounded(outputs, sample.y) / self.unit
 
     def constant_errors(self, sample: Sample) -> Float[Tensor, " rows"]:
-        """Bounded error of the constant prediction at each row."""
+        """Return the bounded error of the constant prediction at each row."""
         return self.errors(sample, self.constant.expand(len(sample), -1))
 
     def is_wrong(self, sample: Sample) -> Bool[Tensor, " rows"]:
-        """Whether the likeliest class is another one than the label."""
+        """Return whether the likeliest class differs from the label."""
         assert sample.outputs is not None
         assert sample.y is not None
         return sample.outputs.argmax(1) != sample.y
@@ -219,9 +219,9 @@ class Evidence:
 
     @cached_property
     def base(self) -> Int[Tensor, " base"]:
-        """Training rows among which neighbours are sought: all distinct ones, or a sample by class and group.
+        """Training rows in which to search neighbours: all distinct ones, or a sample by class and group.
 
-        A copy is no other row: it says nothing about the label of the first.
+        A copy of a row says nothing about the row's label, so copies do not count.
         """
         number, counts = number_rows(self.train.raw)
         first = torch.full((len(counts),), len(number)).scatter_reduce(
@@ -248,12 +248,12 @@ class Evidence:
     def nearest(
         self, x: Float[Tensor, "rows varying"], k: int, *, own: bool = False
     ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-        """Distances to the nearest rows of `base`, and their numbers among the training rows.
+        """Return distances to the nearest rows of `base`, and their numbers among the training rows.
 
         Args:
             x: Scaled inputs.
             k: How many.
-            own: Whether ``x`` are the rows of `base` themselves, which are no neighbours of their own.
+            own: Whether ``x`` are the rows of `base` themselves, which must not be their own neighbours.
         """
         base = self.train.x[self.base]
         size = max(1, int(4e6 / len(base)))
@@ -263,22 +263,22 @@ class Evidence:
             if own:
                 rows = torch.arange(len(part))
                 part[rows, rows + begin] = math.inf
-            found = part.topk(min(k, len(base)), largest=False)
-            distances.append(found.values)
-            numbers.append(self.base[found.indices])
+            nearest = part.topk(min(k, len(base)), largest=False)
+            distances.append(nearest.values)
+            numbers.append(self.base[nearest.indices])
         return torch.cat(distances), torch.cat(numbers)
 
     def average(self, numbers: Int[Tensor, "rows k"]) -> Tensor:
-        """Class shares or mean values among training rows: the prediction of nearest neighbours."""
+        """Return class shares or mean values among training rows: the prediction of nearest neighbours."""
         assert self.train.y is not None
         if self.task == "classes":
             return nn.functional.one_hot(self.train.y[numbers], self.n_classes).double().mean(1)
         return self.train.y[numbers].mean(1)
 
     def gain_of_neighbours(self, sample: Sample, numbers: Tensor) -> Difference:
-        """How much smaller the error of nearest neighbours is than the model's.
+        """Return how much smaller the error of nearest neighbours is than the model's.
 
-        For classes wrong rows are counted, so that it does not matter how sure either is; in units of a
+        For classes wrong rows are counted, so that confidence does not matter; in units of a
         constant prediction.
         """
         theirs = self.average(numbers[:, :NEIGHBOURS])
@@ -289,17 +289,17 @@ class Evidence:
         return Difference.paired(wrong / max(1e-12, 1 - float(self.constant.max())), self.confidence)
 
     def neighbours_gain(self) -> Difference:
-        """How much smaller the error of nearest neighbours is than the model's, at training rows.
+        """Return how much smaller the error of nearest neighbours is than the model's, at training rows.
 
-        Neighbours are other rows, so that they cannot know the target of the row itself. Where held-out rows
-        are given, the smaller gain of the two counts: rows of one patient or day are neighbours by kinship.
+        Neighbours are other rows, so they do not know the target of the row itself. If held-out rows
+        are given, the smaller gain counts, because rows of one patient or day are close for other reasons.
         """
         if self.task == "other" or len(self.base) < 40 or self.is_constant:
             return Difference(math.nan, -math.inf, math.inf)
-        found = self.gain_of_neighbours(self.train.take(self.base), self.near[1])
+        gain = self.gain_of_neighbours(self.train.take(self.base), self.near[1])
         if self.held is None or len(self.held) < 10:
-            return found
-        return min(found, self.gain_of_neighbours(self.held, self.near_held[1]), key=lambda each: each.lower)
+            return gain
+        return min(gain, self.gain_of_neighbours(self.held, self.near_held[1]), key=lambda each: each.lower)
 
     @cached_property
     def near_held(self) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
@@ -317,15 +317,15 @@ class Evidence:
 def number_rows(
     rows: Float[Tensor, "rows features"],
 ) -> tuple[Int[Tensor, " rows"], Int[Tensor, " distinct"]]:
-    """Number of the distinct row that each row is, and how often each occurs."""
+    """Number the distinct rows; return the number of each row, and how often each occurs."""
     seen: dict[bytes, int] = {}
     numbers = [seen.setdefault(row.tobytes(), len(seen)) for row in (rows + 0.0).numpy()]  # -0.0 is 0.0
-    found = torch.tensor(numbers)
-    return found, torch.bincount(found, minlength=len(seen))
+    number = torch.tensor(numbers)
+    return number, torch.bincount(number, minlength=len(seen))
 
 
 def len_k(n: int) -> int:
-    """Neighbours that are sought at each of so many rows: a tenth, between 10 and 30."""
+    """Return the number of neighbours to search among ``n`` rows: a tenth, between 10 and 30."""
     return max(1, min(n, max(NEIGHBOURS, min(30, n // 10))))
 
 
@@ -339,7 +339,7 @@ class Difference:
 
     @classmethod
     def paired(cls, values: Tensor, confidence: float) -> Difference:
-        """Mean of differences of the same rows (Student)."""
+        """Average the differences of paired rows (Student)."""
         n, mean = len(values), float(values.mean())
         if n < 2:
             return cls(mean, -math.inf, math.inf)
@@ -348,7 +348,7 @@ class Difference:
 
     @classmethod
     def between(cls, a: Tensor, b: Tensor, confidence: float) -> Difference:
-        """Mean of ``a`` minus mean of ``b``, independent rows (Welch)."""
+        """Return the mean of ``a`` minus the mean of ``b`` for independent rows (Welch)."""
         mean = float(a.mean() - b.mean())
         if min(len(a), len(b)) < 2:
             return cls(mean, -math.inf, math.inf)
@@ -372,7 +372,7 @@ def _task(fitted: FittedModel) -> Task:
 
 
 def _targets(fitted: FittedModel, y: Tensor) -> Int[Tensor, " rows"]:
-    """Class of each row."""
+    """Return the class of each row."""
     y = y.cpu()
     if fitted.space == "unit":
         return (y.flatten() > 0.5).long()
@@ -380,7 +380,7 @@ def _targets(fitted: FittedModel, y: Tensor) -> Int[Tensor, " rows"]:
 
 
 def _read(loss_fn: object, task: Task, outputs: Tensor) -> Tensor:
-    """Turn outputs into probabilities of classes, or rows of values."""
+    """Convert outputs to probabilities of classes, or rows of values."""
     outputs = outputs.cpu().double()
     if task != "classes":
         return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]

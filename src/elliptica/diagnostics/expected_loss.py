@@ -1,4 +1,4 @@
-"""Expected loss of a diffusion: where it leaves the domain (the landscape), and on its way there."""
+"""Estimate the expected loss of a diffusion: at its exit (the landscape), and on its way there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True)
 class LossMap(LandscapeEstimate):
-    """What `loss_map` found: a `LandscapeEstimate`, and beside it a plainer estimate of the loss.
+    """Result of `loss_map`: a `LandscapeEstimate`, with a simpler estimate of the loss for comparison.
 
     Attributes:
         neighbours: Loss against the labels of the nearest training rows; None if these are not known.
@@ -45,7 +45,7 @@ class LossMap(LandscapeEstimate):
     neighbours: NeighbourLoss | None = None
 
     def columns(self) -> dict[str, tuple[Tensor, str]]:
-        """Return what is printed: name, values and format of each column."""
+        """Return the printed columns: name, values and format of each."""
         first, *rest = super().columns().items()
         if self.neighbours is None:
             return dict([first, *rest])
@@ -62,20 +62,20 @@ def loss_map(
     train: tuple[Tensor, Tensor] | None = None,
     **settings: Any,
 ) -> LossMap:
-    """Estimate the expected loss where a diffusion from each query first meets the boundary.
+    """Estimate the expected loss where a diffusion from each query first hits the boundary.
 
-    Beside it, where training rows are known, stands the loss against the labels of the ten nearest of them
+    If training rows are known, the result also has the loss against the labels of the ten nearest of them
     (`neighbour_loss`), which costs no walks.
 
     Args:
         field: Loss of the model.
-        domain: Where walks live: a domain on flattened inputs (for ``"joint"``: inputs and targets).
+        domain: Domain on flattened inputs (for ``"joint"``: on inputs and targets).
         at: Queries, ``(queries, *feature)``.
         y: Target of each query; not needed with ``labels="nearest"``.
         labels: Which target a walk is judged by. ``"carry"``: the query's own. ``"nearest"``: that of the
             training point nearest to where it ended, for queries without a label. ``"joint"``: real targets
             that diffuse with the inputs, as in the paper.
-        train: Training inputs and targets: needed by ``"nearest"``, elsewhere for the neighbours alone.
+        train: Training inputs and targets. Required by ``"nearest"``; otherwise only for the neighbours.
         **settings: Those of `estimate_landscape`, e.g. ``n_walks``, ``operator``, ``generator``.
     """
     checks.choice("labels", labels, ("carry", "nearest", "joint"))
@@ -83,9 +83,9 @@ def loss_map(
     checks.batch("at", at)
     if train is not None:
         check_train(train, at)
-    found = _solve(field, domain, at, y, labels, train, settings)
+    estimate = _solve(field, domain, at, y, labels, train, settings)
     neighbours = None if train is None else neighbour_loss(field, at, train)
-    notes = found.notes
+    notes = estimate.notes
     if neighbours is not None:
         notes += (
             f"{neighbours.k}-NN labels: loss of the model at the query against the labels of its "
@@ -97,8 +97,8 @@ def loss_map(
         if data_values is None:
             assert train is not None
             data_values = field(*train)
-        notes += (_ceiling(far, float(data_values.max()), float(found.outer_share[far].mean())),)
-    known = {column.name: getattr(found, column.name) for column in fields(found)}
+        notes += (_ceiling(far, float(data_values.max()), float(estimate.outer_share[far].mean())),)
+    known = {column.name: getattr(estimate, column.name) for column in fields(estimate)}
     return LossMap(**known | {"notes": notes}, neighbours=neighbours)
 
 
@@ -111,7 +111,7 @@ def _solve(
     train: tuple[Tensor, Tensor] | None,
     settings: dict[str, Any],
 ) -> LandscapeEstimate:
-    """Estimate the landscape, walks judged by the labels that are asked for."""
+    """Estimate the landscape, with walks judged by the chosen labels."""
     flat, feature = at.reshape(len(at), -1), at.shape[1:]
     if labels == "nearest":
         return estimate_landscape(nearest_label(field, train, feature), domain, flat, **settings)
@@ -130,7 +130,7 @@ def _solve(
 def _far(
     domain: Domain | Whitened, at: Tensor, labels: Labels, neighbours: NeighbourLoss | None
 ) -> Tensor | None:
-    """Tell which queries lie outside the training region; None if it is not known."""
+    """Return which queries lie outside the training region; None if it is not known."""
     if neighbours is not None:
         return neighbours.far
     if labels == "joint":  # the points of the domain hold targets, too
@@ -143,10 +143,10 @@ def _far(
 
 
 def _ceiling(far: Tensor, largest: float, outer: float) -> str:
-    """Say why ``u`` is no forecast outside the training region."""
+    """Return a note on why ``u`` is no forecast outside the training region."""
     where = f"{far_queries(far)}. u cannot exceed the largest training loss ({largest:.3g}) there"
     if outer > 0:
-        where += f", but for the {outer:.0%} of their walks that end on the outer boundary"
+        where += f", except for the {outer:.0%} of their walks that end on the outer boundary"
     return f"{where}: it is an average of losses on the boundary, however large the loss at the query is."
 
 
@@ -155,7 +155,7 @@ def nearest_label(
 ) -> Callable[[Tensor], Tensor]:
     """Return the loss at flat points, with the target of the nearest training point."""
     if train is None:
-        raise ValueError('labels="nearest" needs the labelled data: pass train=(x, y).')
+        raise ValueError('labels="nearest" needs the labelled data. Pass train=(x, y).')
     train_x, train_y = train
     centres = train_x.reshape(len(train_x), -1)
 
@@ -170,19 +170,19 @@ def nearest_label(
 
 @dataclass(frozen=True)
 class OccupationReport(Result):
-    """What `occupation_report` found, one entry per query.
+    """Result of `occupation_report`, one entry per query.
 
     Attributes:
         loss: Loss at the query.
         integral: ``v = E int_0^tau l ds``, which solves ``A v = -l`` with ``v = 0`` on the boundary.
-        integral_stderr: At most this standard error.
+        integral_stderr: Upper bound of its standard error.
         exit_time: ``E tau``.
         exit_time_stderr: Its standard error.
         mean_loss: ``v / E tau``: mean loss over the places the diffusion visits.
-        mean_loss_stderr: At most this standard error.
+        mean_loss_stderr: Upper bound of its standard error.
         largest_loss: Largest loss met on the way, over all queries.
         within_bound: Whether ``0 <= v <= largest_loss * E tau``, within four standard errors.
-        notes: What the reader should know.
+        notes: Remarks and cautions.
     """
 
     loss: Float[Tensor, " queries"]
@@ -217,7 +217,7 @@ class OccupationReport(Result):
 
 @dataclass
 class _Solve:
-    """Integrals of the loss minus a constant, for queries of one target; remembers the largest loss.
+    """Integrate the loss minus a constant for queries of one target; remember the largest loss.
 
     With a constant near the mean loss, the integral hardly depends on how long a walk lasts.
     """
@@ -238,7 +238,7 @@ class _Solve:
                 self.largest = max(self.largest, float(values.max()))
             return values.to(z.dtype) - base
 
-        found = estimate_landscape(
+        estimate = estimate_landscape(
             lambda p: torch.zeros_like(p[:, 0]),
             self.domain,
             self.at,
@@ -247,11 +247,11 @@ class _Solve:
             generator=self.generator,
             **self.settings,
         )
-        if found.exit_time is None or found.exit_time_stderr is None:
+        if estimate.exit_time is None or estimate.exit_time_stderr is None:
             raise ValueError(
-                f'solver="{found.solver}" knows no exit times. Leave solver="auto", or use "spheres".'
+                f'solver="{estimate.solver}" does not compute exit times. Use solver="auto" or "spheres".'
             )
-        return found
+        return estimate
 
 
 def occupation_report(
@@ -270,13 +270,13 @@ def occupation_report(
 
     Args:
         field: Loss of the model.
-        domain: On flattened inputs, or with ``joint`` on inputs and targets.
+        domain: Domain on flattened inputs, or with ``joint`` on inputs and targets.
         at: Queries.
         y: Their targets, fixed along a walk unless ``joint``. Queries with the same target are solved
             together; many different real targets take one solve each (use ``joint`` there).
         n_walks: Walks per query.
         joint: Let real targets diffuse, too.
-        diffusion: ``sigma^2``, a scale of time only.
+        diffusion: ``sigma^2``, which only scales time.
         generator: Source of randomness.
         **settings: Those of `estimate_landscape`.
     """
@@ -291,12 +291,12 @@ def occupation_report(
         pilot = solve(0.0, max(n_walks // 10, 2))
         total = float(pilot.exit_time.sum())  # type: ignore[union-attr]
         base[rows] = float(pilot.value.sum()) / total if total > 0 else 0.0
-        found = solve(float(base[rows[0]]), n_walks)
+        estimate = solve(float(base[rows[0]]), n_walks)
         columns[:, rows] = torch.stack(
-            [found.value, found.stderr, found.exit_time, found.exit_time_stderr]  # type: ignore[list-item]
+            [estimate.value, estimate.stderr, estimate.exit_time, estimate.exit_time_stderr]  # type: ignore[list-item]
         ).to(columns)
         largest = max(largest, solve.largest)
-        notes += [note for note in found.notes if "ran out of steps" in note and note not in notes]
+        notes += [note for note in estimate.notes if "ran out of steps" in note and note not in notes]
     rest, rest_error, time, time_error = columns
     v, v_error = rest + base * time, rest_error + base.abs() * time_error
     mean = v / time
@@ -305,7 +305,7 @@ def occupation_report(
     within = not lost and bool(((v >= -reach) & (v <= largest * time + reach)).all())
     started = int((time <= 0).sum())
     if started:
-        notes.append(f"{started} queries lie inside a ball around a data point: their walks end at once.")
+        notes.append(f"{started} queries lie inside a ball around a data point, so their walks end at once.")
     return OccupationReport(
         own,
         v,
@@ -321,7 +321,7 @@ def occupation_report(
 
 
 def _same_target(y: Tensor, joint: bool) -> list[Tensor]:
-    """Row numbers, grouped by target."""
+    """Return row numbers grouped by target."""
     if joint:
         return [torch.arange(len(y), device=y.device)]
     checks.batch("y", y)

@@ -1,4 +1,4 @@
-"""What a diagnosis consists of: numbers with limits, severities, and findings in words."""
+"""The parts of a diagnosis: numbers with limits, severities, and findings in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from elliptica.diagnostics.result import Result
 _SHOWN = 6
 _WIDTH = 100
 
-#: ``"info"`` is a fact about the loss landscape that calls for nothing by itself.
+#: ``"info"`` is a fact about the loss landscape that requires no action by itself.
 Severity = Literal["fine", "info", "look", "warning"]
 #: From best to worst.
 SEVERITIES: tuple[Severity, ...] = ("fine", "info", "look", "warning")
@@ -33,14 +33,14 @@ RowsOf = Literal["training", "held-out", "unlabelled"]
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number and how well it is known.
+    """A number with confidence limits.
 
     Attributes:
         value: The estimate.
-        lower: Lower confidence limit; equal to ``value`` for a number that is not estimated.
+        lower: Lower confidence limit; ``value`` itself for a number that is not estimated.
         upper: Upper confidence limit.
         stderr: Standard error of a mean; None for shares and medians, whose limits are exact.
-        n: How many values it rests on.
+        n: Number of values behind it.
         kind: ``"mean"`` (Student's limits), ``"share"`` (Clopper-Pearson), ``"median"`` (order
             statistics), or ``"number"`` (no limits).
     """
@@ -54,9 +54,11 @@ class Quantity:
 
     @classmethod
     def mean(cls, values: Float[Tensor, " n"], confidence: float, floor: float = -math.inf) -> Quantity:
-        """Mean of at least two values; ``floor`` is what it cannot be below, and neither can its limit."""
+        """Average at least two values; ``floor`` is a lower bound of the mean and of its limits."""
         if len(values) < 2:
-            raise ValueError(f"A mean with limits needs at least two values, but got {len(values)}.")
+            raise ValueError(
+                f"A mean with limits needs at least two values, but got {len(values)}. Pass more rows."
+            )
         values = values.detach().double()
         value, n = float(values.mean()), len(values)
         error = float(values.std()) / math.sqrt(n)
@@ -66,24 +68,24 @@ class Quantity:
 
     @classmethod
     def share(cls, count: int, n: int, confidence: float) -> Quantity:
-        """``count`` of ``n``."""
+        """Return the share ``count`` of ``n`` with its limits."""
         lower, upper = clopper_pearson(count, n, confidence)
         return cls(count / n, lower, upper, None, n, "share")
 
     @classmethod
     def median(cls, values: Float[Tensor, " n"], confidence: float) -> Quantity:
-        """Median; its limits are two of the ordered values, whatever the law of the values."""
+        """Return the median; its limits are two of the ordered values, for any distribution."""
         ordered = values.detach().double().sort().values
         n = len(ordered)
         rank = median_rank(n, confidence)
         middle = float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        if rank is None:  # so few values that no two of them are limits at this level
+        if rank is None:  # too few values for limits at this level
             return cls(middle, -math.inf, math.inf, None, n, "median")
         return cls(middle, float(ordered[rank]), float(ordered[n - 1 - rank]), None, n, "median")
 
     @classmethod
     def number(cls, value: float, n: int = 1) -> Quantity:
-        """A number without limits."""
+        """Wrap a number without limits."""
         return cls(value, value, value, None, n, "number")
 
     def __str__(self) -> str:
@@ -96,11 +98,11 @@ class Quantity:
 
 
 def median_rank(n: int, confidence: float) -> int | None:
-    """Largest ``k`` such that the ``k``-th lowest and ``k``-th highest (from 0) enclose the median."""
+    """Return the largest ``k`` such that the ``k``-th lowest and highest values enclose the median."""
     tail = (1 - confidence) / 2
 
     def cdf(k: int) -> float:
-        """P(Binomial(n, 1/2) <= k), by the beta law."""
+        """Return P(Binomial(n, 1/2) <= k), by the beta law."""
         return incomplete_beta(float(n - k), float(k + 1), 0.5)
 
     enough = bisect.bisect_right(range(n // 2), tail, key=cdf)
@@ -108,7 +110,7 @@ def median_rank(n: int, confidence: float) -> int | None:
 
 
 def worst(*severities: Severity) -> Severity:
-    """The gravest of several.
+    """Return the most serious of several severities.
 
     Example:
         >>> worst("fine", "look", "fine")
@@ -119,18 +121,18 @@ def worst(*severities: Severity) -> Severity:
 
 @dataclass(frozen=True)
 class Finding(Result):
-    """One thing found out about a model and its rows.
+    """One finding about a model and its rows.
 
     Attributes:
-        name: Short and fixed; docs/diagnose.md lists all of them.
-        severity: ``"warning"`` (a problem is shown), ``"look"`` (it may be one), ``"info"`` or ``"fine"``.
-        sentence: What was found, in plain words.
+        name: Short, fixed name; docs/diagnose.md lists all of them.
+        severity: ``"warning"`` (a problem was shown), ``"look"`` (it may be one), ``"info"`` or ``"fine"``.
+        sentence: The result in plain words.
         advice: What to do about it.
         numbers: The numbers behind the sentence.
-        breakdown: The same by class, group, feature or place, most remarkable first.
+        breakdown: The same by class, group, feature or place, the most notable first.
         computed: False if the finding could not be judged; the sentence then says why.
-        title: A few words; the name if there is none.
-        rows: Numbers of rows to look at, most remarkable first.
+        title: Title of a few words; if empty, the name is shown.
+        rows: Numbers of rows to look at, the most notable first.
         rows_of: Which rows these are.
     """
 
@@ -146,7 +148,7 @@ class Finding(Result):
     rows_of: RowsOf = "training"
 
     def lines(self) -> list[str]:
-        """The finding without its heading, wrapped for a terminal."""
+        """Return the finding without its heading, wrapped for a terminal."""
         lines = _wrapped(self.sentence, "  ", "  ")
         rows = list(self.breakdown.items())
         width = max((len(name) for name, _ in rows[:_SHOWN]), default=0)
@@ -156,7 +158,7 @@ class Finding(Result):
         return [*lines, *self._last_lines()]
 
     def brief(self) -> list[str]:
-        """The same without the breakdown."""
+        """Return the same without the breakdown."""
         return [*_wrapped(self.sentence, "  ", "  "), *self._last_lines()]
 
     def _last_lines(self) -> list[str]:
@@ -172,25 +174,25 @@ class Finding(Result):
 
 
 def fine(name: str, sentence: str) -> Finding:
-    """Nothing to report."""
+    """Make a finding without a problem."""
     return Finding(name, "fine", sentence, "")
 
 
 def skipped(name: str, reason: str) -> Finding:
-    """Not judged, and why."""
+    """Make a finding that could not be judged, with the reason."""
     return Finding(name, "fine", f"Not judged: {reason}.", "", computed=False)
 
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
-    """What `elliptica.diagnose` found. Print it, or read `problems` and `findings`.
+    """Result of `elliptica.diagnose`. Print it, or use `problems` and `findings`.
 
     Attributes:
-        about: Which rows, task and errors the findings are about.
-        findings: The most important first; ``diagnosis["labels"]`` picks one.
+        about: The rows, task and errors that the findings refer to.
+        findings: The most important first; ``diagnosis["labels"]`` selects one.
         n_rows: Training rows that were judged.
         n_given: Training rows that were given.
-        confidence: Level of all limits.
+        confidence: Confidence level of all limits.
         first_row: Number of the first row, where rows are listed.
     """
 
@@ -203,7 +205,7 @@ class Diagnosis(Result):
 
     @property
     def severity(self) -> Severity:
-        """The gravest of the findings; ``"fine"`` if there are no problems."""
+        """The most serious severity; ``"fine"`` if there are no problems."""
         return worst(*(finding.severity for finding in self.problems))
 
     @property
@@ -213,21 +215,21 @@ class Diagnosis(Result):
 
     @property
     def landscape(self) -> tuple[Finding, ...]:
-        """What the loss does between and around the rows: information."""
+        """Findings about the loss between and around the rows, for information."""
         return tuple(f for f in self.findings if f.name in LANDSCAPE)
 
     def __getitem__(self, name: str) -> Finding:
         for finding in self.findings:
             if finding.name == name:
                 return finding
-        raise KeyError(f"no finding {name!r}; there are {', '.join(f.name for f in self.findings)}")
+        raise KeyError(f"no finding {name!r}; use one of {', '.join(f.name for f in self.findings)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, lists and strings, ready for `json.dumps`."""
+        """Return everything as plain numbers, lists and strings, ready for `json.dumps`."""
         return {"elliptica": __version__, "severity": self.severity, **super().to_dict()}
 
     def headline(self) -> str:
-        """The most important finding, or that there is none."""
+        """Return the most important findings as a line, or that there are none."""
         if not self.problems:
             return "Nothing stands out."
         titles = [finding.title or finding.name for finding in self.problems]
@@ -235,12 +237,12 @@ class Diagnosis(Result):
         return f"{'; '.join(titles[:3])}{more}."
 
     def summary(self) -> str:
-        """How many problems there are of each severity."""
+        """Return the number of problems of each severity."""
         counts = [f"{sum(f.severity == name for f in self.findings)} {name}" for name in ("warning", "look")]
         return ", ".join(counts)
 
     def preface(self) -> list[str]:
-        """What the findings are about, wrapped for a terminal."""
+        """Return what the findings refer to, wrapped for a terminal."""
         about = self.about
         if any(finding.rows for finding in self.problems):
             header = ", without the header" if self.first_row else ""
@@ -248,9 +250,9 @@ class Diagnosis(Result):
         return _wrapped(" ".join(about), "", "")
 
     def closing(self) -> list[str]:
-        """What was checked without a finding, what could not be judged, and the landscape in one line."""
+        """List what was checked without a problem, what could not be judged, and how to see the landscape."""
         checked = [f.name for f in self.findings if f.severity == "fine" and f.computed]
-        lines = _wrapped(f"Checked, nothing found: {', '.join(checked) or 'nothing'}.", "", "  ")
+        lines = _wrapped(f"Checked, no problem: {', '.join(checked) or 'none'}.", "", "  ")
         left: dict[str, list[str]] = {}
         for finding in self.findings:
             if not finding.computed:
@@ -260,11 +262,11 @@ class Diagnosis(Result):
         for reason, names in left.items():
             lines += _wrapped(f"Not judged: {', '.join(names)} ({reason}).", "", "  ")
         if self.landscape:
-            lines.append("The loss between and around the rows, for information: .everything(), or --all.")
+            lines.append("To see the loss between and around the rows: .everything(), or --all.")
         return lines
 
     def everything(self) -> str:
-        """All findings with their breakdowns, the landscape included."""
+        """Return all findings with their breakdowns, including the landscape."""
         return "\n\n".join(["\n".join(self.preface()), *map(str, self.findings)])
 
     def __str__(self) -> str:

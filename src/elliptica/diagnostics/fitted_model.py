@@ -1,4 +1,4 @@
-"""A trained model on its data: checked once, subsampled, with its losses at and between the rows."""
+"""A trained model with its data, checked once and subsampled, and its losses at and between the rows."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from elliptica.landscape.loss import (
     loss_kind,
 )
 
-#: Losses that are zero for some output whatever the target: there is no least loss to take off.
+#: Losses that can be zero for any target, so there is no least loss to subtract.
 _REACH_ZERO = ("squared", "absolute", "distance")
-#: Rows of a class or group that a sample keeps at least.
+#: Fewest rows of a class or group that a sample keeps.
 _FLOOR = 50
 
 
@@ -55,29 +55,29 @@ class FittedModel:
 
     Attributes:
         model: Called as ``model(x)``; in evaluation mode it must treat rows independently.
-        loss_fn: Its loss: any that `elliptica.Elliptic` takes.
+        loss_fn: Its loss; any that `elliptica.Elliptic` takes.
         x: Inputs as the model takes them, ``(rows, *feature)``.
         y: Their targets: labels, class probabilities, values in [0, 1] or real numbers.
-        name: For headings.
+        name: Name for headings.
         groups: Group of each row, or None.
         class_names: Names of the classes, in the order of the model's outputs.
-        num_classes: Number of classes of integer labels; None reads it off the model's output.
-        target_space: What targets are; None reads it off the loss.
+        num_classes: Number of classes of integer labels. None infers it from the model's output.
+        target_space: Kind of targets. None infers it from the loss.
         test: Other inputs with their targets, or None.
         test_groups: Group of each test row, or None.
         unlabelled: Inputs without targets, or None.
-        row_numbers: What to call the training rows; None counts them from 0.
-        test_row_numbers: What to call the test rows.
-        unlabelled_row_numbers: What to call the unlabelled rows.
-        feature_names: Of the inputs.
-        scales_inputs: Whether the model scales its inputs by itself, so that their units do not matter.
-        location: What to add, and
-        scale: what to multiply inputs in the plane by, to have the units of the data.
+        row_numbers: Numbers of the training rows in messages. None counts them from 0.
+        test_row_numbers: The same for the test rows.
+        unlabelled_row_numbers: The same for the unlabelled rows.
+        feature_names: Names of the inputs.
+        scales_inputs: Whether the model scales its inputs itself, so that their units do not matter.
+        location: Offset, and
+        scale: factor that convert inputs in the plane to the units of the data.
         batch_size: Rows per call of the model.
         drawn: Points between the rows; see `sample`.
         n_given: Rows before subsampling; 0 without.
-        confidence: Level of the limits of all that is estimated.
-        seed: Of the streams of the single findings.
+        confidence: Confidence level of all limits.
+        seed: Seed of the random streams of the findings.
     """
 
     model: nn.Module
@@ -114,10 +114,10 @@ class FittedModel:
         confidence: float = 0.95,
         device: torch.device | str | None = None,
     ) -> FittedModel:
-        """Check all rows, bring them to the model, and sample by class and group what is too much.
+        """Check all rows, move them to the model's device, and sample by class and group if needed.
 
         Args:
-            max_rows: Most rows of each kind.
+            max_rows: Largest number of rows of each kind.
             generator: Source of the samples.
             confidence: Level of the limits.
             device: Where to compute; None is where the model is. A model that is elsewhere is copied.
@@ -131,7 +131,7 @@ class FittedModel:
         given = self.n_given or len(self.x)
         kept = self._sampled(self.rows, max_rows, generator)
         x, y, groups = self.rows.take(kept)
-        found = replace(
+        prepared = replace(
             self,
             model=model,
             x=x.detach().to(place),
@@ -144,8 +144,8 @@ class FittedModel:
         if self.held_out is not None:
             kept = self._sampled(self.held_out, max_rows, generator)
             test = self.held_out.take(kept)
-            found = replace(
-                found,
+            prepared = replace(
+                prepared,
                 test=(test.x.detach().to(place), test.y.detach().to(place)),
                 test_groups=test.groups,
                 test_row_numbers=_taken(self.test_row_numbers, kept),
@@ -153,15 +153,15 @@ class FittedModel:
         if self.unlabelled is not None:
             some = draw_permutation(len(self.unlabelled), device=generator.device, generator=generator)
             some = some[:max_rows].sort().values.cpu()
-            found = replace(
-                found,
+            prepared = replace(
+                prepared,
                 unlabelled=self.unlabelled[some.to(self.unlabelled.device)].detach().to(place),
                 unlabelled_row_numbers=_taken(self.unlabelled_row_numbers, some),
             )
-        _forward(model, found.x)
-        found._check_class_names()
-        _ = found.losses  # raises now if the model gives no numbers
-        return found
+        _forward(model, prepared.x)
+        prepared._check_class_names()
+        _ = prepared.losses  # raises now if the model gives no numbers
+        return prepared
 
     def _sampled(self, rows: Labelled, n: int, generator: torch.Generator) -> Int[Tensor, " sample"]:
         """Return numbers of at most about ``n`` rows, sampled by class and group."""
@@ -202,18 +202,18 @@ class FittedModel:
         random.check_generator(generator, place)
         x, y, groups = self.rows.take(self._sampled(self.rows, n, generator))
         x, y = x.detach().to(place), y.detach().to(place)
-        found = replace(self, model=model, x=x, y=y, groups=groups)
-        targets = found.targets
+        sampled = replace(self, model=model, x=x, y=y, groups=groups)
+        targets = sampled.targets
         _forward(model, x)
         sigma = check_sigma(sigma)
         noise = auto_sigma(x) if isinstance(sigma, str) else sigma
-        bridges = draw_bridges(x, targets, n, target_space=found.space, sigma=noise, generator=generator)
+        bridges = draw_bridges(x, targets, n, target_space=sampled.space, sigma=noise, generator=generator)
         seed = int(torch.randint(2**62, (1,), device=generator.device, generator=generator))
         given = self.n_given or len(self.x)
-        found = replace(found, drawn=bridges, n_given=given, confidence=confidence, seed=seed)
-        found._check_class_names()
-        _ = found.losses  # raises now if the model gives no numbers
-        return found
+        sampled = replace(sampled, drawn=bridges, n_given=given, confidence=confidence, seed=seed)
+        sampled._check_class_names()
+        _ = sampled.losses  # raises now if the model gives no numbers
+        return sampled
 
     @property
     def rows(self) -> Labelled:
@@ -226,13 +226,13 @@ class FittedModel:
         return None if self.test is None else Labelled(*self.test, self.test_groups)
 
     def losses_of(self, rows: Labelled) -> Float[Tensor, " rows"]:
-        """Loss at each of some rows."""
+        """Return the loss at each of some rows."""
         given = self.num_classes if rows.y.is_floating_point() else self.n_classes
         targets = encode_targets(rows.y, self.space, num_classes=given, dtype=rows.x.dtype)
         return self.field(rows.x, targets)
 
     def stream(self, name: str) -> torch.Generator:
-        """Return a stream for one finding, so that none changes the others."""
+        """Return a random stream for one finding, so that no finding changes another."""
         return stream("diagnose", self.seed, name)
 
     @property
@@ -299,12 +299,12 @@ class FittedModel:
 
     @cached_property
     def floor(self) -> float:
-        """What no loss can be below: zero, or minus infinity for a loss of the user's own."""
+        """Lower bound of the loss: zero, or minus infinity for a custom loss."""
         return -math.inf if least_loss(self.loss_fn, self.targets[:1]) is None else 0.0
 
     @property
     def yardstick(self) -> float:
-        """What losses are measured by: that of a constant prediction, else the largest at the data."""
+        """Reference for losses: that of a constant prediction, else the largest at the data."""
         if self.constant is not None and self.constant > 0:
             return self.constant
         return float(self.losses.abs().max()) or 1.0
@@ -318,7 +318,7 @@ class FittedModel:
 
     @property
     def part(self) -> str:
-        """What `parts` are: ``"class"`` or ``"group"``."""
+        """Kind of `parts`: ``"class"`` or ``"group"``."""
         return "group" if self.groups is not None or self.labels is None else "class"
 
     @cached_property
@@ -331,23 +331,23 @@ class FittedModel:
         return tuple(self.class_name(label) for label in self.labels.tolist())
 
     def class_name(self, label: int) -> str:
-        """Return the name of a class, its number if it has none."""
+        """Return the name of a class, or its number if it has none."""
         return str(
             label if self.class_names is None or len(self.class_names) == 0 else self.class_names[label]
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader should know about the loss."""
+        """Remarks about the loss."""
         if self.space == "real":
             return ()
         if self.floor == -math.inf:
             return (
-                "The least value of this loss for a mixed target is not known here: part of the loss between "
-                "the data may be a price that no network could avoid.",
+                "The least value of this loss for a mixed target is not known, so part of the loss between "
+                "the data may be unavoidable for any network.",
             )
         return (
-            "A mixed target costs any network something; that part is taken off every loss below. Where "
+            "A mixed target has an unavoidable loss, which is subtracted from every loss below. Where "
             "targets are not mixed or smoothed, the numbers are your loss.",
         )
 
@@ -358,12 +358,12 @@ class FittedModel:
         checks.finite("x", self.x)
         checks.same_rows("y", self.y, len(self.x))
         if len(self.x) < 2:
-            raise ValueError("x has one row, and nothing can be judged by one row. Pass at least two rows.")
+            raise ValueError("x has one row, but a diagnosis needs more. Pass at least two rows.")
         _check_groups("groups", self.groups, len(self.x))
         if self.test is None:
             if self.test_groups is not None:
                 raise ValueError(
-                    "held_out_groups were given without held-out rows. Pass held_out=(x, y), too."
+                    "held_out_groups needs held-out rows, but there are none. Pass held_out=(x, y), too."
                 )
         elif not isinstance(self.test, tuple | list) or len(self.test) != 2:
             raise ValueError(
@@ -378,7 +378,7 @@ class FittedModel:
     def _check_inputs(self, name: str, x: Tensor) -> None:
         checks.floating(name, x)
         if len(x) == 0:
-            raise ValueError(f"{name} have no rows. Pass at least one row, or leave them out.")
+            raise ValueError(f"{name} have no rows. Pass at least one row, or omit them.")
         checks.batch(name, x)
         checks.finite(name, x)
         if x.shape[1:] != self.x.shape[1:]:
@@ -398,7 +398,7 @@ class FittedModel:
         if y.shape[1:] != self.y.shape[1:]:
             raise ValueError(
                 f"Held-out targets have shape {tuple(y.shape[1:])} per row, but training targets "
-                f"{tuple(self.y.shape[1:])}. Pass both alike."
+                f"{tuple(self.y.shape[1:])}. Pass both in the same shape."
             )
         _check_groups("held_out_groups", self.test_groups, len(x))
 
@@ -408,14 +408,14 @@ class FittedModel:
             classes = "no single classes" if n_classes is None else f"{n_classes} classes"
             raise ValueError(
                 f"class_names must hold one name for each class, but there are {len(self.class_names)} names "
-                f"and {classes}. Leave it out, or pass them in the order of the model's outputs."
+                f"and {classes}. Omit it, or pass them in the order of the model's outputs."
             )
 
 
 def sample_by_part(
     parts: Sequence[str], n: int, generator: torch.Generator, floor: int = _FLOOR
 ) -> Int[Tensor, " sample"]:
-    """Draw about ``n`` rows in proportion, but at least ``floor`` of each part that has them."""
+    """Draw about ``n`` rows in proportion, but at least ``floor`` of each part if it has them."""
     rows: dict[str, list[int]] = {}
     for i, part in enumerate(parts):
         rows.setdefault(part, []).append(i)
@@ -435,11 +435,13 @@ def _taken(numbers: Sequence[int] | None, rows: Tensor) -> Sequence[int]:
 
 def _check_groups(name: str, groups: Tensor | Sequence[Hashable] | None, n: int) -> None:
     if groups is not None and len(groups) != n:
-        raise ValueError(f"{name} must have one entry for each of the {n} rows, but has {len(groups)}.")
+        raise ValueError(
+            f"{name} must have one entry for each of the {n} rows, but has {len(groups)}. Pass one per row."
+        )
 
 
 def _placed(model: nn.Module, device: torch.device | str | None, x: Tensor) -> tuple[nn.Module, torch.device]:
-    """Return the model and where to compute; a model that is elsewhere is copied, not moved."""
+    """Return the model and its device; a model on another device is copied, not moved."""
     home = next((p.device for p in model.parameters()), x.device)
     place = home if device is None else torch.device(device)
     if place != home:
@@ -448,7 +450,7 @@ def _placed(model: nn.Module, device: torch.device | str | None, x: Tensor) -> t
 
 
 def _forward(model: nn.Module, x: Tensor) -> object:
-    """Return the output for two rows, or raise a sentence on what went wrong."""
+    """Return the output for two rows; raise an error that explains what went wrong."""
     try:
         with evaluation_mode(model), torch.no_grad():
             return model(x[:2])
@@ -465,7 +467,7 @@ def _count_classes(model: nn.Module, x: Tensor) -> int:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
             f"y holds integer labels, but the model returns {shape} for two rows, so the number of classes "
-            "cannot be read off. Pass num_classes=... and a model with one logit per class."
+            "cannot be inferred. Pass num_classes=... and a model with one logit per class."
         )
     return output.shape[1]
 
@@ -476,12 +478,13 @@ def _item(groups: Tensor | Sequence[Hashable], i: int) -> Hashable:
 
 
 class Predictor(nn.Module):
-    """Any fitted scikit-learn model as a module: log probabilities of classes, or a column of values.
+    """A fitted scikit-learn model as a module: log probabilities of classes, or a column of values.
 
     It has no gradient. Pass ``scales_inputs=True`` to `FittedModel` with it.
 
     Args:
-        estimator: With ``predict_proba`` and ``classes_``, or with ``predict``; takes arrays of float64.
+        estimator: Estimator with ``predict_proba`` and ``classes_``, or with ``predict``; takes float64
+        arrays.
     """
 
     def __init__(self, estimator: Any) -> None:
@@ -494,7 +497,9 @@ class Predictor(nn.Module):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
             if not hasattr(self.estimator, "classes_"):
-                found = np.asarray(self.estimator.predict(inputs), dtype=np.float64).reshape(len(inputs), -1)
+                outputs = np.asarray(self.estimator.predict(inputs), dtype=np.float64).reshape(
+                    len(inputs), -1
+                )
             else:
-                found = np.log(np.clip(self.estimator.predict_proba(inputs), 1e-30, None))
-        return torch.from_numpy(found).to(x)
+                outputs = np.log(np.clip(self.estimator.predict_proba(inputs), 1e-30, None))
+        return torch.from_numpy(outputs).to(x)

@@ -1,4 +1,4 @@
-"""Can importance weights be trusted? Effective number, mean and concentration of Girsanov weights."""
+"""Judge importance weights: effective number, mean and concentration of Girsanov weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FAR = 4.0
 
 @dataclass(frozen=True)
 class WeightsReport(Result):
-    """What `weights_report` found.
+    """Result of `weights_report`.
 
     Attributes:
         n: Number of weights.
@@ -31,7 +31,7 @@ class WeightsReport(Result):
         row_effective_share: Least effective share among the rows (data points) of weights of bridges; None
             for plain paths.
         trust: Whether averages with these weights can be relied on.
-        notes: Why not, and what else to know.
+        notes: Reasons why not, and other remarks.
     """
 
     n: int
@@ -80,7 +80,7 @@ def weights_report(
     values = log_weights.detach().double()
     n = values.numel()
     if n < 2:
-        raise ValueError(f"A report on weights needs at least two of them, but got {n}.")
+        raise ValueError(f"A report on weights needs at least two weights, but got {n}. Draw more paths.")
     if on_bridges and values.shape[1] < 2:
         raise ValueError(
             "Weights of bridges are known up to a factor per pair of end points, so they are judged against "
@@ -96,18 +96,18 @@ def weights_report(
     empty = int((~(rows > -math.inf).any(1)).sum())
     if empty:
         where = f"in {empty} of {len(rows)} rows every" if on_bridges else "every"
-        raise ValueError(f"All weights are zero: {where} entry of log_weights is -infinity.")
+        raise ValueError(f"All weights are zero: {where} entry of log_weights is -infinity. Check the drift.")
     share = rows.softmax(1)
     each = 1 / share.square().sum(1)  # effective number of each row
     effective, largest = float(each.sum()), float(share.max())
     if on_bridges:
-        # of what a row has beyond one path, which is the least
+        # relative to the minimum of one effective path per row
         notes = _judge(n, float((each.mean() - 1) / (rows.shape[1] - 1)), "further bridges of a pair")
         least = float(each.min()) / rows.shape[1]
         trust = not notes
         notes += (
-            "Weights of bridges: known up to a factor per pair of end points, so they are compared within a "
-            "row; their mean says nothing.",
+            "Weights of bridges are known up to a factor per pair of end points, so they are compared within "
+            "a row; their mean says nothing.",
         )
         return WeightsReport(n, effective, effective / n, None, None, largest, least, trust, notes)
     mean = math.exp(min(float(values.logsumexp(0)) - math.log(n), 700.0))
@@ -122,11 +122,11 @@ def weights_report(
 
 
 def _judge(n: int, share: float, of: str) -> tuple[str, ...]:
-    """Say what speaks against weights of which this share is in effect."""
+    """Return the objections to weights with this effective share."""
     notes = []
     if share < FEW_EFFECTIVE:
         notes.append(
-            f"The effective number is {share:.1%} of the {of}, below {FEW_EFFECTIVE:.0%}: averages rest "
+            f"The effective number is {share:.1%} of the {of}, below {FEW_EFFECTIVE:.0%}: averages depend "
             "on a few paths. Use a weaker drift (smaller xi), more paths, or sample the drifted process."
         )
     if n < 30:

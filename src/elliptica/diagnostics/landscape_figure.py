@@ -1,4 +1,4 @@
-"""The picture of the landscape reports: losses at and between the data, and surfaces in the plane."""
+"""Draw the figure of the landscape reports: losses at and between the data, and surfaces in the plane."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw_landscape(reports: LandscapeReports, sections: list[Section], title: st
 
 
 def _draw_tails(axis: Any, reports: LandscapeReports) -> None:
-    """Draw the share of points above each loss; to the right of the dashed line the bound is missed."""
+    """Draw the share of points above each loss; right of the dashed line the bound is exceeded."""
     x, y = reports.probes
     curves = {"at the data": reports.at_data, "between the data": reports.field(x, y)}
     if reports.fitted.test is not None:
@@ -50,18 +50,18 @@ def _draw_tails(axis: Any, reports: LandscapeReports) -> None:
 
 def _draw_map(axis: Any, reports: LandscapeReports, sections: list[Section]) -> None:
     """Draw the loss of the network against what the PDE expects."""
-    found = next((s.numbers for s in sections if s.name == "landscape"), None)
-    if found is None:
+    numbers = next((s.numbers for s in sections if s.name == "landscape"), None)
+    if numbers is None:
         axis.set_axis_off()
         axis.text(0.5, 0.5, "no landscape was computed", ha="center")
         return
-    u = np.maximum(np.array(found["value"], dtype=float), _FLOOR)
+    u = np.maximum(np.array(numbers["value"], dtype=float), _FLOOR)
     rows = reports.queries[: len(u)]
     losses = reports.field(reports.test_x[rows], reports.test_y[rows]).double().clamp_min(_FLOOR).numpy()
     axis.errorbar(
         u,
         losses,
-        xerr=np.array(found["stderr"], dtype=float),
+        xerr=np.array(numbers["stderr"], dtype=float),
         fmt="o",
         ms=3,
         lw=0.6,
@@ -70,7 +70,7 @@ def _draw_map(axis: Any, reports: LandscapeReports, sections: list[Section]) -> 
     )
     ends = [min(u.min(), losses.min()), max(u.max(), losses.max())]
     axis.plot(ends, ends, color="black", lw=0.8)
-    hits = np.median(np.array(found["hit_share"], dtype=float))
+    hits = np.median(np.array(numbers["hit_share"], dtype=float))
     axis.set(xscale="log", yscale="log", ylabel="loss of the network at the query")
     axis.set_xlabel(f"landscape u ({hits:.0%} of the walks end on the data, at the median)")
     axis.set_title("Above the line: worse than the PDE expects", fontsize=10)

@@ -1,4 +1,4 @@
-"""The loss between and around the rows, as information: bridges, noise, slope, curvature, the PDE.
+"""Findings about the loss between and around the rows: bridges, noise, slope, curvature, the PDE.
 
 None of this is a warning. Ordinary training lets the loss rise between the data, whether or not the model is
 good on other rows; see docs/diagnose.md for what each number means.
@@ -27,11 +27,11 @@ from elliptica.landscape.estimate import FEW_HITS
 from elliptica.landscape.nearest import nearest_other
 from elliptica.landscape.solvers import union_bound
 
-#: Fewest points of a pair that are compared.
+#: Fewest points of a pair to compare.
 FEWEST_PROBES = 10
-#: Parts of a bridge whose mean loss is shown.
+#: Number of parts of a bridge whose mean loss is shown.
 BINS = 6
-#: Noise that is tried, as shares of each feature's deviation.
+#: Noise levels to try, as shares of each feature's deviation.
 NOISE = (0.01, 0.1)
 #: A slope per deviation above this many losses of a constant is steep.
 STEEP = 10.0
@@ -41,7 +41,7 @@ QUERIES, WALKS = 50, 200
 
 
 def judge_between(fitted: FittedModel) -> Finding:
-    """Count points between the data with a loss above every loss at the data, by pair, too."""
+    """Count points between the data with a loss above every loss at the data, overall and by pair."""
     bridges = fitted.bridges
     pairs = None if fitted.parts is None else pair_names(fitted.parts, bridges.start, bridges.end)
     report = maximum_principle_report(
@@ -55,7 +55,7 @@ def judge_between(fitted: FittedModel) -> Finding:
     share = Quantity(overall.rate, overall.lower, overall.upper, None, overall.n, "share")
     judged = [group for group in report.by_group if group.n >= FEWEST_PROBES]
     level = bonferroni(fitted.confidence, len(judged))
-    found = _ordered({group.name: Quantity.share(group.count, group.n, level) for group in judged})
+    by_pair = _ordered({group.name: Quantity.share(group.count, group.n, level) for group in judged})
     near = neighbour_loss(fitted.field, bridges.x, (fitted.x, fitted.targets)).loss.double()
     numbers = {
         "share above": share,
@@ -73,20 +73,21 @@ def judge_between(fitted: FittedModel) -> Finding:
         f"({bar:.3g}), against {target}; the mean loss there is {float(fitted.between.mean()):.3g}, and "
         f"{float(near.mean()):.3g} against the targets of the {NEIGHBOURS} nearest rows."
     )
-    if found and next(iter(found.values())).lower > share.value:
-        name, pair = next(iter(found.items()))
+    if by_pair and next(iter(by_pair.values())).lower > share.value:
+        name, pair = next(iter(by_pair.items()))
         numbers["worst pair"] = pair
         sentence += f" Most between {fitted.part} {name}: {pair}."
     advice = (
-        "Ordinary training does this, also where test rows are predicted well. Training between the data "
-        "(elliptica.Elliptic, mixup) lowers it; that is no proof that the error at other rows falls."
+        "This is normal after ordinary training, also where test rows are predicted well. Training between "
+        "the data (elliptica.Elliptic, mixup) lowers it, but that does not prove that the error at other "
+        "rows falls."
     )
-    breakdown = {f"between {name}": pair for name, pair in found.items()}
+    breakdown = {f"between {name}": pair for name, pair in by_pair.items()}
     return Finding("between", "info", sentence, advice, numbers, breakdown, title="Loss between the data")
 
 
 def _mean_excess(above: Tensor) -> float:
-    """Average what is above zero; zero if nothing is."""
+    """Average the positive values; zero if there are none."""
     above = above[above > 0]
     return float(above.mean()) if len(above) else 0.0
 
@@ -113,7 +114,7 @@ def judge_profile(fitted: FittedModel) -> Finding:
         f"Along a bridge the mean loss is {along} above the line between its two ends "
         f"({along.value / fitted.yardstick:.2g} times {fitted.yardstick_name})."
     )
-    advice = "Half-way inputs with half-way targets may be meaningless in your data; then so is this number."
+    advice = "If halfway inputs with halfway targets mean nothing in your data, neither does this number."
     return Finding("profile", "info", sentence, advice, numbers, breakdown, title="Loss along a bridge")
 
 
@@ -146,11 +147,11 @@ def judge_slope(fitted: FittedModel) -> Finding:
     }
     numbers = {}
     for name, (x, y) in places.items():
-        found = slopes(fitted, x, y)
-        numbers[f"median slope {name}"] = Quantity.median(found, fitted.confidence)
-        numbers[f"largest slope {name}"] = Quantity.number(float(found.max()), len(found))
-        steep = int((found > limit).sum())
-        numbers[f"share of steep points {name}"] = Quantity.share(steep, len(found), fitted.confidence)
+        norms = slopes(fitted, x, y)
+        numbers[f"median slope {name}"] = Quantity.median(norms, fitted.confidence)
+        numbers[f"largest slope {name}"] = Quantity.number(float(norms.max()), len(norms))
+        steep = int((norms > limit).sum())
+        numbers[f"share of steep points {name}"] = Quantity.share(steep, len(norms), fitted.confidence)
     sentence = (
         f"The loss changes by {numbers['median slope at the data']} per deviation in its steepest direction "
         f"at the median row, by {numbers['median slope between the data']} between the data. A tenth of a "
@@ -158,12 +159,12 @@ def judge_slope(fitted: FittedModel) -> Finding:
         f"{numbers['share of steep points at the data']} of the rows and at "
         f"{numbers['share of steep points between the data']} of the points between."
     )
-    advice = "To first order, in the worst direction: what an adversary could do, not what noise does."
+    advice = "This is a first-order estimate in the worst direction: what an adversary could do, not noise."
     return Finding("slope", "info", sentence, advice, numbers, title="Slope of the loss")
 
 
 def slopes(fitted: FittedModel, x: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
-    """Compute the norm of the gradient, each feature in units of its deviation; parameters get none."""
+    """Compute the norm of the input gradient, each feature in units of its deviation."""
     parts = []
     size = fitted.field.chunk_size
     with torch.inference_mode(False), torch.enable_grad():
@@ -179,7 +180,7 @@ def slopes(fitted: FittedModel, x: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
 
 
 def judge_curvature(fitted: FittedModel) -> Finding:
-    """Measure the Laplacian of the loss: whether the maximum principle of the PDE carries over."""
+    """Measure the Laplacian of the loss, to see whether the maximum principle of the PDE carries over."""
     radius = 0.5 * float(nearest_other(fitted.x.flatten(1)).median())
     at = slice(CURVATURE_PROBES)
     report = subharmonicity_report(
@@ -204,12 +205,12 @@ def judge_curvature(fitted: FittedModel) -> Finding:
         f"over a sphere of radius {radius:.3g} (half the distance between neighbours). Median Laplacian "
         f"{numbers['median Laplacian']}; a solution of the plain PDE would have 0."
     )
-    advice = "Where it lies above, no maximum principle protects the network. Weaker failures go unnoticed."
+    advice = "Where it lies above, the maximum principle does not hold. Weaker failures are not detected."
     return Finding("curvature", "info", sentence, advice, numbers, title="Curvature of the loss")
 
 
 def judge_dimension(fitted: FittedModel) -> tuple[Finding, ...]:
-    """Find out whether a diffusion meets these data; only if so, which loss the PDE expects between them."""
+    """Check whether a diffusion hits these data; if so, compute the loss that the PDE expects."""
     flat = fitted.x.flatten(1)
     domain, name = region(flat, "auto")
     numbers = {"features": Quantity.number(float(flat.shape[1]))}
@@ -233,7 +234,7 @@ def judge_dimension(fitted: FittedModel) -> tuple[Finding, ...]:
             "those of the outer boundary, so none are given."
         )
         advice = (
-            "Do not read the PDE's landscape in this space; elliptica.landscape works on a few principal "
+            "Do not use the PDE's landscape in this space; elliptica.landscape works on a few principal "
             "components or features. The other findings do not depend on it."
         )
         return (Finding("dimension", "info", sentence, advice, numbers, title=title),)
@@ -249,7 +250,7 @@ def judge_dimension(fitted: FittedModel) -> tuple[Finding, ...]:
 
 
 def _hits(fitted: FittedModel, domain: DataDomain, at: Tensor) -> Quantity:
-    """Estimate the share of walks that meet the data at the median query; a bound where that settles it."""
+    """Estimate the share of walks that hit the data at the median query, or a bound if that is enough."""
     if at.shape[1] <= REFLECTING:
         return Quantity.number(1.0, len(at))
     bound = union_bound(domain, at)
@@ -266,11 +267,11 @@ def _few(hits: Quantity) -> str:
 def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tensor) -> Finding:
     """Compare the landscape, with the losses at the data as boundary values, with the network's loss.
 
-    Both sides have the label of the nearest row, and beside them stands the loss against the labels of the
-    ten nearest rows. Which of them anticipates the loss at other rows is measured in results/anticipation.
+    Both use the label of the nearest row. The result also has the loss against the labels of the
+    ten nearest rows. results/anticipation measures which of them predicts the loss at other rows.
     """
     at = fitted.bridges.x[rows]
-    found = loss_map(
+    estimate = loss_map(
         fitted.field,
         domain,
         at,
@@ -282,15 +283,15 @@ def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tenso
     )
     nearest = torch.cdist(at.flatten(1), fitted.x.flatten(1)).argmin(1)
     own = fitted.field(at, fitted.targets[nearest]).double()
-    above = Quantity.mean(own - found.value.double(), fitted.confidence)
+    above = Quantity.mean(own - estimate.value.double(), fitted.confidence)
     losses = neighbour_loss(fitted.field, at, (fitted.x, fitted.targets)).loss
     near = Quantity.mean(losses, fitted.confidence, fitted.floor)
     numbers = {
         "loss above the PDE's": above,
-        "expected by the PDE": Quantity.mean(found.value, fitted.confidence, fitted.floor),
+        "expected by the PDE": Quantity.mean(estimate.value, fitted.confidence, fitted.floor),
         "loss of the network": Quantity.mean(own, fitted.confidence, fitted.floor),
         "loss against the nearest targets": near,
-        "unfinished walks": Quantity.number(float(found.unfinished_share.mean()), len(rows)),
+        "unfinished walks": Quantity.number(float(estimate.unfinished_share.mean()), len(rows)),
     }
     sentence = (
         f"Given the losses at the data, the PDE (in a {name}) expects a mean loss of "
@@ -305,7 +306,7 @@ def _expectation(fitted: FittedModel, domain: DataDomain, name: str, rows: Tenso
 
 
 def pair_names(parts: tuple[str, ...], start: Tensor, end: Tensor) -> list[str]:
-    """Name the pair of parts that each bridge joins, whichever way round."""
+    """Name the pair of parts that each bridge joins, in either direction."""
     order = {name: i for i, name in enumerate(sorted(set(parts), key=_natural))}
     names = []
     for a, b in zip(start.tolist(), end.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The reports of `elliptica diagnose --reports`: what the PDE says about a model, in text and numbers."""
+"""The reports of `elliptica diagnose --reports`: results of the PDE for a model, in text and numbers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from elliptica.landscape.domains import Ball, Box, Domain, inside
 from elliptica.landscape.loss import loss_kind
 from elliptica.landscape.nearest import nearest_other
 
-#: Most points that the solvers look at; the plain comparisons of losses use all of them.
+#: Largest number of points for the solvers; the comparisons of losses use all points.
 _QUERIES = 200
-#: Most points for the reports that cost one solve per target.
+#: Largest number of points for the reports with one solve per target.
 _FEW = 20
 
 _LOSSES = {
@@ -54,7 +54,7 @@ class LandscapeOptions:
         sigma: Noise of those bridges, as a share of each feature's deviation.
         n_walks: Walks per point.
         shift: Size of the shift of the inputs, as a share of each feature's deviation.
-        seed: Of everything that is drawn.
+        seed: Seed of all random numbers.
     """
 
     domain: RegionName = "auto"
@@ -79,7 +79,7 @@ class Section:
 
     Attributes:
         name: Its key in the JSON file.
-        question: What it answers.
+        question: The question that it answers.
         text: The report in words; an explanation if it does not apply.
         numbers: The report as plain numbers, or None.
     """
@@ -91,7 +91,7 @@ class Section:
 
 
 class LandscapeReports:
-    """All reports on one model, each a method; one that does not apply says so in a sentence.
+    """All reports on one model, each a method; one that does not apply returns a sentence that says so.
 
     Args:
         fitted: The model with its rows, and test points if there are any.
@@ -118,7 +118,7 @@ class LandscapeReports:
         )
         self.probes = bridges.x, bridges.y
         self.test_x, self.test_y = self._test_points()
-        # in a ball around a datum nothing is estimated: a walk ends where it starts
+        # drop queries in a ball around a datum, where a walk ends at once
         flat = self.test_x.flatten(1)
         free = self.domain.nearest_ball(flat)[0] > 0
         within = inside(self.domain, flat)  # a hull does not reach the noise of the bridges
@@ -126,7 +126,7 @@ class LandscapeReports:
         self.queries = (free & within).nonzero().flatten()
 
     def generator(self) -> torch.Generator:
-        """Return the same stream for every report, so that adding one leaves the others alone."""
+        """Return the same stream for every report, so that adding one does not change the others."""
         return torch.Generator().manual_seed(self.options.seed)
 
     def preface(self) -> str:
@@ -147,10 +147,10 @@ class LandscapeReports:
         place = "points between the data, each with the target of its nearest datum (the file has no x_test)"
         lines.append(
             f"Queries: {'test points' if has_test else place}; {self.n_in_balls} of {len(self.test_x)} lie "
-            "in a ball around a datum and are left to the comparisons of losses."
+            "in a ball around a datum and are used only to compare losses."
         )
         if self.n_beyond:
-            lines.append(f"{self.n_beyond} queries lie outside the region and are left out of the solves.")
+            lines.append(f"{self.n_beyond} queries lie outside the region and are skipped by the solvers.")
         outside = int((~inside(_around(self.flat, self.domain.domain), self.test_x.flatten(1))).sum())
         if outside:
             lines.append(
@@ -183,7 +183,7 @@ class LandscapeReports:
         """Compare losses at test points with losses at the data, by class and group."""
         fitted = self.fitted
         if fitted.test is None:
-            return "The data have no test points: add x_test and y_test to the file."
+            return "The data have no test points. Add x_test and y_test to the file."
         return maximum_principle_report(
             self.field, (fitted.x, fitted.y), fitted.test, group=fitted.test_groups
         )
@@ -224,7 +224,7 @@ class LandscapeReports:
         )
 
     def hitting(self) -> Any:
-        """Measure how far from the data the queries are, in the terms of the diffusion."""
+        """Measure how far from the data the queries are, for the diffusion."""
         at = self.some_queries(_QUERIES)[0]
         return hitting_report(self.domain, at, n_walks=self.options.n_walks, generator=self.generator())
 
@@ -239,7 +239,7 @@ class LandscapeReports:
         settings: dict[str, Any] = {"n_walks": self.options.n_walks, "generator": self.generator()}
         try:
             return shift_bound(self.field, x, y, transform, domain, **settings)
-        except TypeError:  # layers of unknown constant: an estimate, and called so
+        except TypeError:  # layers with unknown constants: use an estimate, and say so
             return shift_bound(self.field, x, y, transform, domain, lipschitz="estimated", **settings)
 
     def weights(self) -> Any:
@@ -285,15 +285,15 @@ class LandscapeReports:
         )
 
 
-#: Names of the reports in their order, and what each answers.
+#: Names of the reports in their order, and the question that each answers.
 QUESTIONS = {
     "between": "Does the loss between my data exceed the loss at my data?",
-    "test": "Does it at test points, and in which class or group?",
-    "shifted": "Does it when all inputs are shifted (--shift deviations)?",
-    "subharmonicity": "Is the hypothesis met under which the bound carries over to the network?",
+    "test": "Does the loss at test points exceed it, and in which class or group?",
+    "shifted": "Does the loss exceed it when all inputs are shifted (--shift deviations)?",
+    "subharmonicity": "Is the loss subharmonic, so that the bound holds for the network?",
     "landscape": "Which loss does the PDE expect at the queries, given the losses at the data?",
-    "occupation": "What is the mean loss on the way of a diffusion from a point to the boundary?",
-    "hitting": "How far are the queries from the data, in the terms of the diffusion?",
+    "occupation": "What is the mean loss along a diffusion from a point to the boundary?",
+    "hitting": "How far are the queries from the data, for the diffusion?",
     "shift": "Which bound holds for the loss, and for the landscape, under a shift of the inputs?",
     "weights": "Could importance weights on bridges (multiplicative, xi = 1) be trusted for this model?",
     "ordering": "Is the expected loss (labels kept) higher where data are rare?",
@@ -301,17 +301,17 @@ QUESTIONS = {
 
 
 def run_reports(reports: LandscapeReports, wanted: tuple[str, ...] = tuple(QUESTIONS)) -> Iterator[Section]:
-    """Run reports one by one; one that fails says why and does not stop the others."""
+    """Run reports one by one; one that fails reports why and does not stop the others."""
     for name in wanted:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EllipticWarning)  # the notes of each report say the same
             try:
-                found = getattr(reports, name)()
+                result = getattr(reports, name)()
             except (ValueError, RuntimeError) as error:
                 yield Section(name, QUESTIONS[name], f"Not computed: {error}", None)
                 continue
-        numbers = None if isinstance(found, str) else plain(found)
-        yield Section(name, QUESTIONS[name], str(found), numbers)
+        numbers = None if isinstance(result, str) else plain(result)
+        yield Section(name, QUESTIONS[name], str(result), numbers)
 
 
 def _check_outputs(fitted: FittedModel) -> None:
@@ -339,13 +339,13 @@ def _check_outputs(fitted: FittedModel) -> None:
     largest = max(int(y.max()) for y in (fitted.y, *([] if fitted.test is None else [fitted.test[1]])))
     if output.ndim != 2 or output.shape[1] <= largest:
         raise ValueError(
-            f"The labels go up to {largest}, but the model returns {tuple(output.shape[1:])} per row: one "
+            f"Labels range up to {largest}, but the model returns {tuple(output.shape[1:])} per row. One "
             "logit for each class is needed."
         )
 
 
 def _around(points: Tensor, outer: Domain) -> Domain:
-    """Make a region of the same kind around some of the points."""
+    """Make a region of the same kind around some points."""
     if isinstance(outer, Box):
         return Box.around(points, wall=outer.wall)
     return Ball.around(points) if isinstance(outer, Ball) else outer

@@ -1,4 +1,4 @@
-"""Does the loss between or beyond the data exceed the loss at the data? An observation with its limits."""
+"""Compare the loss between or beyond the data with the loss at the data, with confidence limits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from elliptica.landscape.loss import LossField
 from elliptica.landscape.maximum import MaximumPrinciple, check_maximum_principle
 
 _NOTES = (
-    "Observed at these probes; elsewhere it may be otherwise. The limits treat probes as independent: probes "
-    "that share a datum or a bridge are not quite, and the limits are then too narrow.",
+    "Observed at these probes; elsewhere it may differ. The limits treat probes as independent. Probes "
+    "that share a datum or a bridge are not, and the limits are then too narrow.",
     "Proposition 1 bounds the landscape u, not the loss of the network. The bound is inherited where the "
     "loss is subharmonic: see subharmonicity_report.",
 )
@@ -28,13 +28,13 @@ class Violations:
     """Probes of one group whose loss exceeds the largest loss on the boundary.
 
     Attributes:
-        name: Of the group.
+        name: Name of the group.
         n: Probes in it.
         count: Violations among them.
         rate: ``count / n``.
         lower: Lower confidence limit of the rate (Clopper-Pearson).
         upper: Upper confidence limit.
-        worst_excess: Largest loss minus the largest loss on the boundary (negative: room left).
+        worst_excess: Largest loss minus the largest loss on the boundary (negative if the bound is met).
         mean_loss: Mean loss of the group's probes.
     """
 
@@ -50,7 +50,7 @@ class Violations:
 
 @dataclass(frozen=True)
 class MaximumPrincipleReport(Result):
-    """What `maximum_principle_report` observed.
+    """Result of `maximum_principle_report`.
 
     Attributes:
         check: Extremes and verdicts of `check_maximum_principle`.
@@ -59,8 +59,8 @@ class MaximumPrincipleReport(Result):
         by_group: One entry per group, if groups were given.
         worst: Numbers of the probes with the largest losses, worst first.
         worst_losses: Their losses.
-        confidence: Level of the limits, for each line by itself.
-        notes: What the reader should know.
+        confidence: Confidence level of the limits, for each line separately.
+        notes: Remarks and cautions.
     """
 
     check: MaximumPrinciple
@@ -105,10 +105,10 @@ def maximum_principle_report(
     Args:
         field: Loss of the model.
         boundary: Inputs and targets of the data, usually the training set.
-        probes: Inputs and targets where to look: `bridge_probes`, `shifted_probes`, or test data.
+        probes: Inputs and targets to compare: `bridge_probes`, `shifted_probes`, or test data.
         group: Group of each probe, to see where violations concentrate.
         confidence: Level of the Clopper-Pearson limits.
-        n_worst: How many of the worst probes to name.
+        n_worst: How many of the worst probes to list.
     """
     check_level("confidence", confidence)
     checks.count("n_worst", n_worst)
@@ -144,11 +144,11 @@ def _split(
     rows: dict[Hashable, list[int]] = {}
     for i, name in enumerate(names):
         rows.setdefault(name, []).append(i)
-    found = []
+    parts = []
     for name in sorted(rows, key=lambda key: (isinstance(key, str), key)):
         at = torch.tensor(rows[name], device=losses.device)
-        found.append(_violations(str(name), excess[at], losses[at], confidence))
-    return tuple(found)
+        parts.append(_violations(str(name), excess[at], losses[at], confidence))
+    return tuple(parts)
 
 
 def _names(group: Tensor | Sequence[Hashable], n: int) -> Sequence[Hashable]:

@@ -1,4 +1,4 @@
-"""Findings on the model: does it predict, where does it fail, and is it sure of what it says?"""
+"""Findings about the model: does it predict, where does it fail, and is its confidence right?"""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from elliptica.diagnostics.evidence import Difference, Evidence, Sample
 from elliptica.diagnostics.findings import Finding, Quantity, RowsOf, Severity, fine, skipped
 from elliptica.diagnostics.neighbours import NEIGHBOURS
 
-#: A constant is beaten by less than this share of its error: hardly.
+#: A model that saves less than this share of a constant's error is hardly better.
 HARDLY = 0.1
-#: Nearest neighbours are better than the model by so many errors of a constant: a look, a warning.
+#: Gain of nearest neighbours over the model, in errors of a constant: for a look, for a warning.
 UNDERFIT, CLEARLY_UNDERFIT = 0.05, 0.15
-#: Held-out error above the training error, in errors of a constant: a look, a warning.
+#: Held-out minus training error, in errors of a constant: for a look, for a warning.
 GAP, LARGE_GAP = 0.08, 0.15
 #: The same where inputs moved, and the factor by which the error must have grown.
 SHIFTED_GAP, GROWTH = 0.03, 1.5
-#: Error of a class or group, in shares of wrong rows: a look, a warning; and over that of the others.
+#: Share of wrong rows in a class or group: for a look, for a warning; and relative to the others.
 WEAK, VERY_WEAK, TIMES_OTHERS = 0.1, 0.25, 2.0
 #: The same for values, in errors of a constant above that of the others.
 WEAK_VALUES, VERY_WEAK_VALUES = 0.1, 0.25
-#: Predictions beyond the range of the training targets by this share of it; such rows: a warning.
+#: Share of the target range by which predictions must leave it; share of such rows for a warning.
 OUTSIDE, MANY_OUTSIDE = 0.1, 0.01
-#: Log loss that one temperature would save, in nats: a look, a warning if over- and if under-confident.
+#: Log loss that a temperature saves, in nats: for a look, for a warning if over- and if under-confident.
 SAVED, MUCH_SAVED, MUCH_SAVED_BELOW = 0.02, 0.1, 0.3
-#: Far rows carry at least this share of the loss: a look, a warning.
+#: Share of the loss at far rows: for a look, for a warning.
 CARRIED, MOST_CARRIED = 0.3, 0.5
 _ROWS = 1000
 
@@ -47,7 +47,7 @@ _ROWS = 1000
 
 
 def judge_outputs(e: Evidence) -> Finding:
-    """Evaluate the same rows twice: a model that draws cannot be judged by single outputs."""
+    """Evaluate the same rows twice, because a random model cannot be judged by single outputs."""
     model, x = e.fitted.model, e.fitted.x[:256]
     with evaluation_mode(model), torch.no_grad():
         first, second = (model(x).double() for _ in range(2))
@@ -61,10 +61,10 @@ def judge_outputs(e: Evidence) -> Finding:
         return Finding(
             "outputs",
             "warning",
-            f"Two evaluations of the same rows differ by up to {change:.0%} of the largest output: the model "
-            "draws at random in evaluation mode.",
+            f"Two evaluations of the same rows differ by up to {change:.0%} of the largest output. The model "
+            "is random in evaluation mode.",
             "Switch dropout, noise and sampling off in eval mode, or average several evaluations yourself.",
-            title="The model draws at random",
+            title="The model is random in evaluation mode",
         )
     apart = float((first[: len(alone)] - alone).abs().max()) / size
     if apart > 1e-2:
@@ -92,20 +92,20 @@ def judge_label_order(e: Evidence) -> Finding:
         return skipped("label_order", "targets are neither classes nor values")
     judge = _renamed if e.task == "classes" else _rescaled
     for sample in (e.train, e.held):
-        found = None if sample is None else judge(e, sample)
-        if found is not None:
-            return found
+        finding = None if sample is None else judge(e, sample)
+        if finding is not None:
+            return finding
     return fine("label_order", "Targets are in the same order and unit as the outputs.")
 
 
 def _rescaled(e: Evidence, sample: Sample) -> Finding | None:
-    """Find out whether targets are the predictions in another unit: a line through them explains all."""
+    """Check whether targets are the predictions in another unit, so that a line explains them."""
     assert sample.outputs is not None
     assert sample.y is not None
     if sample.y.shape[1] != 1 or len(sample) < 10:
         return None
     if sample is e.held and moved_features(e, sample.raw):
-        return None  # a drift of an input moves predictions along a line, too
+        return None  # a drift of an input also moves predictions along a line
     f, y = sample.outputs[:, 0], sample.y[:, 0]
     spread = float((f - f.mean()).square().mean())
     if spread == 0:
@@ -134,7 +134,7 @@ def _rescaled(e: Evidence, sample: Sample) -> Finding | None:
 
 
 def _renamed(e: Evidence, sample: Sample) -> Finding | None:
-    """Find out whether far more labels are right under other names."""
+    """Check whether far more labels are right after renaming classes."""
     if sample.y is None or sample.outputs is None:
         return None
     guess, y = sample.outputs.argmax(1), sample.y
@@ -182,7 +182,7 @@ def judge_constant(e: Evidence) -> Finding:
         for name, g in gains.items()
     }
     train = gains["training"]
-    # a held-out set alone is judged by the gap
+    # a held-out set alone is judged by `judge_gap`
     hardly = all(g.value < HARDLY for g in gains.values())
     if (train.lower > 0 or train.value > 0.25) and not hardly:
         return fine("constant", f"The error at training rows is {1 - train.value:.2f} of a constant's.")
@@ -204,20 +204,20 @@ def judge_constant(e: Evidence) -> Finding:
 
 
 def _gain(e: Evidence, sample: Sample) -> Difference:
-    """Share of the constant's error that the model saves; for classes of wrong rows, if that is more.
+    """Return the share of the constant's error that the model saves; for classes also by wrong rows, if more.
 
-    A model that is right but too sure of itself predicts, and its confidence is another matter.
+    A model that is right but over-confident still predicts; its confidence is judged separately.
     """
     constant = e.constant_errors(sample)
     size = float(constant.mean()) or 1.0
-    found = Difference.paired((constant - e.errors(sample)) / size, e.confidence)
+    gain = Difference.paired((constant - e.errors(sample)) / size, e.confidence)
     if e.task == "classes":
         assert sample.y is not None
         naive = (sample.y != int(e.constant.argmax())).double()
         size = float(naive.mean()) or 1.0
         counted = Difference.paired((naive - e.is_wrong(sample).double()) / size, e.confidence)
-        found = max(found, counted, key=lambda each: each.value)
-    return found
+        gain = max(gain, counted, key=lambda each: each.value)
+    return gain
 
 
 def judge_underfit(e: Evidence) -> Finding:
@@ -250,7 +250,7 @@ def judge_underfit(e: Evidence) -> Finding:
 def judge_gap(e: Evidence) -> tuple[Finding, ...]:
     """Compare held-out with training rows: overfitting, or a shift of the inputs."""
     given = unlabelled_shift(e)
-    found = [] if given is None else [given]
+    findings = [] if given is None else [given]
     reason = None
     if e.held is None:
         reason = "no held-out rows were given"
@@ -264,7 +264,7 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
         reason = "most held-out rows are training rows"
     if reason is not None or e.held is None:
         assert reason is not None
-        return (*found, skipped("overfitting", reason), *(() if found else (skipped("shift", reason),)))
+        return (*findings, skipped("overfitting", reason), *(() if findings else (skipped("shift", reason),)))
     gap = Difference.between(e.errors(e.held), e.errors(e.train), e.confidence)
     before, after = float(e.errors(e.train).mean()), float(e.errors(e.held).mean())
     moved = moved_features(e, e.held.raw)
@@ -280,21 +280,21 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
     where = f" Most in {next(iter(worst))}." if worst else ""
     rise = f"from {before:.2f} to {after:.2f}"
     if is_shifted:
-        found.append(_shift(e, gap, before, after, moved, numbers, f"rises {rise}.{where}"))
+        findings.append(_shift(e, gap, before, after, moved, numbers, f"rises {rise}.{where}"))
         return (
-            *found,
-            fine("overfitting", "Held-out rows lie elsewhere, so that the gap is no overfitting."),
+            *findings,
+            fine("overfitting", "Held-out rows lie elsewhere, so the gap is not overfitting."),
         )
     if given is None:
-        found.append(fine("shift", "Held-out rows lie where the training rows do."))
+        findings.append(fine("shift", "Held-out rows lie where the training rows do."))
     if gap.lower <= GAP:
-        found.append(
+        findings.append(
             fine("overfitting", f"The error is {before:.2f} on training, {after:.2f} on held-out rows.")
         )
-        return tuple(found)
+        return tuple(findings)
     severity: Severity = "warning" if gap.lower > LARGE_GAP else "look"
     worse = " That is no better than always predicting the average." if after >= 0.95 else ""
-    found.append(
+    findings.append(
         Finding(
             "overfitting",
             severity,
@@ -309,11 +309,11 @@ def judge_gap(e: Evidence) -> tuple[Finding, ...]:
             rows_of="held-out",
         )
     )
-    return tuple(found)
+    return tuple(findings)
 
 
 def _worst_rows(e: Evidence) -> tuple[int, ...]:
-    """Held-out rows with the largest errors, a twentieth of them and at least ten."""
+    """Return the held-out rows with the largest errors: a twentieth of them, at least ten."""
     assert e.held is not None
     most = min(_ROWS, max(10, len(e.held) // 20))
     return tuple(e.errors(e.held).argsort(descending=True, stable=True)[:most].tolist())
@@ -382,31 +382,31 @@ def _shift(
 
 
 def _worst_gaps(e: Evidence) -> dict[str, Quantity]:
-    """Classes and groups by how much their error rises, where that is sure; largest first."""
+    """Return the classes and groups whose error rises significantly, the largest rise first."""
     assert e.held is not None
     ours, theirs = _parts(e, e.train), _parts(e, e.held)
     names = [
         name for name in theirs if name in ours and min(int(theirs[name].sum()), int(ours[name].sum())) >= 10
     ]
     level = bonferroni(e.confidence, max(1, len(names)))
-    found = {}
+    gaps = {}
     for name in names:
         gap = Difference.between(e.errors(e.held)[theirs[name]], e.errors(e.train)[ours[name]], level)
         if gap.lower > GAP:
-            found[name] = Quantity(gap.value, gap.lower, gap.upper, None, int(theirs[name].sum()), "mean")
-    return dict(sorted(found.items(), key=lambda item: -item[1].lower))
+            gaps[name] = Quantity(gap.value, gap.lower, gap.upper, None, int(theirs[name].sum()), "mean")
+    return dict(sorted(gaps.items(), key=lambda item: -item[1].lower))
 
 
 def _parts(e: Evidence, sample: Sample) -> dict[str, Bool[Tensor, " rows"]]:
-    """Rows of each class and of each group."""
-    found = {}
+    """Return the rows of each class and of each group."""
+    parts = {}
     if e.task == "classes" and sample.y is not None:
-        found = {f"class {e.fitted.class_name(c)}": sample.y == c for c in range(e.n_classes)}
+        parts = {f"class {e.fitted.class_name(c)}": sample.y == c for c in range(e.n_classes)}
     if sample.groups is not None:
         names = sorted(set(sample.groups))
         numbers = torch.tensor([names.index(group) for group in sample.groups])
-        found |= {f"group {name}": numbers == i for i, name in enumerate(names)}
-    return {name: rows for name, rows in found.items() if bool(rows.any())}
+        parts |= {f"group {name}": numbers == i for i, name in enumerate(names)}
+    return {name: rows for name, rows in parts.items() if bool(rows.any())}
 
 
 # ---- where does it fail?
@@ -418,7 +418,7 @@ def judge_parts(e: Evidence) -> Finding:
         return skipped("weak_part", "targets are neither classes nor values")
     held, train = _parts(e, e.judged), _parts(e, e.train)
     parts = {}
-    for name in {**held, **train}:  # few held-out rows: training rows, where errors are fewer
+    for name in {**held, **train}:  # with few held-out rows use training rows, where errors are fewer
         use, rows = (
             (e.judged, held.get(name))
             if name in held and int(held[name].sum()) >= 8
@@ -427,21 +427,21 @@ def judge_parts(e: Evidence) -> Finding:
         if rows is not None and 8 <= int(rows.sum()) < len(rows):
             parts[name] = (use, rows)
     if not parts:
-        return skipped("weak_part", "there are no classes or groups with eight rows and others beside them")
+        return skipped("weak_part", "no class or group has eight rows, with other rows to compare")
     level = bonferroni(e.confidence, len(parts))
-    found, sizes = {}, {}
+    errors, sizes = {}, {}
     grades: dict[str, Severity] = {}
     for name, (sample, rows) in parts.items():
         sizes[name] = int(train[name].sum()) if name in train else 0
-        found[name], grades[name] = _grade_part(e, sample, rows, level)
+        errors[name], grades[name] = _grade_part(e, sample, rows, level)
         if grades[name] == "warning" and _is_trade_off(e, sample, name, rows, level):
             grades[name] = "look"
     ranked = sorted(
-        found,
-        key=lambda name: (grades[name] == "warning", grades[name] == "look", found[name].lower),
+        errors,
+        key=lambda name: (grades[name] == "warning", grades[name] == "look", errors[name].lower),
         reverse=True,
     )
-    breakdown = {f"{name} ({sizes[name]} training rows)": found[name] for name in ranked[:10]}
+    breakdown = {f"{name} ({sizes[name]} training rows)": errors[name] for name in ranked[:10]}
     worst = ranked[0]
     if grades[worst] == "fine":
         return fine("weak_part", "No class or group has far more errors than the others.")
@@ -459,14 +459,14 @@ def judge_parts(e: Evidence) -> Finding:
     return Finding(
         "weak_part",
         grades[worst],
-        f"{worst[0].upper()}{worst[1:]} is predicted far worse than the others: {found[worst]} {unit}, "
+        f"{worst[0].upper()}{worst[1:]} is predicted far worse than the others: {errors[worst]} {unit}, "
         f"{float(others):{'.1%' if e.task == 'classes' else '.2f'}} elsewhere. It has {sizes[worst]} of "
         f"{len(e.train)} training rows "
         f"({share:.1%}).{more}",
         "If errors there cost more: class weights in the loss, batches balanced by group, or a group method "
         "(elliptica.baselines: GroupDRO, JTT, LISA); others get worse in exchange. More rows of it help "
         "most.",
-        {"error there": found[worst], "error elsewhere": Quantity.number(float(others))},
+        {"error there": errors[worst], "error elsewhere": Quantity.number(float(others))},
         breakdown,
         title=f"{worst[0].upper()}{worst[1:]} is predicted badly",
         rows=tuple(i for i in wrong.argsort(descending=True)[:_ROWS].tolist() if rows[i]),
@@ -475,7 +475,7 @@ def judge_parts(e: Evidence) -> Finding:
 
 
 def _is_trade_off(e: Evidence, sample: Sample, name: str, rows: Tensor, level: float) -> bool:
-    """Whether a class is weak only because it is rare: probabilities add up, and neighbours do no better."""
+    """Return whether a class is weak only because it is rare, so that neighbours do no better."""
     if e.task != "classes" or not name.startswith("class ") or len(e.base) < 40:
         return False
     assert sample.y is not None
@@ -492,7 +492,7 @@ def _is_trade_off(e: Evidence, sample: Sample, name: str, rows: Tensor, level: f
 
 
 def _grade_part(e: Evidence, sample: Sample, rows: Tensor, level: float) -> tuple[Quantity, Severity]:
-    """Error of a part with limits, and how much it stands out."""
+    """Return the error of a part with limits, and how much it stands out."""
     if e.task == "classes":
         wrong = e.is_wrong(sample)
         error = Quantity.share(int(wrong[rows].sum()), int(rows.sum()), level)
@@ -521,7 +521,7 @@ def judge_shortcut(e: Evidence) -> Finding:
         return skipped("shortcut", "at least 40 held-out rows with at most 512 features are needed")
     strengths, candidates = _lost_relations(e)
     if len(strengths) > 2 and len(candidates) > 0.5 * len(strengths):
-        return fine("shortcut", "Most features lose their relation to the target at once: no shortcut does.")
+        return fine("shortcut", "Most features lose their relation to the target, so it is no shortcut.")
     at_train, error = float(e.errors(e.train).mean()), float(e.errors(e.held).mean())
     best = _best_without(e, candidates, error - at_train)
     if best is not None:
@@ -533,9 +533,9 @@ def judge_shortcut(e: Evidence) -> Finding:
 
 
 def _lost_relations(e: Evidence) -> tuple[dict[int, float], list[tuple[int, float]]]:
-    """Features that go with the target in training, by how much; and those that do not in held-out rows.
+    """Return features related to the target in training, and those whose relation is lost in held-out rows.
 
-    Of the latter the share that is kept, negative where the relation reverses.
+    The latter come with the share of the relation that is kept, negative where it reverses.
     """
     assert e.held is not None
     ours, other = _relations(e, e.train), _relations(e, e.held)
@@ -553,7 +553,7 @@ def _lost_relations(e: Evidence) -> tuple[dict[int, float], list[tuple[int, floa
 def _best_without(
     e: Evidence, candidates: list[tuple[int, float]], gap: float
 ) -> tuple[int, float, Difference] | None:
-    """Find the feature without which held-out errors fall most, if that explains the gap."""
+    """Find the feature whose removal lowers held-out errors most, if that explains the gap."""
     assert e.held is not None
     level = bonferroni(e.confidence, max(1, len(candidates)))
     error = float(e.errors(e.held).mean())
@@ -569,13 +569,13 @@ def _best_without(
 
 
 def _shortcut(e: Evidence, j: int, kept: float, gain: Difference | None) -> Finding:
-    """Name a feature whose relation to the target is another one in held-out rows."""
+    """Report a feature whose relation to the target changes in held-out rows."""
     assert e.held is not None
     name, error = e.feature(j), float(e.errors(e.held).mean())
     how = "reverses" if kept < -0.1 else "vanishes"
     numbers = {}
     if gain is None:
-        effect = "It is the only thing that the model knows: the error does not fall without it."
+        effect = "The model knows nothing else: the error does not fall without it."
     else:
         numbers["error saved without it"] = Quantity(
             gain.value, gain.lower, gain.upper, None, len(e.held), "mean"
@@ -599,7 +599,7 @@ def _shortcut(e: Evidence, j: int, kept: float, gain: Difference | None) -> Find
 
 
 def _relations(e: Evidence, sample: Sample) -> Float[Tensor, "features targets"]:
-    """Correlation of each feature with each class or value."""
+    """Return the correlation of each feature with each class or value."""
     assert sample.y is not None
     y = sample.y
     y = torch.nn.functional.one_hot(y, e.n_classes).double() if e.task == "classes" else y
@@ -609,7 +609,7 @@ def _relations(e: Evidence, sample: Sample) -> Float[Tensor, "features targets"]
 
 
 def _keeps_range(e: Evidence, j: int) -> bool:
-    """Whether a feature keeps its range, so that it is its relation that changed and not its place."""
+    """Return whether a feature keeps its range, so that its relation changed and not its distribution."""
     assert e.held is not None
     low, high = (
         float(v) for v in e.train.raw[:, j].quantile(torch.tensor([0.01, 0.99], dtype=torch.float64))
@@ -619,7 +619,7 @@ def _keeps_range(e: Evidence, j: int) -> bool:
 
 
 def _group_shortcut(e: Evidence) -> Finding | None:
-    """Find a class that is right in the groups that it goes with in training, and wrong in others."""
+    """Find a class that is right in the groups where it is frequent in training, and wrong in others."""
     held, train = e.judged, e.train
     assert held.y is not None
     assert train.y is not None
@@ -663,7 +663,7 @@ def _group_shortcut(e: Evidence) -> Finding | None:
         "shortcut",
         "warning",
         f"Class {label} is wrong in group {a} ({rates[0]}) and right in group {b} ({rates[1]} wrong), where "
-        f"it is far more frequent in training: the model goes by the group, not by the class.",
+        f"it is far more frequent in training. The model uses the group, not the class.",
         "Train so that group and class do not go together: batches balanced by class and group, or a group "
         "method (elliptica.baselines: GroupDRO, LISA).",
         {"errors above": Quantity(gap.value, gap.lower, gap.upper, None, len(held), "mean")},
@@ -678,7 +678,7 @@ def _group_shortcut(e: Evidence) -> Finding | None:
 
 
 def _is_neglected(e: Evidence, held: Sample, c: int, group: str | None, level: float) -> bool:
-    """Whether the model gives a class less probability than it has, in a group or overall.
+    """Return whether the model gives a class too little probability, in a group or overall.
 
     The best model has more errors in a rare class, too, but its probabilities add up to the share.
     """
@@ -693,7 +693,7 @@ def _is_neglected(e: Evidence, held: Sample, c: int, group: str | None, level: f
 
 
 def judge_outliers(e: Evidence) -> Finding:
-    """Find out whether a few rows far from all others carry most of the loss."""
+    """Check whether a few rows far from all others carry most of the loss."""
     best: tuple[float, Sample, Tensor] | None = None
     middle = e.train.x.median(0).values if e.train.x.shape[1] else None
     for sample in (e.train, e.held):
@@ -737,7 +737,7 @@ def judge_outliers(e: Evidence) -> Finding:
 
 
 def _predicts(e: Evidence, sample: Sample, rows: Tensor) -> bool:
-    """Whether the model is still far better than a constant at these rows, errors not bounded."""
+    """Return whether the model is still far better than a constant at these rows, with unbounded errors."""
     if e.task != "values" or sample.y is None or sample.outputs is None:
         return False
     y = sample.y[rows]
@@ -746,7 +746,7 @@ def _predicts(e: Evidence, sample: Sample, rows: Tensor) -> bool:
 
 
 def _harmful_outliers(e: Evidence, middle: Tensor) -> Finding | None:
-    """Find training rows so far out that they squeeze all others together, where the model has not learnt."""
+    """Find training rows so far out that they compress the others' scale, if the model has not learnt."""
     far = _is_far(e, e.train, middle, 30.0)
     count = int(far.sum())
     if count == 0 or count > 0.15 * len(e.train) or e.neighbours_gain().lower <= UNDERFIT:
@@ -766,7 +766,7 @@ def _harmful_outliers(e: Evidence, middle: Tensor) -> Finding | None:
 
 
 def _is_far(e: Evidence, sample: Sample, middle: Tensor, out_of: float = 12.0) -> Bool[Tensor, " rows"]:
-    """Rows that are lonely, or so many median deviations out in a feature."""
+    """Return rows that are isolated, or ``out_of`` median deviations out in a feature."""
     own = e.near[0][:, min(4, e.near[0].shape[1] - 1)]
     limit = torch.maximum(4 * own.quantile(0.9), 10 * own.median())
     own_rows = sample is e.train and len(e.base) == len(e.train)
@@ -778,7 +778,7 @@ def _is_far(e: Evidence, sample: Sample, middle: Tensor, out_of: float = 12.0) -
 
 
 def judge_range(e: Evidence) -> Finding:
-    """Count predictions beyond the range of the training targets, and see whether bounding helps."""
+    """Count predictions beyond the range of the training targets, and check whether bounding helps."""
     if e.task != "values" or e.train.y is None or e.is_constant:
         return skipped("range", "for predicted values that vary only")
     low, high = e.train.y.min(0).values, e.train.y.max(0).values
@@ -789,13 +789,13 @@ def judge_range(e: Evidence) -> Finding:
             places[sample.name] = sample.outputs
     if e.unlabelled is not None:
         places["unlabelled"] = e.predict_flat(e.unlabelled)
-    found = {name: (torch.maximum(low - v, v - high) / width).amax(1) for name, v in places.items()}
+    excess = {name: (torch.maximum(low - v, v - high) / width).amax(1) for name, v in places.items()}
     shares = {
         f"{name} rows": Quantity.share(int((v > OUTSIDE).sum()), len(v), e.confidence)
-        for name, v in found.items()
+        for name, v in excess.items()
     }
-    worst = max(found, key=lambda name: float((found[name] > OUTSIDE).double().mean()))
-    count, n = int((found[worst] > OUTSIDE).sum()), len(found[worst])
+    worst = max(excess, key=lambda name: float((excess[name] > OUTSIDE).double().mean()))
+    count, n = int((excess[worst] > OUTSIDE).sum()), len(excess[worst])
     if count == 0:
         return fine("range", "Predictions stay within the range of the training targets.")
     if e.held is not None and worst == "held-out" and not _bounding_helps(e, low, high):
@@ -805,19 +805,19 @@ def judge_range(e: Evidence) -> Finding:
         "range",
         "warning" if is_shown else "look",
         f"{count} of {n} predictions at {worst} rows leave the range of the training targets by more than "
-        f"{OUTSIDE:.0%} of it, the farthest by {float(found[worst].max()):.2g} times the range.",
+        f"{OUTSIDE:.0%} of it, the farthest by {float(excess[worst].max()):.2g} times the range.",
         "Bound predictions to the range of the training targets (EllipticRegressor does by default, "
         "bounded=True); for positive, skewed targets learn their logarithm.",
         shares,
         shares,
         title="Predictions leave the range of the targets",
-        rows=tuple(found[worst].argsort(descending=True)[:count][:_ROWS].tolist()),
+        rows=tuple(excess[worst].argsort(descending=True)[:count][:_ROWS].tolist()),
         rows_of=worst,
     )
 
 
 def _bounding_helps(e: Evidence, low: Tensor, high: Tensor) -> bool:
-    """Whether held-out errors are smaller on average with predictions confined to the range."""
+    """Return whether bounding predictions to the range lowers held-out errors on average."""
     assert e.held is not None
     assert e.held.outputs is not None
     assert e.held.y is not None
@@ -826,11 +826,11 @@ def _bounding_helps(e: Evidence, low: Tensor, high: Tensor) -> bool:
     return Difference.paired(before - after, e.confidence).value > 0
 
 
-# ---- is it sure of what it says?
+# ---- is its confidence right?
 
 
 def judge_confidence(e: Evidence) -> Finding:
-    """Find the temperature that suits held-out rows, and what it would save."""
+    """Find the temperature that fits held-out rows, and the log loss that it would save."""
     if e.task != "classes" or e.held is None or e.held.y is None or e.held.outputs is None:
         return skipped("confidence", "held-out rows with classes are needed")
     if e.fitted.space == "simplex" and e.fitted.y.is_floating_point():
@@ -869,7 +869,7 @@ def _log_loss(logs: Tensor, y: Tensor, temperature: float) -> Float[Tensor, " ro
 
 
 def _temperature(logs: Tensor, y: Tensor) -> float:
-    """Temperature of the least log loss, between 1/20 and 20 (a grid, refined twice)."""
+    """Return the temperature with the least log loss, between 1/20 and 20 (a grid, refined twice)."""
     low, high = -3.0, 3.0
     for _ in range(3):
         grid = torch.linspace(low, high, 25).tolist()

@@ -1,4 +1,4 @@
-"""The page about one model: its scores by class and group, the findings of diagnose, its loss surfaces."""
+"""The report page of one model: scores by class and group, findings of diagnose, loss surfaces."""
 
 from __future__ import annotations
 
@@ -32,24 +32,22 @@ from elliptica.report.content import (
     pooled,
 )
 
-_NOTE = (
-    "Scores on the rows that were given. If the model was trained on them, they say nothing about other rows."
-)
-#: Points between the rows whose loss is looked at.
+_NOTE = "Scores on the given rows. If the model was trained on them, they say nothing about other rows."
+#: Points between the rows at which the loss is evaluated.
 _ROWS = 400
 #: Bars of a picture, and rows that are listed.
 _BARS, _SHOWN_ROWS = 10, 30
 
 
 def model_report(study: Study, fitted: FittedModel, title: str, *, landscape: bool, seed: int) -> Report:
-    """Add findings and loss surfaces to the study of a model, and put the page together.
+    """Add findings and loss surfaces to the study of a model, and assemble the page.
 
     Raises:
         ReportError: If the loss of the model cannot be evaluated.
     """
     if not landscape:
-        study = replace(study, missing={**study.missing, "landscape": "Left out (--no-landscape)."})
-        return Report(title, "model", "The loss of this model was not looked at (--no-landscape).", [study])
+        study = replace(study, missing={**study.missing, "landscape": "Skipped (--no-landscape)."})
+        return Report(title, "model", "The loss of this model was not examined (--no-landscape).", [study])
     study = replace(study, landscapes=[loss_surfaces(fitted, seed)])
     try:
         diagnosis = diagnose_fitted(fitted, n=_ROWS, generator=torch.Generator().manual_seed(seed))
@@ -59,15 +57,15 @@ def model_report(study: Study, fitted: FittedModel, title: str, *, landscape: bo
 
 
 def diagnosis_report(diagnosis: Diagnosis, title: str) -> Report:
-    """Put a diagnosis on a page of its own."""
+    """Make a page of a diagnosis."""
     return Report(
         title, "diagnosis", diagnosis.headline(), [], notes=diagnosis.about, findings=remarks(diagnosis)
     )
 
 
 def remarks(diagnosis: Diagnosis) -> list[Remark]:
-    """Findings as a page shows them, each with its picture and its rows."""
-    found = []
+    """Convert findings to remarks of a page, each with its picture and its rows."""
+    result = []
     for finding in diagnosis.findings:
         numbers = finding.breakdown or {
             name: quantity for name, quantity in finding.numbers.items() if quantity.kind == "share"
@@ -79,8 +77,8 @@ def remarks(diagnosis: Diagnosis) -> list[Remark]:
             shown = ", ".join(map(str, finding.rows[:_SHOWN_ROWS]))
             rows = f"{finding.rows_of.capitalize()} rows, counted from {diagnosis.first_row}: {shown}{more}."
         title = finding.title or finding.name.replace("_", " ")
-        found.append(Remark(finding.severity, title, finding.sentence, finding.advice, bars, rows))
-    return found
+        result.append(Remark(finding.severity, title, finding.sentence, finding.advice, bars, rows))
+    return result
 
 
 def _bar(label: str, quantity: Quantity) -> Bar:
@@ -95,8 +93,8 @@ def model_study(
 
     Args:
         fitted: The model with its rows.
-        unit: What turns errors of scaled targets into the user's.
-        rows: What to call the rows.
+        unit: Factor from errors of scaled targets to the user's unit.
+        rows: Name of the rows in the text.
         **more: Other fields of the study.
 
     Raises:
@@ -117,7 +115,7 @@ def model_study(
 
 
 def _outputs(fitted: FittedModel, x: Tensor) -> Tensor:
-    """Evaluate a model in the dtype of its parameters; returns float32 on the CPU."""
+    """Evaluate a model in the dtype of its parameters; return float32 on the CPU."""
     first = next((p for p in fitted.model.parameters() if p.is_floating_point()), x)
     with evaluation_mode(fitted.model), torch.no_grad():
         return torch.cat([fitted.model(each.to(first)).float().cpu() for each in x.split(fitted.batch_size)])
@@ -128,7 +126,7 @@ def _classes_study(
 ) -> Study:
     name, names = fitted.name, [fitted.class_name(label) for label in range(output.shape[1])]
     right = (output.argmax(1) == y).double()
-    found = score_classes(output.softmax(1).double(), y)
+    scores = score_classes(output.softmax(1).double(), y)
     present = y.unique().tolist()
     parts = [_shares("class", {names[k]: right[y == k] for k in present}, name)]
     if groups is not None:
@@ -141,13 +139,13 @@ def _classes_study(
         ("accuracy, %", average, f"{low:.1f} to {high:.1f}"),
         ("accuracy balanced over classes, %", sum(by_class) / len(by_class), ""),
         (f"worst-{parts[0].kind} accuracy, %", min(v[0] for v in parts[0].values[name].values()), ""),
-        ("area under the ROC curve, %", None if found["auroc"] is None else 100 * found["auroc"], ""),
-        ("calibration error, %", 100 * found["calibration"], ""),
+        ("area under the ROC curve, %", None if scores["auroc"] is None else 100 * scores["auroc"], ""),
+        ("calibration error, %", 100 * scores["calibration"], ""),
     ]
     sizes = {names[k]: int((y == k).sum()) for k in present}
     order = sorted(sizes, key=lambda each: sizes[each])
-    uncertainty = {name: {names[int(k)]: [v] for k, v in found["uncertainty"].items()}}
-    bins = found["reliability"]
+    uncertainty = {name: {names[int(k)]: [v] for k, v in scores["uncertainty"].items()}}
+    bins = scores["reliability"]
     return _study(
         name,
         Measure("average", "accuracy", True, True),
@@ -211,7 +209,7 @@ def _study(
 
 
 def _shares(kind: str, right: Mapping[str, Tensor], method: str) -> Parts:
-    """Share of right answers in each part, in percent, with its limits."""
+    """Return the share of right answers in each part, in percent, with its limits."""
     sizes = {name: len(each) for name, each in right.items()}
     values = {method: {name: [100 * float(each.mean())] for name, each in right.items()}}
     limits = {}

@@ -1,4 +1,4 @@
-"""Judge a model at rows without labels by the labels of the nearest training rows."""
+"""Estimate the loss at rows without labels from the labels of the nearest training rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from elliptica._utils import checks
 from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.loss import LossField
 
-#: Neighbours that are asked, unless told otherwise.
+#: Default number of neighbours.
 NEIGHBOURS = 10
-#: Share of the training rows that lie nearer to another one than a row that is called far.
+#: A row is far if this share of the training rows is nearer to another training row.
 USUAL = 0.99
-#: Training rows whose own distances say what is usual; more are sampled evenly.
+#: Largest number of training rows for the usual distance; more are sampled evenly.
 _SAMPLE = 1000
 #: Rows times training rows (or features) that are held at once.
 _CHUNK = 2**22
@@ -24,15 +24,15 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True)
 class NeighbourLoss(Result):
-    """What `neighbour_loss` found, one entry per query.
+    """Result of `neighbour_loss`, one entry per query.
 
     Attributes:
         loss: Mean loss of the model at the query against the labels of its nearest training rows.
         stderr: Standard error of that mean over these labels; it does not allow for their distance.
         distance: Distance to the nearest training row, in standardised features.
-        far: Whether that is more than 99 % of the training rows have to their nearest other one.
+        far: Whether that distance exceeds the one of 99 % of the training rows to their nearest other row.
         rows: Numbers of the training rows, nearest first.
-        notes: What the reader should know.
+        notes: Remarks and cautions.
     """
 
     loss: Float[Tensor, " queries"]
@@ -68,16 +68,16 @@ def neighbour_loss(
 ) -> NeighbourLoss:
     """Estimate the loss at rows without labels from the labels of their nearest training rows.
 
-    The mean loss of the model *at the query* against the label of each of the ``k`` nearest training rows: it
-    is high where the model contradicts the labels around, and where these contradict each other. Distances
-    are Euclidean in features divided by their deviation over the training rows. Pass held-out or unlabelled
-    rows: a training row is its own nearest neighbour.
+    Averages the loss of the model *at the query* against the label of each of the ``k`` nearest training
+    rows. It is high where the model contradicts the labels around it, and where these contradict each other.
+    Distances are Euclidean in features divided by their deviation over the training rows. Pass held-out or
+    unlabelled rows, because a training row is its own nearest neighbour.
 
     Args:
         field: Loss of the model.
         at: Queries, ``(queries, *feature)``, as the model takes them.
         train: Training inputs and targets.
-        k: Number of neighbours; all training rows where there are fewer.
+        k: Number of neighbours; all training rows if there are fewer.
 
     Example:
         >>> field = LossField(torch.nn.Identity(), torch.nn.MSELoss())
@@ -114,7 +114,7 @@ def nearest_rows(
 
     Args:
         at: Queries, ``(queries, *feature)``.
-        x: Training inputs. Their deviation is the unit of each feature; a constant one keeps its own.
+        x: Training inputs. Features are divided by their deviation, except constant ones.
         k: Number of neighbours, at most the number of training rows.
     """
     points = x.reshape(len(x), -1).double()
@@ -123,13 +123,13 @@ def nearest_rows(
     scale = torch.where(deviation > 0, deviation, 1.0)
     centre = points.mean(0)
     points, queries = (points - centre) / scale, (queries - centre) / scale
-    found = []
+    pieces = []
     for part in queries.split(max(_CHUNK // max(len(points), k * points.shape[1]), 1)):
         near = torch.cdist(part, points).topk(k, dim=1, largest=False).indices
         length = (part[:, None] - points[near]).norm(dim=2)  # the product inside cdist loses digits
         length, order = length.sort(dim=1, stable=True)
-        found.append((length, near.gather(1, order)))
-    distance, rows = (torch.cat(column) for column in zip(*found, strict=True))
+        pieces.append((length, near.gather(1, order)))
+    distance, rows = (torch.cat(column) for column in zip(*pieces, strict=True))
     return distance, rows
 
 
@@ -137,13 +137,13 @@ def usual_distance(x: Tensor) -> float:
     """Return the distance within which 99 % of the training rows have another, different one."""
     some = x[:: -(-len(x) // _SAMPLE)]
     distance = nearest_rows(some, x, min(NEIGHBOURS + 1, len(x)))[0]
-    other = torch.where(distance > 0, distance, torch.inf).amin(1)  # itself and its copies do not count
+    other = torch.where(distance > 0, distance, torch.inf).amin(1)  # the row itself and copies do not count
     other = other[other.isfinite()]
     return float(other.quantile(USUAL)) if len(other) else 0.0
 
 
 def far_queries(far: Bool[Tensor, " queries"]) -> str:
-    """Say how many queries lie far from the training rows, and what that means."""
+    """Return a phrase with the number of queries far from the training rows."""
     return (
         f"{int(far.sum())} of {len(far)} queries lie outside the training region (further from every "
         f"training row than {USUAL:.0%} of those lie from their nearest other one)"
@@ -151,7 +151,7 @@ def far_queries(far: Bool[Tensor, " queries"]) -> str:
 
 
 def check_train(train: tuple[Tensor, Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
-    """Return training inputs and targets if they fit together and to the queries; raise otherwise."""
+    """Return training inputs and targets; raise if they do not match each other or the queries."""
     x, y = train
     checks.floating("at", at)
     checks.batch("at", at)
@@ -161,6 +161,6 @@ def check_train(train: tuple[Tensor, Tensor], at: Tensor) -> tuple[Tensor, Tenso
     if x.shape[1:] != at.shape[1:]:
         raise ValueError(
             f"Training inputs have shape {tuple(x.shape[1:])} per row, but the queries "
-            f"{tuple(at.shape[1:])}. Both must be what the model takes."
+            f"{tuple(at.shape[1:])}. Pass both as the model takes them."
         )
     return x, y

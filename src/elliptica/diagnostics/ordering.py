@@ -1,4 +1,4 @@
-"""Do rare points lie higher in the landscape than common ones? Proposition 3 in a form that is true."""
+"""Check whether rare points lie higher in the landscape than common ones (Proposition 3, corrected)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Side:
 
 @dataclass(frozen=True)
 class OrderingReport(Result):
-    """What `ordering_report` found.
+    """Result of `ordering_report`.
 
     Attributes:
         least: ``m``, least value of ``A l = (sigma^2 / 2) Lap l`` over the probes.
@@ -61,7 +61,7 @@ class OrderingReport(Result):
         sufficient_with_losses: The same with the losses as they are, ``rare.lower >= common.upper``.
         difference: ``u`` of the rare minus ``u`` of the common points, by Monte Carlo.
         difference_stderr: Its standard error.
-        notes: What the reader should know.
+        notes: Remarks and cautions.
     """
 
     least: float
@@ -124,13 +124,13 @@ def ordering_report(
 
     Args:
         field: Loss of the model.
-        domain: On inputs and targets (``joint``) or on inputs.
-        rare: Inputs and targets of points where data are few.
-        common: The same where data are many.
-        probes: Where ``m`` and ``M`` are looked for; None takes points between the queries and places where
-            walks leave the (outer) ball.
-        radius: Of the spheres on which ``A l`` is averaged; None: a tenth of the median distance of the
-            queries to the boundary.
+        domain: Domain on inputs and targets (``joint``) or on inputs.
+        rare: Inputs and targets of points where data are sparse.
+        common: The same where data are dense.
+        probes: Points at which ``m`` and ``M`` are searched. None takes points between the queries and places
+            where walks leave the (outer) ball.
+        radius: Radius of the spheres on which ``A l`` is averaged. None: a tenth of the median distance of
+            the queries to the boundary.
         n_directions: Pairs of directions per probe.
         n_walks: Walks per point.
         joint: Whether real targets diffuse with the inputs, as in the paper.
@@ -150,13 +150,13 @@ def ordering_report(
     checks.positive("radius", radius)
     if probes is None:
         points, owner = _between(domain, z, generator)
-        found = mean_value_defect(
+        defect = mean_value_defect(
             lambda p, rows: loss(p, owner[rows]), points, [radius], n_directions, generator=generator
         )
     else:
         points, at_probes = point_loss(field, *probes, joint)
-        found = mean_value_defect(at_probes, points, [radius], n_directions, generator=generator)
-    action = diffusion / 2 * found.laplacian([radius])[0]
+        defect = mean_value_defect(at_probes, points, [radius], n_directions, generator=generator)
+    action = diffusion / 2 * defect.laplacian([radius])[0]
     least, largest = float(action.min()), float(action.max())
     sides = []
     settings.setdefault("operator", Operator(diffusion=diffusion))
@@ -185,9 +185,9 @@ def ordering_report(
         one.value - other.value,
         (one.stderr**2 + other.stderr**2) ** 0.5,
         (
-            "m and M are extremes over the probes at one scale, not bounds over the domain: the condition is "
-            "an indication, the Monte-Carlo ordering the observation. At the kinks of a ReLU network A l has "
-            "no finite value and M grows as the radius shrinks.",
+            "m and M are extremes over the probes at one scale, not bounds over the domain. The condition is "
+            "only an indication; the Monte-Carlo ordering is the observation. At the kinks of a ReLU network "
+            "A l has no finite value and M grows as the radius shrinks.",
         ),
     )
 
@@ -206,10 +206,10 @@ def _together(rare: tuple[Tensor, Tensor], common: tuple[Tensor, Tensor]) -> tup
 
 
 def _between(domain: Domain, z: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Queries and points between them and exits from the ball, with the number of their query."""
+    """Return queries and points between them and exits from the ball, with the number of their query."""
     ball = domain.domain if isinstance(domain, DataDomain) else domain
     if not isinstance(ball, Ball):
-        raise ValueError(f"For a {type(ball).__name__} say where to look for m and M: pass probes=(x, y).")
+        raise ValueError(f"A {type(ball).__name__} has no default probes for m and M. Pass probes=(x, y).")
     end = sample_ball_exit(z, ball.centre.to(z), ball.radius, _PER_QUERY, generator=generator)
     share = random.draw_uniform(end.shape[:2], device=z.device, generator=generator).to(z)
     inner = torch.lerp(z[:, None].expand_as(end), end, share[..., None])
@@ -219,7 +219,7 @@ def _between(domain: Domain, z: Tensor, generator: torch.Generator | None) -> tu
 
 def _side(losses: Tensor, estimate: LandscapeEstimate, least: float, largest: float) -> Side:
     if estimate.exit_time is None:
-        raise ValueError(f'solver="{estimate.solver}" knows no exit times. Use solver="spheres".')
+        raise ValueError(f'solver="{estimate.solver}" does not compute exit times. Use solver="spheres".')
     n = len(losses)
     loss, time = float(losses.double().mean()), float(estimate.exit_time.double().mean())
     return Side(

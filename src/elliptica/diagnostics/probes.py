@@ -1,4 +1,4 @@
-"""Points at which a loss is probed, between the data or shifted, and the region around them."""
+"""Choose points at which to probe a loss, between the data or shifted, and the region around them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elliptica.landscape.domains import Ball, Box, Domain, Polytope
 
 RegionName = Literal["auto", "ball", "box", "reflecting_box", "hull"]
 
-#: Features up to which every walk is let meet the data; steps double with each further one.
+#: Largest number of features for reflecting walls; the steps double with each feature.
 REFLECTING = 3
 
 
@@ -30,7 +30,7 @@ class Bridges:
 
     Attributes:
         x: Inputs of the points.
-        y: Targets half-way as far, in the space of targets.
+        y: Targets of the points, in the space of targets.
         s: Time of each point, between 0 and 1.
         start: Row of the data at which the bridge starts.
         end: Row at which it ends.
@@ -53,7 +53,7 @@ def draw_bridges(
     sigma: Sigma,
     generator: torch.Generator,
 ) -> Bridges:
-    """Draw one point, at any time, on each of ``n`` bridges; no datum starts two unless there are too few.
+    """Draw one point, at a random time, on each of ``n`` bridges; a datum starts two only if needed.
 
     Bridges from a datum to itself (possible only where data are used more than once) are skipped.
     """
@@ -85,13 +85,13 @@ def region(
     fraction: float = 0.3,
     around: Float[Tensor, "m dim"] | None = None,
 ) -> tuple[DataDomain, str]:
-    """Put balls around the data into an outer region; returns it with the name of that region.
+    """Put balls around the data into an outer region; return it with the name of that region.
 
     Args:
         points: The data.
         name: Outer region; ``"auto"``: a reflecting box up to 3 features, a ball beyond.
         fraction: Radius of each ball as a share of the distance to the nearest neighbour.
-        around: Points that the outer region must hold; None for the data alone.
+        around: Points that the outer region must contain; None for the data alone.
     """
     if name == "auto":
         name = "reflecting_box" if points.shape[1] <= REFLECTING else "ball"
@@ -114,7 +114,7 @@ def bridge_probes(
     generator: torch.Generator | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Draw points on bridges between rows, as training sees them: inputs and (mixed) targets, one row each.
+    """Draw points on bridges between rows, as in training: inputs and (mixed) targets, one row each.
 
     Args:
         x: Inputs.
@@ -136,7 +136,7 @@ def shifted_probes(
     matrix: Float[Tensor, "dim dim"] | None = None,
     offset: Float[Tensor, " dim"] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply the map ``T x = matrix x + offset`` to inputs (flattened features); targets stay.
+    """Apply the map ``T x = matrix x + offset`` to inputs (flattened features); targets do not change.
 
     Args:
         x: Inputs.

@@ -1,4 +1,4 @@
-"""Base of what reports return: plain numbers for JSON, and tables for reading."""
+"""Base class of results: plain numbers for JSON, and tables to print."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Base of the dataclasses that reports return."""
+    """Base class of the dataclasses that reports return."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as plain numbers, lists and strings; what is not finite becomes None."""
+        """Return every field as plain numbers, lists and strings; values that are not finite become None."""
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into one that `json.dumps` takes."""
+    """Convert a value to one that `json.dumps` accepts."""
     if isinstance(value, Tensor):
         return plain(value.tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Scores of predicted class probabilities."""
+"""Score predicted class probabilities."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BINS = 15
 
 
 def score_classes(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> dict[str, Any]:
-    """Score class probabilities, beyond the class that they favour.
+    """Score class probabilities beyond the accuracy of the likeliest class.
 
     - ``auroc``: area under the receiver operating curve, one class against the rest, mean over classes; None
       if only one class has rows.
-    - ``calibration``: expected calibration error of the favoured class, 15 bins of equal width.
+    - ``calibration``: expected calibration error of the likeliest class, 15 bins of equal width.
     - ``uncertainty``: mean entropy of the probabilities, for the rows of each class, as a share of the
-      entropy of ignorance. (The paper's appendix does not say which score its figure shows.)
+      entropy of the uniform distribution. (The paper's appendix does not say which score its figure shows.)
     - ``reliability``: for each of these bins, the number of rows, the sum of their confidences, and how many
       were right; bins of several seeds can be added.
     """
@@ -102,7 +102,7 @@ def reduce_by(
     number: Int[Tensor, " rows"] | None,
     reduce: Callable[[Tensor], float] = _mean,
 ) -> dict[str, float]:
-    """Reduce the values of each class or group, by its number as text; empty without numbers."""
+    """Reduce the values of each class or group; keys are their numbers as text. Empty without numbers."""
     if number is None:
         return {}
     return {str(int(g)): reduce(values[number == g]) for g in number.unique()}

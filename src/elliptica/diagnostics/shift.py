@@ -1,4 +1,4 @@
-"""A guarantee for the loss under a known affine shift, beside what walks estimate."""
+"""Bound the loss under a known affine shift, with a Monte-Carlo estimate for comparison."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from elliptica.landscape.exits import ball_exit_time
 from elliptica.landscape.loss import LossField, join
 from elliptica.landscape.operator import Operator
 
-#: Points per row at which the gradient is looked at for an estimated constant.
+#: Points per row at which the gradient is evaluated for an estimated constant.
 _SAMPLES = 16
 
 
 @dataclass(frozen=True)
 class ShiftBound(Result):
-    """What `shift_bound` found, one entry per row.
+    """Result of `shift_bound`, one entry per row.
 
     Attributes:
         error: ``|f(x) - y|`` before the shift.
         shift: ``|T x - x|``.
-        loss: Loss at the shifted input, with the target that it had.
+        loss: Loss at the shifted input, with the original target.
         loss_bound: Upper bound of ``loss``: ``(error + C shift)^2``; proved if ``certified``.
         exit_time: Expected exit time from the ball.
         bound: Upper bound of ``u(T x, y)``; proved if ``certified``.
@@ -42,8 +42,8 @@ class ShiftBound(Result):
         printed: The right side of Prop. 2 as printed in the paper, which is not a bound; None for other
             networks than its two-layer ReLU ones.
         lipschitz: Constant ``C`` of the network.
-        certified: Whether ``C`` is proved, or only the largest gradient that was seen.
-        notes: What the reader should know.
+        certified: Whether ``C`` is proved, or only the largest sampled gradient.
+        notes: Remarks and cautions.
     """
 
     error: Float[Tensor, " rows"]
@@ -61,12 +61,12 @@ class ShiftBound(Result):
 
     @property
     def loss_violations(self) -> int:
-        """Rows whose loss exceeds its bound: none where the constant is proved."""
+        """Number of rows whose loss exceeds its bound; zero if the constant is proved."""
         return int((self.loss > self.loss_bound * (1 + 1e-4)).sum())  # single precision rounds
 
     @property
     def violations(self) -> int:
-        """Rows whose estimate exceeds the bound by more than four standard errors."""
+        """Number of rows whose estimate exceeds the bound by more than four standard errors."""
         return _exceed(self.value, self.stderr, self.bound)
 
     @property
@@ -115,18 +115,18 @@ def shift_bound(
 ) -> ShiftBound:
     """Bound the loss of a regression at shifted inputs, and its landscape (paper: Prop. 2, corrected).
 
-    The loss itself, for targets that stay: ``l(Tx, y)^(1/2) <= |f(x) - y| + C |Tx - x|``. Read it first: it
-    is about the loss that you will have, and far tighter. The landscape:
+    For targets that do not change, the loss itself satisfies ``l(Tx, y)^(1/2) <= |f(x) - y| + C |Tx - x|``.
+    Use this bound first: it is about the loss that you will have, and far tighter. The landscape satisfies
     ``u(Tx, y)^(1/2) <= |f(x) - y| + C |Tx - x| + ((C^2 + 1) (R^2 - |z - c|^2))^(1/2)`` for the squared loss
     and a ball of centre ``c`` and radius ``R``, ``z = (Tx, y)``; without the ``+ 1`` if targets are fixed.
-    Both hold for every Lipschitz network, kinks included; the second for domains inside the ball. It is
-    loose: read the estimate, and the bound as its guarantee.
+    Both hold for every Lipschitz network, kinks included; the second for domains inside the ball. The second
+    bound is loose: look at the estimate, and take the bound as its guarantee.
 
     Args:
         field: Loss of the model; must be `torch.nn.MSELoss` (several outputs are averaged).
         x: Inputs before the shift.
         y: Real targets.
-        transform: ``(matrix, offset)`` of the shift on flattened inputs; None leaves a part out.
+        transform: ``(matrix, offset)`` of the shift on flattened inputs; None omits a part.
         domain: `Ball`, or `DataDomain` in one, on inputs and targets (``joint``) or on inputs.
         lipschitz: ``"certified"`` (product of spectral norms), ``"estimated"`` (largest sampled gradient), or
             a constant that you know to hold.
@@ -139,14 +139,14 @@ def shift_bound(
     if not field.is_squared:
         raise ValueError(
             f"The shift bound is for the squared loss, but the field has {field.loss_fn!r}. Use "
-            "LossField(model, torch.nn.MSELoss()); for other losses read loss_map at the shifted inputs."
+            "LossField(model, torch.nn.MSELoss()); for other losses use loss_map at the shifted inputs."
         )
     ball = domain.domain if isinstance(domain, DataDomain) else domain
     dim = x[0].numel() + (y[0].numel() if joint else 0)
     if isinstance(ball, Ball) and len(ball.centre) != dim:
         space = "inputs and targets together (joint=True)" if joint else "inputs (joint=False)"
         raise ValueError(
-            f"The domain must live on {space}, dimension {dim}, but has dimension {len(ball.centre)}. Use "
+            f"The domain must be on {space}, dimension {dim}, but has dimension {len(ball.centre)}. Use "
             "Ball.around(torch.cat([x.flatten(1), y], dim=1)), or joint=False."
         )
     if not isinstance(ball, Ball):
@@ -166,7 +166,7 @@ def shift_bound(
     loss_root = error + constant * shift
     root = loss_root + ((constant**2 + float(joint)) * spread).sqrt()
     settings.setdefault("operator", Operator(diffusion=diffusion))
-    found = loss_map(
+    estimate = loss_map(
         field,
         domain,
         moved,
@@ -183,12 +183,12 @@ def shift_bound(
         loss_root.square() / n_outputs,
         time,
         root.square() / n_outputs,
-        found.value,
-        found.stderr,
+        estimate.value,
+        estimate.stderr,
         _printed(field, constant, error, shift, time),
         constant,
         certified,
-        _notes(certified, found.notes),
+        _notes(certified, estimate.notes),
     )
 
 
@@ -235,10 +235,10 @@ def _notes(certified: bool, found: tuple[str, ...]) -> tuple[str, ...]:
     notes = list(found)
     if not certified:
         notes.append(
-            "The Lipschitz constant is the largest gradient that was sampled: a lower bound of the true one, "
+            "The Lipschitz constant is the largest sampled gradient, a lower bound of the true one, "
             "so neither bound is a guarantee."
         )
-    notes.append("The bound of the loss is for targets that stay as they are when the inputs move.")
+    notes.append("The bound of the loss assumes that targets do not change when the inputs move.")
     notes.append(
         "The bound of u is of the expected loss on the boundary, not of the loss at the shifted input."
     )
@@ -261,7 +261,7 @@ _CONTRACTIONS = (
 
 
 def certified_lipschitz(model: nn.Module) -> float:
-    """Product of the spectral norms of the layers: an upper bound, often a loose one.
+    """Return the product of the layers' spectral norms: an upper bound, often loose.
 
     For `torch.nn.Sequential` (nested if you like) of linear layers, common activations, dropout and
     normalisation in evaluation mode. Computed in float64; proved up to its rounding.
@@ -273,7 +273,7 @@ def certified_lipschitz(model: nn.Module) -> float:
 
 
 def layers(model: nn.Module) -> Iterator[Any]:
-    """Layers of a sequential model in order of use."""
+    """Iterate over the layers of a sequential model in order of use."""
     if model._forward_hooks or model._forward_pre_hooks:
         raise TypeError(
             f"{type(model).__name__} has forward hooks, which may change what it computes. Remove them, or "
@@ -308,11 +308,11 @@ def _layer(layer: Any) -> float:
 
 
 def estimated_lipschitz(model: nn.Module, x: Tensor, chunk_size: int = 4096) -> float:
-    """Largest spectral norm of the Jacobian at given inputs: a lower bound of the constant.
+    """Return the largest spectral norm of the Jacobian at given inputs: a lower bound of the constant.
 
     Args:
-        model: With one output tensor; rows must not influence each other.
-        x: Inputs at which to look.
+        model: Model with one output tensor; rows must not influence each other.
+        x: Inputs at which to evaluate it.
         chunk_size: Rows at a time.
     """
     checks.floating("x", x)
@@ -328,12 +328,14 @@ def estimated_lipschitz(model: nn.Module, x: Tensor, chunk_size: int = 4096) -> 
             ]
             largest = max(largest, float(torch.linalg.matrix_norm(torch.stack(slopes, 1), ord=2).max()))
             if not math.isfinite(largest):
-                raise ValueError("The gradient of the model is NaN or infinite at some of the points.")
+                raise ValueError(
+                    "The gradient of the model is NaN or infinite at some points. Check the model there."
+                )
     return largest
 
 
 def product_weight(model: nn.Module) -> Tensor | None:
-    """``W1 W0`` of a two-layer ReLU network with one output, the paper's setting; else None."""
+    """Return ``W1 W0`` of a two-layer ReLU network with one output, the paper's setting; else None."""
     try:
         used = [
             layer for layer in layers(model) if not isinstance(layer, (nn.Identity, nn.Dropout, nn.Flatten))

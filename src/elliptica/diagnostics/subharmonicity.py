@@ -1,4 +1,4 @@
-"""Is the loss subharmonic, so that the maximum principle reaches the network? A test at each probe."""
+"""Test at each probe whether the loss is subharmonic, so that the maximum principle holds for it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from elliptica._utils.statistics import check_level, holm
 from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.loss import LossField, join
 
-#: Probability with which the stated smallest failure would have been found.
+#: Probability with which the stated smallest failure would have been detected.
 _POWER = 0.9
 #: Sizes of the bet over which the capital is spread.
 _BETS = 16
-#: Pairs of directions without which nothing is tested.
+#: Fewest pairs of directions for a test.
 _FEWEST = 16
 #: Probes whose bets are held at once.
 _PROBES = 512
@@ -27,7 +27,7 @@ _PROBES = 512
 
 @dataclass(frozen=True)
 class SubharmonicityReport(Result):
-    """What `subharmonicity_report` found.
+    """Result of `subharmonicity_report`.
 
     Attributes:
         radii: Radii of the spheres.
@@ -39,9 +39,9 @@ class SubharmonicityReport(Result):
         adjusted_p: One-sided p-values of "the defect is at least zero", after Holm's correction over all
             probes and radii. They hold for skewed differences, too: see `subharmonicity_report`.
         failed: Probes where subharmonicity is rejected at some radius, most negative Laplacian first.
-        detectable: Per radius, the Laplacian (negative) that would have been found with probability
+        detectable: Per radius, the Laplacian (negative) that would have been detected with probability
             90 % at the median probe.
-        alpha: Level of the family of tests.
+        alpha: Significance level of the family of tests.
         n_directions: Pairs of directions per probe.
         joint: Whether targets were moved, too.
     """
@@ -60,7 +60,7 @@ class SubharmonicityReport(Result):
 
     @property
     def passed(self) -> bool:
-        """No probe was rejected."""
+        """Whether no probe was rejected."""
         return not self.failed
 
     def __str__(self) -> str:
@@ -82,11 +82,11 @@ class SubharmonicityReport(Result):
             lines.append("  rejected at probes " + ", ".join(map(str, self.failed[:10])))
         lines += notes_lines(
             [
-                "Where it fails the loss may exceed every loss around it: the maximum principle says nothing "
-                "about the network there."
+                "Where it fails, the loss may exceed every loss around it: the maximum principle says "
+                "nothing about the network there."
                 if self.failed
                 else "At these probes and scales only. A weaker failure than the one in the last column "
-                "would have gone unnoticed."
+                "would not be detected."
             ]
         )
         return "\n".join(lines)
@@ -106,40 +106,40 @@ def subharmonicity_report(
     """Test whether the loss lies below its mean over small spheres (hypothesis of Prop. 1 for a network).
 
     If the loss ``l`` is subharmonic then ``l <= u <= max`` of the boundary values. Use a model in float64
-    for small radii: in float32 rounding, which the test allows for, hides small defects.
+    for small radii: in float32, rounding (which the test allows for) hides small defects.
 
-    The test bets on each pair of directions. It keeps its level, however skewed the differences are, if none
-    exceeds a bound: twice what was seen, or what an ascent from the best pairs finds. Nobody knows the
-    largest difference of a network; where the ascent misses a narrow peak, the test may name a probe
-    wrongly. It is a little weaker than Student's test, which names harmonic functions wrongly where a few
-    directions balance many others.
+    The test bets on each pair of directions. It keeps its level for any skewed differences, if none
+    exceeds a bound: twice the largest observed, or the result of an ascent from the best pairs. The
+    largest difference of a network is not known; where the ascent misses a narrow peak, the test may flag a
+    probe wrongly. It is a little weaker than Student's test, which wrongly flags harmonic functions where a
+    few directions balance many others.
 
     Args:
         field: Loss of the model.
         x: Inputs of the probes.
         y: Their targets.
-        radii: Scales to look at, in the units of ``x``.
+        radii: Radii of the spheres, in the units of ``x``.
         n_directions: Pairs of directions per probe, at least 16: twice as many forward passes per radius,
             and about a hundred for the ascent.
         joint: Move the (real) targets along with the inputs, as the paper's diffusion does.
-        alpha: Probability of naming any probe wrongly, all tests together.
+        alpha: Probability of flagging any probe wrongly, over all tests.
         generator: Source of the directions.
     """
     check_level("alpha", alpha)
     checks.count("n_directions", n_directions, _FEWEST, " (fewer show too little of the sphere for a test)")
     radii = [radii] if isinstance(radii, int | float) else radii
     z, loss = point_loss(field, x, y, joint)
-    found = mean_value_defect(loss, z, radii, n_directions, generator=generator)
-    adjusted = holm(_p_values(found))
-    laplacian, error = found.laplacian(radii)
+    defect = mean_value_defect(loss, z, radii, n_directions, generator=generator)
+    adjusted = holm(_p_values(defect))
+    laplacian, error = defect.laplacian(radii)
     bad = (adjusted < alpha).any(1).nonzero().flatten()
     order = torch.where(adjusted < alpha, laplacian, torch.inf).amin(1)[bad].argsort()
-    smallest = _detectable(found, alpha / adjusted.numel())
-    smallest = smallest * smallest.new_tensor([2 * found.dim / r**2 for r in radii])
+    smallest = _detectable(defect, alpha / adjusted.numel())
+    smallest = smallest * smallest.new_tensor([2 * defect.dim / r**2 for r in radii])
     return SubharmonicityReport(
         tuple(float(r) for r in radii),
-        found.mean,
-        found.stderr,
+        defect.mean,
+        defect.stderr,
         laplacian,
         error,
         adjusted,
@@ -152,7 +152,7 @@ def subharmonicity_report(
 
 
 def _p_values(found: Defect) -> Tensor:
-    """One-sided tests of ``defect + rounding >= 0``, one per probe and radius."""
+    """Test ``defect + rounding >= 0`` (one-sided) for each probe and radius."""
     values = [
         torch.exp(-_log_capital(pairs + shift[:, None, None], top + shift[:, None]).clamp_min(0))
         for pairs, top, shift in zip(
@@ -168,7 +168,7 @@ def _p_values(found: Defect) -> Tensor:
 def _log_capital(
     differences: Float[Tensor, "*tests pairs"], largest: Float[Tensor, "*tests"]
 ) -> Float[Tensor, "*tests"]:
-    """Logarithm of what one unit has become after betting on each difference that the mean is below zero.
+    """Return the log-capital after betting on each difference that the mean is below zero.
 
     A bet of ``c`` multiplies the capital by ``1 - c d / b``, where no difference ``d`` exceeds ``b``. If the
     mean is at least zero, no bet gains on average, so that the capital exceeds ``1 / p`` with a probability
@@ -183,7 +183,7 @@ def _log_capital(
 
 
 def _detectable(found: Defect, level: float) -> Float[Tensor, " radii"]:
-    """Defects, as positive numbers, that the test finds with probability 90 % at the median probe.
+    """Return the (positive) defects that the test detects with probability 90 % at the median probe.
 
     Each sample is moved down until the test rejects it, in units of its standard error. The mean of another
     sample differs by one of those units, and what it takes to reject it as these samples differ.
@@ -205,7 +205,7 @@ def _detectable(found: Defect, level: float) -> Float[Tensor, " radii"]:
 # The mean-value defect: mean of a loss over a small sphere minus its value at the centre.
 
 
-#: Pairs from which, angle by which and steps in which the largest difference is looked for.
+#: Pairs to start from, angle of a step and number of steps in the search for the largest difference.
 _STARTS, _ANGLE, _STEPS = 3, 0.6, 8
 #: Numbers held at once in directions.
 _CHUNK = 2**22
@@ -235,14 +235,14 @@ class Defect:
     largest: Float[Tensor, "probes radii"]
 
     def laplacian(self, radii: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """``2 n m_r / r^2``, the mean Laplacian of the loss up to ``O(r^2)``, and its standard error."""
+        """Return ``2 n m_r / r^2``, the mean Laplacian up to ``O(r^2)``, and its standard error."""
         factor = 2 * self.dim / torch.tensor(list(radii), dtype=torch.float64).square()
         factor = factor.to(self.mean)
         return self.mean * factor, self.stderr * factor
 
 
 def point_loss(field: LossField, x: Tensor, y: Tensor, joint: bool) -> tuple[Tensor, Callable[..., Tensor]]:
-    """Flat points, and the loss at flat points with their row numbers: inputs alone, or with targets."""
+    """Return flat points, and the loss as a function of flat points and row numbers."""
     checks.floating("x", x)
     checks.batch("x", x)
     checks.same_rows("y", y, len(x))
@@ -262,26 +262,26 @@ def mean_value_defect(
     *,
     generator: torch.Generator | None = None,
 ) -> Defect:
-    """Antithetic estimate at each probe and radius: forward passes only, sees kinks.
+    """Estimate the mean-value defect at each probe and radius, with forward passes only; sees kinks.
 
-    Directions come in pairs ``+xi, -xi``, which cancels the slope exactly: without that the standard error
+    Directions come in pairs ``+xi, -xi``, which cancel the slope exactly. Without that the standard error
     is about a hundred times larger.
 
     Args:
         loss: ``loss(points, probe numbers)``, one value per point.
         z: Probes.
-        radii: Of the spheres; the same directions serve all of them.
+        radii: Radii of the spheres; all use the same directions.
         n_directions: Pairs of directions per probe, at least 2.
         generator: Source of the directions.
     """
     checks.count("n_directions", n_directions, 2, " (one pair has no standard error)")
     if len(radii) == 0:
-        raise ValueError("radii is empty: pass at least one radius, e.g. radii=(0.1, 0.5).")
+        raise ValueError("radii is empty. Pass at least one radius, e.g. radii=(0.1, 0.5).")
     for radius in radii:
         checks.positive("Every radius", radius)
     random.check_generator(generator, z.device)
     probes, dim = z.shape
-    found: list[Tensor] = []
+    blocks: list[Tensor] = []
     tops, rounding = [], []
     for rows in torch.arange(probes, device=z.device).split(max(_CHUNK // (n_directions * dim), 1)):
         at = z[rows]
@@ -295,9 +295,9 @@ def mean_value_defect(
             up, down = _ends(loss, at, rows, radius * xi)
             pairs.append((up + down) / 2 - centre[:, None])
             steepest.append(_climb(loss, at, rows, radius, centre, xi, pairs[-1], up - down))
-        found.append(torch.stack(pairs, 1))
+        blocks.append(torch.stack(pairs, 1))
         tops.append(torch.stack(steepest, 1))
-    defects = torch.cat(found)
+    defects = torch.cat(blocks)
     mean = defects.mean(2)
     return Defect(
         mean,
@@ -319,7 +319,7 @@ def _climb(
     pairs: Float[Tensor, "probes pairs"],
     odd: Float[Tensor, "probes pairs"],
 ) -> Float[Tensor, " probes"]:
-    """Largest difference of a pair that an ascent on the sphere finds.
+    """Return the largest difference of a pair that an ascent on the sphere reaches.
 
     It climbs the even part of the loss, ``l(z + r xi) + l(z - r xi)``, which no added slope changes: from the
     best pairs, from the direction in which pairs are largest, and from that in which the loss rises.
@@ -355,7 +355,7 @@ def _climb(
 def _even(
     loss: Callable[[Tensor, Tensor], Tensor], at: Tensor, rows: Tensor, radius: float, xi: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Mean of the loss at both ends of each pair, and its gradient; None if the loss has none."""
+    """Return the mean loss at both ends of each pair, and its gradient; None if the loss has none."""
     with torch.enable_grad():
         xi = xi.detach().requires_grad_()
         up, down = _ends(loss, at, rows, radius * xi)
@@ -370,7 +370,7 @@ def _even(
 def _ends(
     loss: Callable[[Tensor, Tensor], Tensor], at: Tensor, rows: Tensor, offset: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Loss at both ends of each offset ``(probes, directions, dim)``."""
+    """Return the loss at both ends of each offset ``(probes, directions, dim)``."""
     owner = rows.repeat_interleave(offset.shape[1])
     ends = [loss((at[:, None] + sign * offset).flatten(0, 1), owner) for sign in (1.0, -1.0)]
     return ends[0].double().reshape(offset.shape[:2]), ends[1].double().reshape(offset.shape[:2])
@@ -383,7 +383,7 @@ def _rounding(
     centre: Tensor,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Largest change of the loss when every coordinate moves by one unit in its last place, times four."""
+    """Return four times the largest change of the loss when coordinates move by one rounding unit."""
     unit = torch.finfo(at.dtype).eps
     shape = (_NEARBY, *at.shape)
     sign = random.draw_normal(shape, dtype=at.dtype, device=at.device, generator=generator).sign()

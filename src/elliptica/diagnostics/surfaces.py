@@ -1,4 +1,4 @@
-"""Loss surfaces: the loss over planes through the data and along bridges, as numbers for a page."""
+"""Compute loss surfaces: the loss over planes through the data and along bridges, for a page."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.landscape.maximum import check_maximum_principle
 from elliptica.report.content import ReportError
 
-#: Points along each side of a plane, rows that are looked at, bridges that are drawn, points on each.
+#: Points along each side of a plane, rows to use, bridges to draw, points on each.
 GRID, ROWS, BRIDGES, TIMES = 49, 400, 24, 41
 _SHOWN_POINTS = 250
-#: Triples that are tried before none is found, and how many are shown.
+#: Triples to try before giving up, and how many to show.
 _TRIES, _TRIPLES = 40, 3
 
 
@@ -30,15 +30,15 @@ class Plane:
     """A plane in the space of the inputs, ``origin + u * first + v * second``.
 
     Attributes:
-        title: In the selector.
-        note: How targets are set on it.
+        title: Title in the selector.
+        note: How targets are chosen on it.
         axes: Names of the two directions.
         origin: A point of it.
         first: Unit vector.
         second: Unit vector, at a right angle to the first.
         low: Least coordinates shown.
         high: Largest ones.
-        corners: Rows of the three data points that it passes through; empty for others.
+        corners: Rows of the three data points on it; empty for other planes.
     """
 
     title: str
@@ -74,7 +74,7 @@ class Plane:
     ) -> Float[Tensor, "n *target"]:
         """Return targets of points of the plane: mixed as its corners are, or those of the nearest datum.
 
-        Beyond the triangle, shares of classes are clipped to what shares can be.
+        Beyond the triangle, class shares are clipped to valid shares.
         """
         if not self.corners:
             return y[torch.cdist(points, x.double()).argmin(1)]
@@ -90,7 +90,7 @@ class Plane:
 
 
 NEAREST = "Each point has the target of its nearest datum."
-MIXED = "Targets are mixed as the three points are; what that costs any network is taken off."
+MIXED = "Targets are mixed as the three points are; the unavoidable loss of that is subtracted."
 
 
 def choose_planes(
@@ -103,9 +103,9 @@ def choose_planes(
 
     Args:
         x: The data.
-        classes: Of the rows: the three points are then of different ones, where there are three.
-        losses: Of the rows: one plane passes through the largest.
-        generator: Draws the points.
+        classes: Classes of the rows. The three points are then of different classes, if there are three.
+        losses: Losses of the rows. One plane passes through the largest.
+        generator: Source of randomness.
 
     Example:
         >>> x = torch.randn(20, 5)
@@ -115,29 +115,31 @@ def choose_planes(
     """
     x = x.double()
     if x.shape[1] == 1:
-        raise ValueError("The data have one feature: there is no plane to draw.")
+        raise ValueError(
+            "The data have one feature, so there is no plane to draw. Pass at least two features."
+        )
     if x.shape[1] == 2:
         low, high = _margins(x.amin(0), x.amax(0))
         a, b = torch.eye(2, dtype=torch.float64)
         origin = torch.zeros(2, dtype=torch.float64)
         return [Plane("The data's own plane", NEAREST, ("first", "second"), origin, a, b, low, high)]
-    found = [_principal(x)]
+    planes = [_principal(x)]
     worst = int(losses.argmax())
     seen: set[tuple[int, ...]] = set()
     for attempt in range(_TRIES):
         order = draw_permutation(len(x), device=x.device, generator=generator).tolist()
-        rows = _three(order, classes, first=worst if len(found) == _TRIPLES else None)
+        rows = _three(order, classes, first=worst if len(planes) == _TRIPLES else None)
         plane = None if tuple(sorted(rows)) in seen else _through(x, rows, has_worst=worst in rows)
         if plane is not None:
             seen.add(tuple(sorted(rows)))
-            found.append(plane)
-        if len(found) == _TRIPLES + 1 or attempt == _TRIES - 1:
+            planes.append(plane)
+        if len(planes) == _TRIPLES + 1 or attempt == _TRIES - 1:
             break
-    return found
+    return planes
 
 
 def _three(order: list[int], classes: Tensor | None, first: int | None) -> tuple[int, ...]:
-    """Take three rows in a random order, of different classes as far as there are any."""
+    """Take three rows in random order, of different classes if possible."""
     rows = [first] if first is not None else []
     if classes is not None:
         for row in order:
@@ -173,7 +175,7 @@ def _principal(x: Float[Tensor, "rows dim"]) -> Plane:
     centre = x.mean(0)
     directions = torch.linalg.svd(x - centre, full_matrices=False).Vh
     if len(directions) < 2:
-        raise ValueError("The data have fewer than two rows: there is no plane to draw.")
+        raise ValueError("The data have fewer than two rows, so there is no plane to draw. Pass more rows.")
     at = (x - centre) @ directions[:2].T
     low, high = _margins(at.amin(0), at.amax(0))
     first, second = directions[:2]
@@ -192,7 +194,7 @@ def _margins(
 def loss_surfaces(fitted: FittedModel, seed: int = 0) -> dict[str, Any]:
     """Evaluate the loss of a model over planes through its data and along bridges between them.
 
-    Losses are those of `elliptica diagnose`: what a mixed target costs any network is taken off.
+    Losses are those of `elliptica diagnose`: the unavoidable loss of a mixed target is subtracted.
 
     Raises:
         ReportError: If the model cannot be evaluated on its data.
@@ -200,15 +202,15 @@ def loss_surfaces(fitted: FittedModel, seed: int = 0) -> dict[str, Any]:
     Example:
         >>> x = torch.randn(30, 2)
         >>> y = (x[:, 0] > 0).long()
-        >>> found = loss_surfaces(FittedModel(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), x, y))
-        >>> len(found["planes"]), len(found["bridges"]["loss"]) <= BRIDGES
+        >>> result = loss_surfaces(FittedModel(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), x, y))
+        >>> len(result["planes"]), len(result["bridges"]["loss"]) <= BRIDGES
         (1, True)
     """
     generator = torch.Generator().manual_seed(seed)
     try:
         drawn = fitted.sample(ROWS, generator=generator)
         planes = choose_planes(drawn.x.flatten(1), drawn.labels, drawn.losses, generator)
-        found = {
+        result = {
             "name": fitted.name,
             "features": int(drawn.x[0].numel()),
             "rows": f"{len(drawn.x)} of {drawn.n_given} rows"
@@ -219,12 +221,12 @@ def loss_surfaces(fitted: FittedModel, seed: int = 0) -> dict[str, Any]:
             "band": [float(v) for v in drawn.losses.aminmax()],
         }
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ReportError(f"The loss of {fitted.name} cannot be looked at: {error}") from error
+        raise ReportError(f"The loss of {fitted.name} cannot be evaluated: {error}") from error
     verdict = check_maximum_principle(drawn.losses, drawn.between)
     above = round(verdict.share_above * len(drawn.between))
     low, high = clopper_pearson(above, len(drawn.between))
-    found["above"] = {"share": verdict.share_above, "low": low, "high": high, "n": len(drawn.between)}
-    return found
+    result["above"] = {"share": verdict.share_above, "low": low, "high": high, "n": len(drawn.between)}
+    return result
 
 
 def _label(fitted: FittedModel, row: int) -> str:
@@ -264,7 +266,7 @@ def _surface(fitted: FittedModel, plane: Plane) -> dict[str, Any]:
 
 
 def _bridges(fitted: FittedModel, generator: torch.Generator) -> dict[str, Any]:
-    """Evaluate the loss along whole bridges, targets moving with the inputs."""
+    """Evaluate the loss along whole bridges, with targets that move with the inputs."""
     rows = draw_permutation(len(fitted.x), device=fitted.x.device, generator=generator)[:BRIDGES]
     partners = sample_partners(fitted.x[rows], generator=generator)
     paths = sample_paths(

@@ -1,4 +1,4 @@
-"""Looking at the loss as a function on the data space."""
+"""The loss as a function on the data space: domains, solvers and the objective of hitting times."""
 
 from elliptica.landscape.data_domain import DataDomain as DataDomain
 from elliptica.landscape.data_domain import Whitened as Whitened

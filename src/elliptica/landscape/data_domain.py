@@ -1,4 +1,4 @@
-"""The paper's domain: a region with a small ball around each data point cut out, and whitened regions."""
+"""The paper's domain, a region without a small ball around each data point, and whitened regions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CHUNK = 2**22
 class Whitened:
     """A domain in whitened coordinates ``w``, where ``z = centre + factor @ w``.
 
-    The process is Brownian in ``w``, so the operator is ``1/2 tr(factor factor^T Hess u)`` in ``z``: data
-    of any covariance look round. Distances, balls and exit times are those of ``w``.
+    The process is Brownian in ``w``, so the operator is ``1/2 tr(factor factor^T Hess u)`` in ``z``. Data
+    with any covariance become isotropic. Distances, balls and exit times are those of ``w``.
 
     Attributes:
         inner: The domain in coordinates ``w``.
@@ -47,14 +47,14 @@ class Whitened:
         epsilon: float | Tensor | None = None,
         fraction: float | None = None,
     ) -> Whitened:
-        """Whitened ball around data: an ellipsoid along their covariance, any dimension.
+        """Make a whitened ball around data: an ellipsoid along their covariance, in any dimension.
 
         Args:
             points: The data.
             margin: Factor on the radius.
-            ridge: Share of the mean variance that is added to every direction, so that constant or
-                dependent columns do not matter.
-            epsilon: Radius of balls around the data, in whitened units; None with ``fraction=None``
+            ridge: Share of the mean variance added to every direction, so that constant or
+                dependent columns do no harm.
+            epsilon: Radius of the balls around the data, in whitened units. None with ``fraction=None``
                 means no balls.
             fraction: Radius as a share of the distance to the nearest neighbour.
         """
@@ -73,12 +73,12 @@ class Whitened:
         return cls(inner, centre, factor)
 
     def to_inner(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Whitened coordinates of points."""
+        """Map points to whitened coordinates."""
         offset = (z - self.centre.to(z)).T
         return torch.linalg.solve(self.factor.to(z), offset).T
 
     def from_inner(self, w: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Points of whitened coordinates."""
+        """Map whitened coordinates to points."""
         return self.centre.to(w) + w @ self.factor.to(w).T
 
 
@@ -87,13 +87,13 @@ class DataDomain:
     """The paper's domain: an outer region without the balls of radius ``epsilon`` around the data.
 
     Args:
-        points: Centres of the balls, ``(n, dim)``; repeated points share one ball.
-        epsilon: Radius, one for all or one per point; None takes ``fraction`` of the distance to the
+        points: Centres of the balls, ``(n, dim)``. Repeated points share one ball.
+        epsilon: Radius, one for all or one per point. None means ``fraction`` of the distance to the
             nearest other point.
-        fraction: Below one half, so that balls cannot overlap.
+        fraction: Radius as a share of that distance, below one half so that balls cannot overlap.
         outer: ``"ball"`` (any dimension), ``"box"``, ``"reflecting_box"`` (up to about 8 dimensions),
-            ``"hull"`` (the paper's; up to 7), or a domain of your own.
-        margin: By how much a ball or box is larger than the data.
+            ``"hull"`` (the paper's; up to 7 dimensions), or any `Domain`.
+        margin: Factor by which a ball or box is larger than the data.
     """
 
     points: Float[Tensor, "n dim"]
@@ -110,7 +110,7 @@ class DataDomain:
         object.__setattr__(self, "outer", self._outer())
         share = float((self.radii / neighbour).max())
         object.__setattr__(self, "_balls", NearestBalls(self.points, self.radii, share))
-        # data lie on the facets of their own hull, as far as rounding lets them
+        # data lie on the facets of their own hull, up to rounding
         rounding = 16 * torch.finfo(self.points.dtype).eps * float(self.points.abs().max())
         off = self.domain.distance(self.points) < -max(1e-6 * float(neighbour.max()), rounding)
         if bool(off.any()):
@@ -124,14 +124,18 @@ class DataDomain:
         if self.epsilon is None:
             checks.positive("fraction", self.fraction)
             if self.fraction >= 0.5:
-                raise ValueError(f"fraction must be below 0.5, or balls overlap, but got {self.fraction}.")
+                raise ValueError(
+                    f"fraction must be below 0.5, or balls overlap, but got {self.fraction}. Try 0.3."
+                )
             return self.fraction * neighbour
         if not isinstance(self.epsilon, Tensor):
             checks.positive("epsilon", self.epsilon)
         radii = torch.as_tensor(self.epsilon, dtype=self.points.dtype, device=self.points.device)
         radii = radii.expand(len(self.points))
         if not bool((radii > 0).all() and radii.isfinite().all()):
-            raise ValueError("Every value of epsilon must be finite and above 0.")
+            raise ValueError(
+                "Every value of epsilon must be finite and above 0. Use epsilon=None for a default."
+            )
         if bool((neighbour < radii + radii.max()).any()) and self._overlap(radii):
             raise ValueError(
                 f"Balls of radius epsilon={float(radii.max()):.3g} overlap: the closest two points are "
@@ -160,7 +164,7 @@ class DataDomain:
         return Box.around(self.points, self.margin, wall)
 
     def _ball(self) -> Ball:
-        """Around the points, and around their balls with some room, which the Green-kernel solve needs."""
+        """Return a ball that holds the points and, with the room that monopoles need, their balls."""
         ball = Ball.around(self.points, self.margin)
         reach = (self.points - ball.centre).norm(dim=1) + 1.5 * self.radii
         return Ball(ball.centre, max(ball.radius, float(reach.max())))
@@ -180,29 +184,29 @@ class DataDomain:
     def nearest_ball(
         self, z: Float[Tensor, "rows dim"]
     ) -> tuple[Float[Tensor, " rows"], Int[Tensor, " rows"]]:
-        """Distance to the nearest ball (negative inside it), and its number."""
+        """Return the distance to the nearest ball (negative inside it), and its number."""
         index = self._balls(z.to(self.points.device)).to(z.device)
-        # in float64 whatever the dtype of z: near a ball what is left of a difference decides
+        # float64 for any dtype of z: near a ball the difference cancels most digits
         offset = z.double() - self.points.to(z.device)[index].double()
         return (offset.norm(dim=1) - self.radii.to(z.device)[index].double()).to(z.dtype), index
 
     def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Distance to the nearest ball or to the outer boundary."""
+        """Return the distance to the nearest ball or to the outer boundary."""
         return torch.minimum(self.nearest_ball(z)[0], self.domain.distance(z))
 
     def scaled_distance(
         self, z: Float[Tensor, "rows dim"], scale: Float[Tensor, " dim"]
     ) -> Float[Tensor, " rows"]:
-        """Largest ``t`` known to keep ``z + t * scale * ball`` inside."""
+        """Return the largest ``t`` known to keep ``z + t * scale * ball`` inside."""
         return torch.minimum(self.nearest_ball(z)[0] / scale.amax(), step_radius(self.domain, z, scale))
 
     def where(self, z: Float[Tensor, "rows dim"]) -> Int[Tensor, " rows"]:
-        """Number of the ball that is nearer than the outer boundary, or `OUTER`."""
+        """Return the number of the ball that is nearer than the outer boundary, or `OUTER`."""
         gap, index = self.nearest_ball(z)
         return torch.where(gap <= self.domain.distance(z), index, OUTER)
 
     def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """The nearest point of a ball's surface or of the outer boundary."""
+        """Return the nearest point of a ball's surface or of the outer boundary."""
         index = self.where(z)
         on_ball = (index != OUTER)[:, None]
         centre, radius = self.points.to(z)[index], self.radii.to(z)[index][:, None]
@@ -214,5 +218,5 @@ class DataDomain:
         return torch.where(on_ball, sphere, self.domain.project(z))
 
     def reflect(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Fold points back at reflecting walls."""
+        """Fold points back into the domain at reflecting walls."""
         return reflect(self.domain, z)

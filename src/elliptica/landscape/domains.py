@@ -1,7 +1,7 @@
-"""Regions of the data space on which the landscape lives: balls, boxes and polytopes.
+"""Regions of the data space on which the landscape is defined: balls, boxes and polytopes.
 
-A domain is anything with ``distance(z)`` and ``project(z)``; bring your own if you like. Two further
-methods are used when present: ``reflect(z)`` (walls that walks bounce off) and
+A domain is any object with ``distance(z)`` and ``project(z)``, so you can write your own. Two more
+methods are used if present: ``reflect(z)`` (walls that reflect walks) and
 ``scaled_distance(z, scale)`` (a sharper step when coordinates diffuse at different speeds).
 """
 
@@ -25,20 +25,20 @@ Wall = Literal["absorb", "reflect"]
 
 @runtime_checkable
 class Domain(Protocol):
-    """What a region must offer; both methods take rows ``(n, dim)``."""
+    """Interface of a region; both methods take rows ``(n, dim)``."""
 
     def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Distance to the absorbing boundary, never more than the true one; negative outside."""
+        """Return the distance to the absorbing boundary, or a lower bound of it; negative outside."""
         ...
 
     def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """A nearest point of the absorbing boundary."""
+        """Return a nearest point of the absorbing boundary."""
         ...
 
 
 @dataclass(frozen=True)
 class Ball:
-    """Ball in any dimension; the only domain whose exit law is sampled in one step.
+    """Ball in any dimension. It is the only domain whose exit law is sampled in one step.
 
     Attributes:
         centre: Its centre, ``(dim,)``.
@@ -54,18 +54,18 @@ class Ball:
 
     @classmethod
     def around(cls, points: Float[Tensor, "n dim"], margin: float = 1.1) -> Ball:
-        """The ball about the mean that holds all points, its radius times ``margin``."""
+        """Make the smallest ball around the mean that holds all points, with its radius times ``margin``."""
         check_points(points)
         _check_margin(margin)
         centre = points.mean(0)
         return cls(centre, margin * float((points - centre).norm(dim=1).max()))
 
     def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Distance to the sphere."""
+        """Return the distance to the sphere."""
         return self.radius - (z - self.centre.to(z)).norm(dim=1)
 
     def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Outwards along the radius; the centre itself goes along the first axis."""
+        """Move points outwards along the radius; the centre moves along the first axis."""
         offset = z - self.centre.to(z)
         length = offset.norm(dim=1, keepdim=True)
         axis = torch.zeros_like(offset[:1])
@@ -78,9 +78,9 @@ class Ball:
 class Box:
     """Axis-parallel box whose walls absorb walks or reflect them.
 
-    With reflecting walls nothing ends there: such a box needs balls around the data (`DataDomain`). Then
-    the bound of Proposition 1 holds as the paper words it. Walks take about ``10 * dim`` steps between
-    absorbing walls; between reflecting ones their number doubles per dimension (use ``dim <= 8``).
+    Walks never end at reflecting walls, so such a box needs balls around the data (`DataDomain`). Then
+    the bound of Proposition 1 holds as stated in the paper. Walks take about ``10 * dim`` steps between
+    absorbing walls. Between reflecting walls the number doubles with each dimension (use ``dim <= 8``).
 
     Attributes:
         low: Lower corner, ``(dim,)``.
@@ -98,14 +98,14 @@ class Box:
         checks.choice("Box.wall", self.wall, ("absorb", "reflect"))
         if self.low.shape != self.high.shape or not bool((self.low < self.high).all()):
             raise ValueError(
-                "Every value of Box.low must be below that of Box.high, but got shapes "
+                "Every value of Box.low must be below the value of Box.high, but got shapes "
                 f"{tuple(self.low.shape)} and {tuple(self.high.shape)}, or a side of length 0. Drop "
                 "constant columns, or widen the box."
             )
 
     @classmethod
     def around(cls, points: Float[Tensor, "n dim"], margin: float = 1.1, wall: Wall = "absorb") -> Box:
-        """The box that holds all points, each side times ``margin``."""
+        """Make the smallest box that holds all points, with each side times ``margin``."""
         check_points(points)
         _check_margin(margin)
         low, high = points.amin(0), points.amax(0)
@@ -113,11 +113,11 @@ class Box:
         return cls(centre - half, centre + half, wall)
 
     def _gaps(self, z: Tensor) -> Tensor:
-        """Distance to each lower and each upper wall, ``(rows, 2 * dim)``."""
+        """Return the distance to each lower and each upper wall, ``(rows, 2 * dim)``."""
         return torch.cat([z - self.low.to(z), self.high.to(z) - z], dim=1)
 
     def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Distance to the nearest wall; between reflecting walls there is none to reach."""
+        """Return the distance to the nearest absorbing wall; infinite between reflecting walls."""
         gap = self._gaps(z).amin(1)
         return gap if self.wall == "absorb" else torch.where(gap >= 0, torch.inf, gap)
 
@@ -130,7 +130,7 @@ class Box:
         return (self._gaps(z) / scale.repeat(2)).amin(1)
 
     def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Straight to the nearest wall."""
+        """Move points straight to the nearest wall."""
         nearest = self._gaps(z).argmin(1, keepdim=True)
         walls = torch.cat([self.low, self.high]).to(z)[nearest]
         return z.scatter(1, nearest % z.shape[1], walls)
@@ -141,7 +141,7 @@ class Box:
             return z
         low, high = self.low.to(z), self.high.to(z)
         folded = high - (torch.remainder(z - low, 2 * (high - low)) - (high - low)).abs()
-        return folded.clamp(low, high)  # rounding must not leave a walk behind the wall
+        return folded.clamp(low, high)  # rounding must not put a walk behind the wall
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Polytope:
     """Bounded intersection of half-spaces ``normals @ z <= offsets``, for a few dimensions.
 
     Attributes:
-        normals: One row per facet, any positive length; kept with length one.
+        normals: One row per facet, of any positive length; normalised to length one.
         offsets: One value per facet.
     """
 
@@ -166,13 +166,13 @@ class Polytope:
         checks.finite("Polytope.offsets", self.offsets)
         length = self.normals.norm(dim=1)
         if not bool((length > 0).all()):
-            raise ValueError("Every row of Polytope.normals must be a direction, but one of them is zero.")
+            raise ValueError("Every row of Polytope.normals must be a direction, but one is zero. Remove it.")
         object.__setattr__(self, "normals", self.normals / length[:, None])
         object.__setattr__(self, "offsets", self.offsets / length)
         self._check_bounded()
 
     def _check_bounded(self) -> None:
-        """A closed region only: no direction may lead to infinity, and there must be an inside."""
+        """Raise if the region is unbounded or empty."""
         optimize: Any = _scipy("optimize")
         a, b = self.normals.double().cpu().numpy(), self.offsets.double().cpu().numpy()
         dim = a.shape[1]
@@ -190,22 +190,24 @@ class Polytope:
                 cost = [sign if i == axis else 0.0 for i in range(dim)]
                 if optimize.linprog(cost, A_ub=a, b_ub=b, bounds=[(None, None)] * dim).status != 0:
                     raise ValueError(
-                        f"This polytope is not closed: it is unbounded along axis {axis}. Add half-spaces."
+                        f"This polytope is unbounded along axis {axis}. Add half-spaces that close it."
                     )
 
     @classmethod
     def hull(cls, points: Float[Tensor, "n dim"]) -> Polytope:
-        """Convex hull of points, the paper's outer boundary; up to seven dimensions."""
+        """Make the convex hull of points, the paper's outer boundary; up to seven dimensions."""
         check_points(points)
         n, dim = points.shape
         if dim > MAX_HULL_DIM:
             raise ValueError(
-                f"A convex hull in {dim} dimensions is out of reach (limit {MAX_HULL_DIM}: the number of "
+                f"A convex hull in {dim} dimensions is not feasible (limit {MAX_HULL_DIM}: the number of "
                 "facets explodes, and new points would lie outside it anyway). Use Ball.around(points), "
                 'Whitened.ball(points), or DataDomain(points, outer="ball").'
             )
         if n <= dim:
-            raise ValueError(f"A hull in {dim} dimensions needs at least {dim + 1} points, but got {n}.")
+            raise ValueError(
+                f"A hull in {dim} dimensions needs at least {dim + 1} points, but got {n}. Pass more."
+            )
         if dim == 1:
             return cls(torch.tensor([[-1.0], [1.0]]).to(points), torch.cat([-points.amin(0), points.amax(0)]))
         spatial: Any = _scipy("spatial")
@@ -213,14 +215,14 @@ class Polytope:
             equations = spatial.ConvexHull(points.double().cpu().numpy()).equations
         except spatial.QhullError as error:
             raise ValueError(
-                "The points have no hull with an inside (they lie in a plane or are too close to one). Use "
+                "The points have no full-dimensional hull (they lie in a plane, or close to one). Use "
                 "Ball.around(points), or reduce the dimension first, e.g. by PCA."
             ) from error
         facets = torch.as_tensor(equations).to(points)
         return cls(facets[:, :-1], -facets[:, -1])
 
     def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Distance to the nearest facet (outside: minus the largest excess)."""
+        """Return the distance to the nearest facet (outside: minus the largest excess)."""
         return self._nearest(z)[0]
 
     def scaled_distance(
@@ -230,19 +232,19 @@ class Polytope:
         return self._nearest(z, (self.normals.to(z) * scale).norm(dim=1))[0]
 
     def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Along the normal of the nearest facet (exact from inside)."""
+        """Move points along the normal of the nearest facet (exact from inside)."""
         gap, facet = self._nearest(z)
         return z + gap[:, None] * self.normals.to(z)[facet]
 
     def _nearest(self, z: Tensor, length: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-        """Least gap to a facet, in units of ``length``, and which; few rows at a time, facets being many."""
+        """Return the least gap to a facet, in units of ``length``, and its number, in chunks of rows."""
         a, b = self.normals.to(z), self.offsets.to(z)
         parts = [((b - rows @ a.T) / length).min(1) for rows in z.split(max(2**21 // len(a), 1))]
         return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
 
 
 def inside(domain: Domain, z: Float[Tensor, "rows dim"]) -> Bool[Tensor, " rows"]:
-    """Which points a walk may start from: not outside (balls around data count as inside)."""
+    """Return which points a walk may start from: those inside (balls around data count as inside)."""
     outer = getattr(domain, "outer", domain)
     within = outer.distance(z) > 0
     if hasattr(domain, "nearest_ball") and hasattr(
@@ -259,22 +261,22 @@ def reflect(domain: Domain, z: Tensor) -> Tensor:
 
 
 def step_radius(domain: Domain, z: Tensor, scale: Tensor) -> Tensor:
-    """Largest ``t`` known to keep ``z + t * scale * ball`` inside (scale is ``sqrt(a)``)."""
+    """Return the largest ``t`` known to keep ``z + t * scale * ball`` inside (scale is ``sqrt(a)``)."""
     if hasattr(domain, "scaled_distance"):
         return domain.scaled_distance(z, scale)
     return domain.distance(z) / scale.amax()
 
 
 def check_points(points: Tensor) -> None:
-    """At least two finite rows."""
+    """Raise unless there are at least two finite, distinct rows."""
     checks.floating("points", points)
     if points.ndim != 2:
         raise ValueError(f"points must have shape (n, dim), but have {tuple(points.shape)}. Use .flatten(1).")
     if len(points) < 2:
-        raise ValueError(f"A domain around data needs at least two points, but got {len(points)}.")
+        raise ValueError(f"A domain around data needs at least two points, but got {len(points)}. Pass more.")
     checks.finite("points", points)
     if bool((points == points[0]).all()):
-        raise ValueError("All points are the same: there is no region around them.")
+        raise ValueError("All points are the same, so there is no region around them. Pass distinct points.")
 
 
 def _check_vector(name: str, value: Tensor) -> None:
@@ -287,8 +289,8 @@ def _check_vector(name: str, value: Tensor) -> None:
 def _check_margin(margin: float) -> None:
     checks.positive("margin", margin)
     if margin < 1:
-        raise ValueError(f"margin must be at least 1, or the data would lie outside, but got {margin}.")
+        raise ValueError(f"margin must be at least 1 to keep the data inside, but got {margin}. Try 1.1.")
 
 
 def _scipy(module: str) -> Any:
-    return import_extra("A polytope (there are Ball and Box, too)", "lab", f"scipy.{module}")
+    return import_extra("A polytope (Ball and Box work without it)", "lab", f"scipy.{module}")

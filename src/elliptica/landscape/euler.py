@@ -1,4 +1,4 @@
-"""Time stepping (Euler-Maruyama), the paper's way: slow and biased, but it follows any coefficient."""
+"""Euler-Maruyama time stepping, as in the paper: slow and biased, but works for any coefficient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elliptica.landscape.domains import Domain, reflect, step_radius
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.walks import UNFINISHED, Walks
 
-#: ``-zeta(1/2) / sqrt(2 pi)``: how far, in standard deviations of a step, a discrete walk overshoots.
+#: ``-zeta(1/2) / sqrt(2 pi)``: mean overshoot of a discrete walk, in standard deviations of a step.
 SHIFT = 0.5826
 
 
@@ -28,24 +28,24 @@ def euler_maruyama(
     max_steps: int = 10_000,
     generator: torch.Generator | None = None,
 ) -> Walks:
-    """Walks ``dZ = mu dt + sqrt(a) dW`` in steps of ``dt``, until they leave the domain.
+    """Simulate ``dZ = mu dt + sqrt(a) dW`` in steps of ``dt`` until the walks leave the domain.
 
-    A discrete walk does not see what happens between two steps and leaves too late: its error falls
-    with ``sqrt(dt)`` only. With ``shift`` the boundary is moved inwards by the mean overshoot, which
-    removes that term and costs nothing. Walk on spheres has no such error; use this for a drift or an
-    absorption that varies from place to place.
+    A discrete walk misses exits between two steps and leaves too late, so its error falls
+    only with ``sqrt(dt)``. With ``shift`` the boundary is moved inwards by the mean overshoot, which
+    removes that term at no cost. Walk on spheres has no such error. Use this function for a drift or an
+    absorption that varies in space.
 
     Args:
-        domain: Where the walks live.
+        domain: Domain of the walks.
         start: One row per walk.
         operator: Coefficients, each a constant or a function of the points.
         dt: Length of a step in time.
         shift: Correct for the overshoot; ``False`` is the plain scheme.
         max_steps: Walks that need more are reported as unfinished.
-        generator: Source of the steps.
+        generator: Source of randomness.
 
     Returns:
-        Where the walks ended, with ``exp(-int r)`` as weight and ``steps * dt`` as time.
+        The ends of the walks, with ``exp(-int r)`` as weight and ``steps * dt`` as time.
     """
     checks.floating("start", start)
     checks.positive("dt", dt)
@@ -93,7 +93,7 @@ def _advance(
     moved = z + noise.mul_(math.sqrt(dt) * scale)
     if drift is not None:
         if callable(operator.drift):
-            checks.finite("What the drift returned", drift)
+            checks.finite("The result of the drift", drift)
         moved = moved.add_(drift, alpha=dt)
     return reflect(domain, moved)
 
@@ -101,7 +101,7 @@ def _advance(
 def _rate(operator: Operator, z: Tensor) -> Tensor | float:
     rate = operator.absorption_at(z)
     if isinstance(rate, Tensor):
-        checks.nonnegative("What the absorption returned", rate)
+        checks.nonnegative("The result of the absorption", rate)
     return rate
 
 

@@ -1,7 +1,7 @@
-"""Where Brownian motion leaves a ball: sampled in one step, in any dimension.
+"""Sample where Brownian motion leaves a ball, in one step and in any dimension.
 
-A conformal map of the ball takes the start to the centre. In two dimensions it makes the exit angle uniform;
-in any dimension it leaves one smooth, unimodal law, even for starts next to the sphere, where the exit angle
+A conformal map of the ball moves the start to the centre. In two dimensions it makes the exit angle uniform;
+in any dimension the law becomes smooth and unimodal, even for starts next to the sphere, where the exit angle
 ``theta`` itself has a spike and a heavy tail. With ``rho`` the distance of the start from the centre over the
 radius and ``tanh(w) = cos(theta)``, the density of ``y = w - artanh(rho)`` is proportional to
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from elliptica._utils import checks, random
 
-#: Nodes of the table of one query, over the places whose density is within `_NATS` of the largest.
+#: Nodes in the table of one query, which covers densities within `_NATS` (in logarithm) of the largest.
 _NODES = 4096
 _NATS = 45.0
 #: Numbers held at once in tables.
@@ -34,9 +34,9 @@ def sample_ball_exit(
     *,
     generator: torch.Generator | None,
 ) -> Float[Tensor, "q n_walks dim"]:
-    """Exit points from a ball of Brownian motions from each start, independent and exact.
+    """Draw independent, exact exit points from a ball for Brownian motions from each start.
 
-    The angle is computed in float64, from a table that changes no probability by more than 5e-5 of itself.
+    The angle is computed in float64, from a table with a relative error below 5e-5 in every probability.
 
     Args:
         start: Points inside the ball.
@@ -74,7 +74,7 @@ def ball_exit_time(
     radius: float,
     diffusion: float | Float[Tensor, " dim"] = 1.0,
 ) -> Float[Tensor, " q"]:
-    """Mean time to leave a ball, ``(radius^2 - |start - centre|^2) / sum(a)``.
+    """Return the mean time to leave a ball, ``(radius^2 - |start - centre|^2) / sum(a)``.
 
     Args:
         start: Points inside the ball.
@@ -96,17 +96,17 @@ def control_variates(
     centre: Float[Tensor, " dim"],
     radius: float,
 ) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
-    """Mean of boundary values over exits from a ball, with less variance.
+    """Average boundary values over exits from a ball, with control variates against variance.
 
     With ``s = direction . (exit - start)``, the means of ``s`` and ``s^2`` are known: 0 and
-    ``|direction|^2 (radius^2 - |start - centre|^2) / dim``. The multiples of both that are subtracted are
-    fitted on one half of the walks and used on the other, and conversely: the mean stays unbiased.
+    ``|direction|^2 (radius^2 - |start - centre|^2) / dim``. Multiples of both are subtracted. They are
+    fitted on one half of the walks and used on the other, and vice versa, so the mean stays unbiased.
 
     Args:
         values: Boundary value at each exit.
         exits: Independent exits, as `sample_ball_exit` returns them.
         start: Where they started.
-        direction: In which direction the values vary most, e.g. the gradient at the start of a function
+        direction: Direction in which the values vary most, e.g. the gradient at the start of a function
             that extends them. Its length does not matter; zero switches the correction off.
         centre: Centre of the ball.
         radius: Its radius.
@@ -122,7 +122,7 @@ def control_variates(
 def residual_mean(
     rest: Float[Tensor, "q n_walks"],
 ) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
-    """Mean of `control_residuals` and its standard error; each half varies about a mean of its own."""
+    """Return the mean of `control_residuals` and its standard error; each half has its own mean."""
     n_walks = rest.shape[1]
     halves = n_walks // 2, n_walks - n_walks // 2
     first, second = (n * part.var(1) for n, part in zip(halves, rest.split(halves, 1), strict=True))
@@ -137,7 +137,7 @@ def control_residuals(
     centre: Float[Tensor, " dim"],
     radius: float,
 ) -> tuple[Float[Tensor, "q n_walks"], Callable[[Tensor, Tensor], Tensor]]:
-    """What `control_variates` averages, and a function that does the same to values at other points.
+    """Return the values that `control_variates` averages, and a function that corrects other values alike.
 
     That function takes points ``(s, dim)`` and values ``(q, s)`` and returns ``(q, 2 s)``: each value less
     the multiples of either half of the walks.
@@ -150,7 +150,7 @@ def control_residuals(
     def terms(along: Tensor) -> Tensor:
         return torch.stack([along, along.square() - known[:, None]], dim=2)
 
-    # the large product in the precision of the exits, whose own rounding is as large
+    # the large product needs no more precision than the exits, whose rounding is as large
     with torch.autocast(exits.device.type, enabled=False):
         along = torch.einsum("qwd,qd->qw", exits - start[:, None], unit.to(exits.dtype))
     own = terms(along.double())
@@ -169,11 +169,11 @@ def control_residuals(
 def sample_drifted_direction(
     drift: Float[Tensor, "rows dim"], *, generator: torch.Generator | None
 ) -> Float[Tensor, "rows dim"]:
-    """Direction in which Brownian motion with a constant drift leaves a ball from its centre.
+    """Draw the direction in which Brownian motion with a constant drift leaves a ball from its centre.
 
-    The law of von Mises and Fisher, density proportional to ``exp(drift . xi)`` on the unit sphere, by
-    rejection from the image of a uniform direction under a conformal map (Ulrich, Wood); exact for every
-    length of the drift, zero included.
+    The law is that of von Mises and Fisher, with density proportional to ``exp(drift . xi)`` on the unit
+    sphere. It is drawn by rejection from the image of a uniform direction under a conformal map (Ulrich,
+    Wood), exactly for every length of the drift, zero included.
 
     Args:
         drift: Drift times the radius of the ball, for diffusion coefficient one.
@@ -205,7 +205,7 @@ def sample_drifted_direction(
 
 
 def _inside(start: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Offset from the centre, its length, and its share of the radius, in float64."""
+    """Return the offset from the centre, its length, and its share of the radius, in float64."""
     checks.floating("start", start)
     checks.positive("radius", radius)
     if start.ndim != 2 or centre.shape != start.shape[1:]:
@@ -226,19 +226,19 @@ def _inside(start: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Tenso
 
 
 def _log_density(y: Tensor, place: Tensor, dim: int) -> Tensor:
-    """Of ``y``, up to a constant; concave."""
+    """Return the logarithm of the density of ``y``, up to a constant; it is concave."""
     x = (y - place).abs()
     swell = torch.log1p((y.sinh() / place.cosh()).square())
     return -x - torch.log1p(torch.exp(-2 * x)) - (dim / 2 - 1) * swell
 
 
 def _tabulated(place: Tensor, uniform: Tensor, dim: int) -> Tensor:
-    """Draws of ``y`` by inversion of its distribution function, the density linear between nodes."""
+    """Draw ``y`` by inverting its distribution function, with the density linear between nodes."""
     drawn = []
     unit = torch.linspace(0, 1, _NODES, dtype=torch.float64, device=place.device)
     per_chunk = max(_CHUNK // max(_NODES, uniform.shape[1]), 1)
     for at, u in zip(place.split(per_chunk), uniform.split(per_chunk), strict=True):
-        # a coarse look for the window: one node further than any within reach of the largest
+        # coarse search for the window: one node beyond those with a noticeable density
         coarse = torch.linspace(-1, 1, _NODES // 8, dtype=torch.float64, device=at.device) * (at + _NATS)
         height = _log_density(coarse, at, dim)
         far = height < height.amax(1, keepdim=True) - _NATS
@@ -260,7 +260,7 @@ def _tabulated(place: Tensor, uniform: Tensor, dim: int) -> Tensor:
 
 
 def _axis(vector: Tensor, length: Tensor) -> Tensor:
-    """Unit vectors along rows; the first axis for rows that are zero."""
+    """Return unit vectors along rows; the first axis for rows that are zero."""
     first = torch.zeros_like(vector[:1])
     first[0, 0] = 1
     divisor = length.clamp_min(torch.finfo(vector.dtype).tiny)[:, None]
@@ -268,7 +268,7 @@ def _axis(vector: Tensor, length: Tensor) -> Tensor:
 
 
 def _tilt(axis: Tensor, cos: Tensor, sin: Tensor, normal: Tensor) -> Tensor:
-    """Directions at a given angle to an axis, uniform around it; uses up the normals."""
+    """Return directions at a given angle to an axis, uniform around it; overwrites the normals."""
     if axis.shape[-1] == 2:  # exactly perpendicular, on either side
         side = torch.where(normal[..., :1] < 0, -1.0, 1.0)
         across = torch.stack([-axis[..., 1], axis[..., 0]], -1) * side
@@ -280,7 +280,7 @@ def _tilt(axis: Tensor, cos: Tensor, sin: Tensor, normal: Tensor) -> Tensor:
 
 
 def _slopes(terms: Tensor, values: Tensor) -> Tensor:
-    """Least-squares multiples of two terms, ``(q, 2, 1)``; zero where a term is constant."""
+    """Fit the least-squares multiples of two terms, ``(q, 2, 1)``; zero where a term is constant."""
     centred = terms - terms.mean(1, keepdim=True)
     scale = centred.norm(dim=1, keepdim=True).clamp_min(1e-300)
     centred = centred / scale

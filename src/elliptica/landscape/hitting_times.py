@@ -1,8 +1,8 @@
-"""Train on hitting times: the loss where Brownian walks meet the data (paper: Eq. (3) and its empirical sum).
+"""Train on hitting times: the loss where Brownian walks first hit the data (paper: Eq. (3)).
 
-The objective that the paper states before it turns to bridges: the mean over starts of the landscape
-``u(z) = E[l(Z_tau)]``. Walks do not depend on the network, so they need no gradient, and many of them can be
-drawn at once.
+This is the objective that the paper states before it introduces bridges: the mean over starts of the
+landscape ``u(z) = E[l(Z_tau)]``. Walks do not depend on the network, so they need no gradient, and many can
+be drawn at once.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from elliptica.landscape.walks import UNFINISHED
 
 StartLaw = Literal["uniform", "between"]
 
-#: Dimensions up to which ``"auto"`` lets every walk meet the data; steps double with each further one.
+#: Largest dimension in which ``"auto"`` uses reflecting walls; the steps double with each dimension.
 REFLECTING = 6
-#: Walks that are needed before it is judged how they end.
+#: Walks needed before we judge how they end.
 _ENOUGH = 100
 #: Rounds of proposals for uniform starts in a region that is neither a ball nor a box.
 _ROUNDS = 1000
@@ -46,15 +46,15 @@ _ROUNDS = 1000
 
 @dataclass(frozen=True)
 class WalkEnds:
-    """Where walks ended, one row each.
+    """Ends of walks, one row each.
 
     Attributes:
         x: Inputs at the ends.
         y: Targets at the ends, in their space.
-        datum: Row of the training data whose ball was met, -1 for the outer boundary, -2 for a walk that ran
-            out of steps (it stands where it was left, and the objective skips it).
+        datum: Row of the training data whose ball was hit, -1 for the outer boundary, -2 for a walk that ran
+            out of steps (``x`` and ``y`` are its last position, and the objective skips it).
         weight: Weight of each walk, or None.
-        steps: Spheres that each walk took.
+        steps: Number of spheres of each walk.
     """
 
     x: Float[Tensor, " walks *feature"]
@@ -68,13 +68,13 @@ class WalkEnds:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the walks that ended on data, on the outer boundary, and not at all; they sum to one."""
+        """Shares of walks that ended on data, on the outer boundary, and not at all; they sum to one."""
         n = len(self)
         on_data, outer = int((self.datum >= 0).sum()), int((self.datum == OUTER).sum())
         return {"data": on_data / n, "outer": outer / n, "unfinished": (n - on_data - outer) / n}
 
     def split(self, size: int) -> tuple[WalkEnds, ...]:
-        """Cut into parts of ``size`` walks, the last one shorter: batches for as many training steps."""
+        """Split into batches of ``size`` walks for several training steps; the last may be shorter."""
         checks.count("size", size)
         parts = [
             [None] * -(-len(self) // size) if value is None else value.split(size)
@@ -84,45 +84,46 @@ class WalkEnds:
 
 
 class HittingTimes(nn.Module):
-    """Mean loss where Brownian walks first meet the training data (paper: Eq. (3) and its empirical sum).
+    """Mean loss where Brownian walks first hit the training data (paper: Eq. (3) and its empirical sum).
 
     Walks start in the space of inputs and targets, ``z = (x, y)``, and end on a ball around a datum or on
-    the outer boundary; the loss is that of the current network at the end ``(x, y)`` of each walk. From
-    starts outside the balls its mean is that of the landscape ``u`` that `elliptica.estimate_landscape`
-    computes. A walk from inside a ball ends where it starts; there ``u`` is the loss on the ball's surface.
-    Targets end as points of their space: class labels walk in the plane of the simplex and return to its
-    nearest point.
+    the outer boundary. The loss is that of the current network at the end ``(x, y)`` of each walk. For
+    starts outside the balls its mean is the landscape ``u`` that `elliptica.estimate_landscape`
+    computes. A walk from inside a ball ends where it starts, whereas ``u`` there is the loss on the ball's
+    surface. Targets end as points of their space: class labels walk in the plane of the simplex and are
+    projected to its nearest point.
 
-    The loss is asked for *on the boundary* only: nowhere between the data, where `elliptica.Elliptic` asks
-    for it. Between reflecting walls every walk ends on a ball, so this is ordinary training with noise on
-    inputs and labels as large as the balls, in which isolated data weigh more. In any other region most
-    walks end on the outer boundary once there are more than a few dimensions, and the objective becomes the
-    loss there, with targets that no datum has. ``shares`` says how the last walks ended; a warning says if
-    few of them met data. Use this to study the paper's formulation; `elliptica.Elliptic` is the method.
+    The loss is evaluated *on the boundary* only, and not between the data, where `elliptica.Elliptic`
+    evaluates it. Between reflecting walls every walk ends on a ball, so this is ordinary training with noise
+    on inputs and labels of the size of the balls, in which isolated data have more weight. In any other
+    region most walks end on the outer boundary if there are more than a few dimensions. The objective then
+    becomes the loss there, with targets that no datum has. ``shares`` shows how the last walks ended, and a
+    warning appears if few of them hit data. Use this class to study the paper's formulation;
+    `elliptica.Elliptic` is the method.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
     Args:
         model: Any network that takes one tensor.
-        loss_fn: Your ordinary loss, as for `elliptica.Elliptic`.
-        x: Inputs of all training data, floating; their balls are what walks aim at.
+        loss_fn: Your ordinary loss, as in `elliptica.Elliptic`.
+        x: Inputs of all training data, floating point. Walks end on the balls around them.
         y: Their targets.
-        sample_weight: Weight of each datum, used as given: that of walks which end on it. Walks that end on
-            the outer boundary have the mean weight.
-        target_space: ``"simplex"`` (classes), ``"unit"`` or ``"real"``; None reads it off loss and targets.
-        num_classes: Needed for integer labels.
+        sample_weight: Weight of each datum, i.e. of the walks that end on it, not normalised. Walks that end
+            on the outer boundary have the mean weight.
+        target_space: ``"simplex"`` (classes), ``"unit"`` or ``"real"``. None infers it from loss and targets.
+        num_classes: Number of classes. Required for integer labels.
         target_scale: Length of one unit of the targets, in units of the inputs.
         n_starts: Starts per call.
         n_walks: Walks from each start.
-        starts: ``"uniform"`` in the outer region, as the paper has it, or ``"between"``: on the straight
+        starts: ``"uniform"`` in the outer region, as in the paper, or ``"between"``: on the straight
             line between two data, at a uniform place.
-        epsilon: Radius of the balls, see `DataDomain`; None for ``fraction``.
+        epsilon: Radius of the balls, see `DataDomain`. None uses ``fraction``.
         fraction: Radius as a share of the distance to the nearest other datum.
-        outer: Outer region, see `DataDomain`. ``"reflecting_box"``: every walk meets the data, but steps
+        outer: Outer region, see `DataDomain`. ``"reflecting_box"``: every walk hits the data, but steps
             double with each dimension. ``"ball"``, ``"box"``: any dimension. ``"hull"``: the paper's, up to
             7 dimensions. ``"auto"``: a reflecting box up to 6 dimensions of inputs and targets together, a
-            ball beyond. Or a region of your own for ``z = objective.join(x, y)``.
-        margin: By how much a ball or box is larger than the data.
+            ball beyond. Or any `Domain` for ``z = objective.join(x, y)``.
+        margin: Factor by which a ball or box is larger than the data.
         max_steps: Walks that need more steps are skipped and reported.
 
     Example:
@@ -170,8 +171,8 @@ class HittingTimes(nn.Module):
             checks.choice("target_space", target_space, TARGET_SPACES)
         _check_data(x, y, sample_weight)
         for name, given, remedy in (
-            ("x", x, "Put what computes it into the model"),
-            ("y", y, "Train what computes it with another loss"),
+            ("x", x, "Put the layers that compute it into the model"),
+            ("y", y, "Train the layers that compute it with another loss"),
             (
                 "sample_weight",
                 sample_weight,
@@ -198,7 +199,7 @@ class HittingTimes(nn.Module):
         weight, _ = merge_repeated(self.domain, weight)
         self.register_buffer("weight", weight, persistent=False)
         self.register_buffer("points", points, persistent=False)
-        # a class-weighted loss is divided by the mean weight of the training labels: no draw changes that
+        # a class-weighted loss is divided by the mean weight of the training labels, which no draw changes
         self.register_buffer("_class_weight", self._class_weights(target, y), persistent=False)
         self._shell = default_shell(self.domain, points, domain_size(self.domain, points))
         #: Shares of how the walks of the last call ended, see `WalkEnds`; empty before the first.
@@ -218,12 +219,12 @@ class HittingTimes(nn.Module):
         """Return the mean loss where walks end; in ``eval()`` mode the ordinary mean loss of ``(x, y)``.
 
         Args:
-            x: Inputs at which walks start, instead of starts of its own. Walks from the training data end at
-                once: that is ordinary training.
+            x: Inputs at which walks start; None draws starts. Walks from the training data end at
+                once, which is ordinary training.
             y: Targets there.
             sample_weight: Weight of each given row.
-            ends: Ends drawn before, see `sample`.
-            generator: Source of randomness; torch's default one if None.
+            ends: Ends drawn earlier with `sample`.
+            generator: Source of randomness. None means torch's default generator.
         """
         if self.training != self.model.training:
             self._warn_once(
@@ -254,15 +255,15 @@ class HittingTimes(nn.Module):
         sample_weight: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> WalkEnds:
-        """Walk from ``n_starts`` drawn starts, or from given ones, to the boundary.
+        """Walk from ``n_starts`` random starts, or from given ones, to the boundary.
 
-        Ends carry no gradient, weights do: starts that require a gradient raise an error.
-        Large numbers cost far less per walk: draw the walks of many steps at once and `WalkEnds.split` them.
+        Ends carry no gradient, so starts that require a gradient raise an error. Weights do carry gradients.
+        Large batches cost far less per walk: draw the walks of many steps at once and `WalkEnds.split` them.
 
         Args:
             x: Inputs at which walks start; None draws starts.
             y: Targets there.
-            n_starts: How many starts to draw; None is the setting.
+            n_starts: How many starts to draw. None uses the setting of the objective.
             sample_weight: Weight of each given row.
             generator: Source of randomness.
         """
@@ -271,7 +272,7 @@ class HittingTimes(nn.Module):
             return run_uncompiled(self.sample, x, y, **given)  # type: ignore[arg-type]  # as named above
         random.check_generator(generator, self.points.device)
         for name, value in (("x", x), ("y", y)):
-            _refuse_gradient(name, value, "Put what computes starts into the model")
+            _refuse_gradient(name, value, "Put the layers that compute starts into the model")
         with torch.no_grad():
             start = self._starts(x, y, n_starts, sample_weight, generator)
             start = start.to(random.compute_dtype(start.dtype))
@@ -287,7 +288,7 @@ class HittingTimes(nn.Module):
         return ends
 
     def loss_on(self, ends: WalkEnds) -> Tensor:
-        """Return the mean loss at ends that were drawn before; unfinished walks are skipped."""
+        """Return the mean loss at ends that `sample` drew; unfinished walks are skipped."""
         x, y, weight = ends.x, ends.y, ends.weight
         done = ends.datum != UNFINISHED
         if not bool(done.all()):
@@ -300,7 +301,7 @@ class HittingTimes(nn.Module):
         return self._mean(x, y, weight, self._class_weight)
 
     def join(self, x: Float[Tensor, " batch *feature"], y: Tensor) -> Float[Tensor, "batch dim"]:
-        """Coordinates of the walks: inputs, then targets times ``target_scale`` (classes: in their plane)."""
+        """Return coordinates of walks: inputs, then targets times ``target_scale`` (classes: in a plane)."""
         target = self._encode(x, y)
         if self._basis is not None:
             target = target.movedim(1, -1) @ self._basis.to(target)
@@ -317,7 +318,7 @@ class HittingTimes(nn.Module):
         )
 
     def _split_point(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of points, targets in their space: the inverse of `join`."""
+        """Return inputs and targets of points, targets in their space: the inverse of `join`."""
         n_features = self.points.shape[1] - self._target_size
         x = z[:, :n_features].reshape(len(z), *self.feature_shape)
         flat = z[:, n_features:] / self.target_scale
@@ -346,18 +347,18 @@ class HittingTimes(nn.Module):
         sample_weight: Tensor | None,
         generator: torch.Generator | None,
     ) -> Tensor:
-        """Starts as points: those given, or drawn ones."""
+        """Return starts as points: those given, or random ones."""
         if (x is None) != (y is None):
             missing = "y" if y is None else "x"
             raise ValueError(
-                f"Walks start in the space of inputs and targets, so x and y come together, but {missing} is "
-                "missing. Pass both, or neither to draw starts."
+                f"Walks start in the space of inputs and targets, so x and y are both needed, but {missing} "
+                "is missing. Pass both, or neither to draw random starts."
             )
         if x is None or y is None:
             if sample_weight is not None:
                 raise ValueError(
-                    "sample_weight belongs to given starts, but none are given. Pass x and y with it, or "
-                    "weights of the data to HittingTimes(..., sample_weight=...)."
+                    "sample_weight needs given starts, but x and y are missing. Pass x and y with it, or "
+                    "pass weights of the data to HittingTimes(..., sample_weight=...)."
                 )
             n = self.n_starts if n_starts is None else n_starts
             checks.count("n_starts", n)
@@ -366,12 +367,13 @@ class HittingTimes(nn.Module):
             return draw_uniform_points(self.domain.domain, self.points, n, generator)
         if n_starts is not None:
             raise ValueError(
-                f"n_starts={n_starts} draws starts, but {len(x)} are given as x. Pass one or the other."
+                f"n_starts={n_starts} draws random starts, but x has {len(x)}. Pass n_starts or x, not both."
             )
         if tuple(x.shape[1:]) != self.feature_shape:
             raise ValueError(
                 f"Starts must have the shape of the training inputs, (batch, "
-                f"{', '.join(map(str, self.feature_shape))}), but x has {tuple(x.shape)}. Prepare both alike."
+                f"{', '.join(map(str, self.feature_shape))}), but x has {tuple(x.shape)}. "
+                "Preprocess both alike."
             )
         checks.finite("x", x)
         check_weight(sample_weight, len(x))
@@ -403,12 +405,12 @@ class HittingTimes(nn.Module):
             self._warn_once(
                 "data",
                 f"{share:.0%} of the given starts lie in a ball around a training datum, where walks end at "
-                "once: this is ordinary training. Call objective() to draw starts, or start elsewhere, for "
-                "example at x, y = elliptica.BridgeMix(...)(x, y).",
+                "once, so this is ordinary training. Call objective() to draw starts, or start elsewhere, "
+                "for example at x, y = elliptica.BridgeMix(...)(x, y).",
             )
 
     def _judge(self, ends: WalkEnds) -> None:
-        """Warn, once each, if few walks meet data or many do not end."""
+        """Warn, once each, if few walks hit data or many do not end."""
         self._walked += len(ends)
         self._met += int((ends.datum >= 0).sum())
         self._lost += int((ends.datum == UNFINISHED).sum())
@@ -420,7 +422,7 @@ class HittingTimes(nn.Module):
                 remedy = f'Use outer="reflecting_box". {remedy}'
             self._warn_once(
                 "few",
-                f"Only {self._met} of {self._walked} walks met a ball around a training datum, in "
+                f"Only {self._met} of {self._walked} walks hit a ball around a training datum, in "
                 f"{self.points.shape[1]} dimensions: the objective is the loss on the outer boundary, with "
                 f"targets that no datum has. {remedy}",
             )
@@ -448,26 +450,26 @@ def _check_data(x: Tensor, y: Tensor, sample_weight: Tensor | None) -> None:
     check_weight(sample_weight, len(x))
     if len(x) < 2:
         raise ValueError(
-            "x and y must be all training data, at least two rows, but there is one: the region of the walks "
-            "is made of them. Pass the whole training set, not a row of it."
+            "x and y must be the whole training set, at least two rows, but there is one: it defines the "
+            "region of the walks. Pass all training data."
         )
 
 
 def _refuse_gradient(name: str, given: Tensor | None, remedy: str) -> None:
-    """Raise where a gradient is wanted that walks cannot pass on."""
+    """Raise if a tensor requires a gradient, which walks cannot pass on."""
     if given is not None and given.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            f"{name} requires a gradient, but walks are drawn without: nothing in front of HittingTimes "
+            f"{name} requires a gradient, but walks carry none, so no layer before HittingTimes "
             f"would learn. {remedy}, or pass {name}.detach()."
         )
 
 
 def _simplex_basis(target: Tensor) -> Tensor:
-    """Orthonormal coordinates of the plane in which probabilities sum to one, ``(classes, classes - 1)``."""
+    """Return an orthonormal basis of the plane of class probabilities, ``(classes, classes - 1)``."""
     n = target.shape[1]
     if n < 2:
         raise ValueError(
-            f"Walks between classes need at least two of them, but num_classes is {n}. Check num_classes, or "
+            f"Walks between classes need at least two classes, but num_classes is {n}. Check num_classes, or "
             'use a binary loss with target_space="unit".'
         )
     row = torch.arange(n, dtype=torch.float64, device=target.device)[:, None]
@@ -477,7 +479,7 @@ def _simplex_basis(target: Tensor) -> Tensor:
 
 
 def draw_uniform_points(domain: Domain, points: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    """Draw uniform points of a region (of its part in the box around the data, if it is of unknown shape)."""
+    """Draw uniform points of a region (if its shape is unknown, of its part in the box around the data)."""
     dtype, device, dim = random.compute_dtype(points.dtype), points.device, points.shape[1]
     if isinstance(domain, Ball):
         direction = random.draw_normal((n, dim), dtype=dtype, device=device, generator=generator)
@@ -486,15 +488,15 @@ def draw_uniform_points(domain: Domain, points: Tensor, n: int, generator: torch
             dim=1, keepdim=True
         )
     box = domain if isinstance(domain, Box) else Box.around(points)
-    found: list[Tensor] = []
+    inner: list[Tensor] = []
     for _ in range(_ROUNDS):
         u = random.draw_uniform((n, dim), device=device, generator=generator).to(dtype)
         z = torch.lerp(box.low.to(u), box.high.to(u), u)
-        found.append(z if domain is box else z[domain.distance(z) > 0])
-        if sum(map(len, found)) >= n:
-            return torch.cat(found)[:n]
+        inner.append(z if domain is box else z[domain.distance(z) > 0])
+        if sum(map(len, inner)) >= n:
+            return torch.cat(inner)[:n]
     raise ValueError(
-        f"Uniform starts were asked for, but only {sum(map(len, found))} of {_ROUNDS * n} points of the box "
+        f'starts="uniform" failed: only {sum(map(len, inner))} of {_ROUNDS * n} random points of the box '
         'around the data lie in the outer region. Use starts="between", or a ball or box as outer region.'
     )
 

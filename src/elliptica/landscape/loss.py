@@ -1,4 +1,4 @@
-"""The loss of a trained model as a function on the data space, and what any model must pay there."""
+"""The loss of a trained model as a function on the data space, and the least loss that a target allows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _NEEDS_FLOAT = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWith
 
 
 class LossField:
-    """Loss of each row, ``field(x, y)``, in evaluation mode and in bounded memory.
+    """The loss of each row, ``field(x, y)``, in evaluation mode and in bounded memory.
 
-    The model's mode is put back afterwards, parameters get no gradient. Only where ``x`` requires a
-    gradient is a graph kept (`estimate_landscape` asks for the slope at the queries that way).
+    The model's mode is restored afterwards, and parameters get no gradient. A graph is kept only if ``x``
+    requires a gradient (`estimate_landscape` uses this for the slope at the queries).
 
     Args:
-        model: Called as ``model(x)``; it must treat rows independently, as models in evaluation mode do.
+        model: Called as ``model(x)``. It must treat rows independently, as models in evaluation mode do.
         loss_fn: Any loss that `elliptica.Elliptic` takes.
-        num_classes: If given, integer labels are turned into one-hot rows of this length before the
+        num_classes: If given, integer labels become one-hot rows of this length before the
             loss sees them.
         chunk_size: Rows per call of the model.
 
@@ -63,14 +63,14 @@ class LossField:
         self._loss = PerSampleLoss(loss_fn)
 
     def __call__(self, x: Inputs, y: Tensor) -> Float[Tensor, " rows"]:
-        """Loss of each row of ``x`` with the target in the same row of ``y``.
+        """Return the loss of each row of ``x`` with the target in the same row of ``y``.
 
         Raises:
-            ValueError: If rows do not match, or if a loss is NaN or infinite (with the rows).
+            ValueError: If rows do not match, or if a loss is NaN or infinite (the message names the rows).
         """
         inputs = named_inputs(x)
         first = next(iter(inputs.values()))
-        if first.ndim and len(first) == 0:  # no walk ended here: nothing to ask the model
+        if first.ndim and len(first) == 0:  # no walk ended here
             return first.new_zeros(0)
         rows = count_rows(inputs)
         checks.same_rows("y", y, rows)
@@ -94,7 +94,7 @@ class LossField:
         feature_shape: Sequence[int] | None = None,
         target_shape: Sequence[int] | None = None,
     ) -> Callable[[Tensor], Tensor]:
-        """The loss on points ``z = (x, y)``, for the paper's diffusion of inputs and real targets.
+        """Return the loss as a function of points ``z = (x, y)``, for diffusion of inputs and real targets.
 
         Args:
             n_features: Leading columns of ``z`` that are inputs; the rest is the target.
@@ -117,7 +117,7 @@ class LossField:
         return loss
 
     def at_label(self, feature_shape: Sequence[int]) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss on flat points with a label carried along: ``value`` for a solver with ``context=y``."""
+        """Return the loss of flat points and labels: ``value`` for a solver with ``context=y``."""
 
         def loss(z: Float[Tensor, "rows dim"], y: Tensor) -> Float[Tensor, " rows"]:
             return self(z.reshape(len(z), *feature_shape), y)
@@ -125,7 +125,7 @@ class LossField:
         return loss
 
     def _target(self, y: Tensor, output: object) -> Tensor:
-        """Labels as the loss wants them, in the dtype of the output."""
+        """Convert labels to what the loss accepts, in the dtype of the output."""
         if y.is_floating_point():
             return y
         dtype = output.dtype if isinstance(output, Tensor) else torch.get_default_dtype()
@@ -147,18 +147,18 @@ class LossField:
             shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
             raise ValueError(
                 f"The loss is NaN or infinite at {len(rows)} of {len(losses)} rows: {shown}. Look at the "
-                "model's output there; bound the loss, or leave those rows out."
+                "model's output there; bound the loss, or drop those rows."
             )
 
 
 def join(x: Tensor, y: Tensor) -> Float[Tensor, "rows dim"]:
-    """Points ``z = (x, y)`` of the joint space, one flat row each."""
+    """Join inputs and targets to points ``z = (x, y)``, one flat row each."""
     checks.floating("x", x)
     checks.batch("x", x)
     checks.same_rows("y", y, len(x))
     if not y.is_floating_point():
         raise TypeError(
-            f"Labels of dtype {y.dtype} cannot diffuse: there is nothing between two classes. Use "
+            f"Labels of dtype {y.dtype} cannot diffuse, because nothing lies between two classes. Use "
             "joint=False (labels stay fixed), or pass real targets."
         )
     return torch.cat([x.reshape(len(x), -1), y.reshape(len(y), -1).to(x)], dim=1)
@@ -184,7 +184,7 @@ _KINDS: dict[object, str] = {
 
 
 def loss_kind(loss_fn: LossFn) -> str | None:
-    """Name a known loss; None for any other (a subclass may compute anything)."""
+    """Return the name of a known loss; None for any other (a subclass may compute anything)."""
     if isinstance(loss_fn, nn.Module):
         return _KINDS.get(type(loss_fn))
     if isinstance(loss_fn, functools.partial):
@@ -195,7 +195,7 @@ def loss_kind(loss_fn: LossFn) -> str | None:
 def least_loss(loss_fn: LossFn, target: Tensor) -> Tensor | None:
     """Return the least loss of each row that any output can have with this target; None if not known.
 
-    A cross-entropy is at least the entropy of its target: log 2 half-way between two classes. With class
+    A cross-entropy is at least the entropy of its target: log 2 halfway between two classes. With class
     weights or label smoothing the same holds for the weighted and smoothed target.
 
     Args:
@@ -224,9 +224,9 @@ def least_loss(loss_fn: LossFn, target: Tensor) -> Tensor | None:
 
 
 def excess_loss(loss_fn: LossFn) -> LossFn:
-    """Wrap a loss: that of each row, minus the least loss that its target allows.
+    """Wrap a loss: subtract the least loss that each row's target allows.
 
-    Equal to the loss itself for targets that are not mixed, and for losses whose least value is zero (or
+    It equals the loss itself for targets that are not mixed, and for losses whose least value is zero (or
     not known).
     """
     per_sample = PerSampleLoss(loss_fn)
@@ -247,7 +247,7 @@ def constant_loss(loss_fn: LossFn, target: Tensor) -> float | None:
         1.0
     """
     kind, target = loss_kind(loss_fn), target.detach().double()
-    if kind in ("cross_entropy", "binary"):  # linear in the target, so the mean target decides
+    if kind in ("cross_entropy", "binary"):  # linear in the target, so the best constant is the mean target
         together, alone = least_loss(loss_fn, target.mean(0, keepdim=True)), least_loss(loss_fn, target)
         assert together is not None
         assert alone is not None
@@ -266,23 +266,23 @@ def _option(loss_fn: LossFn, name: str) -> Any:
 
 
 def _entropy(mass: Tensor, axis: int) -> Tensor:
-    """Least value of ``-sum mass * log p`` over probabilities ``p`` along ``axis``."""
+    """Return the least value of ``-sum mass * log p`` over probabilities ``p`` along ``axis``."""
     total = mass.sum(axis)
     return torch.special.xlogy(total, total) - torch.special.xlogy(mass, mass).sum(axis)
 
 
 def _rows(values: Tensor) -> Tensor:
-    """Mean over whatever is not the batch."""
+    """Average over all axes except the batch."""
     return values if values.ndim == 1 else values.flatten(1).mean(1)
 
 
 def excess_cross_entropy(
     output: Float[Tensor, "rows classes"], target: Float[Tensor, "rows classes"] | Int[Tensor, " rows"]
 ) -> Float[Tensor, " rows"]:
-    """Cross-entropy of each row without the entropy of its label: zero can be reached between classes.
+    """Return the cross-entropy of each row minus the entropy of its label, so that zero can be reached.
 
-    Half way between two classes the cross-entropy itself is at least log 2 whatever the network, so no
-    network that fits its data keeps the maximum principle there. On hard labels the two are equal.
+    Halfway between two classes the cross-entropy itself is at least log 2 for any network, so no
+    network that fits its data satisfies the maximum principle there. On hard labels the two are equal.
 
     Example:
         >>> excess_cross_entropy(torch.zeros(1, 2), torch.tensor([[0.5, 0.5]]))

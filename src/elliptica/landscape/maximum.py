@@ -1,4 +1,4 @@
-"""Does the loss inside a region stay within the loss on its boundary (paper: Prop. 1)?"""
+"""Check whether the loss inside a region stays within the loss on its boundary (paper: Prop. 1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elliptica._utils import checks
 
 @dataclass(frozen=True)
 class MaximumPrinciple:
-    """What `check_maximum_principle` found.
+    """Result of `check_maximum_principle`.
 
     Attributes:
         boundary_min: Least loss on the boundary.
@@ -20,10 +20,10 @@ class MaximumPrinciple:
         interior_min: Least loss inside.
         interior_max: Largest loss inside.
         share_above: Share of the interior points whose loss exceeds ``boundary_max``, from 0 to 1.
-        excess: ``interior_max - boundary_max``: how far the bound is missed, or, if negative, by how
-            much it is kept.
-        holds: No interior loss is above ``boundary_max``.
-        minimum_holds: No interior loss is below ``boundary_min``. With a source term, as in the
+        excess: ``interior_max - boundary_max``: by how much the bound is exceeded, or, if negative, by how
+            much it is met.
+        holds: Whether no interior loss is above ``boundary_max``.
+        minimum_holds: Whether no interior loss is below ``boundary_min``. With a source term, as in the
             paper's training objective, only the maximum principle can be expected.
     """
 
@@ -43,25 +43,25 @@ def check_maximum_principle(
 ) -> MaximumPrinciple:
     """Compare the losses inside a region with those on its boundary (paper: Prop. 1).
 
-    The proposition bounds the solution of the PDE, not the loss of a network trained towards it;
-    this is the test of whether a network inherits the bound. Losses come from anywhere, one value
-    per point: on the boundary usually the training points, inside usually unseen ones.
+    The proposition bounds the solution of the PDE, not the loss of a network trained towards it.
+    This function tests whether a network inherits the bound. Pass one loss
+    per point: usually training points on the boundary, and unseen points inside.
 
-    A comparison of samples can miss what lies between them. A maximum on a thinly sampled boundary is
+    A comparison of samples misses what lies between them. The maximum of a thinly sampled boundary is
     too low, so sample it at least as densely as the interior. Do not use this to compare methods whose
-    boundary losses differ: a classifier that fits its boundary badly passes easily. Read ``holds``
-    next to ``boundary_max``.
+    boundary losses differ: a classifier that fits its boundary badly passes easily. Look at ``holds``
+    together with ``boundary_max``.
 
     Args:
         boundary_losses: Loss at each boundary point.
         interior_losses: Loss at each interior point.
 
     Returns:
-        Extremes and verdicts. Equality counts as holding.
+        Extremes and verdicts. Equal values satisfy the principle.
 
     Raises:
         TypeError: If an argument is not a floating-point tensor.
-        ValueError: If an argument has not exactly one axis, is empty, or holds NaN or infinity.
+        ValueError: If an argument does not have exactly one axis, is empty, or holds NaN or infinity.
 
     Example:
         >>> import torch
@@ -96,8 +96,8 @@ def _check_losses(name: str, losses: object) -> None:
     if losses.ndim != 1:
         raise ValueError(
             f"{name} must have one loss per point, shape (n,), but has shape {tuple(losses.shape)}. Use a "
-            'loss with reduction="none", and .flatten() what has more axes.'
+            'loss with reduction="none", and .flatten() the result if it has more axes.'
         )
     if len(losses) == 0:
-        raise ValueError(f"{name} is empty: there is nothing to compare. Pass at least one loss.")
+        raise ValueError(f"{name} is empty, so there is nothing to compare. Pass at least one loss.")
     checks.finite(name, losses)

@@ -1,9 +1,9 @@
-"""The landscape around data in a ball without random walks: one charge per data point, one linear solve.
+"""Solve for the landscape around data in a ball without random walks: one charge per point, one linear solve.
 
 The field of a charge that vanishes on the outer sphere is ``G(a, b) = |a - b|^(2-n) - I(a, b)^(2-n)``,
 ``I^2 = |a|^2 |b|^2 / R^2 + R^2 - 2 a . b`` (positions from the centre). A sum of such fields is exactly
-harmonic and exact on the outer sphere; charges are chosen to meet the value of each ball at its centre.
-What is missed on the balls bounds the error everywhere (maximum principle), and has an analytic bound.
+harmonic and exact on the outer sphere. The charges are chosen to match the value of each ball at its centre.
+The mismatch on the balls bounds the error everywhere (maximum principle), and has an analytic bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elliptica._utils import checks
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball
 
-#: Largest number of balls: the solve takes N^2 memory and N^3 time.
+#: Largest number of balls; the solve takes N^2 memory and N^3 time.
 MAX_BALLS = 5000
 #: Rows times balls that are held at once.
 _CHUNK = 2**20
@@ -30,15 +30,15 @@ _CHUNK = 2**20
 class Monopoles:
     """Approximate solution of Laplace's equation around data in a ball, from three dimensions up.
 
-    Use it for ``DataDomain(points, outer="ball")`` when each ball has one value; it answers thousands of
-    queries at the price of a few walks. The closer the balls, the larger its error: read `bound`.
-    In high dimension its weights become a softmax over distances: nearest neighbour in disguise.
+    Use it for ``DataDomain(points, outer="ball")`` when each ball has one value. It answers thousands of
+    queries at the cost of a few walks. The closer the balls, the larger its error; see `bound`.
+    In high dimension its weights become a softmax over distances, almost a nearest-neighbour rule.
 
     Attributes:
         domain: Balls around data in an outer ball.
         values: Value of each ball.
-        outer: Value that the outer data alone (no balls) would give at each centre; None for zero.
-        mismatch: Bound, per ball, of what the solution misses on its surface.
+        outer: Value at each centre from the outer boundary values alone (no balls); None for zero.
+        mismatch: Bound on the error of the solution on the surface of each ball.
     """
 
     domain: DataDomain
@@ -62,8 +62,8 @@ class Monopoles:
         """Solve for the charges.
 
         Args:
-            domain: Its outer domain must be a ball that holds all small balls.
-            values: Value of each ball; of balls around repeated points, the first counts.
+            domain: Domain whose outer domain is a ball that holds all small balls.
+            values: Value of each ball. Of balls around repeated points, the first counts.
             outer: Harmonic extension of the outer data, at the centres; None if the outer value is 0.
             outer_range: Largest minus least outer value, for the bound.
         """
@@ -94,7 +94,7 @@ class Monopoles:
         return _Field(self.domain, check_domain(self.domain), self._kept)
 
     def _sums(self, z: Tensor, charges: Tensor) -> tuple[Tensor, Tensor]:
-        """Field of charges as a log-scale per query and a sum of order one, ``(rows, columns)``."""
+        """Return the field of charges as a log-scale per query and a sum of order one."""
         tops, sums = [], []
         for part in self._field.split(z):
             log_kernel = self._field.log_kernel(part)
@@ -106,31 +106,31 @@ class Monopoles:
     def value(
         self, z: Float[Tensor, "rows dim"], outer: Float[Tensor, " rows"] | None = None
     ) -> Float[Tensor, " rows"]:
-        """The landscape at points; ``outer`` is what the outer data alone would give there."""
+        """Return the landscape at points; ``outer`` is the value there from the outer boundary alone."""
         top, sums = self._sums(z, self._charges[:, None])
         u = top.exp() * sums[:, 0] + (0 if outer is None else outer.double())
         gap, ball = self.domain.nearest_ball(z)
         return torch.where(gap <= 0, self.values.to(u)[ball], u).to(z.dtype)
 
     def log_p_hit(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Logarithm of the probability to meet a ball before the outer sphere; finite in any dimension."""
+        """Return the log-probability to hit a ball before the outer sphere; finite in any dimension."""
         top, sums = self._sums(z, self._unit[:, None])
         inside = self.domain.nearest_ball(z)[0] <= 0
         log_p = top + sums[:, 0].clamp_min(torch.finfo(torch.float64).tiny).log()
         return torch.where(inside, 0.0, log_p.clamp_max(0)).to(z.dtype)
 
     def p_hit(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Probability to meet a ball before the outer sphere."""
+        """Return the probability to hit a ball before the outer sphere."""
         return self.log_p_hit(z).exp()
 
     def conditional(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Mean value of the ball that is met, given that one is met."""
+        """Return the mean value of the ball that is hit, given that one is hit."""
         _, sums = self._sums(z, torch.stack([self._given, self._unit], 1))
         gap, ball = self.domain.nearest_ball(z)
         return torch.where(gap <= 0, self.values.to(sums)[ball], sums[:, 0] / sums[:, 1]).to(z.dtype)
 
     def hitting(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows n"]:
-        """Probability to meet each ball first, from outside the balls (approximate; can fall below 0)."""
+        """Return the probability to hit each ball first, from outside (approximate; may be below 0)."""
         parts = [
             torch.linalg.lu_solve(*self._lu, self._field.log_kernel(part).exp(), left=False)
             for part in self._field.split(z)
@@ -140,16 +140,16 @@ class Monopoles:
         return shares
 
     def bound(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Proved bound of the error of `value`, given exact ``outer`` values.
+        """Return a proved bound on the error of `value`, given exact ``outer`` values.
 
-        The error is harmonic, zero outside and at most ``mismatch`` on the balls; ball ``j`` is met with
+        The error is harmonic, zero outside and at most ``mismatch`` on the balls; ball ``j`` is hit with
         probability at most ``(eps_j / r_j)^(n-2)``.
         """
         return self._field.reached(z, self.mismatch[self._kept])
 
 
 class _Field:
-    """Kernels of the charges, each in units of its own ball (one on its surface), in float64."""
+    """Kernels of the charges in float64, each scaled to one on the surface of its own ball."""
 
     def __init__(self, domain: DataDomain, sphere: Ball, kept: Tensor) -> None:
         self.origin = sphere.centre.double().to(domain.points.device)
@@ -182,14 +182,14 @@ class _Field:
         return direct + torch.log1p(-(image - direct).clamp_max(0).exp())
 
     def reached(self, z: Tensor, mismatch: Tensor) -> Tensor:
-        """Bound at points of a harmonic function that is at most ``mismatch`` on the balls, zero outside."""
+        """Bound a harmonic function at points that is at most ``mismatch`` on the balls and zero outside."""
         direct = [self.log_direct(part) for part in self.split(z)]
         total = torch.cat([part.clamp_max(0).exp() @ mismatch for part in direct])
         in_ball = torch.cat([(part >= 0).any(1) for part in direct])
         return torch.where(in_ball, 0.0, total.clamp_max(float(mismatch.max()))).to(z.dtype)
 
     def variation(self, charges: Tensor) -> Tensor:
-        """Largest change of the field from the centre of each ball to its surface, but for its own charge.
+        """Bound the change of the field from the centre of each ball to its surface, without its own charge.
 
         The distance to another centre shrinks by at most ``eps_j``, ``I(., c_k)`` by ``eps_j |c_k| / R``;
         as ``s^(2-n)`` is convex, growing distances change it less.
@@ -207,7 +207,7 @@ class _Field:
         return (self.power * (self.log_eps - distance.clamp_min(tiny).log())).exp()
 
     def outer_variation(self, outer_range: float) -> Tensor:
-        """The same for the extension of the outer data, by the gradient bound for harmonic functions.
+        """Bound the same for the extension of the outer values, by the gradient bound for harmonic functions.
 
         ``|grad h(z)| <= n E|xi_1| (range / 2) / d(z)``, ``xi`` uniform on the unit sphere, ``d`` the distance
         to the outer sphere; integrated from the centre of the ball to its surface.
@@ -222,7 +222,7 @@ class _Field:
 def relative_bound(
     domain: DataDomain, z: Float[Tensor, "rows dim"], outer_share: float
 ) -> Float[Tensor, " rows"]:
-    """What `Monopoles.bound` can be expected to be, in units of the range of all values; needs no solve.
+    """Predict `Monopoles.bound` without a solve, in units of the range of all values.
 
     Args:
         domain: Balls in an outer ball.
@@ -236,7 +236,7 @@ def relative_bound(
 
 
 def check_domain(domain: DataDomain) -> Ball:
-    """The outer ball of a domain that this solver can treat; says why if it cannot."""
+    """Return the outer ball of a domain; raise if this solver cannot treat it."""
     sphere = domain.domain
     dim = domain.points.shape[1]
     if not isinstance(sphere, Ball) or dim < 3:
@@ -252,7 +252,7 @@ def check_domain(domain: DataDomain) -> Ball:
     gap = sphere.distance(domain.points) - domain.radii
     if not bool((gap > 0).all()):
         raise ValueError(
-            f"{int((gap <= 0).sum())} of {len(gap)} balls reach through the outer sphere. Use a larger "
+            f"{int((gap <= 0).sum())} of {len(gap)} balls cross the outer sphere. Use a larger "
             'margin, smaller balls, or solver="spheres".'
         )
     return sphere

@@ -1,6 +1,6 @@
-"""The elliptic operator whose solution the landscape is (paper: Eqs. (5), (10), appendices C and D).
+"""The elliptic operator that defines the landscape (paper: Eqs. (5), (10), appendices C and D).
 
-One sign convention everywhere: ``1/2 sum_i a_i u_ii + mu . grad u - r u = -f`` inside, ``u = g`` on the
+The sign convention is ``1/2 sum_i a_i u_ii + mu . grad u - r u = -f`` inside, ``u = g`` on the
 boundary. Its process is ``dZ = mu dt + sqrt(a) dW``, killed at rate ``r``, and
 ``u(z) = E[exp(-r tau) g(Z_tau) + int_0^tau exp(-r s) f(Z_s) ds]`` (Feynman-Kac).
 """
@@ -31,8 +31,8 @@ class Operator:
     Attributes:
         diffusion: ``a``, the square of the diffusion coefficient: a number, or one per coordinate.
         drift: ``mu``: None, a vector, or a function of the points.
-        absorption: ``r``, rate of killing: a number of at least 0, or a function of the points (which
-            only time stepping can follow).
+        absorption: ``r``, rate of killing: a number of at least 0, or a function of the points (for which
+            only time stepping works).
         source: ``f``: None, a number, or a function of the points.
     """
 
@@ -66,32 +66,33 @@ class Operator:
 
     @property
     def is_laplace(self) -> bool:
-        """No lower-order term and no source: the exit place is all that matters."""
+        """Whether there is no lower-order term and no source, so that only the exit point matters."""
         return not (self.drift is not None or callable(self.absorption) or self.absorption or self.has_source)
 
     @property
     def has_source(self) -> bool:
-        """A right side other than zero."""
+        """Whether the right side is not zero."""
         return callable(self.source) or bool(self.source)
 
     def check_dim(self, dim: int) -> None:
-        """Refuse coefficients of another dimension."""
+        """Raise if a coefficient has another dimension."""
         for name in ("diffusion", "drift"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and len(value) != dim:
                 raise ValueError(
-                    f"Operator.{name} has {len(value)} values, but the domain has dimension {dim}."
+                    f"Operator.{name} has {len(value)} values, but the domain has dimension {dim}. "
+                    f"Pass {dim} values."
                 )
 
     def scale(self, like: Float[Tensor, "rows dim"]) -> Tensor:
-        """``sqrt(a)``, one value per coordinate, in the dtype and on the device of ``like``."""
+        """Return ``sqrt(a)``, one value per coordinate, in the dtype and on the device of ``like``."""
         a = self.diffusion
         if isinstance(a, Tensor):
             return a.to(like).sqrt()
         return torch.full((like.shape[1],), math.sqrt(a), dtype=like.dtype, device=like.device)
 
     def drift_at(self, z: Float[Tensor, "rows dim"]) -> Tensor | None:
-        """Drift at points, ``(rows, dim)`` or a vector that broadcasts; None without one."""
+        """Return the drift at points, ``(rows, dim)`` or a vector that broadcasts; None without one."""
         if callable(self.drift):
             drift = self.drift(z)
             if drift.shape != z.shape:
@@ -103,11 +104,11 @@ class Operator:
         return None if self.drift is None else self.drift.to(z)
 
     def absorption_at(self, z: Float[Tensor, "rows dim"]) -> Tensor | float:
-        """Rate of killing at points."""
+        """Return the rate of killing at points."""
         return _column("absorption", self.absorption(z), z) if callable(self.absorption) else self.absorption
 
     def source_at(self, z: Float[Tensor, "rows dim"]) -> Tensor:
-        """Source at points, ``(rows,)``."""
+        """Return the source at points, ``(rows,)``."""
         if callable(self.source):
             return _column("source", self.source(z), z)
         return torch.full((len(z),), float(self.source or 0.0), dtype=z.dtype, device=z.device)

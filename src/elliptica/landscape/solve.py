@@ -1,4 +1,4 @@
-"""The loss landscape at points: the solution of the paper's boundary value problem, with error bars."""
+"""Estimate the loss landscape: the solution of the paper's boundary value problem, with error bars."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from elliptica.landscape.walks import Averages, Boundary
 
 #: Laplace's equation, the paper's choice.
 LAPLACE = Operator()
-#: Walks from which control variates pay: with fewer their coefficients cost more than they save.
+#: Control variates pay from this number of walks; with fewer, fitting their coefficients adds more variance.
 CONTROL_WALKS = 100
-#: A standard error that is larger than the walks' spread by this factor is called conservative.
+#: A standard error that exceeds that of the walks' spread by this factor is called conservative.
 WIDENED = 1.25
 
 
@@ -50,43 +50,44 @@ def estimate_landscape(
 ) -> LandscapeEstimate:
     """Solve ``1/2 sum a_i u_ii + mu . grad u - r u = -f`` inside, ``u = value`` on the boundary.
 
-    By the Feynman-Kac formula. Each query gets its own walks, so each answer has its own standard error, in
-    any dimension. In more than about ten dimensions walks miss small balls around data and the outer
-    boundary decides; the result says so (``hit_share``, ``notes``).
+    Uses the Feynman-Kac formula. Each query has its own walks, so each value has its own standard error, in
+    any dimension. In more than about ten dimensions walks miss small balls around data, and the outer
+    boundary determines the value; see ``hit_share`` and ``notes`` of the result.
 
     Solvers: ``"exact"`` draws the exit from a ball in one step (Laplace or a constant source; balls around
-    data only where they are met with a probability below 1e-3). ``"spheres"`` is walk on spheres: every
-    domain and constant absorption, drift frozen per sphere. ``"green"`` places charges at the data (outer
-    ball, from 3 dimensions, up to 5000 points, one value per ball) and proves its error. ``"euler"``
-    steps in time and follows any coefficient. ``"auto"`` takes the first that is accurate, in this order.
+    data only if they are hit with a probability below 1e-3). ``"spheres"`` is walk on spheres: any
+    domain, constant absorption, drift frozen per sphere. ``"green"`` places charges at the data (outer
+    ball, from 3 dimensions, up to 5000 points, one value per ball) and has a proved error bound. ``"euler"``
+    steps in time and allows any coefficient. ``"auto"`` takes the first that is accurate, in this order.
 
     Args:
         value: Boundary values: points ``(rows, dim)`` to ``(rows,)``, or ``value(points, context_rows)``, or
             one number for all of the (outer) boundary. Functions are called without gradients; with exact
             exits once more at the queries, for a gradient.
-        domain: `Ball`, `Box`, `Polytope`, `DataDomain`, `Whitened`, or anything with ``distance`` and
+        domain: `Ball`, `Box`, `Polytope`, `DataDomain`, `Whitened`, or any object with ``distance`` and
             ``project``. With `Whitened` the equation is Laplace's in whitened coordinates.
-        at: Queries, inside the domain.
+        at: Queries inside the domain.
         operator: Coefficients.
-        solver: See above.
+        solver: Name of a solver, see above.
         n_walks: Walks per query, at least 2.
-        data_values: Value of the ball around each data point, instead of ``value`` where the walk ends.
-        context: One row per query, for example its label, handed to ``value``.
-        shell: Walks on spheres end this near the boundary. None: a ten-thousandth of the domain, and so
-            little that hits on balls are inflated by less than 1 %.
+        data_values: Value of the ball around each data point. Without it, ``value`` is called at the walk's
+            end.
+        context: One row per query, for example its label, passed to ``value``.
+        shell: Distance to the boundary at which walks on spheres end. None: a ten-thousandth of the domain,
+            and so small that hits on balls are inflated by less than 1 %.
         dt: Step of ``"euler"``. None: a thousandth of the time scale of the domain, less with balls.
-        max_steps: Walks that need more are reported and left out, never projected. None: 10 000 spheres, or
+        max_steps: Walks that need more are reported and skipped, never projected. None: 10 000 spheres, or
             thirty times the typical time of the domain for ``"euler"``.
-        boundary_shift: Correct ``"euler"`` for walks that leave and come back within a step (False: the
-            plain form, as in the paper).
+        boundary_shift: Correct ``"euler"`` for walks that leave and return within a step (False: the
+            plain scheme, as in the paper).
         drift: How ``"spheres"`` treats a drift: ``"weight"`` (unbiased weights on driftless walks),
             ``"sample"`` (drifted walks), ``"mixture"`` (half of the walks each, with the weights of the
             mixture), or ``"auto"``: the mixture.
         control_variates: Use the gradient of ``value`` at the queries to lower the variance of exact
             exits; skipped where there is none.
-        chunk_size: Queries at a time; None keeps walks below about 200 MB.
+        chunk_size: Queries at a time. None keeps walks below about 200 MB.
         progress: Called as ``progress(done, total)`` after each chunk.
-        generator: Source of randomness; same generator and chunks, same numbers.
+        generator: Source of randomness. The same generator state and chunks give the same numbers.
 
     Returns:
         Values with standard error, bias and shares of how walks ended.
@@ -107,7 +108,7 @@ def estimate_landscape(
     is_constant = not callable(value) and data_values is None and not operator.has_source
     if is_constant and isinstance(region, DataDomain) and operator.absorption == 0:
         merged += (
-            f"All of the boundary has the value {value:g}, and so has u. Pass data_values= (the losses at "
+            f"The whole boundary has the value {value:g}, and so has u. Pass data_values= (the losses at "
             "the data), or a function as value.",
         )
     problem = solvers.DirichletProblem(
@@ -132,7 +133,7 @@ def estimate_landscape(
         checks.count("chunk_size", chunk_size)
     chunk = chunk_size or problem.batch
     if progress is not None and chunk_size is None:
-        chunk = min(chunk, -(-len(at) // 20))  # something to show
+        chunk = min(chunk, -(-len(at) // 20))  # about twenty progress updates
     batches = []
     for rows, batch in _run(problem, name, chunk):
         batches.append(batch)
@@ -168,7 +169,7 @@ def _assemble(
         hit_share=whole.hit_share,
         unfinished_share=whole.unfinished_share,
         effective=whole.effective,
-        n_walks=n_walks if problem.operator.drift is not None else 0,  # survival is no change of measure
+        n_walks=n_walks if problem.operator.drift is not None else 0,  # survival does not change the measure
         max_steps=problem.max_steps,
         in_ball=in_ball,
         widened=whole.stderr > WIDENED * whole.spread,
@@ -178,9 +179,9 @@ def _assemble(
     )
     notes = (*notes, *merged)
     if name == solvers.MONOPOLES and problem.boundary.data_values is None:
-        notes = (*notes, "The value on each ball is that at its centre, and constant.")
+        notes = (*notes, "Each ball has a constant value, the one at its centre.")
     if name == "spheres" and callable(problem.operator.drift):
-        notes = (*notes, "The drift is taken as constant on each sphere; the bias of that is not in bias.")
+        notes = (*notes, "The drift is taken as constant on each sphere; bias does not include that error.")
     timeless = name == solvers.MONOPOLES or (name == "spheres" and problem.operator.drift is not None)
     return LandscapeEstimate(
         value=whole.mean,
@@ -203,7 +204,7 @@ def _assemble(
 def _inner(
     domain: Domain | Whitened, operator: Operator, at: Tensor
 ) -> tuple[Domain, Operator, Tensor, Callable[[Tensor], Tensor]]:
-    """The problem in the coordinates of the walks, and the way back."""
+    """Return the problem in the coordinates of the walks, and the map back."""
     if not isinstance(domain, Whitened):
         if not isinstance(domain, Domain):
             raise TypeError(
@@ -214,7 +215,7 @@ def _inner(
     _check_dim(len(domain.centre), at)
     if operator.drift is not None or isinstance(operator.diffusion, Tensor) or operator.diffusion != 1:
         raise ValueError(
-            "On a Whitened domain the diffusion is the whitening itself: the operator may have absorption "
+            "On a Whitened domain the whitening is the diffusion, so the operator may have absorption "
             "and sources, but no drift and no diffusion other than 1. Use the inner domain on whitened data "
             "(domain.inner, domain.to_inner(points)) for those."
         )
@@ -245,7 +246,9 @@ def _check_queries(
 
 def _check_dim(dim: int, at: Tensor) -> None:
     if at.shape[1] != dim:
-        raise ValueError(f"The queries have {at.shape[1]} columns, but the domain has dimension {dim}.")
+        raise ValueError(
+            f"The queries have {at.shape[1]} columns, but the domain has dimension {dim}. Make them agree."
+        )
 
 
 def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: Tensor | None) -> None:
@@ -258,29 +261,35 @@ def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: T
     operator.check_dim(at.shape[1])
     if isinstance(domain, Box) and domain.wall == "reflect":
         raise ValueError(
-            "Walks never end between reflecting walls alone. Put balls around data: DataDomain(points, "
+            "Walks never end if all walls reflect and there are no balls. Use DataDomain(points, "
             'outer="reflecting_box"), or use wall="absorb".'
         )
     if data_values is not None:
         if not isinstance(domain, DataDomain):
-            raise ValueError("data_values are the values on balls around data, but the domain has none.")
+            raise ValueError(
+                "data_values needs balls around data, but the domain has none. Use DataDomain(points)."
+            )
         checks.same_rows("data_values", data_values, len(domain.points), "the points of the domain")
         if data_values.ndim != 1:
-            raise ValueError(f"data_values must be one number per point, but are {tuple(data_values.shape)}.")
+            raise ValueError(
+                "data_values must have one number per point, but has shape "
+                f"{tuple(data_values.shape)}. Use .flatten()."
+            )
         checks.finite("data_values", data_values)
     off = (~inside(domain, at)).nonzero().flatten().tolist()
     if off:
         raise ValueError(
             f"{len(off)} of {len(at)} queries lie outside the domain, e.g. rows {off[:5]}. Enlarge the "
-            "domain (margin=...), or drop those rows: nothing is known beyond the boundary."
+            "domain (margin=...), or drop those rows, because the landscape is not defined beyond the "
+            "boundary."
         )
 
 
-# Numbers that `estimate_landscape` chooses when the user does not: sizes, shells, steps.
+# Defaults of `estimate_landscape`: sizes, shells, steps.
 
 
 def domain_size(domain: Domain, at: Tensor) -> float:
-    """Radius of a ball, half the shortest side of a box, else the largest distance of a query."""
+    """Return the radius of a ball, half the shortest side of a box, else the largest distance of a query."""
     outer = domain.domain if isinstance(domain, DataDomain) else domain
     if isinstance(outer, Ball):
         return outer.radius
@@ -290,7 +299,7 @@ def domain_size(domain: Domain, at: Tensor) -> float:
 
 
 def default_shell(domain: Domain, at: Tensor, size: float) -> float:
-    """Width of the shell in which walks on spheres end: small beside the domain and the balls."""
+    """Return a shell for walks on spheres that is small compared with the domain and the balls."""
     shell = 1e-4 * size
     if isinstance(domain, DataDomain):
         shell = min(shell, 1e-2 * float(domain.radii.min()) / max(at.shape[1] - 2, 1))
@@ -300,13 +309,13 @@ def default_shell(domain: Domain, at: Tensor, size: float) -> float:
 
 
 def euler_steps(operator: Operator, at: Tensor, size: float, dt: float) -> int:
-    """Thirty times the time in which a ball of this size is left, but no more than two million steps."""
+    """Return the steps in thirty times the exit time of a ball of this size, at most two million."""
     slowest = float(operator.scale(at).min()) ** 2
     return min(max(10_000, int(30 * size**2 / (slowest * at.shape[1] * dt))), 2_000_000)
 
 
 def merge_repeated(domain: Domain, data_values: Tensor | None) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Repeated points share a ball: its value is the mean of theirs."""
+    """Give repeated points, which share a ball, the mean of their values."""
     if data_values is None or not isinstance(domain, DataDomain):
         return data_values, ()
     _, which = domain.points.unique(dim=0, return_inverse=True)
@@ -315,12 +324,12 @@ def merge_repeated(domain: Domain, data_values: Tensor | None) -> tuple[Tensor |
         return data_values, ()
     values = data_values.to(domain.points)
     mean = torch.zeros_like(counts, dtype=values.dtype).scatter_add(0, which, values) / counts
-    note = f"{len(which) - len(counts)} data points repeat others: the value of their ball is the mean."
+    note = f"{len(which) - len(counts)} data points repeat others; their ball has the mean of their values."
     return mean[which], (note,)
 
 
 def default_step(domain: Domain, at: Tensor, operator: Operator, size: float) -> float:
-    """Step in time of Euler-Maruyama: its deviation is small beside the domain and the balls."""
+    """Return a time step whose standard deviation is small compared with the domain and the balls."""
     step = 0.03 * size  # standard deviation of a step
     if isinstance(domain, DataDomain):
         step = min(step, 0.2 * float(domain.radii.min()))

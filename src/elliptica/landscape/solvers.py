@@ -1,4 +1,4 @@
-"""The four solvers on one batch of queries (exact exits, spheres, monopoles, Euler), and their choice."""
+"""Solve a batch of queries with one of four solvers (exact exits, spheres, monopoles, Euler)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from elliptica.landscape.walks import (
     value_range,
 )
 
-#: Share of unfinished walks up to which their effect is estimated.
+#: Up to this share of unfinished walks their effect is estimated.
 FEW_UNFINISHED = 0.01
-#: Points of the outer boundary that are looked at whether or not a walk ends there; and how many, for each
-#: query, if the value depends on the query.
+#: Points of the outer boundary at which values are computed even if no walk ends there; and how many, for
+#: each query, if the value depends on the query.
 LOOKOUTS, OWN_LOOKOUTS = 1024, 64
 #: Memory that one batch of walks may take, in bytes.
 _BATCH = 1.5e8
@@ -49,19 +49,19 @@ MONOPOLE_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class DirichletProblem:
-    """Everything the solvers need, in the coordinates of the walks.
+    """Input of the solvers, in the coordinates of the walks.
 
     Attributes:
         boundary: Values on the boundary.
-        domain: Where walks live.
-        operator: What drives them.
+        domain: Domain of the walks.
+        operator: Coefficients of the equation.
         at: Queries.
         n_walks: Walks per query.
         size: Length that stands for the size of the domain.
-        shell: How near a wall counts as being there, for walk on spheres.
+        shell: Distance to the boundary at which a walk on spheres has arrived.
         dt: Step in time, for Euler-Maruyama.
         max_steps: Limit per walk.
-        boundary_shift: Whether Euler-Maruyama corrects for what it misses between steps.
+        boundary_shift: Whether Euler-Maruyama corrects for exits that it misses between steps.
         drift: How walk on spheres treats a drift.
         control: Whether exact exits use control variates.
         generator: Source of randomness.
@@ -93,7 +93,7 @@ class DirichletProblem:
 
     @cached_property
     def ball_values(self) -> Float[Tensor, " n"] | None:
-        """Value of each ball (that at its centre if they were not given); None if it depends on the query."""
+        """Value of each ball (by default that at its centre); None if it depends on the query."""
         if self.balls is None or (self.boundary.data_values is None and self.boundary.context is not None):
             return None
         if self.boundary.data_values is not None:
@@ -108,10 +108,10 @@ class DirichletProblem:
 
     @cached_property
     def lookouts(self) -> Float[Tensor, "points dim"]:
-        """Points all over the outer boundary; none if the value there is a number, or walls reflect.
+        """Points spread over the outer boundary; none if the value there is a number, or walls reflect.
 
-        They are the same for every seed, so that they change no estimate. If the value depends on the query
-        each one asks for them again, so they are fewer.
+        They are the same for every seed, so they change no estimate. If the value depends on the query,
+        each query evaluates them again, so there are fewer.
         """
         at, outer = self.at, self.outer
         if self.boundary.constant is not None or not bool(outer.distance(at).isfinite().all()):
@@ -134,7 +134,7 @@ class DirichletProblem:
         return self.boundary.at(self.lookouts, torch.zeros_like(self.lookouts[:, 0], dtype=torch.long))[None]
 
     def lookout_values(self, rows: Int[Tensor, " queries"]) -> Float[Tensor, "queries points"]:
-        """Values at the lookouts, for each of these queries."""
+        """Return the values at the lookouts for each of these queries."""
         if self.boundary.context is None:
             return self._lookout_values.expand(len(rows), -1)
         n = len(self.lookouts)
@@ -171,7 +171,7 @@ class Batch:
 
 
 def solve_exact(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Batch:
-    """Exits from the outer ball in one step; balls around data are left out and bounded."""
+    """Draw exits from the outer ball in one step; ignore balls around data and bound their effect."""
     ball, at = problem.outer, problem.at[rows]
     assert isinstance(ball, Ball)
     assert problem.diffusion is not None
@@ -206,9 +206,10 @@ def solve_exact(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Bat
 
 
 def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean of the outer data by exact exits, its error, and the values ``(queries, walks)``.
+    """Return the mean of the outer values by exact exits, its error, and the values ``(queries, walks)``.
 
-    The error comes twice: by the spread of the exits, and with room for values that they did not meet.
+    There are two errors: from the spread of the exits, and with an allowance for values that they did not
+    meet.
     """
     ball = problem.outer
     assert isinstance(ball, Ball)
@@ -231,7 +232,7 @@ def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor,
     known = Known(other.amin(1).where(flat, centred), other.amax(1).where(flat, centred))
     done = torch.ones_like(values, dtype=torch.bool)
     stderr = plus_four(payoff, centred, 0.0, done, known)
-    # the variance beyond the payoffs that were met, by the density of exits at the lookouts
+    # the variance from payoffs outside the range that was met, by the density of exits at the lookouts
     density = _exit_density(problem.lookouts, at, ball).repeat(1, other.shape[1] // len(problem.lookouts))
     beyond = (other < payoff.amin(1, keepdim=True)) | (other > payoff.amax(1, keepdim=True))
     unmet = (density * beyond * (other - centred[:, None]).square()).mean(1) / problem.n_walks
@@ -240,14 +241,14 @@ def _exits(problem: DirichletProblem, at: Tensor, rows: Tensor) -> tuple[Tensor,
 
 
 def _exit_density(points: Tensor, at: Tensor, ball: Ball) -> Float[Tensor, "queries points"]:
-    """Density of exits at points of the sphere, over the uniform one (Poisson's kernel)."""
+    """Return the density of exits at points of the sphere, over the uniform one (Poisson's kernel)."""
     distance = torch.cdist(at.double(), points.double()) / ball.radius
     inner = (at - ball.centre.to(at)).double().norm(dim=1, keepdim=True) / ball.radius
     return (1 - inner.square()) * distance ** -at.shape[1]
 
 
 def _ball_range(problem: DirichletProblem, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest value on the balls (with a context: on the nearest one), per query."""
+    """Return the least and largest value on the balls per query (with a context: on the nearest one)."""
     balls, at = problem.balls, problem.at[rows]
     assert balls is not None
     values = problem.ball_values
@@ -258,7 +259,7 @@ def _ball_range(problem: DirichletProblem, rows: Tensor) -> tuple[Tensor, Tensor
 
 
 def union_bound(balls: DataDomain, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-    """Bound of the probability to meet any ball: ``sum_i (eps_i / r_i)^(n-2)``, at most one."""
+    """Bound the probability to hit any ball: ``sum_i (eps_i / r_i)^(n-2)``, at most one."""
     power = z.shape[1] - 2
     if power < 1:
         return torch.ones_like(z[:, 0])
@@ -271,7 +272,7 @@ def union_bound(balls: DataDomain, z: Float[Tensor, "rows dim"]) -> Float[Tensor
 
 
 def solve_spheres(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Batch:
-    """Walk on spheres; biased by the shell in which walks end."""
+    """Solve by walk on spheres; the shell in which walks end causes the only bias."""
     walks = walk_on_spheres(
         problem.domain,
         problem.at[rows].repeat_interleave(problem.n_walks, 0),
@@ -292,7 +293,7 @@ def solve_spheres(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> B
 
 
 def solve_euler(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Batch:
-    """Time stepping; the bias is of the order of ``dt`` with the boundary shift, ``sqrt(dt)`` without."""
+    """Solve by time stepping; the bias is of order ``dt`` with the boundary shift, ``sqrt(dt)`` without."""
     walks = euler_maruyama(
         problem.domain,
         problem.at[rows].repeat_interleave(problem.n_walks, 0),
@@ -312,13 +313,13 @@ def solve_euler(problem: DirichletProblem, rows: Int[Tensor, " queries"]) -> Bat
 
 
 def _with_unfinished(bias: Tensor, result: Averages, span: Tensor) -> Tensor:
-    """Add what the walks that did not finish may have changed; beyond `FEW_UNFINISHED` nothing is known."""
+    """Add the possible effect of unfinished walks; beyond `FEW_UNFINISHED` it is unknown, so infinite."""
     lost = result.unfinished_share
     return torch.where(lost > FEW_UNFINISHED, torch.inf, bias + lost * span)
 
 
 def _reduce(problem: DirichletProblem, walks: Walks, rows: Tensor) -> tuple[Averages, Tensor]:
-    """Averages per query, and how far apart the rewards of its walks lie."""
+    """Return averages per query, and the range of the payoffs of its walks."""
     values = problem.boundary(walks.end, walks.label, rows.repeat_interleave(problem.n_walks))
     label = walks.label.reshape(-1, problem.n_walks)
     done = label != UNFINISHED
@@ -333,11 +334,11 @@ def _known(
     label: Int[Tensor, "queries walks"],
     values: Float[Tensor, " ends"],
 ) -> Known:
-    """Boundary values that are known whether or not a walk has met them.
+    """Return boundary values that are known even if no walk has met them.
 
-    Those of the balls, those at the lookouts, and those that walks of other queries met (not if the value
-    depends on the query). Under a drift, which may carry all walks away from the values that decide, those
-    at the lookouts come with the weight that they are likely to have.
+    These are the values of the balls, at the lookouts, and at the ends of other queries' walks (not if the
+    value depends on the query). A drift may carry all walks away from the values that matter; then those
+    at the lookouts have the weight that they are likely to get.
     """
     at, drift = problem.at[rows], problem.drift if problem.operator.drift is not None else None
     low, high = torch.full_like(at[:, 0], torch.inf), torch.full_like(at[:, 0], -torch.inf)
@@ -362,7 +363,7 @@ def _known(
 
 
 def _likely_weights(problem: DirichletProblem, at: Tensor) -> Float[Tensor, "queries points"]:
-    """Weights with which walks that decide the variance under a drift reach each lookout.
+    """Return the likely weights of walks that reach each lookout and dominate the variance under a drift.
 
     A walk over ``d`` in a time ``t`` has ``log L = mu . d / a - |mu|^2 t / (2 a)`` and, without the drift, a
     density of the order of ``exp(-|d|^2 / (2 a t))``. That density times ``L^2`` is largest at
@@ -383,7 +384,7 @@ def _likely_weights(problem: DirichletProblem, at: Tensor) -> Float[Tensor, "que
 
 @dataclass(frozen=True)
 class MonopoleFit:
-    """Charges, and how well the outer data are known.
+    """Charges, and the accuracy of the outer values.
 
     Attributes:
         monopoles: The fitted solution.
@@ -397,7 +398,7 @@ class MonopoleFit:
 
 
 def outer_sample(problem: DirichletProblem) -> Float[Tensor, " walks"]:
-    """Values at uniformly random points of the outer sphere."""
+    """Return the values at uniformly random points of the outer sphere."""
     assert isinstance(problem.outer, Ball)
     centre = problem.outer.centre.to(problem.at)[None]
     return _exits(problem, centre, torch.zeros_like(centre[:, 0], dtype=torch.long))[3][0]
@@ -425,7 +426,7 @@ def fit_monopoles(problem: DirichletProblem) -> MonopoleFit:
 
 
 def solve_monopoles(problem: DirichletProblem, rows: Int[Tensor, " queries"], fit: MonopoleFit) -> Batch:
-    """Charges around the data; only the outer data's part is sampled, if it is not constant."""
+    """Solve by charges at the data; only the part of the outer values is sampled, if it is not constant."""
     at, monopoles = problem.at[rows], fit.monopoles
     stderr, n_walks = torch.zeros_like(at[:, 0]), 0
     if fit.constant is not None:
@@ -444,7 +445,7 @@ def solve_monopoles(problem: DirichletProblem, rows: Int[Tensor, " queries"], fi
     return Batch(result, monopoles.bound(at), proved)
 
 
-#: Solvers that need nothing but the problem.
+#: Solvers that need only the problem.
 SAMPLERS: dict[str, Callable[[DirichletProblem, Tensor], Batch]] = {
     "exact": solve_exact,
     "spheres": solve_spheres,
@@ -460,7 +461,7 @@ def choose(problem: DirichletProblem, solver: str) -> str:
     reason = _obstacle(problem, solver)
     if reason is not None:
         able = ", ".join(f'"{name}"' for name in SOLVERS if _obstacle(problem, name) is None)
-        raise ValueError(f'solver="{solver}" cannot solve this problem: {reason}. Use one of {able}.')
+        raise ValueError(f'solver="{solver}" cannot solve this problem: {reason}. Use {able}.')
     return solver
 
 
@@ -473,7 +474,7 @@ def _auto(problem: DirichletProblem) -> str:
 
 
 def _monopoles_are_worth_it(problem: DirichletProblem) -> bool:
-    """One value per ball, enough queries for the price of a solve, and a small bound of the error."""
+    """Return whether monopoles pay: one value per ball, many queries, and a small error bound."""
     balls, values = problem.balls, problem.boundary.data_values
     if balls is None or values is None or len(values) > 4 * len(problem.at):
         return False
@@ -486,7 +487,7 @@ def _monopoles_are_worth_it(problem: DirichletProblem) -> bool:
 
 
 def _obstacle(problem: DirichletProblem, solver: str) -> str | None:
-    """Why a solver cannot solve a problem, or None."""
+    """Return the reason why a solver cannot solve a problem, or None."""
     if solver == "spheres":
         return _obstacle_spheres(problem)
     if solver == "exact":
@@ -496,7 +497,7 @@ def _obstacle(problem: DirichletProblem, solver: str) -> str | None:
 
 def _obstacle_spheres(problem: DirichletProblem) -> str | None:
     if callable(problem.operator.absorption):
-        return "the absorption is a function of the points, which only time stepping follows"
+        return "the absorption is a function of the points, which only time stepping supports"
     wall = getattr(problem.outer, "wall", "reflect" if hasattr(problem.outer, "reflect") else "absorb")
     if wall == "reflect" and problem.operator.drift is not None:
         return "a sphere cannot reach through a reflecting wall when there is a drift"
@@ -514,7 +515,7 @@ def _obstacle_exact(problem: DirichletProblem) -> str | None:
     if problem.balls is not None:
         met = float(union_bound(problem.balls, problem.at).max())
         if met >= UNION_TOLERANCE:
-            return f"balls around data may be met with a probability of up to {met:.2g}"
+            return f"balls around data may be hit with a probability of up to {met:.2g}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Bessel functions of a ball in any dimension, in logarithms: they neither overflow nor cancel.
+"""Bessel functions of a ball in any dimension, as logarithms that neither overflow nor cancel.
 
 With ``nu = dim / 2 - 1``, two solutions of ``Lap w = w`` that depend on the radius alone, both 1 at zero:
 
@@ -30,7 +30,7 @@ _TINY = 1e-150
 
 
 def log_phi(kappa: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
-    """Logarithm of ``Phi``, the mean of ``exp(kappa . xi)`` over the unit sphere; computed in float64.
+    """Return the logarithm of ``Phi``, the mean of ``exp(kappa . xi)`` over the unit sphere, from float64.
 
     Args:
         kappa: At least 0.
@@ -59,7 +59,7 @@ def log_phi(kappa: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]
 
 
 def log_alpha(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
-    """Logarithm of ``alpha``, from three dimensions on; computed in float64."""
+    """Return the logarithm of ``alpha``, from three dimensions on; computed in float64."""
     checks.count("dim", dim, 3)
     nu, point = dim / 2 - 1, x.double().clamp_min(_TINY)
     if nu >= _LEAST_ORDER:
@@ -81,7 +81,7 @@ def log_alpha(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
 def screened_green_ratio(
     rho: Float[Tensor, " rows"], radius: Float[Tensor, " rows"], k: Float[Tensor, " rows"] | float, dim: int
 ) -> Float[Tensor, " rows"]:
-    """Green's function of a ball with killing, over that without, both with the pole at the centre.
+    """Return Green's function of a ball with killing over that without, both with the pole at the centre.
 
     Args:
         rho: Distance from the centre, from 0 to ``radius``.
@@ -102,7 +102,7 @@ def screened_green_ratio(
         y = (x_outer - x).clamp_min(_TINY)
         value = (-torch.expm1(-2 * y) / (1 + torch.exp(-2 * x_outer)) / y).log() + y - x_outer
         return value.exp().to(rho.dtype)
-    # the singular solution minus that multiple of the regular one which makes it vanish at the sphere
+    # the singular solution minus the multiple of the regular one that makes it vanish at the sphere
     if dim == 2:
         log_pole, log_pole_outer = (
             torch.special.scaled_modified_bessel_k0(v).log() - v for v in (x, x_outer)

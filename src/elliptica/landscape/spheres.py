@@ -1,6 +1,6 @@
-"""Walk on spheres: from the centre of a ball inside the domain straight to its surface, until the boundary.
+"""Walk on spheres: jump from the centre of a ball inside the domain to its surface, until the boundary.
 
-No time step, so no error of one: the only bias is that of the shell in which a walk counts as arrived.
+There is no time step and so no time-stepping error. The only bias comes from the shell in which a walk ends.
 Coordinates are divided by ``sqrt(a)``, so that every step is that of Brownian motion. A killing rate ``c``
 and a drift ``mu`` that is constant on the ball are exact too. With ``k^2 = 2 c + |mu|^2``, the step ``delta``
 
@@ -27,7 +27,7 @@ from elliptica.landscape.operator import Operator
 from elliptica.landscape.special import log_phi, screened_green_ratio
 from elliptica.landscape.walks import UNFINISHED, Walks
 
-#: Finished walks are removed from the working set when they are this share of it.
+#: Finished walks are removed from the working set once they are this share of it.
 _COMPACT = 0.25
 
 DriftMode = Literal["weight", "sample", "mixture"]
@@ -48,26 +48,26 @@ def walk_on_spheres(
 
     ``u(z)`` is the mean of ``exp(log_weight) * g(end) + integral`` over walks from ``z``.
 
-    A walk that starts in a ball around a data point ends there at once. Reflecting walls let spheres
-    through; the landing point is folded back.
+    A walk that starts in a ball around a data point ends there at once. Spheres may reach through reflecting
+    walls; the landing point is folded back.
 
     Args:
-        domain: Where to walk; its ``where`` method, if any, labels the ends.
+        domain: Domain of the walks. Its ``where`` method, if any, labels the ends.
         start: Points of the domain.
-        operator: Its absorption must be a number. A drift that is a function is frozen at the centre of
+        operator: Coefficients. The absorption must be a number. A drift function is frozen at the centre of
             each sphere (see ``max_radius``).
-        shell: A walk has arrived when it is nearer to the boundary than this, and is then projected to it.
+        shell: A walk ends when it is nearer to the boundary than this, and is projected to it.
         max_steps: Walks that need more keep their position and get the label `UNFINISHED`.
-        drift: ``"weight"``: walks go without the drift and carry weights; best when the boundary values
-            are large where the drift does not lead. ``"sample"``: walks follow the drift, without weights;
-            best when they are alike everywhere. ``"mixture"``: of two walks one does the former and one the
-            latter, and both carry the weight of the mixture, at most 2: nearly as good as the better of both.
-        max_radius: Largest radius of a sphere, in the units of the points. Small if the drift is a function:
-            its change over a sphere is neglected.
+        drift: ``"weight"``: walks ignore the drift and carry weights; best if the boundary values
+            are large where the drift does not lead. ``"sample"``: walks follow the drift without weights;
+            best if the values are similar everywhere. ``"mixture"``: half of the walks do each, and all
+            carry the weight of the mixture, at most 2; nearly as good as the better of the two.
+        max_radius: Largest radius of a sphere, in units of the points. Use a small one if the drift is a
+            function: its change over a sphere is neglected.
         generator: Source of randomness; None is torch's global one.
 
     Returns:
-        Ends of walks. ``time`` is the mean time that the sphere's radii stand for, ``sum t^2 / dim``; under
+        Ends of walks. ``time`` is the mean time given the radii of the spheres, ``sum t^2 / dim``; under
         a drift or absorption it is that of the walk without them.
     """
     _check(domain, start, operator, shell, max_steps, drift, max_radius, generator)
@@ -93,7 +93,7 @@ def walk_on_spheres(
 
 @dataclass
 class _Live:
-    """State of a set of walks; a finished one stays among the others until enough are finished."""
+    """State of a set of walks; finished ones stay until enough have finished."""
 
     row: Tensor
     z: Tensor
@@ -115,7 +115,7 @@ class _Live:
         return _Live(*(value[rows] for value in vars(self).values()))
 
     def log_weight(self, drift: DriftMode) -> Tensor:
-        """Survival, and what the walk is worth under the drift: its density there over that of its own law.
+        """Return the log-weight: survival, and the density under the drift over that of the walk's own law.
 
         ``log_ratio`` is the logarithm of ``L``, the density with the drift over that without. The mixture
         of both has density ``(1 + L) / 2``, so its weight is ``2 L / (1 + L)``.
@@ -128,7 +128,7 @@ class _Live:
 
 
 def _drifted(start: Tensor, drift: DriftMode, generator: torch.Generator | None) -> Tensor:
-    """Which walks follow the drift; in a mixture one of each pair of neighbours, by the flip of a coin."""
+    """Choose which walks follow the drift; in a mixture a random one of each pair of neighbours."""
     if drift != "mixture":
         return torch.full_like(start[:, 0], drift == "sample", dtype=torch.bool)
     coin = random.draw_uniform((-(-len(start) // 2),), device=start.device, generator=generator) < 0.5
@@ -165,7 +165,7 @@ class _Step:
         live.steps = live.steps + ~live.done
 
     def _radius(self, live: _Live, distance: Tensor) -> Tensor:
-        """Radius in scaled coordinates; zero for finished walks, which thus stay as they are."""
+        """Return the radius in scaled coordinates; zero for finished walks, so that they do not move."""
         if len(self.scale) == 1:
             radius = distance / self.scale
         else:
@@ -179,7 +179,7 @@ class _Step:
         return normal.div_(normal.norm(dim=1, keepdim=True))
 
     def _rate(self, push: Tensor | None, radius: Tensor) -> Tensor:
-        """``k``, one per walk."""
+        """Return ``k``, one per walk."""
         squared = torch.full_like(radius, 2 * self._absorption)
         return (squared if push is None else squared + push.square().sum(1)).sqrt()
 
@@ -201,7 +201,7 @@ class _Step:
             live.log_survival = live.log_survival + lost - killed
 
     def _source(self, z: Tensor, radius: Tensor, push: Tensor | None) -> Tensor:
-        """Integral of the source up to the sphere: exact if all is constant, else at one visited place."""
+        """Return the source's integral up to the sphere: exact for constants, else from one random point."""
         dim = z.shape[1]
         time = radius.square() / dim
         lower = push is not None or self._absorption > 0
@@ -220,7 +220,7 @@ class _Step:
 
 
 def _gather(domain: Domain, parts: list[_Live], drift: DriftMode) -> Walks:
-    """All walks in the order of their starts; finished ones on the boundary."""
+    """Collect all walks in the order of their starts; project finished ones to the boundary."""
     live = _Live(*(torch.cat(values) for values in zip(*(vars(p).values() for p in parts), strict=True)))
     live = live.select(live.row.argsort())
     label = torch.full_like(live.row, UNFINISHED)
@@ -256,28 +256,28 @@ def _check(
     if callable(operator.absorption):
         raise ValueError(
             "Walk on spheres needs an absorption that is a number, but got a function. Use "
-            'solver="euler", which follows it in time.'
+            'solver="euler", which steps in time.'
         )
     _check_region(domain, start, operator, shell)
 
 
 def _check_region(domain: Domain, start: Tensor, operator: Operator, shell: float) -> None:
-    """Starts inside, something to end at, and no drift through walls that are only folded away."""
+    """Raise unless starts lie inside, walks can end, and no drift meets reflecting walls."""
     outer = getattr(domain, "outer", domain)
     away = (outer.distance(start) < -shell).nonzero().flatten().tolist()
     if away:
         raise ValueError(
             f"Every walk must start in the domain, but {len(away)} of {len(start)} rows lie outside it, e.g. "
-            f"rows {away[:5]}. Enlarge the domain, or leave them out (see `inside`)."
+            f"rows {away[:5]}. Enlarge the domain, or drop those rows (see `inside`)."
         )
     wall = getattr(outer, "wall", "reflect" if hasattr(outer, "reflect") else "absorb")
     if wall == "reflect" and operator.drift is not None:
         raise ValueError(
-            "Walk on spheres cannot follow a drift between reflecting walls: the drift would turn round "
+            "Walk on spheres cannot follow a drift between reflecting walls, because the drift would reverse "
             'behind a wall. Use solver="euler", absorbing walls, or no drift.'
         )
     if len(start) and not bool(domain.distance(start).isfinite().all()):
         raise ValueError(
-            "Between reflecting walls a walk never ends. Put balls around the data: "
+            "Walks never end between reflecting walls. Put balls around the data: "
             'DataDomain(points, outer="reflecting_box").'
         )

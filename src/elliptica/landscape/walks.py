@@ -1,4 +1,4 @@
-"""Where walks ended: the common currency of the samplers, and its averages."""
+"""Walk end points and their averages, shared by all solvers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from elliptica._utils import checks
 
 #: Label of walks that ran out of steps.
 UNFINISHED = -2
-#: Walks that must carry a value under a drift; with fewer, intervals by their spread miss it too often.
+#: Number of walks that must carry a value under a drift; with fewer, intervals from their spread miss it too
+#: often.
 FEW_CARRIERS = 50.0
-#: Walks that must carry the spread of the payoffs under a drift; with fewer it is itself too uncertain.
+#: Number of walks that must carry the spread of the payoffs under a drift; with fewer it is too uncertain.
 FEW_DECIDING = 10.0
-#: Half of the walks from which a coefficient can be fitted.
+#: Fewest walks in one half from which a coefficient can be fitted.
 _HALF = 8
 
 
@@ -46,12 +47,12 @@ class Walks:
 
 @dataclass(frozen=True)
 class Averages:
-    """Walks reduced to one row per query; unfinished walks count in their share only.
+    """Averages of walks, one row per query; unfinished walks count only in their share.
 
     Attributes:
         mean: Mean of weight times boundary value plus integral; NaN where no walk finished.
-        stderr: Its standard error, with room for payoffs that were not met; infinite where fewer than two
-            walks finished.
+        stderr: Its standard error, with an allowance for payoffs that were not met; infinite where fewer than
+            two walks finished.
         hit_share: Share of walks on a ball.
         outer_share: Share on the outer boundary.
         unfinished_share: Share that ran out of steps.
@@ -59,9 +60,9 @@ class Averages:
         exit_time: Mean time of the finished walks.
         exit_time_stderr: Its standard error.
         steps: Mean number of steps, unfinished walks included.
-        spread: Standard error by the spread of the walks alone; see `average`.
-        carriers: ``(sum |x|)^2 / sum x^2`` of the payoffs ``x``: by how many walks the value is carried.
-        deciding: ``(sum d^2)^2 / sum d^4`` of their deviations ``d``: by how many walks the spread is.
+        spread: Standard error from the spread of the walks alone; see `average`.
+        carriers: ``(sum |x|)^2 / sum x^2`` of the payoffs ``x``: effective number of walks behind the value.
+        deciding: ``(sum d^2)^2 / sum d^4`` of their deviations ``d``: the same for the spread.
     """
 
     mean: Float[Tensor, " queries"]
@@ -80,16 +81,16 @@ class Averages:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the payoffs besides those that were seen.
+    """Knowledge about payoffs beyond those that walks brought.
 
     Attributes:
         low: Least value that the boundary is known to have, one per query.
         high: Largest such value.
-        weight: Largest weight with which a walk may bring it home.
+        weight: Largest weight that a walk with this value may have.
         unit_mean: Whether weights are a change of measure alone, so that their mean is one.
         drift: Whether weights change the measure at all. Then a few walks may carry the whole value, and
             where fewer than `FEW_CARRIERS` do, every value that was met counts as known.
-        others: Values at places of the boundary, each with a weight of its own.
+        others: Values at points of the boundary, each with its own weight.
         weights: Those weights.
     """
 
@@ -105,17 +106,17 @@ class Known:
 def average(
     walks: Walks, n_walks: int, values: Float[Tensor, " walks"], known: Known | None = None
 ) -> Averages:
-    """Mean, standard error and shares per query.
+    """Return mean, standard error and shares per query.
 
-    A payoff that one walk in a hundred brings may be missed by all of them, and then their spread says
-    nothing. So the standard error is at least what it would be had two more walks brought the least and two
-    the largest payoff (Agresti and Coull's interval for a share, for any bounded payoff).
+    All walks may miss a payoff that one in a hundred brings, and then their spread says
+    nothing about it. So the standard error is at least what it would be if two more walks had brought the
+    least and two the largest payoff (Agresti and Coull's interval for a share, for any bounded payoff).
 
     Args:
         walks: Ends, the ``n_walks`` rows of a query after one another.
         n_walks: Walks per query.
-        values: Boundary value at each end; what stands there for unfinished walks is not looked at.
-        known: Values that the boundary is known to have; None: only those seen.
+        values: Boundary value at each end; ignored for unfinished walks.
+        known: Values that the boundary is known to have; None for those seen only.
     """
     dtype = values.dtype
     label = walks.label.reshape(-1, n_walks)
@@ -159,24 +160,24 @@ def average(
 
 
 def few_carriers(n_walks: int) -> float:
-    """Number of walks that carry a value, below which their spread is not trusted."""
+    """Return the number of walks behind a value below which their spread is not trusted."""
     return min(FEW_CARRIERS, n_walks / 4)
 
 
 def few_deciding(n_walks: int) -> float:
-    """Number of walks that carry the spread, below which it is not trusted."""
+    """Return the number of walks behind the spread below which it is not trusted."""
     return min(FEW_DECIDING, n_walks / 10)
 
 
 def unseen_stderr(away: Tensor, n_walks: int | Tensor) -> Tensor:
-    """Standard error of walks that all bring the same, but for two that are each of ``away`` from it."""
+    """Return the standard error of equal walks, plus two walks at each of the distances ``away``."""
     return (2 * away.square().sum(-1) / ((n_walks + 4) * (n_walks + 3))).sqrt()
 
 
 def value_range(
     values: Float[Tensor, " walks"], counted: Bool[Tensor, "queries n_walks"]
 ) -> tuple[Float[Tensor, " queries"], Float[Tensor, " queries"]]:
-    """Least and largest counted value of each query; infinite, the wrong way round, where there is none."""
+    """Return the least and largest counted value of each query; ``inf`` and ``-inf`` where there is none."""
     values = values.reshape(counted.shape)
     low, high = torch.where(counted, values, torch.inf), torch.where(counted, values, -torch.inf)
     return low.amin(1), high.amax(1)
@@ -185,7 +186,7 @@ def value_range(
 def plus_four(
     payoff: Tensor, mean: Tensor, usual: Tensor | float, done: Tensor, known: Known | None
 ) -> Tensor:
-    """Standard error with four more walks, two at each end of the range of the payoffs."""
+    """Return the standard error with four more walks, two at each end of the range of the payoffs."""
     n = done.sum(1)
     low, high = (end - mean for end in value_range(payoff.flatten(), done))
     if known is not None:
@@ -203,7 +204,7 @@ def _corrected(payoff: Tensor, excess: Tensor, done: Tensor) -> Tensor:
     """Subtract the multiple of ``excess``, whose mean is zero, that explains most of the payoff.
 
     The multiple for one half of the walks is fitted on the other, so that the mean stays unbiased. With it
-    a mixture of two laws is no worse than either, but for the walks of the other (Owen and Zhou, 2000).
+    a mixture of two laws is no worse than either, except that fewer walks follow it (Owen and Zhou, 2000).
     """
     half = payoff.shape[1] // 2
     if half < _HALF:
@@ -220,15 +221,15 @@ def _corrected(payoff: Tensor, excess: Tensor, done: Tensor) -> Tensor:
 
 
 def _mean(x: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard error of the finished entries of each row."""
+    """Return mean and standard error of the finished entries of each row."""
     n = done.sum(1)
-    mean = torch.where(done, x, 0.0).sum(1) / n  # 0 / 0: nothing finished, nothing known
+    mean = torch.where(done, x, 0.0).sum(1) / n  # NaN (0 / 0) if no walk finished
     spread = torch.where(done, x - mean[:, None], 0.0).square().sum(1)
     stderr = (spread / ((n - 1).clamp_min(1) * n.clamp_min(1))).sqrt()
     return mean, torch.where(n > 1, stderr, torch.inf)
 
 
-# Values on the boundary: the user's function, evaluated in pieces and checked.
+# Values on the boundary: the user's function, evaluated in chunks and checked.
 
 
 #: Points per call of the user's function.
@@ -237,13 +238,13 @@ _ROWS = 2**14
 
 @dataclass(frozen=True)
 class Boundary:
-    """What walks are paid where they end.
+    """Values on the boundary, where walks end.
 
     Attributes:
         function: Values at points ``(rows, dim)``, or at points and context rows.
         data_values: Value of each ball, if it is not the function at the end of the walk.
-        context: One row per query, handed to the function.
-        place: From the coordinates of the walks to those of the function.
+        context: One row per query, passed to the function.
+        place: Map from the coordinates of the walks to those of the function.
         constant: The value, if it is the same everywhere.
     """
 
@@ -261,19 +262,21 @@ class Boundary:
         context: Tensor | None,
         place: Callable[[Tensor], Tensor],
     ) -> Boundary:
-        """From what the user gave: a function, or one number for all of the boundary."""
+        """Make it from the user's value: a function, or one number for the whole boundary."""
         if callable(value):
             return cls(value, data_values, context, place)
         checks.number("value", value)
         number = float(value)
         if not math.isfinite(number):
-            raise ValueError(f"value must be a function or a finite number, but got {value}.")
+            raise ValueError(
+                f"value must be a function or a finite number, but got {value}. Check your losses."
+            )
         return cls(lambda z, *_: torch.full_like(z[:, 0], number), data_values, context, place, number)
 
     def __call__(
         self, end: Float[Tensor, "walks dim"], label: Int[Tensor, " walks"], query: Int[Tensor, " walks"]
     ) -> Float[Tensor, " walks"]:
-        """Value at each end; zero for unfinished walks."""
+        """Return the value at each end; zero for unfinished walks."""
         values = torch.zeros_like(end[:, 0])
         asked = label != UNFINISHED
         if self.data_values is not None:
@@ -286,7 +289,7 @@ class Boundary:
         return values
 
     def at(self, points: Float[Tensor, "rows dim"], query: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """The function at points, on behalf of the queries with these numbers."""
+        """Evaluate the function at points, for the queries with these numbers."""
         with torch.no_grad():
             parts = [
                 self._checked(z, self._call(z, q))
@@ -295,14 +298,14 @@ class Boundary:
         return torch.cat(parts) if parts else points.new_zeros(0)
 
     def gradient(self, points: Float[Tensor, "rows dim"], query: Int[Tensor, " rows"]) -> Tensor | None:
-        """Gradient of the function, or None if it has none."""
+        """Return the gradient of the function, or None if it has none."""
         with torch.enable_grad():
             z = points.detach().clone().requires_grad_(True)
             try:
                 values = self._call(z, query)
                 (slope,) = torch.autograd.grad(values.sum(), z, allow_unused=True)
             except (RuntimeError, AttributeError, TypeError):
-                return None  # not differentiable: control variates are an extra, not a need
+                return None  # not differentiable: do without control variates
         if slope is None or slope.shape != points.shape or not bool(slope.isfinite().all()):
             return None
         return slope

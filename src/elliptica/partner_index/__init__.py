@@ -1,7 +1,7 @@
-"""Partners among millions of rows: an index on disk, draws by the exact law, and batches of pairs.
+"""Draw partners among millions of rows: an index on disk, draws from the exact law, batches of pairs.
 
-`PartnerTable` holds the law of every row and needs memory for every pair of rows. Here a row keeps its
-nearest neighbours only, and the rest of the law is drawn by rejection. Names are imported when first used.
+`PartnerTable` stores the law of every row and needs memory for every pair of rows. Here a row stores only its
+nearest neighbours, and the rest of the law is drawn by rejection. Names are imported on first use.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The rows on which distances are measured, read in pieces: of an array, or of a network's features."""
+"""Read the rows for distances in chunks: from an array, or from a network's features."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Source = Tensor | Dataset[Any] | DataLoader[Any]
 
 
 class Rows:
-    """The rows of ``x`` as flat vectors about their mean, read when asked for.
+    """The rows of ``x`` as flat, centred vectors, read on demand.
 
     Args:
         x: A tensor, an array, or a memory-mapped array, ``(n, *feature)``.
@@ -48,7 +48,7 @@ class Rows:
         if x.ndim < 2 or len(x) < 2 or 0 in x.shape:
             raise ValueError(
                 f"x must have at least two rows and a feature axis, but has shape {x.shape}. "
-                "A single feature goes in as x[:, None]."
+                "Pass a single feature as x[:, None]."
             )
         self._x = x
         self.n, self.d = len(x), int(np.prod(x.shape[1:]))
@@ -66,18 +66,18 @@ class Rows:
         self._mean = total / self.n
 
     def __getitem__(self, which: slice | NDArray[np.integer]) -> NDArray[np.float32]:
-        """Some rows, about the mean."""
+        """Return some rows, centred."""
         rows = np.asarray(self._x[which])
         return (rows.reshape(len(rows), -1) - self._mean).astype(np.float32)
 
     def chunks(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """All rows in pieces, each with the number of its first."""
+        """Iterate over all rows in chunks, each with the number of its first row."""
         step = max(1, CHUNK // self.d)
         for begin in range(0, self.n, step):
             yield begin, self[begin : begin + step]
 
     def floor(self) -> float:
-        """Distance below which two points are duplicates, as in `PartnerTable`."""
+        """Return the distance below which two points are duplicates, as in `PartnerTable`."""
         some = np.ascontiguousarray(self._x[:: max(1, self.n // ROWS_FOR_MEDIAN)])
         dtype = np.float64 if some.dtype == np.float64 else np.float32
         return distance_floor(pairwise_distances(torch.from_numpy(some.astype(dtype))))
@@ -92,7 +92,7 @@ def features(
     batch_size: int,
     beside: str | os.PathLike[str] | None,
 ) -> Iterator[NDArray[np.float32]]:
-    """Features ``(n, d)`` of all rows; in a file that goes away afterwards if ``beside`` names a folder."""
+    """Yield features ``(n, d)`` of all rows; in a temporary file if ``beside`` names a folder."""
     checks.model(network, "PartnerIndex.of_features")
     if at is not None:
         find_layer(network, at)
@@ -116,7 +116,8 @@ def features(
             done += len(some)
         if found is None or done != rows:
             raise ValueError(
-                f"The loader gave {done} of the {rows} rows of its data set. Make it with drop_last=False."
+                f"The loader returned {done} of the {rows} rows of its data set. "
+                "Make it with drop_last=False."
             )
         yield found
 
@@ -146,13 +147,13 @@ def _run(network: nn.Module, x: Inputs, at: str | None) -> NDArray[np.float32]:
 
 
 def _in_order(data: Source, batch_size: int) -> DataLoader[Any]:
-    """A loader over all rows, with a random stream of its own: each pass over a loader draws a number."""
+    """Make a loader over all rows with its own random stream, because each pass draws a number."""
     if isinstance(data, DataLoader):
         batches = data.batch_sampler  # a loader that was given one has a sequential sampler besides
         rows = batches.sampler if type(batches) is BatchSampler else batches
         if not isinstance(rows, SequentialSampler):
             raise ValueError(
-                f"The loader must give batches of rows in order, but its sampler is {type(rows).__name__}. "
+                f"The loader must return batches of rows in order, but its sampler is {type(rows).__name__}. "
                 "Make it with shuffle=False and a batch_size, or pass the data set."
             )
         loader = copy.copy(data)

@@ -1,4 +1,4 @@
-"""`PartnerIndex`: partners by inverse distance over a data set of any size, in files that processes share."""
+"""`PartnerIndex`: partners by inverse distance in a data set of any size, in files shared by processes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 class PartnerIndex:
-    """Partners with probability proportional to ``1 / distance**power`` among all rows, in ``O(n k)`` memory.
+    """Draw partners in proportion to ``1 / distance**power`` among all rows, in ``O(n k)`` memory.
 
     The law is that of `PartnerTable`, which needs ``O(n**2)``. Each row stores its ``k`` nearest neighbours;
-    the others are proposed cell by cell and accepted or rejected by their true distance, so that what comes
-    out follows the law although its normaliser is never computed. Where it cannot be exact, `error_bound`
-    says how far off it is at most.
+    the others are proposed cell by cell and accepted or rejected by their true distance, so that the draws
+    follow the law although its normaliser is never computed. Where they cannot be exact, `error_bound`
+    bounds the error.
 
     Make one with `build` or `of_features`. An index in a folder is mapped into memory: it opens at once,
     processes share its pages, and pickling it (as data loaders do) sends the name of the folder.
@@ -96,23 +96,23 @@ class PartnerIndex:
 
         Args:
             x: The data (or features of them) on which distances are measured: a tensor, an array, or a
-                memory-mapped array of any size, which is read in pieces.
+                memory-mapped array of any size, which is read in chunks.
             k: Neighbours stored for each row. More make large powers cheaper to draw.
             power: Exponent of the inverse distance; ``float("inf")`` means the nearest point, 0 any point.
-            labels: Classes, needed when ``among`` restricts.
-            among: Partners of any class, of the same or of another class.
+            labels: Classes of the rows. Required if ``among`` is not ``"all"``.
+            among: Which rows may be partners: ``"all"``, the ``"same_class"`` or the ``"other_class"``.
             exact: Find the true neighbours (time grows like ``n**2`` in high dimension, and the points must
                 fit into memory). None: up to 20 000 rows. Else only the cells around a row are searched, as
                 many as hold 95 % of the neighbours of 128 random rows, but at most 64.
             cells: Number of cells of the k-means; None means ``4 sqrt(n)``.
-            probes: Search so many cells.
+            probes: Number of cells to search.
             dtype: ``"float32"``, or ``"float16"`` for half the size; distances are then those of the rounded
                 points.
             backend: ``"faiss"`` (extra ``scale``) or ``"sklearn"`` (extra ``tables``); None takes the first
                 that is installed.
-            folder: Build in this folder instead of in memory, for data that do not fit there.
-            overwrite: Replace an index that is in the folder.
-            generator: Source of randomness of the k-means; torch's default one if None.
+            folder: Build in this folder instead of in memory, for data that do not fit in memory.
+            overwrite: Replace an existing index in the folder.
+            generator: Source of randomness of the k-means. None means torch's default generator.
 
         Example:
             >>> x = torch.tensor([[0.0], [1.0], [3.0], [9.0]])
@@ -150,15 +150,15 @@ class PartnerIndex:
         batch_size: int = 256,
         **options: Any,
     ) -> PartnerIndex:
-        """Build an index over what a network makes of a data set.
+        """Build an index over a network's features of a data set.
 
         Args:
-            network: Run in evaluation mode, without gradients; left as it was.
+            network: Network, run in evaluation mode without gradients; its mode is restored.
             data: Inputs as a tensor, a dataset whose items begin with the input, or a loader that does not
                 shuffle.
             at: Name of a layer whose output to use; None means the network's own.
             batch_size: Rows at a time.
-            options: As of `build`.
+            options: Options of `build`.
 
         Example:
             >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -170,10 +170,10 @@ class PartnerIndex:
             return cls.build(found, **options)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> PartnerIndex:
-        """Write the index to a folder, all or nothing; returns the index that reads from there."""
+        """Write the index to a folder atomically; return the index that reads from there."""
         place = Path(folder).resolve()
         if place == self.folder:
-            raise ValueError(f"The index is already in {place}.")
+            raise ValueError(f"The index is already in {place}. Pass another folder.")
         with new_folder(place, overwrite) as part:
             write_arrays(part, self._arrays, self._facts)
         return PartnerIndex.load(place).with_law(proved=self._proved, max_draws=self.max_draws)
@@ -183,7 +183,7 @@ class PartnerIndex:
         """Open the index in a folder, without reading it into memory.
 
         Args:
-            folder: Where `save` or `build` put it.
+            folder: Folder of `save` or `build`.
             verify: Compare checksums, which reads all files once.
         """
         place = Path(folder).resolve()
@@ -192,14 +192,14 @@ class PartnerIndex:
     def with_law(
         self, *, power: float | None = None, proved: bool | None = None, max_draws: int | None = None
     ) -> PartnerIndex:
-        """The same index with another law, sharing all arrays.
+        """Return the same index with another law, sharing all arrays.
 
         Args:
             power: Exponent of the inverse distance.
-            proved: When the neighbours are approximate: False trusts them to be complete, and `error_bound`
+            proved: For approximate neighbours: False trusts them to be complete, and `error_bound`
                 includes what this cost on audited rows; True assumes nothing about them, and may reject
                 nearly everything in high dimension. None is True for exact neighbours and False otherwise.
-            max_draws: Proposals before a partner is drawn by importance weights instead.
+            max_draws: Number of proposals after which a partner is drawn by importance weights instead.
 
         Example:
             >>> index = PartnerIndex.build(torch.randn(100, 2))
@@ -228,19 +228,19 @@ class PartnerIndex:
         n_bridges: int = 1,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch bridge"]:
-        """Draw partners of the rows ``index`` of the data set; returns rows of the data set, on the CPU."""
+        """Draw partners for the rows ``index`` of the data set, as row numbers of it, on the CPU."""
         checks.path_counts(2, n_bridges)
         check_generator(generator, torch.device("cpu"))
         drawn = self._law.draw(self._positions(index), n_bridges, generator)
         return torch.from_numpy(self._arrays.rows[drawn.positions.numpy()].astype(np.int64))
 
     def error_bounds(self, index: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """For each row, by how much stopping after ``max_draws`` can change its law, in total variation."""
+        """Bound, for each row, the change of its law by stopping after ``max_draws``, in total variation."""
         return self._law.cap_bounds(self._positions(index))
 
     @property
     def error_bound(self) -> float:
-        """At most so far is the law drawn from the exact one: total variation, mean over the audited rows.
+        """Bound the distance from the exact law: total variation, mean over the audited rows.
 
         The part for `max_draws` is proved. The part for approximate neighbours was measured by brute force
         (see `with_law`); it is zero for exact ones.
@@ -304,7 +304,7 @@ class PartnerIndex:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.folder is None:
             raise TypeError(
-                "A PartnerIndex in memory cannot be sent to another process. Put it in a folder, which "
+                "A PartnerIndex in memory cannot be sent to another process. Save it to a folder, which "
                 "processes share: index = index.save(folder)."
             )
         return _opened, (str(self.folder), self.power, self._proved, self.max_draws)
@@ -316,9 +316,11 @@ class PartnerIndex:
         return Law(self._arrays, self._facts, self.power, self.proved, self.max_draws)
 
     def _positions(self, index: Tensor) -> Array:
-        """Where rows of the data set are kept."""
+        """Return the positions of rows of the data set."""
         if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in _WHOLE:
-            raise TypeError("index must be a tensor of row numbers, (batch,).")
+            raise TypeError(
+                "index must be a tensor of row numbers of shape (batch,). Use torch.as_tensor(...)."
+            )
         checks.batch("index", index)
         rows = index.cpu().numpy()
         if rows.min() < 0 or rows.max() >= len(self):

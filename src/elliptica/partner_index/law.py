@@ -1,4 +1,4 @@
-"""The law of partners over an index: draw from it by rejection, and bound its distance from the exact law."""
+"""Draw partners from the law over an index by rejection, and bound its distance from the exact law."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AT_ONCE = 2**18
 
 @dataclass(frozen=True)
 class LawCheck:
-    """What drawing from a `PartnerIndex` costs, and how far its law can be from the exact one.
+    """Cost of drawing from a `PartnerIndex`, and bounds on the distance from the exact law.
 
     Attributes:
         acceptance: Accepted proposals over all.
@@ -53,11 +53,11 @@ class Law:
     arrays: Arrays  # the index
     facts: Facts  # what is known about it
     power: float  # exponent of the inverse distance
-    proved: bool  # whether not to trust approximate neighbours
+    proved: bool  # whether to distrust approximate neighbours
     max_draws: int  # proposals before importance weights decide
 
     def draw(self, where: Array, n_draws: int, generator: torch.Generator | None) -> Drawn:
-        """Positions of partners, ``(batch, draw)``."""
+        """Draw positions of partners, ``(batch, draw)``."""
         if self.power == float("inf"):
             near = np.asarray(self.arrays.near[where, :1], np.int64)
             nearest = torch.from_numpy(np.where(near >= 0, near, where[:, None])).repeat(1, n_draws)
@@ -70,17 +70,17 @@ class Law:
         )
 
     def cap_bounds(self, where: Array) -> Tensor:
-        """For each position, by how much stopping after ``max_draws`` can change its law."""
+        """Bound, for each position, the change of its law by stopping after ``max_draws``."""
         if self.power == float("inf"):
             return torch.zeros(len(where), dtype=torch.float64)
         acceptance = torch.cat([self._envelope(w).acceptance for w in self._chunks(where)])
         return (1 - acceptance) ** self.max_draws
 
     def missed_mass(self) -> Tensor:
-        """For each audited row, how far the law is off because of what the search missed.
+        """Return, for each audited row, the error of the law from points that the search missed.
 
-        That is the mass on missed points, beyond what the envelope gives them, and what a nearer distinct
-        neighbour would change for a row with duplicates.
+        That is the mass on missed points beyond their share in the envelope, and the change that a nearer
+        distinct neighbour would make for a row with duplicates.
         """
         arrays = self.arrays
         floor = torch.from_numpy(arrays.distinct[arrays.audit].astype(np.float64))
@@ -101,7 +101,7 @@ class Law:
         return mass.clamp_max(1.0)
 
     def _misjudged(self, by: Tensor, missed: Tensor, used: Tensor, log_least_sum: Tensor) -> Tensor:
-        """For each audited row, the mass that moves when duplicates are as near as they should be."""
+        """Return, for each audited row, the mass that moves when duplicates have the right distance."""
         stored = torch.from_numpy(self.arrays.distances[self.arrays.audit].astype(np.float64))
         by, order = by.sort(stable=True)
         place = torch.arange(len(by)) - torch.searchsorted(by, by)
@@ -111,12 +111,12 @@ class Law:
         duplicate = known < self.facts.floor
         right = known.masked_fill(duplicate, math.inf).amin(1)
         right = torch.where(duplicate.any(1) & right.isfinite(), right, used)
-        known.clamp_max_(1e300)  # nobody: far in both laws
+        known.clamp_max_(1e300)  # no neighbour: far in both laws
         log = [-self.power * known.maximum(c[:, None]).log() - log_least_sum[:, None] for c in (right, used)]
         return (log[0].exp() - log[1].exp()).abs().sum(1)
 
     def error_bound(self) -> float:
-        """Mean over the audited rows of what both can change."""
+        """Return the mean of both errors over the audited rows."""
         bound = self.cap_bounds(np.asarray(self.arrays.audit)) + self.missed_mass()
         return float(bound.clamp_max(1.0).mean())
 
@@ -207,7 +207,7 @@ class Envelope:
         self.acceptance[self.alone] = 1.0
 
     def _open(self, low: Tensor) -> None:
-        """Rows that would reject nearly all: measure the cells in which the envelope gives away most.
+        """Measure the cells in which the envelope is loosest, for rows that would reject nearly all.
 
         Their least distance is then the true one, and the sum of their members' weights is known.
         """
@@ -232,7 +232,7 @@ class Envelope:
                 low[mine, cell] = (-self._power * most.log()).logsumexp(1)
 
     def _to_cell(self, rows: Tensor, cell: int, member: Tensor) -> tuple[Tensor, Tensor]:
-        """Distances to all members of a cell, and what rounding can have changed."""
+        """Return distances to all members of a cell, and a bound on their rounding."""
         centre = self._arrays.centres[cell].astype(np.float64)  # the matrix form keeps its digits about it
         points = self._arrays.points[int(member[0]) : int(member[-1]) + 1].astype(np.float64) - centre
         start = self._start[rows] - torch.from_numpy(centre)
@@ -240,7 +240,7 @@ class Envelope:
         return distance, 1e-7 * start.norm(dim=1, keepdim=True)
 
     def _others(self, cell: Array, facts: Facts) -> Tensor:
-        """How many members of each cell are eligible and not stored as neighbours."""
+        """Count the members of each cell that are eligible and not stored as neighbours."""
         others = self._count.expand(len(cell), -1).clone()
         others.scatter_add_(1, torch.from_numpy(cell)[:, None], torch.full((len(cell), 1), -1))
         stored = torch.from_numpy(self._arrays.cell_of(self._near.numpy())).clamp_min(0)
@@ -253,7 +253,7 @@ class Envelope:
         return others
 
     def _searched(self, cell: Array, partly: bool) -> Tensor:
-        """Cells in which a row's reach is to be trusted."""
+        """Return the cells in which a row's reach can be trusted."""
         if not partly:
             return torch.ones(1, 1, dtype=torch.bool)
         searched = torch.zeros(len(cell), len(self._count) + 1, dtype=torch.bool)
@@ -294,7 +294,7 @@ class Envelope:
         return Drawn(out.view(shape), proposals.view(shape), capped.view(shape))
 
     def _propose(self, rows: Tensor, slot: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of proposals, and which are accepted."""
+        """Return positions of proposals, and which are accepted."""
         k = self._near.shape[1]
         is_near = slot < k
         position = self._near[rows, slot.clamp_max(k - 1)]
@@ -306,7 +306,7 @@ class Envelope:
         return position, accept
 
     def _far(self, rows: Tensor, cell: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """A random member of each cell, and the log of its weight over the envelope's."""
+        """Return a random member of each cell, and the log of its weight over the envelope's."""
         inside = (u * self._count[cell]).long().minimum(self._count[cell] - 1)
         position = self._starts[cell] + inside
         distance = self._distance(rows, position).maximum(self._floor[rows, 0])
@@ -315,7 +315,7 @@ class Envelope:
         return position, ratio.masked_fill(stored, -math.inf)  # these are no part of it
 
     def _distance(self, rows: Tensor, position: Tensor) -> Tensor:
-        """True distances, a piece at a time."""
+        """Return true distances, computed in chunks."""
         step = max(1, _GATHER // self._start.shape[1])
         parts = [
             (torch.from_numpy(self._arrays.points[p.numpy()].astype(np.float64)) - self._start[r]).norm(dim=1)
@@ -324,7 +324,7 @@ class Envelope:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     def _resample(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-        """By importance: neighbours with their weights, far proposals with those of what they stand for."""
+        """Draw by importance: neighbours with their weights, far proposals with those of their cells."""
         k, m = self._near.shape[1], _RESAMPLED
         log = self._log[rows]
         far = log[:, k:]

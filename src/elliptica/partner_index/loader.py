@@ -21,30 +21,30 @@ from elliptica.core.types import Inputs
 
 @runtime_checkable
 class Partners(Protocol):
-    """What draws partners: `PartnerIndex`, `RefreshingIndex` or `PartnerTable`."""
+    """Interface for drawing partners: `PartnerIndex`, `RefreshingIndex` or `PartnerTable`."""
 
     def __len__(self) -> int: ...
 
     def sample(
         self, index: Tensor, *, n_bridges: int = 1, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Rows that are partners of the rows ``index``, ``(batch, bridge)``."""
+        """Draw partners for the rows ``index``, ``(batch, bridge)``."""
 
 
 class PairBatchSampler(Sampler[list[int]]):
     """Row numbers of batches in which starts come first and their partners after them.
 
-    Give it to a loader as ``batch_sampler=``; `split_pairs` takes the batch apart. In an epoch every row is a
-    start exactly once, over all processes together; batches differ in size by at most one start, and each
-    process gets as many of them. Partners are drawn in the process that owns the loader, from a stream of
-    their own for each batch, so that runs repeat exactly with any number of workers.
+    Pass it to a loader as ``batch_sampler=``, and split the batch with `split_pairs`. In an epoch every row
+    is a start exactly once, over all processes together. Batches differ in size by at most one start, and
+    each process gets the same number. Partners are drawn in the process that owns the loader, from a separate
+    stream for each batch, so that runs repeat exactly with any number of workers.
 
     Args:
         index: A `PartnerIndex`, `RefreshingIndex` or `PartnerTable` over the rows of the data set.
-        batch_size: Most starts in a batch; it holds ``batch_size * (1 + n_bridges)`` rows.
+        batch_size: Largest number of starts in a batch, which has ``batch_size * (1 + n_bridges)`` rows.
         n_bridges: Partners for each start.
-        shuffle: Starts in random order.
-        seed: Of the order and of the partners.
+        shuffle: Whether starts are in random order.
+        seed: Seed of the order and of the partners.
         rank: Number of this process; None asks torch.distributed.
         world_size: Number of processes; None asks torch.distributed.
 
@@ -89,7 +89,7 @@ class PairBatchSampler(Sampler[list[int]]):
         return self._n_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell which epoch begins (0, 1, ...): each has an order and partners of its own."""
+        """Set the epoch (0, 1, ...); each has its own order and partners."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -106,12 +106,12 @@ class PairBatchSampler(Sampler[list[int]]):
 
 
 def split_pairs(x: Inputs, y: Tensor, n_bridges: int = 1) -> tuple[Inputs, Tensor, End]:
-    """Take a batch of `PairBatchSampler` apart: starts, their targets, and the ``end`` of `Elliptic`.
+    """Split a batch of `PairBatchSampler` into starts, their targets, and the ``end`` of `Elliptic`.
 
     Args:
         x: Inputs of the batch: a tensor, or a tuple or dict of tensors.
         y: Its targets.
-        n_bridges: As given to the sampler.
+        n_bridges: Number of bridges of the sampler.
 
     Example:
         >>> x, y, end = split_pairs(torch.arange(6.0)[:, None], torch.arange(6))
@@ -136,7 +136,7 @@ def split_pairs(x: Inputs, y: Tensor, n_bridges: int = 1) -> tuple[Inputs, Tenso
 
 
 def swapped_partners(n_rows: int) -> Int[Tensor, " rows"]:
-    """Partners within a batch of `PairBatchSampler` with one bridge each: every pair in both directions.
+    """Return partners within a batch of `PairBatchSampler` with one bridge: every pair in both directions.
 
     For objectives that need both ends in the batch (``at=`` with marginal sampling), where ``end=`` cannot be
     used: ``objective(x, y, partners=swapped_partners(len(y)))``.
@@ -147,7 +147,9 @@ def swapped_partners(n_rows: int) -> Int[Tensor, " rows"]:
     """
     checks.count("n_rows", n_rows, 2)
     if n_rows % 2:
-        raise ValueError(f"A batch of pairs has an even number of rows, but got {n_rows}.")
+        raise ValueError(
+            f"A batch of pairs has an even number of rows, but got {n_rows}. Use PairBatchSampler."
+        )
     return torch.arange(n_rows).roll(n_rows // 2)
 
 
@@ -160,9 +162,9 @@ def _each(value: Any, take: Any) -> Any:
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This process among all."""
+    """Return the number of this process and the number of processes."""
     if (rank is None) != (world_size is None):
-        raise ValueError(f"Give both rank and world_size or neither, but got {rank} and {world_size}.")
+        raise ValueError(f"Pass both rank and world_size or neither, but got {rank} and {world_size}.")
     if rank is None or world_size is None:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return 0, 1

@@ -29,7 +29,7 @@ _TRIES = 10
 
 
 class _Following:
-    """Reads whichever index of a folder is the newest; what loader workers and other ranks use."""
+    """Reader of the newest index in a folder, for loader workers and other ranks."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).resolve()
@@ -39,7 +39,7 @@ class _Following:
 
     @property
     def current(self) -> PartnerIndex:
-        """The newest finished index."""
+        """Return the newest finished index."""
         for _ in range(_TRIES):
             try:
                 found = (self.folder / _CURRENT).stat()
@@ -53,7 +53,7 @@ class _Following:
             else:
                 return self._index
         raise FileNotFoundError(
-            f"{self.folder} holds no index that is being refreshed. RefreshingIndex(folder, ...) makes it."
+            f"{self.folder} holds no refreshing index. Make it with RefreshingIndex(folder, ...)."
         ) from missing
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class _Following:
 
     @property
     def error_bound(self) -> float:
-        """Of the newest finished index, see `PartnerIndex.error_bound`."""
+        """Return the error bound of the newest finished index, see `PartnerIndex.error_bound`."""
         return self.current.error_bound
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -79,26 +79,26 @@ class _Following:
 
 
 class RefreshingIndex(_Following):
-    """A `PartnerIndex` over features of a network in training, which follows the network without stopping it.
+    """A `PartnerIndex` over features of a network in training, rebuilt without stopping the training.
 
     Every so many steps the network is copied, and a thread runs the copy over the data and builds a new index
-    in the folder; draws use the last finished one until then. A rebuild that fails is reported by a warning
-    at a later step, and the old index stays. Sent to another process the object becomes a reader of the same
+    in the folder; draws use the last finished one until then. A failed rebuild is reported by a warning
+    at a later step, and the old index stays. In another process the object becomes a reader of the same
     folder; other ranks open it with `follow`. Only one process may refresh a folder.
 
-    The thread shares the processor with the training: leave it a core, or refresh rarely.
+    The thread shares the processor with the training, so leave it a core, or refresh rarely.
 
     Args:
-        folder: Where to keep the indices; the newest two stay.
+        folder: Folder of the indices; the newest two are kept.
         network: The network in training, e.g. ``objective.model``; not wrapped in DDP or FSDP2.
         data: The data set in order, see `PartnerIndex.of_features`.
         every: Steps between rebuilds.
         at: Name of a layer whose output to use; None means the network's own.
         batch_size: Rows at a time.
-        wait: Wait for each rebuild, so that runs can be repeated exactly. With several processes that also
-            takes a barrier after each `step`, before the others draw.
-        seed: Of the k-means.
-        options: As of `PartnerIndex.build`: ``k``, ``power``, ``labels``, ``among``, ...
+        wait: Wait for each rebuild, so that runs repeat exactly. With several processes this also
+            needs a barrier after each `step`, before the others draw.
+        seed: Seed of the k-means.
+        options: Options of `PartnerIndex.build`: ``k``, ``power``, ``labels``, ``among``, ...
 
     Example:
         >>> network, x = nn.Linear(4, 2), torch.randn(200, 4)
@@ -139,10 +139,10 @@ class RefreshingIndex(_Following):
         #: Rebuilds that failed.
         self.failures = 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        for pattern in (".index-*", ".features.*"):  # of a process that was killed
+        for pattern in (".index-*", ".features.*"):  # left by a killed process
             for left in self.folder.glob(pattern):
                 shutil.rmtree(left, ignore_errors=True)
-        if (self.folder / _CURRENT).is_file():  # go on numbering, so that readers notice
+        if (self.folder / _CURRENT).is_file():  # continue the numbering, so that readers notice
             self._version = 1 + int(json.loads((self.folder / _CURRENT).read_text())["version"])
         self._build(network, 0)
 
@@ -174,7 +174,7 @@ class RefreshingIndex(_Following):
             self._harvest()
 
     def close(self) -> None:
-        """Wait for a rebuild that is running."""
+        """Wait for a running rebuild."""
         if self._thread is not None:
             self._thread.join()
             self._harvest()
@@ -207,7 +207,7 @@ class RefreshingIndex(_Following):
             shutil.rmtree(old, ignore_errors=True)
 
     def _harvest(self) -> None:
-        """Take note of a rebuild that has ended."""
+        """Collect the result of a finished rebuild; warn if it failed."""
         if self._thread is None or self._thread.is_alive():
             return
         self._thread = None
@@ -224,10 +224,10 @@ class RefreshingIndex(_Following):
 
 
 def _refuse_shared(network: nn.Module) -> None:
-    """A forward pass that waits for other processes would wait for ever: one alone rebuilds the index."""
+    """Raise for a network that waits for other processes, because only one process rebuilds the index."""
     if is_wrapped(network) or hasattr(network, "_ranks"):
         raise ValueError(
-            "The network is wrapped in DDP or FSDP2, or shared out by split_rows, so that its forward pass "
-            "waits for the others, but an index is rebuilt by one alone. Pass the plain network (for DDP, "
+            "The network is wrapped in DDP or FSDP2, or split by split_rows, so that its forward pass "
+            "waits for other processes, but only one rebuilds the index. Pass the plain network (for DDP, "
             "objective.model), and call step() outside of split_rows."
         )

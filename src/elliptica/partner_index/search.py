@@ -1,4 +1,4 @@
-"""Nearest neighbours of every row: cells by k-means, a search cell by cell, and an audit by brute force.
+"""Search the nearest neighbours of every row: cells by k-means, a search by cells, an audit by brute force.
 
 The work is done by faiss, or by scikit-learn where faiss is not installed.
 """
@@ -42,7 +42,7 @@ _BASE = 2**14
 
 
 def choose_backend(name: BackendName | None) -> BackendName:
-    """Return the backend asked for, or the first one that is installed."""
+    """Return the requested backend, or the first one that is installed."""
     if name is not None:
         checks.choice("backend", name, BACKENDS)
     for candidate in BACKENDS if name is None else (name,):
@@ -61,7 +61,7 @@ def choose_backend(name: BackendName | None) -> BackendName:
 def knn(
     backend: BackendName, queries: NDArray[np.float32], base: NDArray[np.float32], k: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Squared distances to the ``k`` nearest rows of ``base`` and their numbers, in float32."""
+    """Return squared distances to the ``k`` nearest rows of ``base`` and their numbers, in float32."""
     if backend == "faiss":
         faiss = importlib.import_module("faiss")
         squared, index = faiss.knn(np.ascontiguousarray(queries), np.ascontiguousarray(base), k)
@@ -75,7 +75,7 @@ def knn(
 def kmeans(
     backend: BackendName, points: NDArray[np.float32], n_centres: int, seed: int
 ) -> NDArray[np.float32]:
-    """Centres of ``points``; ``n_centres <= len(points)``."""
+    """Return k-means centres of ``points``; ``n_centres <= len(points)``."""
     if backend == "faiss":
         engine = importlib.import_module("faiss").Kmeans(
             points.shape[1],
@@ -108,7 +108,7 @@ def build_arrays(
     arena: Arena,
     generator: torch.Generator | None,
 ) -> tuple[Arrays, Facts]:
-    """Arguments as of `PartnerIndex.build`; the arrays are made in ``arena``."""
+    """Build the arrays in ``arena``; arguments are those of `PartnerIndex.build`."""
     checks.count("k", k)
     checks.choice("among", among, AMONG)
     checks.choice("dtype", dtype, ("float32", "float16"))
@@ -186,7 +186,7 @@ def _search_all(search: Search, k: int, n_probes: int | None, arena: Arena) -> d
 
 
 def _find_distinct(search: Search, distances: Array, floor: float, arena: Arena) -> Array:
-    """Distance of the nearest distinct neighbour of each row with duplicates; the floor for other rows."""
+    """Return the distance of each row's nearest distinct neighbour; the floor for rows without duplicates."""
     distinct = arena.empty("distinct", (len(distances),), np.float32)
     for cell, (begin, end) in enumerate(itertools.pairwise(search.starts.tolist())):
         away = distances[begin:end]
@@ -202,7 +202,7 @@ def _find_distinct(search: Search, distances: Array, floor: float, arena: Arena)
 
 
 def _probes(search: Search, n_probes: int | None) -> Array:
-    """Which cells were searched for each cell; nothing when all were."""
+    """Return which cells were searched for each cell; empty if all were."""
     whole = whole_numbers(len(search.centres))
     if n_probes is None:
         return np.empty((len(search.centres), 0), whole)
@@ -214,7 +214,7 @@ def _probes(search: Search, n_probes: int | None) -> Array:
 
 
 def _missed(search: Search, laid: dict[str, Array], audit: Array) -> tuple[Array, Array]:
-    """Points nearer than an audited row's reach that are not among its stored neighbours."""
+    """Return points nearer than an audited row's reach that are not among its stored neighbours."""
     reach = torch.from_numpy(laid["reach"][audit].astype(np.float64))
     by, away = [], []
     for begin, distance in brute_force(search, audit):
@@ -228,14 +228,14 @@ def _missed(search: Search, laid: dict[str, Array], audit: Array) -> tuple[Array
 
 
 def default_cells(n: int) -> int:
-    """About ``4 sqrt(n)``, the usual choice for an inverted file, and never fewer than four rows a cell."""
+    """Return about ``4 sqrt(n)`` cells, the usual choice, with at least four rows per cell."""
     return max(1, min(round(4 * math.sqrt(n)), n // 4))
 
 
 def find_cells(
     rows: Rows, labels: NDArray[np.int64], n_cells: int, backend: BackendName, seed: int
 ) -> tuple[Array, Array, Array]:
-    """Cell of each row, centres and classes of the cells; every cell has members, all of one class."""
+    """Return the cell of each row, and the cells' centres and classes; each has members, all of one class."""
     classes, inverse = np.unique(labels, return_inverse=True)
     by_class = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
     rng = np.random.default_rng(seed)
@@ -287,7 +287,7 @@ def lay_out(rows: Rows, cell: Array, centres: Array, arena: Arena, dtype: Any) -
 
 
 def allowed_cells(classes: Array, own: int, among: Among) -> NDArray[np.bool_]:
-    """Cells whose members may be partners of the members of class ``own``."""
+    """Return the cells whose members may be partners of the members of class ``own``."""
     if among == "all":
         return np.ones(len(classes), bool)
     return (classes == own) == (among == "same_class")
@@ -295,7 +295,7 @@ def allowed_cells(classes: Array, own: int, among: Among) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Search:
-    """Searches for the members of one cell at a time."""
+    """Search for the neighbours of one cell's members at a time."""
 
     points: Array  # all points, cell by cell
     rows: Array  # row of each position; ties of distance go by row
@@ -307,14 +307,14 @@ class Search:
     backend: BackendName  # what compares blocks of points
 
     def order(self, cell: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Eligible cells, nearest centre first, and the distances of the centres."""
+        """Return eligible cells, nearest centre first, and the distances of the centres."""
         eligible = np.flatnonzero(allowed_cells(self.classes, int(self.classes[cell]), self.among))
         away = np.linalg.norm(self.centres[eligible].astype(np.float64) - self.centres[cell], axis=1)
         by_distance = np.argsort(away, kind="stable")
         return eligible[by_distance], away[by_distance]
 
     def near(self, cell: int, k: int, n_probes: int | None) -> Iterator[tuple[slice, Array, Array, Array]]:
-        """Positions, distances and reach of the members; a slice of positions at a time.
+        """Yield positions, distances and reach of the members, a slice of positions at a time.
 
         Searches ``n_probes`` cells, and more where these are too small to hold ``k`` neighbours. With
         ``n_probes=None`` it then searches all eligible cells that can hold a nearer point.
@@ -336,7 +336,7 @@ class Search:
             yield (block, *self._ranked(block, queries, squared, found, k))
 
     def nearest_distinct(self, cell: int, positions: Array, floor: float) -> NDArray[np.float64]:
-        """Distance of the nearest eligible point that is at least ``floor`` away; infinite if none is.
+        """Return the distance of the nearest eligible point at least ``floor`` away; infinite if none is.
 
         Of members of one cell, by brute force in the cells that can hold such a point.
         """
@@ -363,7 +363,7 @@ class Search:
         return best[copy_of.ravel()]
 
     def _among(self, block: slice, queries: Array, cells: Array, cell: int, keep: int) -> tuple[Array, Array]:
-        """Squared distances and positions of the ``keep`` nearest in some cells; infinite if fewer."""
+        """Return squared distances and positions of the ``keep`` nearest in some cells; infinite if fewer."""
         squared = np.full((len(queries), keep), np.inf, np.float32)
         found = np.full((len(queries), keep), -1, np.int64)
         if len(cells):
@@ -382,7 +382,7 @@ class Search:
     def _ranked(
         self, block: slice, queries: Array, squared: Array, found: Array, k: int
     ) -> tuple[Array, Array, Array]:
-        """Distances anew, by differences; those beyond ``k`` only tell how far the others are."""
+        """Recompute distances by differences; those beyond ``k`` only bound how far the others are."""
         apart = self.points[found.clip(0)].astype(np.float32)
         apart -= self.points[block].astype(np.float32)[:, None]
         direct = np.sqrt(np.einsum("qkd,qkd->qk", apart, apart).astype(np.float64))
@@ -402,7 +402,7 @@ class Search:
 
 
 def brute_force(search: Search, audit: Array, chunk: int = 2**14) -> Iterator[tuple[int, torch.Tensor]]:
-    """Distances from the audited positions to all points, in pieces; infinite where not eligible."""
+    """Yield distances from the audited positions to all points in chunks; infinite where not eligible."""
     start = torch.from_numpy(search.points[audit].astype(np.float64))
     own = torch.from_numpy(np.asarray(audit, np.int64))
     cell = np.searchsorted(search.starts, audit, side="right") - 1
@@ -419,7 +419,7 @@ def brute_force(search: Search, audit: Array, chunk: int = 2**14) -> Iterator[tu
 
 
 def true_neighbours(search: Search, audit: Array, k: int) -> tuple[Array, Array]:
-    """Distances and positions of the ``k`` nearest of some points, by brute force."""
+    """Return distances and positions of the ``k`` nearest of some points, by brute force."""
     best = torch.full((len(audit), k), float("inf"), dtype=torch.float64)
     where = torch.full((len(audit), k), -1)
     for begin, distance in brute_force(search, audit):
@@ -431,7 +431,7 @@ def true_neighbours(search: Search, audit: Array, k: int) -> tuple[Array, Array]
 
 
 def probes_needed(search: Search, audit: Array, true: Array, recall: float, most: int) -> int:
-    """The fewest cells to search that hold the share ``recall`` of the true neighbours (at most ``most``)."""
+    """Return the fewest cells that hold the share ``recall`` of the true neighbours (at most ``most``)."""
     rank = []
     for position, neighbours in zip(audit, true, strict=True):
         own = int(np.searchsorted(search.starts, position, side="right")) - 1

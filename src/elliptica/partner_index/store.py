@@ -1,4 +1,4 @@
-"""What a partner index consists of, and its folder: one plain ``.npy`` file per array and a JSON header."""
+"""The arrays of a partner index, and its folder: one plain ``.npy`` file per array and a JSON header."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Arrays:
     missed: Array  # their distances, ``(missed,)``
 
     def cell_of(self, position: Array) -> Array:
-        """Cell of each position."""
+        """Return the cell of each position."""
         return np.searchsorted(self.starts, position, side="right") - 1
 
     def named(self) -> dict[str, Array]:
-        """The arrays by name."""
+        """Return the arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
@@ -67,7 +67,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the arrays do not say."""
+    """Facts that the arrays do not contain."""
 
     power: float  # exponent of the inverse distance
     floor: float  # points nearer than this are duplicates

@@ -115,7 +115,7 @@ def test_an_interrupted_download_goes_on(toy, server, tmp_path):
 
 def test_a_later_call_goes_on_where_an_earlier_one_stopped(toy, server, tmp_path):
     server.ways = ["break", "refuse", "refuse"]
-    with pytest.raises(ConnectionError, match=r"503(.|\n)*goes on where it stopped") as error:
+    with pytest.raises(ConnectionError, match=r"503(.|\n)*resume where it stopped") as error:
         fetch("toy", tmp_path)
     assert files_in(tmp_path) == ["toy.bin.part"]
     assert f"{PARTIAL} bytes are kept" in str(error.value)

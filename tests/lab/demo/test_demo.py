@@ -369,9 +369,9 @@ def test_the_typical_run_is_the_lower_median(ratios, seed):
     ("inside_max", "expected"),
     [
         ({}, "not reproduced"),
-        ({"erm": 2.0, "mixup": 2.0}, "So it is here, by degrees: ERM in 3 and mixup in 3 seeds"),
-        ({"erm": 2.0}, "not what is found"),
-        ({"elliptic": 2.0}, "not what is found"),
+        ({"erm": 2.0, "mixup": 2.0}, "Here the contrast is gradual: ERM in 3 and mixup in 3 seeds"),
+        ({"erm": 2.0}, "which we do not reproduce"),
+        ({"elliptic": 2.0}, "which we do not reproduce"),
     ],
 )
 def test_comparison_with_the_paper(inside_max, expected):

@@ -148,7 +148,7 @@ def test_processes_that_come_apart_are_told():
     made = types.SimpleNamespace(model=nn.Linear(2, 1))
     Trained.check_agreement(made, math.nan, Ranks())
     for factor in (1.001, math.nan):
-        with pytest.raises(RuntimeError, match="do not have the same weights any more"):
+        with pytest.raises(RuntimeError, match="no longer have the same weights"):
             Trained.check_agreement(made, 0.5, Apart(factor))
 
 

@@ -246,7 +246,7 @@ def test_batches(n, size, drop, expected):
 def test_a_broken_checkpoint_is_set_aside(tmp_path):
     file = tmp_path / "run.safetensors"
     file.write_bytes(b"not a checkpoint")
-    with pytest.warns(EllipticWarning, match="cannot be read.*done anew"):
+    with pytest.warns(EllipticWarning, match="cannot be read.*starts again"):
         _, result = train(checkpoint=file)
     assert result.scores == train()[1].scores
     assert (tmp_path / "run.safetensors.unusable-0").read_bytes() == b"not a checkpoint"

@@ -1,7 +1,7 @@
-"""Data sets of the paper's experiments: where files are, how rows are split, and toy data.
+"""Load the data sets of the paper's experiments, split their rows, and generate toy data.
 
-Every loader raises FileNotFoundError if its files are not there, and ValueError if they are not the published
-ones; the message says where they were looked for and where the originals come from.
+Every loader raises FileNotFoundError if its files are missing, and ValueError if they are not the published
+ones. The message lists the searched places and the source of the originals.
 """
 
 from elliptica.lab.data.catalogue import Listing, fetch, list_datasets

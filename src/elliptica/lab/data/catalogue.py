@@ -1,4 +1,4 @@
-"""Every data set the library can load: what it is, whether it is here, and how to get it.
+"""List every data set that the library can load, with its state on this machine and how to get it.
 
 The facts are in ``catalogue.toml``; loaders take names, hashes and sizes of their files from there, too.
 """
@@ -36,7 +36,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known about a data set."""
+    """Facts about a data set."""
 
     name: str  # short name
     title: str  # what it is, in a line
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def can_fetch(self) -> bool:
-        """Whether `elliptica data fetch` gets it."""
+        """Whether `elliptica data fetch` can download it."""
         return bool(self.forms) and all(file.urls for file in self.forms[0])
 
     @property
@@ -63,7 +63,7 @@ class Entry:
 
 
 def read_catalogue(text: str) -> tuple[Entry, ...]:
-    """Read entries from TOML, one table each.
+    """Parse entries from TOML, one table each.
 
     Example:
         >>> facts = 'title="", task="", rows=[], licence="", source="", loader="a.b"'
@@ -119,7 +119,7 @@ def list_datasets(
 
 
 def find_entry(name: str) -> Entry:
-    """The entry of that name, in capitals or not, with hyphens or underscores; near misses are suggested.
+    """Return the entry of a name, ignoring case, hyphens and underscores; suggest similar names otherwise.
 
     Example:
         >>> find_entry("no2").task
@@ -136,7 +136,7 @@ def find_entry(name: str) -> Entry:
 
 
 def plain_name(name: str) -> str:
-    """What two spellings of a name have in common.
+    """Normalise the spelling of a name.
 
     Example:
         >>> plain_name("Waterbirds-Features") == plain_name("waterbirds_features")
@@ -151,21 +151,21 @@ def fetch(
     *,
     progress: FetchProgress | None = None,
 ) -> tuple[Path, ...]:
-    """Download a data set's published files into the data directory, unless they are there.
+    """Download a data set's published files into the data directory, unless they exist.
 
-    Downloads go on where an earlier one stopped, are checked against the published hashes, and appear
-    under their names only when complete. Files that are there and are not the published ones are left
-    alone and reported.
+    Downloads resume where an earlier one stopped, are checked against the published hashes, and appear
+    under their names only when complete. Existing files that are not the published ones are not changed,
+    but reported.
 
     Args:
         name: Name in `list_datasets`.
-        data_dir: Directory to put the files in; the first of `data_directories` if None.
-        progress: Called from time to time during each download.
+        data_dir: Directory for the files. None means the first of `data_directories`.
+        progress: Callback, called from time to time during each download.
 
     Raises:
         ValueError: If there is no such data set, it cannot be downloaded, or a file is not the published
             one.
-        ConnectionError: If the network does not serve it. What has arrived is kept.
+        ConnectionError: If it cannot be downloaded. A partial download is kept.
         OSError: If the directory cannot be written to.
     """
     entry = find_entry(name)
@@ -195,13 +195,13 @@ def _named(progress: FetchProgress, name: str) -> Callable[[int, int | None], No
 
 
 def _look(entry: Entry, data_dir: str | os.PathLike[str] | None, verify: bool) -> Listing:
-    """The first form whose files are all there decides; a good one comes before a wrong one."""
+    """Return the state by the first form whose files all exist, preferring valid files."""
     if not entry.forms:
         return Listing(entry, "generated", "made when it is loaded")
     wrong = ""
     for form in entry.forms:
-        found = [(file, _find(file, data_dir)) for file in form]
-        there = [(file, path) for file, path in found if path is not None]
+        paths = [(file, _find(file, data_dir)) for file in form]
+        there = [(file, path) for file, path in paths if path is not None]
         problems = [p for p in (_problem(file, path, verify) for file, path in there) if p]
         if len(there) == len(form) and not problems:
             paths = tuple(path for _, path in there)
@@ -222,7 +222,7 @@ def _find(file: DataFile, data_dir: str | os.PathLike[str] | None) -> Path | Non
 
 
 def _problem(file: DataFile, path: Path, verify: bool) -> str:
-    """Say what is wrong with a file, or nothing."""
+    """Return what is wrong with a file; empty if nothing."""
     size = path.stat().st_size
     if file.n_bytes is not None and size != file.n_bytes:
         return f"{path} has {size} bytes instead of {file.n_bytes}"

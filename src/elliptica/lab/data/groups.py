@@ -1,6 +1,6 @@
-"""Data sets whose groups or hospitals mislead: Waterbirds, CelebA and Camelyon17 (paper: Table 4).
+"""Data sets with misleading groups or hospitals: Waterbirds, CelebA and Camelyon17 (paper: Table 4).
 
-They are photographs in the published folders, read when they are asked for (`ImageFiles`); Waterbirds also
+They are photographs in the published folders, read on demand (`ImageFiles`). Waterbirds also
 comes as features of a frozen network, for a linear or small head.
 """
 
@@ -62,7 +62,7 @@ _IMAGES = ("img_align_celeba/img_align_celeba", "img_align_celeba", "Img/img_ali
 _SHORTER_SIDE = 178
 
 _VALIDATION_CENTRE, _TEST_CENTRE = 1, 2
-_N_ASIDE = 33560  # patches of the training hospitals that are kept aside
+_N_ASIDE = 33560  # held-out patches of the training hospitals
 
 
 def load_waterbirds(
@@ -77,10 +77,10 @@ def load_waterbirds(
 
     Birds of Caltech-UCSD Birds pasted on backgrounds of Places (Sagawa et al., ICLR 2020). In training 95 %
     of the birds are seen against the background that suits them; in validation and test, half. Images are
-    read when they are asked for, see `ImageFiles`; loading opens none, but each must be there. Needs Pillow
+    read on demand, see `ImageFiles`; loading opens none, but each must exist. Needs Pillow
     (extra ``lab``).
 
-    For evaluation, as in the pipeline that the paper follows: 256 x 256 pixels, whatever the photograph's
+    For evaluation, as in the pipeline that the paper follows: 256 x 256 pixels, for any photograph's
     shape, the central 224 x 224 of them, and ImageNet's means and deviations.
 
     Args:
@@ -121,7 +121,7 @@ def load_waterbirds(
 
 @dataclass(frozen=True)
 class _FeatureFile:
-    """What is known about a file of features."""
+    """Facts about a file of features."""
 
     file: DataFile
     n_features: int
@@ -196,10 +196,10 @@ def load_celeba(
     augment: Augmentation = "crop",
     workers: int = 4,
 ) -> Dataset:
-    """Load CelebA: is the hair blond, whoever the person is (Liu et al., ICCV 2015; paper: Table 4)?
+    """Load CelebA: predict blond hair, with sex as confounder (Liu et al., ICCV 2015; paper: Table 4).
 
     The aligned photographs of 178 x 218 pixels, in the official parts. Of the blond people in training, one
-    in seventeen is a man (the groups of Sagawa et al., ICLR 2020). Images are read when they are asked for,
+    in seventeen is a man (the groups of Sagawa et al., ICLR 2020). Images are read on demand,
     see `ImageFiles`; loading opens none, but each must be there. Needs Pillow (extra ``lab``).
 
     The folder ``celeba`` holds ``img_align_celeba``, ``list_attr_celeba`` and ``list_eval_partition``; the
@@ -248,7 +248,7 @@ def load_celeba(
 
 
 def _read_attributes(path: Path, names: Sequence[str]) -> ImageTable:
-    """The text form says how many rows follow, then names the attributes, then pads values with spaces."""
+    """Read the attributes; the text form has the number of rows, the names, and space-padded values."""
     wanted = list(dict.fromkeys(("image_id", *names)))
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         if path.suffix == ".csv":
@@ -279,7 +279,7 @@ def _read_partition(path: Path) -> ImageTable:
 
 
 def _parts(partition: ImageTable, attributes: ImageTable) -> NDArray[np.int64]:
-    """Part of each image in the order of the attributes; the tables are joined by name, not by line."""
+    """Return the part of each image in the order of the attributes; tables are joined by name, not line."""
     by_name = dict(zip(partition["image_id"], partition.integers("partition", (0, 1, 2)), strict=True))
     names = attributes["image_id"]
     try:
@@ -298,11 +298,11 @@ def load_camelyon17(
     augment: Literal["flip", "none"] = "none",
     workers: int = 4,
 ) -> Dataset:
-    """Load Camelyon17-WILDS: is there tumour in a patch of tissue (Koh et al., ICML 2021; paper: Table 4)?
+    """Load Camelyon17-WILDS: predict tumour in a patch of tissue (Koh et al., ICML 2021; paper: Table 4).
 
     Patches of 96 x 96 pixels of lymph nodes from five hospitals (centres 0 to 4). Training uses centres 0, 3
     and 4, validation centre 1 and the test centre 2, which is WILDS' official split. Images are read when
-    they are asked for, see `ImageFiles`; loading opens none, but each must be there. Needs Pillow (extra
+    needed, see `ImageFiles`; loading opens none, but each must exist. Needs Pillow (extra
     ``lab``).
 
     For evaluation, as in the pipeline that the paper follows: 96 x 96 pixels, ImageNet's means and
@@ -312,8 +312,8 @@ def load_camelyon17(
         seed: Seed of the order of rows within each part, 0 to 2**32 - 1.
         data_dir: Directory that holds ``camelyon17_v1.0`` (or ``camelyon17/camelyon17_v1.0``); see
             `data_directories` if None.
-        validation: ``"ood"`` takes the hospital that is kept for it; ``"id"`` the patches of the training
-            hospitals that are kept aside (33560 of them).
+        validation: ``"ood"`` takes the hospital reserved for it; ``"id"`` the held-out patches of the
+            training hospitals (33560 of them).
         size: Height and width of the inputs.
         augment: What ``train.x.training(generator)`` does: ``"flip"`` mirrors at random, as the paper's text
             says; ``"none"`` is what the code of the pipeline does.

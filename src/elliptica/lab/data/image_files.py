@@ -1,4 +1,4 @@
-"""Image files with classes and groups: a tensor that reads them when asked, and tables that list them."""
+"""Image files with classes and groups: a tensor that reads them on demand, and tables that list them."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _Settings = tuple[ImageTransform, ImageTransform | None, int]
 
 
 class ImageFiles(Tensor):
-    """Images that are decoded row by row, where a data set would hold a tensor of all of them.
+    """A lazy tensor of images that decodes files row by row instead of holding all of them.
 
-    A tensor without memory of its own: it has the shape ``(n, 3, height, width)``, dtype and length of the
-    decoded images, and gives an ordinary tensor for an index (a number, a slice, a list, a tensor of numbers
-    or of booleans), for `split` and for a loop over its rows. Any other operation is refused, since it would
-    read all files. Files are decoded in threads; the result does not depend on their number.
+    It has no memory: only the shape ``(n, 3, height, width)``, dtype and length of the
+    decoded images. It returns an ordinary tensor for an index (a number, a slice, a list, a tensor of numbers
+    or of booleans), for `split` and for a loop over its rows. Any other operation raises an error, because it
+    would read all files. Files are decoded in threads; the result does not depend on their number.
 
-    Indexing gives what evaluation needs, the same images every time. ``x.training(generator)[rows]`` gives
-    randomly transformed ones: the same generator, the same images.
+    Indexing returns the images for evaluation, the same every time. ``x.training(generator)[rows]`` returns
+    randomly transformed ones; the same generator state gives the same images.
 
     Args:
-        paths: Image files, one for each row; they are not opened yet.
+        paths: Image files, one for each row; they are not opened at once.
         transform: Steps for evaluation.
-        augment: Steps for training; those of evaluation if None.
+        augment: Steps for training. None means those of evaluation.
         workers: Threads that decode.
 
     Example:
@@ -69,7 +69,7 @@ class ImageFiles(Tensor):
         augment: ImageTransform | None = None,
         workers: int = 4,
     ) -> ImageFiles:
-        """A tensor of the right shape, without memory."""
+        """Make a tensor of the right shape, without memory."""
         checks.count("workers", workers)
         if augment is not None and augment.size != transform.size:
             raise ValueError(
@@ -88,16 +88,16 @@ class ImageFiles(Tensor):
         return self._paths
 
     def training(self, generator: torch.Generator) -> ImageFiles:
-        """The same rows, randomly transformed anew each time they are read.
+        """Return the same rows, randomly transformed each time they are read.
 
         Reading draws one number for each image, in the order of the rows, from ``generator``; each image's
-        transform then draws from a stream of its own. Without steps for training nothing is drawn.
+        transform then draws from its own stream. Without steps for training nothing is drawn.
         """
         check_generator(generator, torch.device("cpu"))
         return _make(self._paths, self._settings, generator)
 
     def __getitem__(self, index: Any) -> Tensor:
-        # Torch's own indexing of the row numbers, so that every kind of index means what it means there.
+        # index the row numbers with torch, so that every kind of index behaves as usual
         rows = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index]
         images = self._read(rows.flatten().tolist())
         return images.reshape(*rows.shape, *self.shape[1:])
@@ -106,10 +106,10 @@ class ImageFiles(Tensor):
         return (self[row] for row in range(len(self)))
 
     def split(self, split_size: Any, dim: int = 0) -> Iterator[Tensor]:  # type: ignore[override]
-        """Parts of ``split_size`` rows, each decoded when the loop comes to it."""
+        """Iterate over parts of ``split_size`` rows, each decoded on demand."""
         checks.count("split_size", split_size)
         if dim != 0:
-            raise ValueError(f"Image files can be split into rows only, dim=0, but got dim={dim}.")
+            raise ValueError(f"Image files can only be split by rows, but got dim={dim}. Use dim=0.")
         return (self[start : start + split_size] for start in range(0, len(self), split_size))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -126,8 +126,8 @@ class ImageFiles(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Refuse what would need all images at once."""
-        # Not a TypeError: torch's operators would replace it by their own.
+        """Raise for operations that would need all images at once."""
+        # not a TypeError, which torch's operators would replace by their own
         raise ValueError(
             f"Image files are read row by row, but {func} would need all of them in memory. Take rows first, "
             "e.g. x[:100], or loop over x.split(100)."
@@ -185,7 +185,7 @@ class ImageTable:
         return len(next(iter(self.columns.values())))
 
     def integers(self, column: str, allowed: Sequence[int]) -> NDArray[np.int64]:
-        """A column of whole numbers, each of which must be one of ``allowed``."""
+        """Return a column of integers, each of which must be one of ``allowed``."""
         known = {str(number): number for number in allowed}
         try:
             return np.array([known[value] for value in self.columns[column]], dtype=np.int64)
@@ -196,7 +196,7 @@ class ImageTable:
             ) from None
 
     def error(self, row: int, expected: str, got: str) -> ValueError:
-        """What is wrong with a row, and where the original comes from."""
+        """Make an error about a row, with the source of the original."""
         return ValueError(
             f"Expected line {row + self.first_line} of {self.path} to have {expected}, but it has {got}. Put "
             f"the original there. It comes from: {self.source}."
@@ -204,7 +204,7 @@ class ImageTable:
 
 
 def read_table(path: Path, wanted: Sequence[str], *, source: str) -> ImageTable:
-    """The wanted columns of a table with commas and a line of names.
+    """Read the wanted columns of a CSV file with a header.
 
     Raises:
         ValueError: If a column is missing, a row is too short or too long, or there is none.
@@ -224,7 +224,7 @@ def table_of(
     first_line: int,
     source: str,
 ) -> ImageTable:
-    """The wanted columns of rows that have been taken apart."""
+    """Return the wanted columns of parsed rows."""
     header = [name.strip() for name in header]
     if missing := [name for name in wanted if name not in header]:
         raise ValueError(
@@ -247,7 +247,7 @@ def table_of(
 
 
 def find_inside(folder: Path, names: Sequence[str], *, source: str) -> Path:
-    """The first of several files or folders that exists in ``folder``."""
+    """Return the first of several files or folders that exists in ``folder``."""
     for name in names:
         if (folder / name).exists():
             return folder / name
@@ -293,7 +293,7 @@ def _file_names(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Published:
-    """What was published about a data set of photographs with groups."""
+    """Published facts about a data set of photographs with groups."""
 
     name: str  # short name
     n_rows: int  # images in the table; the counts below are compared if there are as many
@@ -317,9 +317,9 @@ def grouped_dataset(
     augment: ImageTransform | None,
     workers: int,
 ) -> Dataset:
-    """Check what a table lists, and make a classification data set of image files with groups.
+    """Check a table of images, and make a classification data set of image files with groups.
 
-    ``part`` is 0, 1 or 2 for training, validation and test; other rows are left out. ``seed`` orders the rows
+    ``part`` is 0, 1 or 2 for training, validation and test; other rows are skipped. ``seed`` orders the rows
     of each part.
     """
     check_images(folder, names, table)
@@ -354,11 +354,11 @@ def _check_counts(
         return
     counts = {"parts of sizes": (np.bincount(part, minlength=3)[:3].tolist(), known.sizes)}
     if known.training_groups is not None:
-        found = np.bincount(group[part == 0], minlength=len(known.training_groups)).tolist()
-        counts["training groups of sizes"] = (found, known.training_groups)
-    for what, (found, published) in counts.items():
-        if found != list(published):
+        actual = np.bincount(group[part == 0], minlength=len(known.training_groups)).tolist()
+        counts["training groups of sizes"] = (actual, known.training_groups)
+    for what, (actual, published) in counts.items():
+        if actual != list(published):
             raise ValueError(
                 f"Expected {table.path} to have {what} {' / '.join(map(str, published))}, but they are "
-                f"{' / '.join(map(str, found))}. Put the original there. It comes from: {table.source}."
+                f"{' / '.join(map(str, actual))}. Put the original there. It comes from: {table.source}."
             )

@@ -1,4 +1,4 @@
-"""What the image data sets share: pixels to network inputs, image files, held-out parts."""
+"""Shared code of the image data sets: pixels to network inputs, image files, held-out parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pixels = Literal["float32", "uint8"]
 
 
 class PixelStatistics(NamedTuple):
-    """Means and deviations of the channels by which pixels of 0 to 255 are normalised, in those units."""
+    """Means and deviations of the channels for normalising pixels, in units of 0 to 255."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -31,7 +31,7 @@ CIFAR100 = PixelStatistics((129.3, 124.1, 112.4), (68.2, 65.4, 70.4))
 
 
 def normalise(x: Tensor, statistics: PixelStatistics = UNIT_RANGE) -> Tensor:
-    """Turn uint8 pixels into network inputs, float32; inputs that are float32 already pass unchanged.
+    """Convert uint8 pixels to float32 network inputs; float32 inputs pass unchanged.
 
     Use it on each batch of a data set that was loaded with ``pixels="uint8"``.
 
@@ -52,13 +52,13 @@ def normalise(x: Tensor, statistics: PixelStatistics = UNIT_RANGE) -> Tensor:
 
 
 def check_pixels(pixels: str) -> None:
-    """Refuse anything but the two forms of pixels."""
+    """Raise unless ``pixels`` is one of the two forms."""
     if pixels not in get_args(Pixels):
         raise ValueError(f"pixels must be 'float32' or 'uint8', but got {pixels!r}. Pass one of the two.")
 
 
 def as_pixels(images: NDArray[np.uint8], statistics: PixelStatistics, pixels: Pixels) -> Tensor:
-    """Images in the form asked for; the normalised form is filled in chunks, without further copies."""
+    """Return images in the requested form; the normalised form is filled in chunks to save memory."""
     x = torch.from_numpy(np.require(images, requirements=("C", "W")))
     if pixels == "uint8":
         return x
@@ -78,9 +78,9 @@ def image_dataset(
     statistics: PixelStatistics,
     pixels: Pixels,
 ) -> Dataset:
-    """A classification data set whose validation part is drawn from the official training part.
+    """Make a classification data set whose validation part is drawn from the official training part.
 
-    A share of 0 keeps all images for training and gives the test part as the validation part, too.
+    With a share of 0 all images are for training, and the test part is also the validation part.
     """
     images, labels = seen
     order = np.random.RandomState(seed).permutation(len(images))
@@ -109,7 +109,7 @@ def check_share(validation_share: float) -> None:
 
 
 def pillow() -> Any:
-    """Pillow's ``Image`` module, or an error that names the extra."""
+    """Import Pillow's ``Image`` module; raise an error that names the extra if it is missing."""
     return import_extra("Reading image files", "lab", "PIL.Image")
 
 
@@ -117,7 +117,7 @@ def read_rgb(content: bytes, origin: str, *, max_pixels: int = 1 << 25) -> NDArr
     """Decode one PNG or JPEG file into ``(height, width, 3)``; grey images get three equal channels."""
     image_module = pillow()
     try:
-        # Opening reads the header only: our own limit comes before Pillow's warning about large images.
+        # opening reads only the header, so our limit comes before Pillow's warning about large images
         with image_module.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
             if image.width * image.height > max_pixels:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {max_pixels}")

@@ -1,4 +1,4 @@
-"""MedMNIST: small medical images in their published files (paper: Table 6)."""
+"""Load MedMNIST: small medical images from their published files (paper: Table 6)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZE = 28
 
 @dataclass(frozen=True)
 class MedMNIST:
-    """What is known about a published file of 28x28 images."""
+    """Facts about a published file of 28x28 images."""
 
     name: str  # name in MedMNIST, in small letters
     n_channels: int  # 1 for grey, 3 for colour
@@ -36,7 +36,7 @@ class MedMNIST:
 
     @classmethod
     def listed(cls, name: str, n_channels: int, n_classes: int) -> MedMNIST:
-        """Complete it from the catalogue."""
+        """Make it from the catalogue."""
         entry = find_entry(name)
         return cls(name, n_channels, n_classes, entry.forms[0][0], entry.rows, entry.source)
 
@@ -71,7 +71,7 @@ def load_medmnist(
 ) -> Dataset:
     """Load one of the 28x28 MedMNIST data sets in its official parts (paper: Table 6).
 
-    Pixels are scaled to [0, 1] and normalised by mean 0.5 and deviation 0.5, hence lie in [-1, 1].
+    Pixels are scaled to [0, 1] and normalised with mean 0.5 and deviation 0.5, so they lie in [-1, 1].
 
     The paper trains PathMNIST on the official training part and *tests on the official validation part*
     (the official test part comes from another clinical centre): ``evaluate_on="validation"``. There is
@@ -86,7 +86,7 @@ def load_medmnist(
         seed: Seed of the order of the training images, and of the split if there is one.
         data_dir: Directory that holds e.g. ``breastmnist/breastmnist.npz``; see `data_directories` if None.
         evaluate_on: Official part that becomes ``Dataset.test``.
-        pixels: ``"uint8"`` keeps a quarter of the memory; normalise batches by `normalise` then.
+        pixels: ``"uint8"`` takes a quarter of the memory; normalise batches with `normalise` then.
 
     Returns:
         Images of shape ``(n, channels, 28, 28)``; classes of shape ``(n,)``, int64.
@@ -98,7 +98,7 @@ def load_medmnist(
         )
     check_pixels(pixels)
     path = find_file(known.file.path, data_dir, source=known.source)
-    parts = _read(path, known)  # before the hash: its message says what is wrong with a bad file
+    parts = _read(path, known)  # before the hash, because its message says what is wrong with a bad file
     verify_checksum(path, known.file.checksum, source=known.source)
     rng = np.random.RandomState(seed)
     images, labels = parts[0]
@@ -130,7 +130,7 @@ def _find(name: str) -> MedMNIST:
 
 
 def _read(path: Path, known: MedMNIST) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Images ``(n, channels, 28, 28)`` and labels ``(n,)`` of the official parts."""
+    """Return images ``(n, channels, 28, 28)`` and labels ``(n,)`` of the official parts."""
     keys = [f"{part}_{what}" for part in ("train", "val", "test") for what in ("images", "labels")]
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""Regions that the paper's two moons may be: ten boundaries to train on, each with an interior to test on.
+"""Candidate regions for the paper's two moons: ten boundaries to train on, each with an interior to test on.
 
 The paper says neither what a moon is nor what its boundary is (paper: Figs. 1 and 3). These are the regions
 that we tried. The upper moon is drawn; the lower one is its point reflection ``p -> (1, 0.5) - p``, as in
@@ -51,7 +51,7 @@ _Sampler = Callable[[int, _Generator], Tensor]
 def draw_region(
     region: Region, n_boundary: int, n_interior: int, *, generator: torch.Generator | None = None
 ) -> TwoMoons:
-    """Draw points on the boundary and inside of two moons of a kind.
+    """Draw points on the boundary and inside two moons.
 
     Points on a boundary are uniform by arc length (on a shell: by the law of the points around the half
     circle), points inside a disc, tube or band uniform by area. The moons alternate, 0, 1, 0, ...
@@ -63,7 +63,7 @@ def draw_region(
         region: A name of `REGIONS`.
         n_boundary: Points on the boundaries, both moons together.
         n_interior: Points inside, both moons together.
-        generator: Source of randomness, on the CPU; torch's default one if None.
+        generator: Source of randomness, on the CPU. None means torch's default generator.
 
     Example:
         >>> moons = draw_region("half-disc", 6, 2, generator=torch.Generator().manual_seed(0))
@@ -76,7 +76,7 @@ def draw_region(
 
 
 def best_accuracy() -> float:
-    """Largest share of right labels inside the half discs: half of what lies in both must be wrong.
+    """Return the largest share of right labels inside the half discs: half of the overlap must be wrong.
 
     Example:
         >>> round(best_accuracy(), 3)
@@ -102,7 +102,7 @@ def _sample_half_disc(n: int, generator: _Generator) -> Tensor:
 
 
 def _arcs(half_width: float) -> _Sampler:
-    """Inner and outer arc of a band."""
+    """Make a sampler of the inner and outer arc of a band."""
 
     def sample(n: int, generator: _Generator) -> Tensor:
         which, angle = uniforms(2, n, generator)
@@ -121,7 +121,7 @@ def _band(half_width: float) -> _Sampler:
 
 
 def _outer_arc(first: float) -> _Sampler:
-    """Outer arc of the band of half width 0.2, from an angle in half turns on."""
+    """Make a sampler of the outer arc of the band of half width 0.2, from an angle in half turns on."""
 
     def sample(n: int, generator: _Generator) -> Tensor:
         (u,) = uniforms(1, n, generator)
@@ -131,7 +131,7 @@ def _outer_arc(first: float) -> _Sampler:
 
 
 def _around(deviation: float, least: float, most: float) -> _Sampler:
-    """Normal points around the half circle, between two quantiles of their distance from its point."""
+    """Make a sampler of normal points around the half circle, between two quantiles of their distance."""
 
     def sample(n: int, generator: _Generator) -> Tensor:
         angle, u, turn = uniforms(3, n, generator)

@@ -1,4 +1,4 @@
-"""Label noise: labels of a share of the rows dealt out anew among these rows (paper: Table 6)."""
+"""Label noise: shuffle the labels of a share of the rows among these rows (paper: Table 6)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class NoisyLabels(NamedTuple):
     """Labels after shuffling."""
 
     y: Shaped[Tensor, " n *target"]  # the labels
-    #: Which rows took part; some of them may have got their own label, or an equal one, back.
+    #: Which rows were shuffled; some may have their own label, or an equal one, again.
     chosen: Bool[Tensor, " n"]
 
 
 def shuffle_labels(
     y: Shaped[Tensor, " n *target"], share: float = 0.5, *, generator: torch.Generator | None = None
 ) -> NoisyLabels:
-    """Deal the labels of a random share of the rows out anew among these rows.
+    """Shuffle the labels of a random share of the rows among these rows.
 
     Call it once, on the training labels, for noise that stays the same throughout training. The class
     counts do not change. With ``c`` equally large classes a shuffled label is wrong with probability
@@ -33,7 +33,7 @@ def shuffle_labels(
 
     Args:
         y: Labels or targets, one row each.
-        share: Share of rows that take part, 0 to 1; their number is rounded to the nearest integer.
+        share: Share of rows to shuffle, 0 to 1; their number is rounded to the nearest integer.
         generator: Source of randomness; torch's default one if None.
 
     Example:
@@ -56,11 +56,11 @@ def shuffle_labels(
 
 
 class PerBatchShuffle:
-    """Shuffle a share of the labels of every batch anew: noise that differs from epoch to epoch.
+    """Shuffle a share of the labels of every batch, so that the noise differs from epoch to epoch.
 
     Args:
-        share: Share of the rows of a batch that take part, 0 to 1.
-        generator: Source of randomness of all calls; torch's default one if None.
+        share: Share of the rows of a batch to shuffle, 0 to 1.
+        generator: Source of randomness of all calls. None means torch's default generator.
 
     Example:
         >>> shuffle = PerBatchShuffle(0.5, generator=torch.Generator().manual_seed(0))
@@ -76,11 +76,11 @@ class PerBatchShuffle:
         self.generator = generator
 
     def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs as they are, and new labels."""
+        """Return the same inputs, and new labels."""
         return x, self.relabel(y, self.generator)
 
     def relabel(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Shuffle a share of the labels of a batch, from another source of randomness."""
+        """Shuffle a share of the labels of a batch with another generator."""
         return shuffle_labels(y, self.share, generator=generator).y
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""Read published pickles that hold numbers, without running anything that a pickle may ask for.
+"""Read published pickles of numbers without running any code in them.
 
-A pickle is a small program that may call any function it names. The reader here knows no function at all:
-the few names by which NumPy arrays are written stand for plain containers, every other name is refused, and
+A pickle is a small program that may call any function it names. This reader knows no functions:
+the few names that NumPy arrays use stand for plain containers, every other name raises an error, and
 the arrays are built from the containers afterwards.
 """
 
@@ -47,7 +47,7 @@ def load_plain_pickle(raw: bytes, origin: str) -> Any:
 
 
 class _Array:
-    """Stands for an array until its shape, type and bytes are known."""
+    """Placeholder for an array until its shape, type and bytes are known."""
 
     value: NDArray[Any] | None = None
 
@@ -60,7 +60,7 @@ class _Array:
 
 
 class _Dtype:
-    """Stands for the type of an array's numbers."""
+    """Placeholder for the type of an array's numbers."""
 
     def __init__(self, name: Any) -> None:
         self.name = _text(name)
@@ -78,10 +78,10 @@ class _Dtype:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that knows the names under which arrays of numbers are written, and no other."""
+    """An unpickler that knows only the names that arrays of numbers use."""
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        """The stand-in for a name; made anew each time, so that a pickle cannot change it for others."""
+        """Return the placeholder for a name; a new one each time, so that a pickle cannot change it."""
         if module in _MULTIARRAY and name == "_reconstruct":
             return lambda *_: _Array()
         if (module, name) == ("numpy", "ndarray"):
@@ -94,11 +94,11 @@ class _Reader(pickle.Unpickler):
 
 
 def _refuse(what: str) -> Any:
-    raise pickle.UnpicklingError(f"it asks for {what}, which data do not need")
+    raise pickle.UnpicklingError(f"it calls {what}, which data do not need")
 
 
 def _encode_latin1(text: Any, encoding: Any) -> bytes:
-    """How Python 3 writes bytes in protocol 2."""
+    """Decode bytes as Python 3 writes them in protocol 2."""
     if _text(encoding) != "latin1" or not isinstance(text, str):
         raise pickle.UnpicklingError("bytes are not written as latin1")
     return text.encode("latin1")
@@ -109,7 +109,7 @@ def _text(value: Any) -> str:
 
 
 def _finish(value: Any) -> Any:
-    """Replace stand-ins by arrays, in dicts and lists."""
+    """Replace placeholders by arrays, in dicts and lists."""
     if isinstance(value, _Array):
         if value.value is None:
             raise pickle.UnpicklingError("an array has no content")

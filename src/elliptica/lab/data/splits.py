@@ -1,4 +1,4 @@
-"""Records for a data set in three parts, and scaling that does not look at the test rows."""
+"""Classes for a data set in three parts, and scaling that does not use the test rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Split:
         3
     """
 
-    #: Inputs, float32, shape ``(n, *feature)``; or uint8, for pixels that are kept small and are normalised
+    #: Inputs, float32, shape ``(n, *feature)``; or uint8 pixels, which save memory and are normalised
     #: batch by batch (`elliptica.lab.data.normalise`).
     x: Tensor
     y: Tensor  # targets, one row for each of ``x``: float32 values or int64 class numbers
@@ -130,10 +130,14 @@ def scale_targets(data: Dataset) -> Dataset:
     Targets of other rows may fall outside. All columns of a target have the same units.
     """
     if data.task != "regression":
-        raise ValueError(f"Targets of a {data.task} are class numbers, which cannot be scaled.")
+        raise ValueError(
+            f"Targets of a {data.task} are class numbers, which cannot be scaled. Skip this call."
+        )
     low, high = float(data.train.y.min()), float(data.train.y.max())
     if low == high:
-        raise ValueError(f"All training targets of {data.name!r} are {low}: there is nothing to scale by.")
+        raise ValueError(
+            f"All training targets of {data.name!r} are {low}, so they cannot be scaled. Check the data."
+        )
     train, validation, test = (
         replace(part, y=((part.y.double() - low) / (high - low)).float())
         for part in (data.train, data.validation, data.test)
@@ -157,7 +161,7 @@ def min_max_scale(
         train: Training rows.
         others: Further parts with the same columns, e.g. validation and test.
         statistics: Take minimum and maximum from the training rows ("train"), or from all rows
-            together ("all"). The latter lets test inputs leak into training; it is there because
+            together ("all"). The latter lets test inputs leak into training; it exists because
             the C-Mixup reference, which the paper follows, does it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Regression tables read from their published files (paper: Table 3).
+"""Load regression tables from their published files (paper: Table 3).
 
 Airfoil and NO2 are split at random; SkillCraft and Crime by domain, so that test rows come from other leagues
 or states than those trained on.
@@ -27,7 +27,7 @@ _MISSING = "?"
 
 @dataclass(frozen=True)
 class _Table:
-    """What is known about a published file; columns without a meaning here are not read."""
+    """Facts about a published file; unused columns are not read."""
 
     name: str
     file: DataFile
@@ -46,7 +46,7 @@ class _Table:
 
 
 def _table(name: str, n_columns: int, **layout: Any) -> _Table:
-    """Complete a layout by what the catalogue says."""
+    """Make a table from a layout and the catalogue."""
     entry = find_entry(name)
     return _Table(name, entry.forms[0][0], entry.rows, entry.source, n_columns, **layout)
 

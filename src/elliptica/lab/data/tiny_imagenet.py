@@ -1,4 +1,4 @@
-"""Tiny-ImageNet, from the published folder or zip, or a zip of ten of its classes (paper: Tables 1 and 2)."""
+"""Load Tiny-ImageNet from the published folder or zip, or a zip of ten classes (paper: Tables 1 and 2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIDE = 64
 
 @dataclass(frozen=True)
 class TinyImageNet:
-    """What is known about an edition: where it is, how many classes and images it has."""
+    """Facts about an edition: its place, and its numbers of classes and images."""
 
     name: str
     archive: DataFile
@@ -69,7 +69,7 @@ def load_tiny_imagenet(
 ) -> Dataset:
     """Load Tiny-ImageNet: 64x64 colour images of 200 classes, or of 10 (paper: Tables 1 and 2).
 
-    The 200 classes are looked for in the folder ``tiny_imagenet/tiny-imagenet-200`` (files are counted, not
+    The 200 classes are searched in the folder ``tiny_imagenet/tiny-imagenet-200`` (files are counted, not
     hashed), then in the published ``tiny_imagenet/tiny-imagenet-200.zip``; the 10 classes, every 20th, in
     ``tiny_imagenet_10/tiny_imagenet_10.zip``. Classes are numbered in the order of their WordNet ids. The
     official validation images are the test part, since labels of the official test images are not public.
@@ -83,9 +83,9 @@ def load_tiny_imagenet(
         n_classes: 200, or 10.
         data_dir: Directory that holds ``tiny_imagenet``; see `data_directories` if None.
         validation_share: Share of the official training images held out for validation. With 0 all are
-            trained on, as in the paper, and the test part is also the validation part: do not select
+            used for training, as in the paper, and the test part is also the validation part: do not select
             by it.
-        pixels: ``"uint8"`` leaves the pixels as they are; pass batches through `normalise` then.
+        pixels: ``"uint8"`` does not normalise; pass batches through `normalise` then.
 
     Returns:
         Images of shape ``(n, 3, 64, 64)``; classes of shape ``(n,)``, int64.
@@ -150,7 +150,7 @@ _Files = _Folder | _Zip
 
 @contextmanager
 def _open(edition: TinyImageNet, data_dir: str | os.PathLike[str] | None) -> Iterator[_Files]:
-    """The folder if there is one, else the archive, read in place."""
+    """Open the folder if there is one, else the archive, read in place."""
     if edition.folder is not None:
         for place in data_directories(data_dir):
             if (place / edition.folder).is_dir():
@@ -163,30 +163,30 @@ def _open(edition: TinyImageNet, data_dir: str | os.PathLike[str] | None) -> Ite
 
 
 def _training_files(files: _Files, edition: TinyImageNet) -> list[tuple[str, str]]:
-    """Path and class of each training image: ``train/<class>/[images/]<name>.JPEG``."""
+    """Return path and class of each training image: ``train/<class>/[images/]<name>.JPEG``."""
     paths = [n for n in files.names() if n.startswith("train/") and n.endswith(".JPEG")]
     return _counted([(path, path.split("/")[1]) for path in paths], files, edition, 0)
 
 
 def _validation_files(files: _Files, edition: TinyImageNet) -> list[tuple[str, str]]:
-    """The same for ``val``: sorted into folders by class, or named in ``val/val_annotations.txt``."""
+    """Return the same for ``val``: in folders by class, or listed in ``val/val_annotations.txt``."""
     names = files.names()
     annotations = "val/val_annotations.txt"
     if annotations in names:
         lines = files.read(annotations).decode("ascii", errors="replace").splitlines()
         rows = [line.split("\t") for line in lines if line.strip()]
         known = {f"val/images/{row[0]}": row[1] for row in rows if len(row) > 1}
-        found = [(path, known[path]) for path in names if path in known]
+        images = [(path, known[path]) for path in names if path in known]
     else:
         paths = [n for n in names if n.startswith("val/") and n.endswith(".JPEG")]
-        found = [(path, path.split("/")[1]) for path in paths]
-    return _counted(found, files, edition, 1)
+        images = [(path, path.split("/")[1]) for path in paths]
+    return _counted(images, files, edition, 1)
 
 
 def _counted(
     found: list[tuple[str, str]], files: _Files, edition: TinyImageNet, part: int
 ) -> list[tuple[str, str]]:
-    """Refuse another number of classes or of images per class."""
+    """Raise for another number of classes or of images per class."""
     wanted = edition.per_class[part]
     counts = Counter(wnid for _, wnid in found)
     odd = next((f"class {wnid} has {n}" for wnid, n in counts.items() if n != wanted), None)
@@ -200,7 +200,7 @@ def _counted(
 
 
 def _decode(files: _Files, paths: list[tuple[str, str]], edition: TinyImageNet) -> Labelled:
-    """Images ``(n, 3, 64, 64)`` and the numbers of their classes."""
+    """Return images ``(n, 3, 64, 64)`` and the numbers of their classes."""
     numbers = {wnid: i for i, wnid in enumerate(sorted({wnid for _, wnid in paths}))}
     pixels = np.empty((len(paths), 3, _SIDE, _SIDE), dtype=np.uint8)
     for i, (path, _) in enumerate(paths):

@@ -58,7 +58,7 @@ def two_moons(
             1000 for the elliptic loss.
         n_interior: Points inside, both moons together.
         radius: Radius of the tubes, above 0 and below 0.25, where they would touch.
-        generator: Source of randomness, on the CPU; torch's default one if None.
+        generator: Source of randomness, on the CPU. None means torch's default generator.
 
     Returns:
         Points and labels on the CPU; distances are exact up to the rounding of float32.
@@ -83,7 +83,7 @@ def two_moons(
 
 
 def distance_to_moons(points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
-    """Measure how far points are from the centre lines of the upper and of the lower moon.
+    """Return the distances of points from the centre lines of the upper and the lower moon.
 
     Use it to find the tubes in a plot: a point is inside one if the smaller distance is below the
     radius. Centre lines are as in `two_moons`.
@@ -96,12 +96,12 @@ def distance_to_moons(points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
 
 
 def _reflect(points: Tensor) -> Tensor:
-    """Carry the upper moon to the lower one, and back."""
+    """Reflect the upper moon to the lower one, and back."""
     return points.new_tensor([1.0, 0.5]) - points
 
 
 def _distance_to_upper(points: Tensor) -> Tensor:
-    """Distance to the half circle of radius 1 above the origin."""
+    """Return the distance to the half circle of radius 1 above the origin."""
     x, y = points.unbind(dim=1)
     # Below the axis the nearest point is an end of the arc.
     return torch.where(y >= 0, (torch.hypot(x, y) - 1).abs(), torch.hypot(x.abs() - 1, y))
@@ -118,12 +118,12 @@ def _sign(is_positive: Tensor) -> Tensor:
 
 
 def polar(r: Tensor, angle: Tensor) -> Tensor:
-    """Points at distances and angles from the origin."""
+    """Return points at distances and angles from the origin."""
     return torch.stack([r * angle.cos(), r * angle.sin()], dim=1)
 
 
 def _around_ends(r: Tensor, turn: Tensor) -> Tensor:
-    """Points around the ends of the arc, on the side away from it.
+    """Return points around the ends of the arc, on the side away from it.
 
     ``turn`` in [0, 2 pi) runs along the half circle below (1, 0), then along that below (-1, 0).
     """
@@ -134,7 +134,7 @@ def _around_ends(r: Tensor, turn: Tensor) -> Tensor:
 
 
 def sample_outline(n: int, radius: float, generator: torch.Generator | None) -> Tensor:
-    """Uniform by arc length on the outline of the upper tube, in float64.
+    """Draw points uniform by arc length on the outline of the upper tube, in float64.
 
     The outer arc, the inner arc and both caps have lengths ``pi (1 + R)``, ``pi (1 - R)`` and
     ``2 pi R``. One position along the outline laid out straight gives piece and angle.
@@ -152,7 +152,7 @@ def sample_outline(n: int, radius: float, generator: torch.Generator | None) -> 
 
 
 def sample_tube(n: int, radius: float, generator: torch.Generator | None) -> Tensor:
-    """Uniform by area inside the upper tube, in float64.
+    """Draw points uniform by area inside the upper tube, in float64.
 
     The band has area ``2 pi R``, the two half discs at the ends ``pi R**2`` together. Area grows
     with the square of the distance from a centre, hence the square roots.
@@ -165,6 +165,6 @@ def sample_tube(n: int, radius: float, generator: torch.Generator | None) -> Ten
 
 
 def uniforms(n_each: int, n: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-    """Columns of uniforms in float64, so that the geometry is rounded only once, at the end."""
+    """Draw columns of uniforms in float64, so that the geometry is rounded only once, at the end."""
     u = draw_uniform((n, n_each), device=_CPU, generator=generator)
     return u.double().unbind(dim=1)

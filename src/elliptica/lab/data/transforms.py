@@ -1,7 +1,7 @@
-"""Photographs to network inputs: crops, flips and sizes, with Pillow and torch alone.
+"""Convert photographs to network inputs: crops, flips and sizes, with only Pillow and torch.
 
-The steps mean what the steps of the same names mean in torchvision for Pillow images, and sizes are changed
-by Pillow's bilinear filter there and here, so that published pipelines can be written down unchanged.
+The steps behave like those of the same names in torchvision for Pillow images, and images are resized
+with Pillow's bilinear filter there and here, so that published pipelines can be used unchanged.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def draw_box(
     for the place, whether or not they are needed.
 
     Args:
-        width: Of the image.
-        height: Of the image.
+        width: Width of the image.
+        height: Height of the image.
         scale: Least and largest share of the area, above 0 and up to 1.
         ratio: Least and largest width over height, above 0.
-        generator: Source of randomness; torch's default one if None.
+        generator: Source of randomness. None means torch's default generator.
 
     Example:
         >>> draw_box(60, 40, scale=(1.0, 1.0), ratio=(1.5, 1.5))
@@ -82,7 +82,7 @@ def draw_box(
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """Cut out a random rectangle, see `draw_box`, and bring it to ``size`` x ``size`` pixels.
+    """Crop a random rectangle, see `draw_box`, and resize it to ``size`` x ``size`` pixels.
 
     Example:
         >>> image = pillow().new("RGB", (60, 40))
@@ -114,7 +114,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class RandomFlip:
-    """Mirror left and right with probability ``p``; one draw in any case.
+    """Mirror left and right with probability ``p``; always takes one draw.
 
     Example:
         >>> image = pillow().new("RGB", (60, 40))
@@ -127,20 +127,20 @@ class RandomFlip:
     def __post_init__(self) -> None:
         checks.number("p", self.p)
         if not 0 <= self.p <= 1:
-            raise ValueError(f"p must be a probability, 0 to 1, but got {self.p}.")
+            raise ValueError(f"p must be a probability, 0 to 1, but got {self.p}. Pass e.g. 0.5.")
 
     def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
-        """The image or its mirror image."""
+        """Return the image or its mirror image."""
         is_flipped = float(torch.rand((), dtype=torch.float64, generator=generator)) < self.p
         return image.transpose(pillow().Transpose.FLIP_LEFT_RIGHT) if is_flipped else image
 
 
 @dataclass(frozen=True)
 class Resize:
-    """Bring an image to another size.
+    """Resize an image.
 
     Attributes:
-        size: Height and width, whatever the image's own; or the length of the shorter side, and the longer
+        size: Height and width, for any aspect ratio; or the length of the shorter side, and the longer
             one follows, rounded down.
 
     Example:
@@ -156,7 +156,7 @@ class Resize:
             checks.count("size", side)
 
     def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
-        """The image at the other size."""
+        """Return the resized image."""
         if isinstance(self.size, tuple):
             height, width = self.size
         else:
@@ -167,7 +167,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Cut out the central ``size`` x ``size`` pixels; what lies outside a smaller image is black.
+    """Crop the central ``size`` x ``size`` pixels; pad a smaller image with black.
 
     Example:
         >>> image = pillow().new("RGB", (60, 40))
@@ -191,7 +191,7 @@ class CentreCrop:
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Steps one after the other, then pixels to float32 with given means and deviations.
+    """Apply steps in order, then normalise pixels to float32 with given means and deviations.
 
     Example:
         >>> transform = ImageTransform((8, 8), (Resize((8, 8)),))
@@ -200,7 +200,7 @@ class ImageTransform:
     """
 
     size: tuple[int, int]  # height and width after the last step; another size is an error
-    steps: tuple[Step, ...]  # what is done to the Pillow image, in this order
+    steps: tuple[Step, ...]  # steps on the Pillow image, in this order
     #: Means and deviations of the channels, see `PixelStatistics`; ImageNet's unless said.
     statistics: PixelStatistics = IMAGENET
 
@@ -216,7 +216,7 @@ class ImageTransform:
     def __call__(
         self, image: Any, generator: torch.Generator | None = None
     ) -> Float[Tensor, "3 height width"]:
-        """A Pillow image as an input of a network."""
+        """Convert a Pillow image to a network input."""
         for step in self.steps:
             image = step(image, generator)
         if (image.height, image.width) != self.size:
@@ -235,14 +235,14 @@ def augmented(
     scale: tuple[float, float] = (0.7, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> ImageTransform | None:
-    """The transform for training that goes with one for evaluation; None if it is the same.
+    """Return the training transform for an evaluation transform; None if it is the same.
 
     Args:
-        transform: That for evaluation, which makes square images.
+        transform: Transform for evaluation, which makes square images.
         augment: ``"crop"`` takes a random rectangle instead of its steps, then mirrors at random; ``"flip"``
             mirrors at random after its steps; ``"none"``.
-        scale: Of the rectangle, see `draw_box`.
-        ratio: Of the rectangle.
+        scale: Range of the rectangle's area, see `draw_box`.
+        ratio: Range of the rectangle's ratio.
 
     Example:
         >>> augmented(ImageTransform((8, 8), (Resize((8, 8)),)), "flip").steps

@@ -1,4 +1,4 @@
-"""The expected loss between data as the solution of an equation, and bridges to the data (paper: Fig. 2)."""
+"""Draw the expected loss between data, the solution of an equation, with bridges (paper: Fig. 2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elliptica.core.bridge import sample_bridge
 from elliptica.lab.demo.figures import INK, PRINT, SURFACE, Width, draw_colour_bar, new_figure
 from elliptica.landscape import Box, DataDomain, estimate_landscape
 
-#: Where the paper draws its four points and the one in question, and losses that we have chosen.
+#: Positions of the paper's four points and of the query point, and losses that we chose.
 POINTS = ((1.0, 2.0), (3.0, 3.0), (4.0, 1.0), (0.0, 0.0))
 LOSSES = (0.9, 0.3, 0.6, 0.1)
 QUERY = (2.1, 0.6)
@@ -27,21 +27,21 @@ _LOW, _HIGH = (-0.7, -0.7), (4.7, 3.7)
 
 @dataclass(frozen=True)
 class ExpectedLoss:
-    """What the picture shows."""
+    """Content of the figure."""
 
     #: Expected loss over the box, ``(rows, columns)`` from its lower left corner; the given loss within the
     #: balls.
     values: Tensor
-    bridges: Tensor  # from the point in question to each datum, ``(data, bridge, time, 2)``
-    value: float  # expected loss at the point in question, by walks
+    bridges: Tensor  # from the query point to each datum, ``(data, bridge, time, 2)``
+    value: float  # expected loss at the query point, by walks
     error: float  # its standard error
     shares: tuple[float, ...]  # share of walks from there that end at each datum
 
 
 def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0) -> ExpectedLoss:
-    """Solve Laplace's equation around four balls of given loss, in a box whose walls reflect.
+    """Solve Laplace's equation around four balls of given loss, in a box with reflecting walls.
 
-    The picture behind is solved on a grid; the value at the point in question and its parts come from walks.
+    The background is solved on a grid; the value at the query point and its parts come from walks.
     """
     points = torch.tensor(POINTS, dtype=torch.float64)
     low, high = (torch.tensor(corner, dtype=torch.float64) for corner in (_LOW, _HIGH))
@@ -49,7 +49,7 @@ def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0
     query = torch.tensor([QUERY], dtype=torch.float64)
     shares, squares = [], 0.0
     for number, loss in enumerate(LOSSES):
-        found = estimate_landscape(
+        estimate = estimate_landscape(
             0.0,
             domain,
             query,
@@ -57,7 +57,7 @@ def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0
             data_values=torch.eye(len(POINTS), dtype=torch.float64)[number],
             generator=torch.Generator().manual_seed(seed),  # the same walks for each datum
         )
-        shares.append(float(found.value))
+        shares.append(float(estimate.value))
         squares += loss**2 * shares[-1]
     value = sum(loss * share for loss, share in zip(LOSSES, shares, strict=True))
     bridges = sample_bridge(
@@ -73,7 +73,7 @@ def solve_expected_loss(*, n_walks: int = 20_000, size: int = 216, seed: int = 0
 
 
 def solve_on_grid(size: int, *, tolerance: float = 1e-8) -> Tensor:
-    """The same equation by finite differences and conjugate gradients; cells within a ball have its loss."""
+    """Solve the same equation by finite differences and conjugate gradients on a grid."""
     rows = round(size * (_HIGH[1] - _LOW[1]) / (_HIGH[0] - _LOW[0]))
     step = (_HIGH[0] - _LOW[0]) / size
     x = _LOW[0] + step * (torch.arange(size, dtype=torch.float64) + 0.5)
@@ -84,7 +84,7 @@ def solve_on_grid(size: int, *, tolerance: float = 1e-8) -> Tensor:
     given = torch.tensor(LOSSES, dtype=torch.float64)[nearest].reshape(rows, size)
 
     def laplacian(u: Tensor) -> Tensor:
-        """Sum over neighbours of the difference; beyond a wall there is none, so that it reflects."""
+        """Sum the differences to neighbours; there are none beyond a wall, so that it reflects."""
         out = torch.zeros_like(u)
         for axis in (0, 1):
             step_up = u.diff(dim=axis)
@@ -107,7 +107,7 @@ def solve_on_grid(size: int, *, tolerance: float = 1e-8) -> Tensor:
 
 
 def draw_expected_loss(found: ExpectedLoss, width: Width = "column") -> Figure:
-    """Expected loss between four data points, with bridges from a point in question to each of them."""
+    """Draw the expected loss between four data points, with bridges from the query point to each of them."""
     with mpl.rc_context(PRINT):
         figure = new_figure(width, {"column": 2.35, "page": 4.4}[width])
         axes = figure.add_axes((0.01, 0.02, 0.86, 0.96))
@@ -145,7 +145,7 @@ def draw_expected_loss(found: ExpectedLoss, width: Width = "column") -> Figure:
 
 
 def _draw_bridges(axes: mpl.axes.Axes, found: ExpectedLoss) -> None:
-    """Paths up to where they enter the ball."""
+    """Draw paths up to where they enter the ball."""
     for centre, paths in zip(torch.tensor(POINTS, dtype=torch.float64), found.bridges, strict=True):
         for path in paths:
             inside = ((path - centre).norm(dim=1) < RADIUS).numpy()

@@ -1,4 +1,4 @@
-"""Figures of two moons on screen and in print: loss surfaces, and losses by place (paper: Figs. 1 and 3).
+"""Draw two moons for screen and print: loss surfaces, and losses by place (paper: Figs. 1 and 3).
 
 Print means sizes in points at the width of a column or a page, and files without dates.
 """
@@ -97,7 +97,7 @@ _SCREEN: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class _Surface:
-    """How a surface is drawn: its grid, number and size of points inside, line width and the zoom."""
+    """Style of a surface: its grid, number and size of points inside, line width and zoom."""
 
     grid: tuple[int, int]
     shown: int
@@ -108,7 +108,7 @@ class _Surface:
 
 @dataclass(frozen=True)
 class _Column:
-    """How a column of losses is drawn: points, the bar at the largest one, and the note on those below."""
+    """Style of a column of losses: points, the bar at the largest, and the note on those below."""
 
     shown: int
     size: float
@@ -143,7 +143,7 @@ def label_panel(axes: Axes, text: str) -> None:
 def save_figure(figure: Figure, path: Path, form: Format, command: str) -> None:
     """Write a figure so that the same figure gives the same bytes.
 
-    The command that makes it again stands in the file: as subject of a PDF, description of a PNG or SVG.
+    The command that reproduces it is stored in the file: as subject of a PDF, description of a PNG or SVG.
     """
     maker = f"elliptica {__version__}"
     metadata: dict[str, dict[str, Any]] = {
@@ -158,7 +158,7 @@ def save_figure(figure: Figure, path: Path, form: Format, command: str) -> None:
 def draw_colour_bar(
     figure: Figure, axes: Axes, colours: Any, *, label: float = 6, title: float = 6.5, pads: Any = (1.5, 4)
 ) -> Any:
-    """A bar of the loss without ticks; sizes in points, of its labels and its title."""
+    """Draw a colour bar of the loss without ticks; sizes of labels and title are in points."""
     bar = figure.colorbar(colours, cax=axes)
     bar.ax.minorticks_off()
     bar.ax.tick_params(length=0, labelsize=label, pad=pads[0])
@@ -168,7 +168,7 @@ def draw_colour_bar(
 
 
 def _draw_surface(axes: Any, exhibit: Exhibit, style: _Surface, settings: DemoSettings, top: float) -> None:
-    """Surfaces of both moons, rims, unseen points, and the height of the boundary's largest loss, dashed."""
+    """Draw surfaces of both moons, rims, unseen points, and the boundary's largest loss (dashed)."""
     moons, losses = exhibit.moons, exhibit.losses
     bound = float(losses.boundary.max())
     n_along, n_across = style.grid
@@ -202,7 +202,7 @@ def _draw_surface(axes: Any, exhibit: Exhibit, style: _Surface, settings: DemoSe
     axes.set(ylim=(0.25 + apart / 2 - depth / 2, 0.25 + apart / 2 + depth / 2))
     axes.set_proj_type("ortho")
     aspect = (width, depth, 0.75 * top)
-    zoom = 0.76 * style.zoom * float(np.linalg.norm(aspect)) / width  # the same width, whatever the height
+    zoom = 0.76 * style.zoom * float(np.linalg.norm(aspect)) / width  # the same width for any height
     axes.set_box_aspect(aspect, zoom=zoom)
     axes.view_init(elev=38, azim=-84)
     axes.set_axis_off()
@@ -210,13 +210,13 @@ def _draw_surface(axes: Any, exhibit: Exhibit, style: _Surface, settings: DemoSe
 
 
 def _highest(exhibits: Iterable[Exhibit]) -> float:
-    """Height of the axes that shows all surfaces."""
+    """Return the height of the axes that shows all surfaces."""
     ratios = [float(e.losses.inside.max() / e.losses.boundary.max()) for e in exhibits]
     return min(TOP, max(1.2, *ratios))
 
 
 def _draw_column(axes: Axes, place: int, losses: Tensor, colour: str, floor: float, style: _Column) -> None:
-    """One column of points, evenly spread without chance, and a bar at the largest loss of all.
+    """Draw one column of points, evenly spread, and a bar at the largest loss.
 
     Points below the axis are counted instead.
     """
@@ -289,7 +289,7 @@ def _draw_captions(
 
 
 def _draw_seeds(axes: Axes, summary: MethodSummary, most: float, *, is_first: bool) -> None:
-    """One dot for each seed, sorted: how far the largest loss inside is above the rim's."""
+    """Draw one dot for each seed, sorted: the largest loss inside over the rim's."""
     ratios = np.sort(np.asarray(summary.ratios))
     place = np.arange(len(ratios))
     axes.set_yscale("log")
@@ -315,10 +315,10 @@ def _draw_seeds(axes: Axes, summary: MethodSummary, most: float, *, is_first: bo
 def draw_surfaces(
     exhibits: dict[Method, Exhibit], width: Width = "page", settings: DemoSettings | None = None
 ) -> Figure:
-    """Loss surfaces over the two moons, side by side (paper: Fig. 1).
+    """Draw loss surfaces over the two moons, side by side (paper: Fig. 1).
 
     Trained on the blue rim only; orange are unseen points inside. Heights are multiples of the largest loss
-    on the rim, which is dashed; red is above it. Below each surface stands whether the bound is kept there.
+    on the rim, which is dashed; red is above it. A line below each surface says whether the bound is kept.
     """
     height = {"column": 1.6, "page": 2.9}[width]
     with mpl.rc_context(PRINT):
@@ -345,7 +345,7 @@ def _bound(exhibit: Exhibit) -> str:
 
 
 def draw_boundary_losses(exhibits: dict[Method, Exhibit], width: Width = "column") -> Figure:
-    """Losses on the boundary and inside, one panel per method (paper: Fig. 3).
+    """Draw losses on the boundary and inside, one panel per method (paper: Fig. 3).
 
     The dashed line is the largest loss on the boundary, the bar the largest one inside.
     """

@@ -1,4 +1,4 @@
-"""The files of the demo: its record, its figure, and a self-contained web page with turnable surfaces."""
+"""Write the files of the demo: its record, its figure, and a self-contained page with 3D surfaces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COLOURS = [
 
 
 def write_files(study: Study, out: Path) -> list[Path]:
-    """Write the record and, once each method has been trained, the figures; return what was written."""
+    """Write the record and, once each method has been trained, the figures; return the paths."""
     out.mkdir(parents=True, exist_ok=True)
     results, image, page = (out / name for name in ("results.json", "two_moons.png", "two_moons.html"))
     write_record(study, results)
@@ -59,9 +59,9 @@ def draw_page(
     settings: DemoSettings,
     findings: Sequence[str],
 ) -> str:
-    """Write the page: turnable loss surfaces side by side, the findings and the table.
+    """Write the page: rotatable loss surfaces side by side, the findings and the table.
 
-    Everything, the plotting library too, is in the text: the page needs no network.
+    The page contains everything, including the plotting library, and needs no network.
     """
     template = Template(
         resources.files("elliptica.lab.demo").joinpath("page.html").read_text(encoding="utf-8")
@@ -103,7 +103,7 @@ def _table_rows(summaries: Sequence[MethodSummary]) -> str:
 
 
 def _surface_figure(exhibit: Exhibit, settings: DemoSettings) -> go.Figure:
-    """Both moons with some points; heights are multiples of the boundary's largest loss."""
+    """Draw both moons with some points; heights are multiples of the boundary's largest loss."""
     moons, losses = exhibit.moons, exhibit.losses
     bound = float(losses.boundary.max())
     apart = APART if settings.region == "half-disc" else 0.0
@@ -159,7 +159,7 @@ def _layout() -> go.Layout:
         scene={
             "xaxis": hidden,
             "yaxis": hidden,
-            # with room, so that flat parts do not lie in the bottom of the box
+            # leave room, so that flat parts do not lie in the bottom of the box
             "zaxis": {**hidden, "range": [-0.1, TOP]},
             "aspectmode": "manual",
             "aspectratio": {"x": 2.3, "y": 1.76, "z": 1.5},

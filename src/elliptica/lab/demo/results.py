@@ -1,4 +1,4 @@
-"""What the runs of the demo say: summaries, findings in words, the table, and the study of a report."""
+"""Summarise the runs of the demo: numbers, findings in words, the table, and the study of a report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEASURES = (
     Measure("accuracy", "accuracy", True, True),
 )
 
-#: What belongs beside the result on half discs; numbers are of ``results/two_moons/variants.jsonl``.
+#: Caveats on the result on half discs; the numbers are from ``results/two_moons/variants.jsonl``.
 SMALL_PRINT = (
     "Shorter training does as well: with 100 steps every method keeps the bound in 24 of 24 seeds, at 85 % "
     "accuracy. Ten regions were tried, and half discs show the contrast: on tubes, bands and shells "
@@ -61,35 +61,35 @@ def summarise(runs: Sequence[Run]) -> list[MethodSummary]:
 def find(
     summaries: Sequence[MethodSummary], untrained: Sequence[MaximumPrinciple], settings: DemoSettings
 ) -> list[str]:
-    """Say in sentences what was found, also where it is not what the paper shows."""
+    """Return the results as sentences, also where they differ from the paper."""
     n_untrained = sum(verdict.holds for verdict in untrained)
-    found = [
+    sentences = [
         f"{headline(summaries)}. {compare_with_paper(summaries)}",
         "The bound compares a network with its own boundary only: untrained ones keep it in "
-        f"{n_untrained} of {len(untrained)} seeds. Read it beside the accuracy.",
+        f"{n_untrained} of {len(untrained)} seeds. Look at it together with the accuracy.",
     ]
-    return [*found, SMALL_PRINT] if is_default(settings) else found
+    return [*sentences, SMALL_PRINT] if is_default(settings) else sentences
 
 
 def is_default(settings: DemoSettings) -> bool:
-    """Whether this is the demo's own variant, of any number of seeds and steps."""
+    """Return whether these are the demo's default settings, with any number of seeds and steps."""
     default = DemoSettings()
     names = ("region", "sigma", "pairing", "hidden", "activation")
     return all(getattr(settings, name) == getattr(default, name) for name in names)
 
 
 def compare_with_paper(summaries: Sequence[MethodSummary]) -> str:
-    """Set the verdicts inside the moons against the paper's figure (paper: Fig. 3)."""
+    """Compare the verdicts inside the moons with the paper's figure (paper: Fig. 3)."""
     broken = {s.method: s.n_broken for s in summaries}
     if len(broken) < len(METHODS):
         return "Not all methods were run, so this is not compared with the paper."
     claim = "The paper's Figure 3 shows the bound for elliptic training only"
     if not any(broken.values()):
-        return f"{claim}; here every method has it: the contrast is not reproduced."
+        return f"{claim}; here it holds for every method, so the contrast is not reproduced."
     if broken["elliptic"] == 0 and broken["erm"] > 0 and broken["mixup"] > 0:
         often = join_words(f"{NAMES[m]} in {broken[m]}" for m in ("erm", "mixup"))
-        return f"{claim}. So it is here, by degrees: {often} seeds break it."
-    return f"{claim}, which is not what is found here."
+        return f"{claim}. Here the contrast is gradual: {often} seeds break it."
+    return f"{claim}, which we do not reproduce here."
 
 
 def join_words(parts: Iterable[str]) -> str:
@@ -99,7 +99,7 @@ def join_words(parts: Iterable[str]) -> str:
 
 
 def headline(summaries: Sequence[MethodSummary]) -> str:
-    """Say what is to be seen, from the verdicts over all seeds."""
+    """Return a headline from the verdicts over all seeds."""
     by_method = {s.method: s for s in summaries}
     if not any(s.n_broken for s in summaries):
         return "Inside the moons every method keeps its loss within that of its boundary"
@@ -113,7 +113,7 @@ def headline(summaries: Sequence[MethodSummary]) -> str:
 
 
 def verdict(summary: MethodSummary) -> str:
-    """The result of one method in a short line."""
+    """Return the result of one method in a short line."""
     return f"bound kept in {summary.n_kept} of {summary.n_seeds} seeds"
 
 
@@ -133,7 +133,7 @@ TABLE_HEADER = (
 
 
 def table_rows(summaries: Sequence[MethodSummary]) -> list[list[str]]:
-    """All numbers that are reported, a row for each method."""
+    """Return all reported numbers, a row for each method."""
     return [
         [
             NAMES[s.method],
@@ -164,20 +164,20 @@ def _summarise_one(method: Method, runs: Sequence[Run]) -> MethodSummary:
 
 
 def demo_report(file: Path, title: str | None = None) -> Report:
-    """A page about the two moons, all seeds; the surfaces are on the demo's own page."""
+    """Make a report on the two moons with all seeds; the surfaces are on the demo's own page."""
     content = json.loads(file.read_text(encoding="utf-8"))
     try:
         values: dict[str, dict[str, dict[int, float]]] = {m.name: {} for m in _MEASURES}
         cost: dict[str, dict[str, dict[int, float]]] = {"evaluations": {}, "seconds": {}}
         for run in content["runs"]:
-            method, seed, found = str(run["method"]), int(run["seed"]), run["evaluation"]
-            values["inside"].setdefault(method, {})[seed] = 100 * float(found["inside"]["share_above"])
-            values["accuracy"].setdefault(method, {})[seed] = 100 * float(found["accuracy"])
+            method, seed, scores = str(run["method"]), int(run["seed"]), run["evaluation"]
+            values["inside"].setdefault(method, {})[seed] = 100 * float(scores["inside"]["share_above"])
+            values["accuracy"].setdefault(method, {})[seed] = 100 * float(scores["accuracy"])
             cost["evaluations"].setdefault(method, {})[seed] = run["n_evaluations"] / 1000
             cost["seconds"].setdefault(method, {})[seed] = float(run["seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise ReportError(
-            f"{file} is not what elliptica demo writes ({error!r}). Run the demo again."
+            f"{file} is not a record of elliptica demo ({error!r}). Run the demo again."
         ) from error
     methods = list(values["inside"])
     reference = "erm" if "erm" in methods else methods[0]

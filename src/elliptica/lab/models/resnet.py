@@ -135,7 +135,7 @@ def _conv3(n_in: int, n_out: int, *, stride: int) -> nn.Conv2d:
 
 
 def _norm_relu(channels: int) -> nn.Sequential:
-    """Normalise, then cut off below zero (not in place: the shortcut may need the input)."""
+    """Normalise, then apply ReLU (not in place, because the shortcut may need the input)."""
     return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
 
 

@@ -1,4 +1,4 @@
-"""A training loop that can be killed and continued, for any objective."""
+"""A training loop for any objective that can be killed and resumed."""
 
 from elliptica._utils.extras import missing_package
 

@@ -1,4 +1,4 @@
-"""What an objective receives, and in which order the rows of a data set come."""
+"""Batches for objectives, and the order of the rows of a data set."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ Relabel = Callable[[Tensor, torch.Generator], Tensor]
 
 @runtime_checkable
 class HasState(Protocol):
-    """An objective that remembers something between batches, which a checkpoint has to hold."""
+    """An objective with state between batches, which a checkpoint must contain."""
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What it remembers, on the CPU."""
+        """Return its state, on the CPU."""
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from there."""
+        """Restore the state."""
 
 
 @runtime_checkable
 class Steps(Protocol):
-    """An objective that moves the weights itself, such as Fish with its several inner steps."""
+    """An objective that updates the weights itself, such as Fish with its several inner steps."""
 
     def step(self, model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Do a step; returns the loss."""
+        """Take a step and return the loss."""
 
 
 def batches(
@@ -68,21 +68,21 @@ def batches(
     arrange: Arrange | None = None,
     shuffle: bool = True,
 ) -> Iterator[Batch]:
-    """One pass over the training data, in a new order unless ``shuffle`` is False.
+    """Iterate over the training data once, in a new order unless ``shuffle`` is False.
 
     Args:
         split: The training data.
         size: Rows of a batch.
         order: Stream of the order.
         noise: Stream that batches carry for objectives, and from which ``augment`` draws.
-        drop_last: Leave out an incomplete last batch, unless it is the only one.
-        device: Where to put the batches.
-        augment: From inputs and a stream to new inputs.
-        rows: Rows to go over, repeated ones as often as they are in it; None is each row once.
+        drop_last: Skip an incomplete last batch, unless it is the only one.
+        device: Device of the batches.
+        augment: Function from inputs and a stream to new inputs.
+        rows: Rows to iterate over, with repetitions. None means each row once.
         weights: Draw as many rows with replacement instead, with these weights.
-        relabel: From targets and the stream of the noise to other targets.
-        arrange: Gives the rows of the pass in their order, from the stream of the order.
-        shuffle: False takes the rows in the order in which they are given.
+        relabel: Function from targets and the stream of the noise to other targets.
+        arrange: Function from the stream of the order to the ordered rows of the pass.
+        shuffle: False keeps the given order of rows.
     """
     if arrange is not None and (rows is not None or weights is not None or not shuffle):
         raise ValueError(

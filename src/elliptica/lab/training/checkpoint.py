@@ -1,4 +1,4 @@
-"""Everything a run needs to go on, in one safetensors file (no pickle), and how it goes on."""
+"""Save and resume runs: everything a run needs, in one safetensors file (no pickle)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Tensors = dict[str, Tensor]
 
 
 def save_checkpoint(file: Path, groups: dict[str, Tensors], state: dict[str, Any]) -> None:
-    """Write tensors by group and plain values, atomically: a kill leaves the old file or the new one.
+    """Write tensors by group and plain values atomically: a kill leaves the old file or the new one.
 
-    The disk is not waited for, which would cost more than a short epoch; a file that a power cut spoils is
-    set aside when it is read.
+    This does not wait for the disk, which would cost more than a short epoch. A file damaged by a power cut
+    is set aside when it is read.
 
     Args:
-        file: Where to write.
+        file: File to write.
         groups: Tensors by group and name.
-        state: What JSON can hold.
+        state: Values that JSON can hold.
     """
     flat = {
         f"{group}/{name}": t.contiguous() for group, tensors in groups.items() for name, t in tensors.items()
@@ -42,7 +42,7 @@ def save_checkpoint(file: Path, groups: dict[str, Tensors], state: dict[str, Any
 
 
 def load_checkpoint(file: Path) -> tuple[dict[str, Tensors], dict[str, Any]] | None:
-    """Read what `save_checkpoint` wrote; None if there is nothing.
+    """Read a file of `save_checkpoint`; None if there is none.
 
     A file that cannot be read is set aside with a warning, never used and never deleted.
     """
@@ -62,17 +62,17 @@ def load_checkpoint(file: Path) -> tuple[dict[str, Tensors], dict[str, Any]] | N
 
 
 def set_aside(file: Path, why: str) -> Path:
-    """Rename a file that must not be used; it stays for inspection."""
+    """Rename a file that must not be used; keep it for inspection."""
     number = 0
     while (kept := file.with_name(f"{file.name}.unusable-{number}")).exists():
         number += 1
     file.rename(kept)
-    warnings.warn(f"{why}. It is kept as {kept}; the run has to be done anew.", EllipticWarning, stacklevel=3)
+    warnings.warn(f"{why}. It is kept as {kept}; the run starts again.", EllipticWarning, stacklevel=3)
     return kept
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
-    """State of an optimiser as named tensors; numbers become tensors of one element."""
+    """Return the state of an optimiser as named tensors; numbers become tensors of one element."""
     return {
         f"{parameter}/{name}": torch.as_tensor(value)
         for parameter, entries in optimizer.state_dict()["state"].items()
@@ -82,7 +82,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Give an optimiser the state that `optimizer_tensors` read."""
+    """Restore the state of an optimiser from `optimizer_tensors`."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         parameter, _, name = key.partition("/")
@@ -91,13 +91,13 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> Non
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """A copy of parameters and buffers, on the CPU."""
+    """Copy parameters and buffers to the CPU."""
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
 
 @dataclass
 class State:
-    """Where a run stands at the end of an epoch."""
+    """State of a run at the end of an epoch."""
 
     epoch: int = 0
     best_score: float = -math.inf
@@ -111,7 +111,7 @@ class State:
 
 @dataclass(frozen=True)
 class Trained:
-    """Everything that training changes, and the settings that it follows."""
+    """Everything that training changes, and its settings."""
 
     settings: TrainingSettings
     model: nn.Module
@@ -123,7 +123,7 @@ class Trained:
     is_observed: bool = False  # something is recorded of every epoch
 
     def save(self, file: Path, state: State, best: dict[str, Tensor]) -> None:
-        """Write a checkpoint; ``best`` are the weights of the epoch that is chosen so far."""
+        """Write a checkpoint; ``best`` are the weights of the best epoch so far."""
         streams = {
             "order": self.order.get_state(),
             "noise": self.noise.get_state(),
@@ -142,33 +142,33 @@ class Trained:
         save_checkpoint(file, groups, {**about, **asdict(state)})
 
     def check_agreement(self, score: float, ranks: Ranks) -> None:
-        """Raise if processes that do the same have come apart, before they decide differently."""
+        """Raise if replicas have diverged."""
         size = float(sum(p.detach().double().abs().sum() for p in self.model.parameters()))
-        found = ranks.all((size, score))
-        if not all(_agree(a, b) for each in found for a, b in zip(each, found[0], strict=True)):
+        sums = ranks.all((size, score))
+        if not all(_agree(a, b) for each in sums for a, b in zip(each, sums[0], strict=True)):
             raise RuntimeError(
-                f"The processes do not have the same weights any more (sum of sizes and score: {found}). "
+                f"The processes no longer have the same weights (sum of sizes and score: {sums}). "
                 "Their machines or versions of torch differ, or the network or the objective draws from "
                 "torch's default stream."
             )
 
     def restore(self, file: Path, ranks: Ranks) -> tuple[State, dict[str, Tensor]] | None:
-        """Read a checkpoint in all processes; one that does not fit is set aside and changes nothing."""
-        found = self._restore(file) if ranks.is_first else None
-        if ranks.size > 1 and ranks.from_first(found is not None):
+        """Read a checkpoint in all processes; set aside one that does not fit, without changing anything."""
+        restored = self._restore(file) if ranks.is_first else None
+        if ranks.size > 1 and ranks.from_first(restored is not None):
             if not ranks.is_first:
-                found = self._restore(file)
-            if not all(ranks.all(found is not None)):  # also waits until all have read it
+                restored = self._restore(file)
+            if not all(ranks.all(restored is not None)):  # also waits until all have read it
                 raise FileNotFoundError(
                     f"Not every process can read the checkpoint {file}. Keep it in a folder that all share."
                 )
-        return found
+        return restored
 
     def _restore(self, file: Path) -> tuple[State, dict[str, Tensor]] | None:
-        found = load_checkpoint(file)
-        if found is None:
+        loaded = load_checkpoint(file)
+        if loaded is None:
             return None
-        groups, values = found
+        groups, values = loaded
         written = values.pop("settings", None)
         if not isinstance(written, dict) or {**_defaults(), **written} != _plain(self.settings):
             set_aside(file, "The checkpoint was written with other settings")
@@ -184,7 +184,7 @@ class Trained:
         try:
             state, best = State(**values), groups["best"]
             streams = [groups["streams"][name] for name in ("order", "noise", "model")]
-            self.model.load_state_dict(best)  # does it fit, too?
+            self.model.load_state_dict(best)  # check that it fits, too
             self.model.load_state_dict(groups["model"])
             restore_optimizer(self.optimizer, groups["optimizer"])
             objective: object = self.objective
@@ -207,12 +207,12 @@ def _agree(a: float, b: float) -> bool:
 
 
 def _defaults() -> dict[str, Any]:
-    """Settings that have defaults: files from before a setting was added lack it."""
+    """Return settings with defaults, because older files lack settings that were added later."""
     return {
         f.name: f.default for f in fields(TrainingSettings) if f.default is not MISSING and f.default != ()
     }
 
 
 def _plain(settings: TrainingSettings) -> dict[str, Any]:
-    """Settings as JSON gives them back."""
+    """Convert settings to the values that JSON returns."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(settings).items()}

@@ -1,4 +1,4 @@
-"""The training loop: epochs, selection on validation, checkpoints, and what it cost."""
+"""The training loop: epochs, selection on validation, checkpoints, and cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALONE = Ranks()
 
 @dataclass(frozen=True)
 class FitResult:
-    """What `fit` found."""
+    """Result of `fit`."""
 
     score: float  # validation score of the epoch that was chosen; the model has its weights
     epoch: int  # that epoch, from 0
@@ -64,37 +64,39 @@ def fit(
     ranks: Ranks = _ALONE,
     code: Mapping[str, str] | None = None,
 ) -> FitResult:
-    """Train a model and leave it with the weights of the chosen epoch.
+    """Train a model and load the weights of the chosen epoch into it.
 
     Streams for the order of rows, for the objective's draws and for the model's own (dropout) are
-    derived from ``name`` and ``seed``; with a checkpoint a run that was killed goes on after its last
-    finished epoch and ends as if it had never been.
+    derived from ``name`` and ``seed``. With a checkpoint, a killed run resumes after its last
+    finished epoch and gives the same result as without the interruption.
 
     Args:
         model: The network, initialised.
-        objective: A function of the model and a `Batch`.
+        objective: Function of the model and a `Batch` that returns the loss.
         data: Training and validation parts.
-        settings: Everything about the optimisation.
+        settings: Settings of the optimisation.
         score: Score on the validation part, larger is better.
-        name: Of the run; part of every stream.
+        name: Name of the run; part of every stream.
         seed: Number of the repetition.
-        streams: Generators of the order of rows and of the objective's draws, in place of the derived ones.
-        rows: Numbers of the training rows that an epoch goes over, repeated ones as often as they are in
-            it; None is each row once.
-        relabel: From the targets of a batch and a stream to other targets, such as noisy ones.
-        arrange: From the stream of the order to the rows of an epoch, for methods that compose batches.
-        budget: Rows that go through the model, in place of the number of epochs: training stops, within an
-            epoch if need be, when so many have, and the schedule of rates is stretched to them.
-        checkpoint: File to write after each epoch and to start from if it exists.
-        device: Where to train.
-        progress: Told after each epoch, such as `elliptica.lab.training.TensorBoard`.
-        observe: Called with the model in evaluation mode after each epoch; what it gives is kept in
-            ``FitResult.observed`` and decides nothing.
+        streams: Generators of the order of rows and of the objective's draws, instead of the derived ones.
+        rows: Numbers of the training rows of an epoch, with repetitions;
+            None means each row once.
+        relabel: Function from the targets of a batch and a stream to other targets, such as noisy ones.
+        arrange: Function from the stream of the order to the rows of an epoch, for methods that compose
+            batches.
+        budget: Number of rows that go through the model, instead of the number of epochs. Training stops,
+            within an epoch if necessary, when it is used up, and the learning rate schedule is stretched to
+            it.
+        checkpoint: File to write after each epoch and to resume from if it exists.
+        device: Device to train on.
+        progress: Callback after each epoch, such as `elliptica.lab.training.TensorBoard`.
+        observe: Function of the model, called in evaluation mode after each epoch; its results are kept in
+            ``FitResult.observed`` and decide nothing.
         ranks: Processes that call this together, with the same arguments, and share the work of the network
             (`elliptica.distributed.split_rows`). The result is that of one process to rounding, unless the
-            network draws (dropout): each process does that from a stream of its own. The first one writes
-            checkpoints; a run may go on in another number of processes.
-        code: Versions of code that the result depends on; a checkpoint of others is set aside.
+            network is random (dropout): each process draws from its own stream. The first process writes
+            checkpoints. A run may resume with another number of processes.
+        code: Versions of code that the result depends on; a checkpoint written with others is set aside.
     """
     device = torch.device(device)
     model.to(device)
@@ -108,11 +110,11 @@ def fit(
     with torch.random.fork_rng(devices=[]), split_rows(model, ranks):
         torch.manual_seed(stream_seed(name, seed, "model"))
         if checkpoint is not None:
-            found = trained.restore(checkpoint, ranks)
-            if found is not None:
-                state, best = found
+            resumed = trained.restore(checkpoint, ranks)
+            if resumed is not None:
+                state, best = resumed
         while not _finished(state, settings, budget):
-            if ranks.size > 1:  # masks of dropout differ among processes, and need not be in a checkpoint
+            if ranks.size > 1:  # dropout masks differ among processes, and need not be in a checkpoint
                 torch.manual_seed(stream_seed(name, seed, "model", state.epoch, ranks.rank))
             _epoch(
                 state,
@@ -182,7 +184,7 @@ def _finished(state: State, settings: TrainingSettings, budget: int | None) -> b
 
 
 def _expected(state: State, settings: TrainingSettings, budget: int | None) -> int:
-    """Number of epochs, as far as it is known."""
+    """Return the number of epochs, as far as it is known."""
     if budget is None:
         return settings.epochs
     return max(state.epoch, math.ceil(budget * state.epoch / max(state.evaluations, 1)))
@@ -191,7 +193,7 @@ def _expected(state: State, settings: TrainingSettings, budget: int | None) -> i
 def _epoch(
     state: State, trained: Trained, parts: Iterator[Batch], device: torch.device, budget: int | None
 ) -> None:
-    """One pass over the training rows, or what the budget leaves of it."""
+    """Run one pass over the training rows, or the part that the budget allows."""
     begin = time.perf_counter()
     model, settings = trained.model, trained.settings
     model.train()
@@ -210,7 +212,7 @@ def _epoch(
     if not math.isfinite(mean):
         raise FloatingPointError(
             f"The training loss became {mean} in epoch {state.epoch + 1}. Lower lr (it is "
-            f"{settings.rate(place):g}), or look at the objective's settings."
+            f"{settings.rate(place):g}), or check the objective's settings."
         )
     state.losses.append(mean)
     state.evaluations += count[0]

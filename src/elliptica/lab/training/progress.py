@@ -1,4 +1,4 @@
-"""What a training tells after each epoch, and its curves as TensorBoard event files."""
+"""Progress callbacks after each epoch, and training curves as TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from elliptica._utils.extras import import_extra
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """Where a training stands at the end of an epoch.
+    """State of a training at the end of an epoch.
 
     Attributes:
-        epoch: Epochs that are finished: 1 after the first.
+        epoch: Number of finished epochs: 1 after the first.
         epochs: Number of epochs, as far as it is known.
         loss: Mean training loss of this epoch.
         score: Validation score after it, larger is better.
-        best: Score of the epoch that is chosen so far.
+        best: Best score so far.
         lr: Learning rate of its last step.
         seconds: Wall time of training and validation so far, over all sittings.
         evaluations: Rows that went through the model in training so far.
@@ -38,7 +38,7 @@ class EpochEnd:
     evaluations: int
 
 
-#: Told after each epoch.
+#: Callback after each epoch.
 Progress = Callable[[EpochEnd], object]
 
 
@@ -46,16 +46,16 @@ Plain = bool | int | float | str
 
 
 class TensorBoard:
-    """Writes the scalars of every epoch, and the settings of the run, for `tensorboard --logdir`.
+    """Write the scalars of every epoch, and the settings of the run, for `tensorboard --logdir`.
 
-    An object of this class is a ``progress`` hook of `elliptica.lab.training.fit`; in a loop of your own,
-    call `write` after each epoch. A run that goes on after a kill replaces the steps that it does again
-    (``purge_step``), so that curves have no doubled points. Give every run a folder of its own: then any
+    An object of this class is a ``progress`` callback of `elliptica.lab.training.fit`. In your own loop,
+    call `write` after each epoch. A run that resumes after a kill replaces the steps that it repeats
+    (``purge_step``), so that curves have no duplicate points. Give every run its own folder; then any
     number of processes may write at the same time.
 
     Args:
-        folder: Where the event files go; the folder's name is the name of the run.
-        settings: Shown in the HParams tab beside the final metrics; nested values and others than numbers
+        folder: Folder of the event files; its name is the name of the run.
+        settings: Shown in the HParams tab with the final metrics; nested values and others than numbers
             and text are written as text.
 
     Example:
@@ -73,7 +73,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def __call__(self, end: EpochEnd) -> None:
-        """Take the end of an epoch from `elliptica.lab.training.fit`."""
+        """Write the end of an epoch; the callback of `elliptica.lab.training.fit`."""
         self.write(
             end.epoch,
             {
@@ -87,36 +87,36 @@ class TensorBoard:
         )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write scalars of a step; the first call of a sitting replaces earlier events from that step on.
+        """Write scalars of a step; the first call of a session replaces earlier events from that step on.
 
         Args:
             step: Number of the epoch.
-            scalars: By name; values that are not finite are left out.
+            scalars: Values by name; those that are not finite are skipped.
         """
         writer = self._open(step)
         for name, value in scalars.items():
             if math.isfinite(value):
                 writer.add_scalar(name, value, step)
-        writer.flush()  # a kill then loses nothing that was told
+        writer.flush()  # so that a kill loses nothing
 
     def finish(self, metrics: Mapping[str, float | None] | None = None) -> None:
-        """Write the final metrics beside the settings, and close the files.
+        """Write the final metrics with the settings, and close the files.
 
         Args:
-            metrics: By name; those without a value are left out.
+            metrics: Values by name; missing ones are skipped.
         """
-        found = {
+        values = {
             f"final/{name}": float(value) for name, value in (metrics or {}).items() if value is not None
         }
         writer = self._open(0)
-        for part in _summaries(self.settings, found):
+        for part in _summaries(self.settings, values):
             writer.file_writer.add_summary(part)
-        for name, value in found.items():
+        for name, value in values.items():
             writer.add_scalar(name, value, 0)
         self.close()
 
     def close(self) -> None:
-        """Close the files; a later `write` opens others."""
+        """Close the files; a later `write` opens new ones."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -141,7 +141,7 @@ class TensorBoard:
 
 
 def _summaries(settings: dict[str, Plain], metrics: dict[str, float]) -> tuple[Any, ...]:
-    """What the HParams tab reads: the columns, the values of this run, and that it has ended."""
+    """Return the summaries of the HParams tab: the columns, the values of this run, and its end."""
     from torch.utils.tensorboard.summary import hparams
 
     parts: tuple[Any, ...] = hparams(settings, metrics)

@@ -1,4 +1,4 @@
-"""How a network is trained: the columns of the paper's Table 12, flips and crops."""
+"""Training settings: the columns of the paper's Table 12, flips and crops."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class TrainingSettings:
         batch_size: Rows of a step.
         lr: Learning rate.
         optimizer: ``"adam"`` or ``"sgd"``.
-        momentum: Of SGD.
-        nesterov: Of SGD.
-        weight_decay: Of either, as torch's optimisers mean it.
+        momentum: Momentum of SGD.
+        nesterov: Whether SGD uses Nesterov momentum.
+        weight_decay: Weight decay of either, as in torch's optimisers.
         milestones: Epochs before which the rate is multiplied by ``gamma``.
         gamma: Factor at each milestone.
-        drop_last: Leave out an incomplete last batch (as the C-Mixup reference does).
+        drop_last: Skip an incomplete last batch (as the C-Mixup reference does).
         select: ``"validation"``: the epoch with the best validation metric (the last of equals), ``"last"``.
         patience: Stop after so many epochs without a better validation metric; None never does.
         precision: ``"bfloat16"`` runs the forward pass under autocast.
@@ -113,13 +113,13 @@ class TrainingSettings:
         return 1 / torch.bincount(number)[number].double()
 
     def augmentation(self) -> Callable[[Tensor, torch.Generator], Tensor] | None:
-        """What is done to the images of a batch, if anything."""
+        """Return the augmentation of the images of a batch, or None."""
         if self.augment == "none":
             return None
         return lambda x, generator: flip_and_crop(x, self.padding, generator)
 
     def rate(self, epoch: int | float) -> float:
-        """Learning rate in an epoch (0, 1, ...), or at a place within one."""
+        """Return the learning rate in an epoch (0, 1, ...), or at a place within one."""
         return self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
 
 
@@ -140,7 +140,7 @@ def flip_and_crop(
     flips = torch.rand(rows, generator=generator) < 0.5
     down, right = (torch.randint(2 * padding + 1, (rows,), generator=generator) for _ in range(2))
     padded = pad(x, [padding] * 4)
-    # Columns of the padded, flipped image: a flip of the padded image is the padded flipped image.
+    # a flip of the padded image is the padded flipped image, so flipping only reverses the columns
     columns = torch.arange(width) + right[:, None]
     columns = torch.where(flips[:, None], width + 2 * padding - 1 - columns, columns)
     lines = torch.arange(height) + down[:, None]
