@@ -204,8 +204,8 @@ def _look(entry: Entry, data_dir: str | os.PathLike[str] | None, verify: bool) -
         there = [(file, path) for file, path in paths if path is not None]
         problems = [p for p in (_problem(file, path, verify) for file, path in there) if p]
         if len(there) == len(form) and not problems:
-            paths = tuple(path for _, path in there)
-            return Listing(entry, "present", str(paths[0].parent), paths)
+            files = tuple(path for _, path in there)
+            return Listing(entry, "present", str(files[0].parent), files)
         wrong = wrong or next(iter(problems), "")
     if wrong:
         return Listing(entry, "wrong", wrong)
