@@ -610,8 +610,58 @@ def test_settings_of_a_partner_table(x, generator):
         table.sample(index, n_bridges=0, generator=generator)
     with refused(TypeError, "n_bridges must be an integer", "1.5", generator=generator):
         table.sample(index, n_bridges=1.5, generator=generator)
-    with pytest.raises(IndexError, match="6"):
-        table.sample(torch.tensor([6]), generator=generator)
+    with refused(TypeError, "max_bytes must be an integer", "'1 GB'"):
+        PartnerTable(x, max_bytes="1 GB")
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_bytes": 0}, {"power": math.inf}])
+@pytest.mark.parametrize(
+    ("index", "error", "words"),
+    [
+        (torch.tensor([6]), ValueError, ("rows of the data set, 0..5", "spans 6 to 6")),
+        (torch.tensor([2, -1]), ValueError, ("rows of the data set, 0..5", "spans -1 to 2")),
+        (torch.arange(ROWS) < 2, TypeError, ("row numbers", "torch.bool", "mask.nonzero()")),
+        (torch.zeros(2), TypeError, ("row numbers", "torch.float32")),
+        (torch.tensor(2), TypeError, ("row numbers", "shape ()")),
+        (torch.zeros(2, 1).long(), TypeError, ("row numbers", "shape (2, 1)")),
+        (torch.zeros(0).long(), ValueError, ("index is empty", "0 rows")),
+        (slice(0, 3), TypeError, ("row numbers", "got slice", "torch.tensor([3, 7])")),
+        ([0, 1], TypeError, ("row numbers", "got list")),
+        (None, TypeError, ("row numbers", "got NoneType")),
+    ],
+)
+def test_rows_of_a_partner_table(index, error, words, settings, x, generator):
+    """Negative numbers, masks and slices would pick other rows than those that the batch holds."""
+    table = PartnerTable(x, **settings)
+    with refused(error, "index", *words, generator=generator):
+        table.sample(index, generator=generator)
+    assert torch.equal(  # small integers are numbers of rows as well
+        table.sample(torch.tensor([1, 2], dtype=torch.uint8), generator=torch.Generator().manual_seed(0)),
+        table.sample(torch.tensor([1, 2]), generator=torch.Generator().manual_seed(0)),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.complex64])
+def test_distances_need_floating_points(dtype, x, generator):
+    words = ("x must be floating point", "distances", str(dtype), "x.float()")
+    for pairing in ("inverse_distance", "nearest"):
+        with refused(TypeError, *words, generator=generator):
+            sample_partners(x.to(dtype), pairing=pairing, generator=generator)
+    with refused(TypeError, *words):
+        partner_probabilities(x.to(dtype))
+    assert sample_partners(x.to(dtype), generator=generator).shape == (ROWS, 1)  # these measure nothing
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(ROWS), torch.zeros(ROWS, 1).long()])
+def test_labels_that_are_not_one_class_per_row(labels, x, generator):
+    words = ("labels must hold one class per row", str(tuple(labels.shape)), str(labels.dtype), ".long()")
+    for pairing in ("permutation", "inverse_distance", "nearest"):
+        with refused(TypeError, *words, generator=generator):
+            sample_partners(x, pairing=pairing, labels=labels, among="same_class", generator=generator)
+    with refused(TypeError, *words):
+        partner_probabilities(x, labels=labels, among="same_class")
+    with refused(TypeError, *words):
+        PartnerTable(x, labels=labels, among="same_class")
 
 
 def test_several_inputs_must_be_named(x, real, generator):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_gamma, draw_inverse_gaussian
-from elliptica.core.partners import pairwise_distances
+from elliptica.core.partners import in_squarable_units, pairwise_distances
 
 #: Fraction of a feature's standard deviation that ``sigma="auto"`` takes. The paper's settings,
 #: in these units, lie between 0.05 (normalised images) and about 0.25 (min-max scaled tables).
@@ -231,7 +231,8 @@ def intrinsic_dimension(x: Float[Tensor, " n *feature"], *, discard: float = 0.1
     checks.finite("x", x)
     if not 0 <= discard < 1:
         raise ValueError(f"discard must be at least 0 and below 1, but got {discard}.")
-    points = torch.unique(x.detach().flatten(1) if x.ndim > 1 else x.detach()[:, None], dim=0)
+    points = in_squarable_units(x.detach())
+    points = torch.unique(points.flatten(1) if x.ndim > 1 else points[:, None], dim=0)
     n = len(points)
     if n < 10:
         raise ValueError(f"A dimension needs at least 10 distinct points, but x has {n}.")
