@@ -6,11 +6,13 @@ refused call has drawn nothing from the caller's generator.
 """
 
 import contextlib
+import functools
 import math
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from elliptica import (
     BridgeMix,
@@ -186,6 +188,26 @@ def test_values_of_other_arguments_that_are_not_finite(x, real, generator):
         regressor()(x, real, end=(far, real), generator=generator)
     with refused(ValueError, "end's y", "must be finite", generator=generator):
         regressor()(x, real, end=(x, real * math.nan), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("weight", "error", "words"),
+    [
+        (-torch.ones(ROWS), ValueError, ("at least 0", "-1 to -1")),
+        (torch.full((ROWS,), math.inf), ValueError, ("must be finite",)),
+        (torch.ones(ROWS).long(), TypeError, ("floating point", "torch.int64")),
+        (torch.ones(ROWS).double(), TypeError, ("torch.float64", ".to(torch.float32)")),
+        ([1.0] * ROWS, TypeError, ("must be a torch.Tensor", "list")),
+        (None, TypeError, ("must be a torch.Tensor", "NoneType")),
+    ],
+)
+def test_weights_of_far_ends(weight, error, words, x, real, generator):
+    """Negative ones made a loss below zero."""
+    given = {"sample_weight": torch.ones(ROWS), "end": (x, real, weight), "generator": generator}
+    with refused(error, "end's sample_weight", *words, generator=generator):
+        regressor()(x, real, **given)
+    with refused(error, "end's sample_weight", *words, generator=generator):
+        sample_paths(x, real, target_space="real", **given)
 
 
 def test_values_of_a_named_input_that_are_not_finite(generator):
@@ -468,6 +490,27 @@ def test_evaluation_checks_labels_too(sampling, x):
         objective(x, torch.full((ROWS,), 9))
 
 
+@pytest.mark.parametrize("classes", [CLASSES - 1, CLASSES + 1])
+def test_probabilities_of_another_number_of_classes(classes, x, generator):
+    y = torch.full((ROWS, CLASSES), 1 / CLASSES)
+    words = (f"probabilities of {CLASSES} classes", f"num_classes={classes}", "agree")
+    with refused(ValueError, *words, generator=generator):
+        sample_paths(x, y, target_space="simplex", num_classes=classes, generator=generator)
+    for call in (classifier(num_classes=classes), mix(num_classes=classes), loss_of(num_classes=classes)):
+        with refused(ValueError, *words, generator=generator):
+            call(x, y, generator=generator)
+    with refused(ValueError, *words):
+        classifier(num_classes=classes).eval()(x, y)
+
+
+def test_class_weights_of_another_number_of_classes(x):
+    loss_fn, y = nn.CrossEntropyLoss(weight=torch.ones(CLASSES - 1)), torch.full((ROWS, CLASSES), 0.25)
+    with refused(ValueError, "weights of 3 classes", "num_classes=4", "one weight for each class"):
+        Elliptic(nn.Linear(FEATURES, CLASSES), loss_fn, num_classes=CLASSES)
+    with refused(ValueError, "probabilities of 4 classes", "num_classes=3"):
+        Elliptic(nn.Linear(FEATURES, CLASSES), loss_fn)(x, y)
+
+
 # ------------------------------------------------------------------------------- losses and models
 
 
@@ -484,6 +527,36 @@ def test_a_loss_that_reduces(x, real, generator):
         Elliptic(nn.Linear(1, 1), "mse")
     with refused(TypeError, "model must be a torch.nn.Module", "Elliptic(model, loss_fn)"):
         Elliptic(lambda x: x, nn.MSELoss())
+
+
+@pytest.mark.parametrize("shape", [(ROWS, CLASSES), (ROWS, 1), (CLASSES + 1,)])
+@pytest.mark.parametrize("settings", [{}, {"sampling": "path"}, {"chunk_size": 2}, {"n_bridges": 2}])
+def test_weights_of_a_loss_that_are_not_those_of_one_row(shape, settings, x, generator):
+    """A row of the batch is not a point: its neighbour's weight counts as well."""
+    weight, y, model = torch.ones(shape), torch.rand(ROWS, CLASSES), nn.Linear(FEATURES, CLASSES)
+    words = (str(shape), f"targets of one row, shape ({CLASSES},)", "sample_weight=")
+    function = functools.partial(F.binary_cross_entropy_with_logits, weight=weight, reduction="none")
+    for name, loss_fn in (
+        ("weight", nn.BCEWithLogitsLoss(weight=weight)),
+        ("pos_weight", nn.BCEWithLogitsLoss(pos_weight=weight)),
+        ("weight", nn.MultiLabelSoftMarginLoss(weight=weight)),
+        ("weight", function),
+    ):
+        objective = Elliptic(model, loss_fn, **settings)
+        for training in (True, False):
+            with refused(ValueError, f"loss_fn has {name} of shape", *words):
+                objective.train(training)(x, y, generator=generator)
+    with refused(ValueError, "loss_fn has weight of shape", *words):
+        Elliptic(nn.Sequential(model, nn.Sigmoid()), nn.BCELoss(weight=weight), **settings)(x, y)
+
+
+def test_weights_of_a_loss_that_are_those_of_one_row(x):
+    """Of one number, of one number per label, and with an axis for the batch of length one."""
+    y, model = torch.rand(ROWS, CLASSES), nn.Linear(FEATURES, CLASSES)
+    plain = Elliptic(model, nn.BCEWithLogitsLoss()).eval()(x, y)
+    for shape in ((), (1,), (CLASSES,), (1, CLASSES), (1, 1)):
+        objective = Elliptic(model, nn.BCEWithLogitsLoss(weight=torch.full(shape, 3.0))).eval()
+        assert torch.allclose(objective(x, y), 3 * plain)
 
 
 class Reduces(nn.Module):
@@ -563,6 +636,17 @@ OBJECTIVE_SETTINGS = [
         ('quadrature="uniform"', 'Use sampling="marginal"'),
     ),
 ]
+
+
+@pytest.mark.parametrize("settings", [{"sigma": 1e300}, {"sigma": 3e38}, {"horizon": 1e300}])
+def test_noise_beyond_the_numbers(settings, x, labels, generator):
+    words = ("times sqrt(horizon)", "more than torch.float32 can hold", "Use smaller")
+    with refused(ValueError, *words):
+        sample_bridge(x, x, **settings)
+    for entry in BATCH.values():
+        for sampling in ("path", "marginal"):
+            with refused(ValueError, *words):
+                entry(sampling=sampling, sigma_y=0.0, **settings)(x, labels)
 
 
 @batch_entries

@@ -33,13 +33,19 @@ def model(value: object, owner: str) -> None:
         raise TypeError(f"model is a loss ({type(value).__name__}); the order is {owner}(model, loss_fn).")
 
 
-def floating(name: str, value: object) -> None:
-    """``value`` must be a tensor of a floating dtype."""
+def tensor(name: str, value: object) -> None:
+    """``value`` must be a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
             "Convert it first, e.g. torch.as_tensor(...)."
         )
+
+
+def floating(name: str, value: object) -> None:
+    """``value`` must be a tensor of a floating dtype."""
+    tensor(name, value)
+    assert isinstance(value, Tensor)
     if not value.is_floating_point():
         raise TypeError(
             f"{name} must be floating point, but has dtype {value.dtype}: there is nothing between "
@@ -76,11 +82,7 @@ def same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None
 
 def same_rows(name: str, value: Tensor, rows: int, reference: str = "x") -> None:
     """First axes must agree."""
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
-            "Convert it first, e.g. torch.as_tensor(...)."
-        )
+    tensor(name, value)
     if value.ndim == 0 or value.shape[0] != rows:
         got = "a scalar" if value.ndim == 0 else f"{len(value)} rows"
         raise ValueError(

@@ -20,6 +20,7 @@ from elliptica.core.alerts import (
     reject_prefixes,
     reject_unpaired,
     warn_if_negative,
+    warn_of_constant,
     warn_of_mode,
     warn_of_own_sigma,
     warn_of_scale,
@@ -156,9 +157,15 @@ class Elliptic(nn.Module):
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
         self._user_loss = (loss_fn,)  # in a tuple, so that it is not registered twice
-        if settings.num_classes is None and self.loss.num_classes() is not None:
+        weighted = self.loss.num_classes()
+        if settings.num_classes is not None and weighted not in (None, settings.num_classes):
+            raise ValueError(
+                f"loss_fn has weights of {weighted} classes, but num_classes={settings.num_classes}. Give "
+                "one weight for each class, or leave num_classes out."
+            )
+        if settings.num_classes is None and weighted is not None:
             settings = copy.copy(settings)  # checked before: not judged, and warned about, again
-            object.__setattr__(settings, "num_classes", self.loss.num_classes())
+            object.__setattr__(settings, "num_classes", weighted)
             settings.warn_of_smoothing()
         space = space_of_loss(loss_fn) if settings.target_space is None else None
         if space is not None and settings.sigma_y is None:
@@ -178,6 +185,7 @@ class Elliptic(nn.Module):
         self.epoch: int | None = None
         self.across: Across | None = None  # set by elliptica.distributed.over_global_batch
         self._warned_of_negative = False
+        self._warned_of_constant = False
         self._warned_of_mode: set[bool] = set()
         self._judged_scale = False
         self.auto_sigma: Tensor | None
@@ -466,7 +474,11 @@ class Elliptic(nn.Module):
                 raise ValueError(
                     f'sigma="auto" measures one input, but {len(names)} are bridged. Give a number.'
                 )
-            self.auto_sigma = auto_sigma(inputs[names[0]])
+            measured = auto_sigma(inputs[names[0]])
+            if not bool(measured.any()):  # nothing to keep: the next batch may vary
+                self._warned_of_constant = self._warned_of_constant or warn_of_constant()
+                return measured
+            self.auto_sigma = measured
             warn_of_own_sigma(self.model)
             low, high = (float(v) for v in self.auto_sigma.aminmax())
             logger.info('sigma="auto" chose %.3g to %.3g per feature', low, high)

@@ -26,6 +26,13 @@ _REMEDY = (
 
 _LABEL_LOSSES = (nn.NLLLoss, nn.MultiMarginLoss)
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
+#: Losses, and functions, whose weights broadcast with the targets, hence reach into the batch if they may.
+_WEIGHTED = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss)
+_WEIGHTED_FUNCTIONS = (
+    F.binary_cross_entropy_with_logits,
+    F.binary_cross_entropy,
+    F.multilabel_soft_margin_loss,
+)
 
 
 class PerSampleLoss(nn.Module):
@@ -75,6 +82,10 @@ class PerSampleLoss(nn.Module):
         elif "reduction" in _parameters(loss_fn) and not isinstance(loss_fn, functools.partial):
             loss_fn = functools.partial(loss_fn, reduction="none")
         self.loss_fn: Any = loss_fn
+        #: names of weights that are multiplied with losses of any shape
+        self._broadcast = [
+            name for name in ("weight", "pos_weight") if _elementwise_weight(loss_fn, name) is not None
+        ]
         #: whether the loss weights classes and averages by those weights
         self.weights_classes = self._class_weighted and getattr(loss_fn, "weight", None) is not None
 
@@ -112,6 +123,13 @@ class PerSampleLoss(nn.Module):
 
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:
         """Catch what torch would refuse obscurely, or broadcast silently."""
+        for name in self._broadcast:
+            _check_per_feature(name, _elementwise_weight(self.loss_fn, name), target)
+        if self.weights_classes and target.ndim > 1 and len(self.loss_fn.weight) != target.shape[1]:
+            raise ValueError(
+                f"loss_fn has weights of {len(self.loss_fn.weight)} classes, but the targets have shape "
+                f"{tuple(target.shape)}, i.e. {target.shape[1]} classes. Give one weight for each class."
+            )
         if output.shape == target.shape:
             return
         shapes = f"The model returns shape {tuple(output.shape)}, but the targets have {tuple(target.shape)}"
@@ -148,6 +166,31 @@ def _parameters(function: object) -> list[str]:
         return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return []
+
+
+def _elementwise_weight(loss_fn: Any, name: str) -> Tensor | None:
+    """Return the weight of that name if the loss multiplies it with losses of any shape."""
+    if isinstance(loss_fn, _WEIGHTED):
+        return getattr(loss_fn, name, None)
+    if isinstance(loss_fn, functools.partial) and loss_fn.func in _WEIGHTED_FUNCTIONS:
+        weight: Tensor | None = loss_fn.keywords.get(name)
+        return weight
+    return None
+
+
+def _check_per_feature(name: str, weight: Tensor | None, target: Tensor) -> None:
+    """Raise where a weight of the loss has an axis for the rows of a batch."""
+    assert weight is not None
+    own = weight[0] if weight.ndim == target.ndim and weight.shape[0] == 1 else weight
+    fits = own.ndim < target.ndim and all(
+        have in (1, want) for have, want in zip(reversed(own.shape), reversed(target.shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"loss_fn has {name} of shape {tuple(weight.shape)}, but it must broadcast to the targets of one "
+            f"row, shape {tuple(target.shape[1:])}: points on bridges belong to two rows. Pass weights of "
+            "rows to the call, sample_weight=..."
+        )
 
 
 def _refuse_broadcast(output: object, target: Tensor, losses: Tensor) -> None:

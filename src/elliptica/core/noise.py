@@ -137,7 +137,22 @@ def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR)
             "Give a number for sigma, or call auto_sigma on more data."
         )
     checks.finite("x", x)
-    return factor * x.detach().to(compute_dtype(x.dtype)).std(dim=0).to(x.dtype)
+    values = x.detach().to(compute_dtype(x.dtype))
+    spread = values.std(dim=0)
+    if x.numel() and not 1e-15 < float(spread.max()) < 1e15:  # squares may overflow, or vanish
+        size = values.abs().max().clamp_min(torch.finfo(values.dtype).tiny)
+        spread = (values / size).std(dim=0) * size
+    return factor * spread.to(x.dtype)
+
+
+def in_range(std: float, dtype: torch.dtype) -> float:
+    """Return a standard deviation; raise where it is more than numbers of ``dtype`` can hold."""
+    if std > 1e30 and std > 1e-8 * torch.finfo(compute_dtype(dtype)).max:
+        raise ValueError(
+            f"sigma (or sigma_y) times sqrt(horizon) is {std:.3g}, more than {dtype} can hold. Use smaller "
+            "ones; a tenth of the deviation of the data is a start."
+        )
+    return std
 
 
 def noise_std(
@@ -157,7 +172,7 @@ def noise_std(
         if isinstance(sigma, Tensor):
             checks.per_feature("sigma (or sigma_y)", sigma, start.shape[1:])
             return sigma.to(start.device, compute_dtype(start.dtype)) * math.sqrt(horizon)
-        return sigma * math.sqrt(horizon)
+        return in_range(sigma * math.sqrt(horizon), start.dtype)
     rows, n = len(start), max(start[0].numel(), 1)
     dim = float(n) if sigma.dim is None else sigma.dim
     r = _distances(start, end)

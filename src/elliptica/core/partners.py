@@ -593,6 +593,11 @@ def _ends_given(batch: Batch, settings: BridgeSettings, partners: Tensor | None,
     )
     if ends.weight is not None and batch.weight is None:
         raise ValueError("end holds sample weights, but the batch has none. Pass sample_weight= too.")
+    if ends.weight is not None and batch.weight is not None and ends.weight.dtype != batch.weight.dtype:
+        raise TypeError(
+            f"end's sample_weight has dtype {ends.weight.dtype}, but sample_weight has {batch.weight.dtype}. "
+            f"Convert it with .to({batch.weight.dtype})."
+        )
     return ends
 
 
@@ -638,8 +643,7 @@ def ends_given(
             "end must be a tuple (x, y) or (x, y, sample_weight) of the far ends, but got "
             f"{type(end).__name__}."
         )
-    if not isinstance(end[1], Tensor):
-        raise TypeError(f"end's y must be a torch.Tensor, but got {type(end[1]).__name__}.")
+    checks.tensor("end's y", end[1])
     far_inputs = named_inputs(end[0])
     if list(far_inputs) != list(inputs):
         raise ValueError(
@@ -659,6 +663,8 @@ def ends_given(
         y = encode(labels)
     weight = None
     if len(end) == 3:
+        checks.tensor("end's sample_weight", end[2])
+        checks.nonnegative("end's sample_weight", end[2])
         weight = _far_rows("end's sample_weight", end[2], targets.shape[:1], n_bridges)
     far_y = _far_rows("end's y", y, targets.shape, n_bridges)
     return Ends(n_bridges, None, x=x, y=far_y, weight=weight)
