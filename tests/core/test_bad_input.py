@@ -5,6 +5,7 @@ of the remedy. What the caller passed in is compared with a copy after every cal
 refused call has drawn nothing from the caller's generator.
 """
 
+import collections
 import contextlib
 import functools
 import math
@@ -17,9 +18,12 @@ from torch.nn import functional as F
 from elliptica import (
     BridgeMix,
     Elliptic,
+    PartnerIndex,
     PartnerTable,
+    auto_sigma,
     elliptic_loss,
     partner_probabilities,
+    project_to_simplex,
     sample_bridge,
     sample_partners,
     sample_paths,
@@ -445,6 +449,92 @@ def test_partners_must_be_row_numbers(x, labels, generator):
             classifier()(x, labels, partners=torch.zeros(ROWS, dtype=dtype), generator=generator)
 
 
+UNUSUAL = {
+    "meta": (lambda z: z.to("meta"), ("device meta", "real device")),
+    "csr": (lambda z: z.to_sparse_csr(), ("torch.sparse_csr", ".to_dense()")),
+    "coo": (lambda z: z.to_sparse(), ("torch.sparse_coo", ".to_dense()")),
+    "mkldnn": (lambda z: z.to_mkldnn(), ("mkldnn", ".to_dense()")),
+    "nested": (lambda z: torch.nested.nested_tensor([*z]), ("nested", "to_padded_tensor")),
+    "quantised": (lambda z: torch.quantize_per_tensor(z, 0.1, 0, torch.quint8), ("quint8", ".dequantize()")),
+    "float8": (lambda z: z.to(torch.float8_e4m3fn), ("torch.float8_e4m3fn", ".float()")),
+}
+unusual = pytest.mark.parametrize(("make", "words"), UNUSUAL.values(), ids=UNUSUAL)
+
+
+@unusual
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_tensors_that_are_not_ordinary(make, words, x, real, generator):
+    dense = "must be an ordinary dense tensor"
+    for objective in (regressor(), regressor(sampling="path"), regressor(validate=False), regressor().eval()):
+        with refused(TypeError, f"x {dense}", *words, generator=generator):
+            objective(make(x), real, generator=generator)
+        with refused(TypeError, f"y {dense}", *words, generator=generator):
+            objective(x, make(real), generator=generator)
+    two = Elliptic(nn.Bilinear(FEATURES, FEATURES, CLASSES), nn.MSELoss(), bridged=(0,))
+    with refused(TypeError, f"x[1] {dense}", *words):
+        two((x, make(x)), real)
+    for name, call in (
+        ("start", lambda z: sample_bridge(z, x)),
+        ("end", lambda z: sample_bridge(x, z)),
+        ("x", PartnerTable),
+        ("x", partner_probabilities),
+        ("x", sample_partners),
+        ("x", auto_sigma),
+        ("y", project_to_simplex),
+        ("end's x['x']", lambda z: regressor()(x, real, end=(z, real))),
+        ("end's y", lambda z: regressor()(x, real, end=(x, z))),
+    ):
+        with refused(TypeError, f"{name} {dense}", *words):
+            call(make(x if name != "end's y" else real))
+
+
+def test_scalars_in_evaluation(x, real):
+    with refused(ValueError, "x is a scalar", "first axis must be the batch"):
+        regressor().eval()(torch.tensor(1.0), real)
+    with refused(ValueError, "y must have as many rows as x (6)", "a scalar"):
+        regressor().eval()(x, torch.tensor(1.0))
+    with refused(ValueError, "y must have as many rows as x (6)", "5 rows"):
+        regressor().eval()(x, real[:5])
+
+
+@pytest.mark.parametrize("at", [5, 0, True, b"0", ["0"]])
+def test_a_layer_that_is_not_a_name(at, x):
+    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES))
+    words = ("at must be the name of a layer", "at='0'", repr(at), type(at).__name__, "named_modules")
+    with refused(TypeError, *words):
+        Elliptic(model, nn.MSELoss(), at=at)
+    with refused(TypeError, *words):
+        PartnerIndex.of_features(model, x, at=at)
+
+
+INFERENCE = [{"weighting": "gradient_norm"}, {"at": "0", "weighting": "gradient_norm"}]
+
+
+def test_inference_mode(x, real):
+    """Losses are the same; what needs gradients says so."""
+
+    def make(**settings):
+        model = nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES))
+        return Elliptic(model, nn.MSELoss(), **settings)
+
+    objective = make()
+    with torch.inference_mode():
+        found = objective(x, real, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found, objective(x, real, generator=torch.Generator().manual_seed(0)))
+    for settings in INFERENCE:
+        words = ("needs the gradient of the loss", "torch.inference_mode()", "torch.no_grad()")
+        with torch.inference_mode(), refused(ValueError, *words):
+            make(**settings)(x, real)
+    with torch.inference_mode():
+        made, inputs = make(), torch.randn(ROWS, FEATURES)
+    with refused(RuntimeError, "The model was made under torch.inference_mode()", "outside"):
+        made(x, real)
+    with refused(RuntimeError, "x was made under torch.inference_mode()", "x.clone()"):
+        make(at="0")(inputs, real)
+    make(at="0")(inputs.clone(), real).backward()
+
+
 # ----------------------------------------------------------------------------------------- labels
 
 
@@ -582,6 +672,84 @@ def test_a_model_that_returns_the_wrong_number_of_rows(how, sampling, x, labels,
         )
         with refused(ValueError, *words, tensors=(x, labels)):
             objective(x, labels, generator=generator)
+
+
+class Returns(nn.Module):
+    """Wrong models: what they return is not a tensor that a loss of torch could compare."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.layer, self.wrap = nn.Linear(FEATURES, CLASSES), wrap
+
+    def forward(self, x):
+        return self.wrap(self.layer(x))
+
+
+class Output(collections.OrderedDict):
+    """As transformers has them: a dict with attributes."""
+
+    @property
+    def logits(self):
+        return self["logits"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"sampling": "path"}, {"chunk_size": 2}, {"at": "layer"}])
+@pytest.mark.parametrize(
+    ("wrap", "kind", "pick"),
+    [
+        (lambda z: (z, z), "tuple", "output[0]"),
+        (lambda z: [z], "list", "output[0]"),
+        (lambda z: {"logits": z}, "dict", 'output["logits"]'),
+        (lambda z: Output(logits=z), "Output", 'output["logits"]'),
+        (lambda z: None, "NoneType", "output.logits"),
+    ],
+    ids=["tuple", "list", "dict", "ModelOutput", "None"],
+)
+def test_a_model_that_does_not_return_a_tensor(wrap, kind, pick, settings, x, labels, generator):
+    objective = Elliptic(Returns(wrap), nn.CrossEntropyLoss(), num_classes=CLASSES, **settings)
+    words = (f"The model returns {kind}", "CrossEntropyLoss compares a tensor", pick, "target_space=")
+    for training in (True, False):
+        with refused(TypeError, *words):
+            objective.train(training)(x, labels, generator=generator)
+    with refused(TypeError, f"The model returns {kind}", "mse_loss compares a tensor"):
+        Elliptic(Returns(wrap), F.mse_loss)(x, torch.zeros(ROWS, CLASSES))
+
+
+def test_the_remedies_for_a_model_that_does_not_return_a_tensor(x, labels, generator):
+    plain = Elliptic(Returns(lambda z: z), nn.CrossEntropyLoss(), num_classes=CLASSES)
+    expected = plain(x, labels, generator=torch.Generator().manual_seed(0))
+    for wrap, pick in ((lambda z: (z, z), lambda o: o[0]), (lambda z: Output(logits=z), lambda o: o.logits)):
+        model = Returns(wrap)
+        model.layer = plain.model.layer
+
+        def loss_fn(output, y, pick=pick):
+            return F.cross_entropy(pick(output), y, reduction="none")
+
+        objective = Elliptic(model, loss_fn, num_classes=CLASSES, target_space="simplex")
+        assert torch.allclose(objective(x, labels, generator=torch.Generator().manual_seed(0)), expected)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "error", "words"),
+    [
+        (lambda z: z.argmax(1, keepdim=True).expand_as(z), TypeError, ("floating point", "torch.int64")),
+        (lambda z: z.to(torch.complex64), TypeError, ("floating point", "torch.complex64")),
+        (lambda z: z.to_sparse(), TypeError, ("ordinary dense tensor", "sparse_coo")),
+        (lambda z: torch.nested.nested_tensor([*z]), TypeError, ("ordinary dense tensor", "nested")),
+    ],
+    ids=["labels", "complex", "sparse", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_model_that_returns_another_kind_of_tensor(wrap, error, words, x, labels):
+    objective = Elliptic(Returns(wrap), nn.CrossEntropyLoss(), num_classes=CLASSES)
+    with refused(error, "odel's output", *words):
+        objective(x, labels)
+
+
+def test_a_weighting_without_a_gradient(x, real):
+    objective = Elliptic(Returns(torch.Tensor.detach), nn.MSELoss(), weighting="gradient_norm")
+    with refused(ValueError, "needs the gradient of the loss", "detaches its output", 'weighting="none"'):
+        objective(x, real)
 
 
 def test_an_output_that_broadcasts_with_the_targets(x, generator):

@@ -33,13 +33,34 @@ def model(value: object, owner: str) -> None:
         raise TypeError(f"model is a loss ({type(value).__name__}); the order is {owner}(model, loss_fn).")
 
 
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
 def tensor(name: str, value: object) -> None:
-    """``value`` must be a tensor."""
+    """``value`` must be a tensor with values to compute with."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
             "Convert it first, e.g. torch.as_tensor(...)."
         )
+    dense(name, value)
+
+
+def dense(name: str, value: Tensor) -> None:
+    """A tensor must be an ordinary one: with values, laid out in full, in a dtype that can be summed."""
+    if value.is_nested:
+        got, remedy = "is a nested tensor", "Pad it first, torch.nested.to_padded_tensor(...)"
+    elif value.layout != torch.strided:
+        got, remedy = f"has layout {value.layout}", f"Convert it with {name}.to_dense()"
+    elif value.device.type == "meta":
+        got, remedy = "is on the device meta, which keeps shapes only", "Put data and model on a real device"
+    elif value.is_quantized:
+        got, remedy = f"is quantised, dtype {value.dtype}", f"Convert it with {name}.dequantize()"
+    elif value.is_floating_point() and value.dtype not in _FLOATS:
+        got, remedy = f"has dtype {value.dtype}", f"Convert it with {name}.float()"
+    else:
+        return
+    raise TypeError(f"{name} must be an ordinary dense tensor, but it {got}. {remedy}.")
 
 
 def floating(name: str, value: object) -> None:
@@ -56,6 +77,7 @@ def floating(name: str, value: object) -> None:
 
 def batch(name: str, value: Tensor) -> None:
     """There must be a batch axis, and something in it."""
+    dense(name, value)
     if value.ndim == 0:
         raise ValueError(
             f"{name} is a scalar, but its first axis must be the batch. Add one with {name}.unsqueeze(0)."

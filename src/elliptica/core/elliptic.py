@@ -40,6 +40,7 @@ from elliptica.core.inputs import (
     call_model,
     carries_gradient,
     check_weight,
+    count_rows,
     named_inputs,
     read_batch,
     target_encoder,
@@ -381,7 +382,9 @@ class Elliptic(nn.Module):
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
         """Return the ordinary mean loss on the data themselves."""
         settings = self.settings if self.settings.target_space is not None else self._read_target_space(y)
-        target = target_encoder(next(iter(named_inputs(x).values())), settings)(y)
+        inputs = named_inputs(x)
+        checks.same_rows("y", y, count_rows(inputs))
+        target = target_encoder(next(iter(inputs.values())), settings)(y)
         check_weight(sample_weight, len(target))
         frozen = self.training and settings.bn == "frozen"
         with path_statistics("frozen" if frozen else "paths", self.model):

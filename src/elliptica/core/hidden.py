@@ -66,6 +66,12 @@ class HiddenBridge:
 def find_layer(model: nn.Module, at: str) -> nn.Module:
     """The submodule called ``at``; near misses are suggested."""
     layers = {name: layer for name, layer in model.named_modules() if name}
+    if not isinstance(at, str):
+        example = next(iter(layers), "0")
+        raise TypeError(
+            f"at must be the name of a layer, e.g. at={example!r}, but got {at!r} ({type(at).__name__}). "
+            "`[name for name, _ in model.named_modules()]` lists all."
+        )
     if at in layers:
         return layers[at]
     if not layers:

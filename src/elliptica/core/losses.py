@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from elliptica._utils import checks
 from elliptica.core.bridge import flatten_rows
-from elliptica.core.inputs import call_model, explain_dtypes
+from elliptica.core.inputs import call_model, explain_error
 from elliptica.core.types import Across, Inputs, LossFn, Paths
 
 _REMEDY = (
@@ -82,6 +83,8 @@ class PerSampleLoss(nn.Module):
         elif "reduction" in _parameters(loss_fn) and not isinstance(loss_fn, functools.partial):
             loss_fn = functools.partial(loss_fn, reduction="none")
         self.loss_fn: Any = loss_fn
+        #: whether the loss is one of torch's own, which compare tensors alone
+        self._takes_tensors = _is_of_torch(loss_fn)
         #: names of weights that are multiplied with losses of any shape
         self._broadcast = [
             name for name in ("weight", "pos_weight") if _elementwise_weight(loss_fn, name) is not None
@@ -100,6 +103,8 @@ class PerSampleLoss(nn.Module):
 
     def forward(self, output: object, target: Tensor) -> Tensor:
         """One loss per row of ``target``."""
+        if self._takes_tensors and not isinstance(output, Tensor):
+            self._explain_output(output)
         if isinstance(output, Tensor):
             self._check_shapes(output, target)
         losses = self.loss_fn(output, target)
@@ -123,6 +128,12 @@ class PerSampleLoss(nn.Module):
 
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:
         """Catch what torch would refuse obscurely, or broadcast silently."""
+        if self._takes_tensors and (output.layout != torch.strided or not output.is_floating_point()):
+            checks.dense("the model's output", output)
+            raise TypeError(
+                f"The model's output must be floating point, but has dtype {output.dtype}. Return scores, "
+                "which are real numbers, not labels."
+            )
         for name in self._broadcast:
             _check_per_feature(name, _elementwise_weight(self.loss_fn, name), target)
         if self.weights_classes and target.ndim > 1 and len(self.loss_fn.weight) != target.shape[1]:
@@ -150,6 +161,18 @@ class PerSampleLoss(nn.Module):
                 "same shape, e.g. y.unsqueeze(1) or model output .squeeze(1)."
             )
 
+    def _explain_output(self, output: object) -> None:
+        """Say how a loss of torch gets at the tensor in what the model returns."""
+        pick = 'output["logits"]' if isinstance(output, Mapping) else "output.logits"
+        pick = "output[0]" if isinstance(output, tuple | list) else pick
+        loss = getattr(self.loss_fn, "func", self.loss_fn)
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise TypeError(
+            f"The model returns {type(output).__name__}, but {name} compares a tensor with the targets. Let "
+            "the model return that tensor alone, or pick it in the loss: def loss_fn(output, y): return "
+            f'F.cross_entropy({pick}, y, reduction="none"), with target_space=... beside it.'
+        )
+
     def class_weight(self, target: Tensor) -> Tensor:
         """Return the mean weight of each row's classes."""
         weight = self.loss_fn.weight.to(target.dtype)
@@ -159,6 +182,13 @@ class PerSampleLoss(nn.Module):
     def num_classes(self) -> int | None:
         """Number of classes, when class weights give it away."""
         return len(self.loss_fn.weight) if self.weights_classes else None
+
+
+def _is_of_torch(loss_fn: Any) -> bool:
+    """Whether a loss is a module or function of torch itself."""
+    function = getattr(loss_fn, "func", loss_fn)
+    own = type(loss_fn) if isinstance(loss_fn, nn.Module) else function
+    return getattr(own, "__module__", "") in ("torch.nn.modules.loss", "torch.nn.functional")
 
 
 def _parameters(function: object) -> list[str]:
@@ -211,8 +241,10 @@ def outputs_at(model: nn.Module, x: Inputs, rows: int) -> Any:
         try:
             output = model(x)
         except RuntimeError as error:
-            explain_dtypes(error, model, x)
+            explain_error(error, model, x)
             raise
+    if isinstance(output, Tensor) and output.is_nested:
+        checks.dense("the model's output", output)
     if isinstance(output, Tensor) and (output.ndim == 0 or output.shape[0] != rows):
         raise ValueError(
             f"The model must return one row per input row ({rows}), but returned shape "

@@ -52,13 +52,13 @@ SQUARABLE, _SQUARABLE_DOUBLE = (1e-6, 1e12), (1e-120, 1e120)
 
 def check_measurable(name: str, x: object) -> None:
     """Raise unless ``x`` is a batch of points between which distances can be measured."""
-    if isinstance(x, Tensor) and not x.is_floating_point():
+    checks.tensor(name, x)
+    assert isinstance(x, Tensor)
+    if not x.is_floating_point():
         raise TypeError(
             f"{name} must be floating point, because distances are measured on it, but has dtype {x.dtype}. "
             f"Convert it with {name}.float()."
         )
-    checks.floating(name, x)
-    assert isinstance(x, Tensor)
     checks.batch(name, x)
 
 
@@ -674,6 +674,7 @@ def _far_rows(
     name: str, far: Tensor, shape: torch.Size, n_bridges: int, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Lay far ends out as ``(bridge * batch, *feature)``."""
+    checks.dense(name, far)
     checks.finite(name, far)
     if dtype is not None and far.dtype != dtype:
         raise TypeError(f"{name} has dtype {far.dtype}, but x has {dtype}. Convert it with .to({dtype}).")
