@@ -298,3 +298,18 @@ def test_names_of_rows_are_suggested_in_any_case():
     status, output = table3("table", "--methods", "ERM")
     assert status == 2
     assert "Did you mean 'erm'?" in output
+
+
+def test_an_error_that_nobody_foresaw_is_one_sentence(monkeypatch):
+    """A traceback says nothing to a user; who wants it gets it."""
+
+    def broken(*_):
+        raise ZeroDivisionError("by nothing\nand more")
+
+    monkeypatch.setattr("elliptica.cli.list.Console", broken)
+    done = runner.invoke(app, ["list"])
+    assert done.exit_code == 1
+    assert "error: ZeroDivisionError: by nothing\n" in done.output
+    assert "ELLIPTICA_TRACEBACK=1" in done.output
+    monkeypatch.setenv("ELLIPTICA_TRACEBACK", "1")
+    assert isinstance(runner.invoke(app, ["list"]).exception, ZeroDivisionError)

@@ -66,7 +66,8 @@ class HiddenBridge:
 def find_layer(model: nn.Module, at: str) -> nn.Module:
     """The submodule called ``at``; near misses are suggested."""
     layers = {name: layer for name, layer in model.named_modules() if name}
-    if not isinstance(at, str):
+    given: object = at
+    if not isinstance(given, str):
         example = next(iter(layers), "0")
         raise TypeError(
             f"at must be the name of a layer, e.g. at={example!r}, but got {at!r} ({type(at).__name__}). "

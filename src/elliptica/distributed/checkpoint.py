@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from elliptica._utils.extras import import_extra
 from elliptica._utils.random import stream_seed
+from elliptica._utils.untrusted import read_json
 from elliptica.distributed.ranks import Ranks, current_ranks
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -310,7 +311,7 @@ def complete(root: Path) -> list[tuple[int, Path]]:
 def described(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself; raises if it cannot be read, or has other files than it says."""
     try:
-        found = json.loads((path / _DESCRIPTION).read_text())
+        found = read_json(path / _DESCRIPTION)
         if not isinstance(found, dict) or not found.keys() >= _NEEDED:
             raise ValueError("entries are missing")
     except (OSError, ValueError) as error:

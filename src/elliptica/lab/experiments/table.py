@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from elliptica._utils.statistics import student_tail
+from elliptica._utils.text import inert_cell, inert_markdown
 from elliptica.lab.experiments.specification import Run, Specification, runs
 
 #: Which rows of the data a table is about, or what its runs cost up to the epoch that was chosen.
@@ -214,9 +215,9 @@ def _heads(table: Table) -> list[tuple[tuple[str, str], bool]]:
 
 def _markdown(table: Table) -> str:
     heads = _heads(table)
-    titles = ["paper" if is_paper else " ".join(head) for head, is_paper in heads]
+    titles = ["paper" if is_paper else inert_markdown(" ".join(head)) for head, is_paper in heads]
     lines = [
-        f"### {table.title} ({table.paper})",
+        f"### {inert_markdown(table.title)} ({inert_markdown(table.paper)})",
         "",
         "| method | " + " | ".join(titles) + " | seeds |",
         "|---|" + "--:|" * len(heads) + "--:|",
@@ -227,7 +228,7 @@ def _markdown(table: Table) -> str:
             mean, std, is_best = cell_texts(table, row, head, is_paper)
             text = f"{mean} ± {std}" if std else mean
             texts.append(f"**{text}**" if is_best else text)
-        lines.append(f"| {row} | " + " | ".join(texts) + f" | {_seeds(table, row)} |")
+        lines.append(f"| {inert_markdown(row)} | " + " | ".join(texts) + f" | {_seeds(table, row)} |")
     return "\n".join([*lines, "", *table.notes])
 
 
@@ -294,5 +295,6 @@ def _csv(table: Table) -> str:
     for (row, dataset, column), cell in table.cells.items():
         values = ["" if math.isnan(value) else value for value in (cell.mean, cell.std)]
         paper = ["" if value is None else value for value in cell.paper or ("", "")]
-        writer.writerow([row, dataset, column, table.part, *values, len(cell.values), *paper, cell.is_best])
+        names = [inert_cell(name) for name in (row, dataset, column)]
+        writer.writerow([*names, table.part, *values, len(cell.values), *paper, cell.is_best])
     return buffer.getvalue().rstrip("\n")
