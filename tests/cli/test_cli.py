@@ -275,7 +275,9 @@ def test_a_table_names_records_with_other_options(tmp_path, monkeypatch):
     short = Choice("table3", ["no2"], ["erm", "c-mixup"], 2, training={"epochs": 5})
     for run in short.runs(tmp_path):
         metrics = {"test": {"average": 0.5}, "validation": {"average": 0.5}}
-        record = {"run": run.model_dump(mode="json"), "metrics": metrics, "cost": {}, "versions": {}}
+        cost = {"evaluations": 100, "seconds": 1.0, "epochs": 5}
+        record = {"metrics": metrics, "cost": cost, "epoch": 4, "versions": {}}
+        record["run"] = run.model_dump(mode="json")
         write_record(record_file(tmp_path, run), record)
     _, output = table3("table", "--out", tmp_path)
     assert "4 records here were made with other settings (epochs = 5): add --epochs 5." in output
