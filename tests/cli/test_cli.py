@@ -277,7 +277,9 @@ def test_a_table_names_records_with_other_options(tmp_path, monkeypatch):
     short = Choice("table3", ["no2"], ["erm", "c-mixup"], 2, training={"epochs": 5})
     for run in short.runs(tmp_path):
         metrics = {"test": {"average": 0.5}, "validation": {"average": 0.5}}
-        record = {"run": run.model_dump(mode="json"), "metrics": metrics, "cost": {}, "versions": {}}
+        cost = {"evaluations": 100, "seconds": 1.0, "epochs": 5}
+        record = {"metrics": metrics, "cost": cost, "epoch": 4, "versions": {}}
+        record["run"] = run.model_dump(mode="json")
         write_record(record_file(tmp_path, run), record)
     _, output = table3("table", "--out", tmp_path)
     assert "4 records here were made with other settings (epochs = 5): add --epochs 5." in output
@@ -300,3 +302,18 @@ def test_names_of_rows_are_suggested_in_any_case():
     status, output = table3("table", "--methods", "ERM")
     assert status == 2
     assert "Did you mean 'erm'?" in output
+
+
+def test_an_error_that_nobody_foresaw_is_one_sentence(monkeypatch):
+    """A traceback says nothing to a user; who wants it gets it."""
+
+    def broken(*_):
+        raise ZeroDivisionError("by nothing\nand more")
+
+    monkeypatch.setattr("elliptica.cli.list.Console", broken)
+    done = runner.invoke(app, ["list"])
+    assert done.exit_code == 1
+    assert "error: ZeroDivisionError: by nothing\n" in done.output
+    assert "ELLIPTICA_TRACEBACK=1" in done.output
+    monkeypatch.setenv("ELLIPTICA_TRACEBACK", "1")
+    assert isinstance(runner.invoke(app, ["list"]).exception, ZeroDivisionError)

@@ -1,6 +1,7 @@
 """`elliptica report`: which records are shown, robustness, wrong sources, kept models."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -279,3 +280,34 @@ def test_a_file_that_is_no_page_is_not_overwritten(tmp_path):
     words = ["report", str(source), "--no-landscape", "-o", str(page)]
     for _ in range(2):  # a page may be written again
         assert CliRunner().invoke(app, words).exit_code == 0
+
+
+@pytest.mark.bad_input
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_page_does_not_take_the_place_of_a_device(tmp_path):
+    """As root, -o /dev/full would remove it from the machine."""
+    write_records(tmp_path / "runs", [make_record("erm", seed, 0.5) for seed in range(2)])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ReportError, match="pipe is a device or a pipe"):
+        write_report(Request(source=str(tmp_path / "runs"), landscape=False), tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"experiment": 1, "runs": []}',
+        '{"experiment": 1, "runs": [{"method": "erm", "seed": 0, "n_evaluations": 1, "seconds": 1, '
+        '"evaluation": {"accuracy": NaN, "inside": {"share_above": 0.1}}}]}',
+        "[" * 100_000,
+        '{"about": {}, "records": [], "format": 2}',
+    ],
+    ids=["no runs", "nan", "deep", "nothing compared"],
+)
+def test_damaged_results_are_named(tmp_path, content):
+    (tmp_path / "results.json").write_text(content)
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 2, done.output
+    assert "error:" in done.output
+    assert "results.json" in done.output.replace("\n", "")

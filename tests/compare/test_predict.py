@@ -1,10 +1,12 @@
 """Predictions of saved models: what is read, what is written, and what is never overwritten."""
 
 import os
+import zipfile
 
 import numpy as np
 import polars as pl
 import pytest
+import safetensors.torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import Pipeline
@@ -235,3 +237,62 @@ def test_a_model_of_noise_says_so(tmp_path, tiny):
     other = pl.DataFrame({"x": frame["x"], "y": frame["x"] + 0.1 * frame["y"]})
     fit_model(compare(other, "y", methods=["linear"], **tiny), tmp_path / "good.elliptica")
     assert not predict_file(tmp_path / "good.elliptica", other.drop("y"))[1]
+
+
+def with_tensors(file, **changed):
+    """Change tensors of a saved network."""
+    with zipfile.ZipFile(file) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    tensors = safetensors.torch.load(members["weights.safetensors"])
+    for name, change in changed.items():
+        tensors[name] = change(tensors[name]).contiguous()
+    with zipfile.ZipFile(file, "w") as new:
+        for name, content in (members | {"weights.safetensors": safetensors.torch.save(tensors)}).items():
+            new.writestr(name, content)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("model", [EllipticClassifier, EllipticRegressor])
+@pytest.mark.parametrize("proba", [False, True])
+def test_a_network_of_nan_has_no_answer(model, proba, rows, tmp_path):
+    """The largest of NaN was the first class."""
+    _, file = saved(tmp_path, rows, model(**QUICK), "kind" if model is EllipticClassifier else "price")
+    name = next(name for name in load(file)[-1].module_.state_dict() if name.endswith("weight"))
+    with_tensors(file, **{f"module/{name}": lambda w: w * float("nan")})
+    with pytest.raises(ValueError, match=rf"weights are NaN or infinite \({name}\).*Train again"):
+        load(file).predict(rows.select("size", "colour"))
+    if model is EllipticClassifier or not proba:
+        with pytest.raises(TableError, match=r"model\.elliptica cannot predict .*weights are NaN"):
+            predict_file(file, rows, proba=proba)
+
+
+@pytest.mark.bad_input
+def test_rows_out_of_all_proportion_are_named(rows, tmp_path):
+    _, file = saved(tmp_path, rows, EllipticRegressor(**QUICK), "price")
+    with_tensors(file, x_scale_=lambda scale: scale * 0)
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(TableError, match=r"for \d+ of \d+ rows, the first of them"),
+    ):
+        predict_file(file, rows)
+
+
+@pytest.mark.bad_input
+def test_several_targets_are_not_one_column(rows, tmp_path):
+    target = rows.select("price", "size").to_numpy()
+    pipeline = Pipeline([("table", TablePreprocessor()), ("model", EllipticRegressor(**QUICK))])
+    file = save(pipeline.fit(rows.select("size", "colour"), target), tmp_path / "model.elliptica")
+    with pytest.raises(TableError, match=r"predicts 2 targets at once.*from Python"):
+        predict_file(file, rows, tmp_path / "predictions.csv")
+
+
+@pytest.mark.bad_input
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_pipe_that_nobody_reads(place, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TableError, match=r"pipe cannot be written \(nobody reads this pipe\)"):
+        predict_file(place / "model.elliptica", place / "table.csv", tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    found, _ = predict_file(place / "model.elliptica", place / "table.csv", tmp_path / "pipe")
+    assert os.read(reader, 2**16).count(b"\n") == 1 + len(found)
+    os.close(reader)

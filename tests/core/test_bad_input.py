@@ -5,19 +5,25 @@ of the remedy. What the caller passed in is compared with a copy after every cal
 refused call has drawn nothing from the caller's generator.
 """
 
+import collections
 import contextlib
+import functools
 import math
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from elliptica import (
     BridgeMix,
     Elliptic,
+    PartnerIndex,
     PartnerTable,
+    auto_sigma,
     elliptic_loss,
     partner_probabilities,
+    project_to_simplex,
     sample_bridge,
     sample_partners,
     sample_paths,
@@ -186,6 +192,26 @@ def test_values_of_other_arguments_that_are_not_finite(x, real, generator):
         regressor()(x, real, end=(far, real), generator=generator)
     with refused(ValueError, "end's y", "must be finite", generator=generator):
         regressor()(x, real, end=(x, real * math.nan), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("weight", "error", "words"),
+    [
+        (-torch.ones(ROWS), ValueError, ("at least 0", "-1 to -1")),
+        (torch.full((ROWS,), math.inf), ValueError, ("must be finite",)),
+        (torch.ones(ROWS).long(), TypeError, ("floating point", "torch.int64")),
+        (torch.ones(ROWS).double(), TypeError, ("torch.float64", ".to(torch.float32)")),
+        ([1.0] * ROWS, TypeError, ("must be a torch.Tensor", "list")),
+        (None, TypeError, ("must be a torch.Tensor", "NoneType")),
+    ],
+)
+def test_weights_of_far_ends(weight, error, words, x, real, generator):
+    """Negative ones made a loss below zero."""
+    given = {"sample_weight": torch.ones(ROWS), "end": (x, real, weight), "generator": generator}
+    with refused(error, "end's sample_weight", *words, generator=generator):
+        regressor()(x, real, **given)
+    with refused(error, "end's sample_weight", *words, generator=generator):
+        sample_paths(x, real, target_space="real", **given)
 
 
 def test_values_of_a_named_input_that_are_not_finite(generator):
@@ -423,6 +449,92 @@ def test_partners_must_be_row_numbers(x, labels, generator):
             classifier()(x, labels, partners=torch.zeros(ROWS, dtype=dtype), generator=generator)
 
 
+UNUSUAL = {
+    "meta": (lambda z: z.to("meta"), ("device meta", "real device")),
+    "csr": (lambda z: z.to_sparse_csr(), ("torch.sparse_csr", ".to_dense()")),
+    "coo": (lambda z: z.to_sparse(), ("torch.sparse_coo", ".to_dense()")),
+    "mkldnn": (lambda z: z.to_mkldnn(), ("mkldnn", ".to_dense()")),
+    "nested": (lambda z: torch.nested.nested_tensor([*z]), ("nested", "to_padded_tensor")),
+    "quantised": (lambda z: torch.quantize_per_tensor(z, 0.1, 0, torch.quint8), ("quint8", ".dequantize()")),
+    "float8": (lambda z: z.to(torch.float8_e4m3fn), ("torch.float8_e4m3fn", ".float()")),
+}
+unusual = pytest.mark.parametrize(("make", "words"), UNUSUAL.values(), ids=UNUSUAL)
+
+
+@unusual
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_tensors_that_are_not_ordinary(make, words, x, real, generator):
+    dense = "must be an ordinary dense tensor"
+    for objective in (regressor(), regressor(sampling="path"), regressor(validate=False), regressor().eval()):
+        with refused(TypeError, f"x {dense}", *words, generator=generator):
+            objective(make(x), real, generator=generator)
+        with refused(TypeError, f"y {dense}", *words, generator=generator):
+            objective(x, make(real), generator=generator)
+    two = Elliptic(nn.Bilinear(FEATURES, FEATURES, CLASSES), nn.MSELoss(), bridged=(0,))
+    with refused(TypeError, f"x[1] {dense}", *words):
+        two((x, make(x)), real)
+    for name, call in (
+        ("start", lambda z: sample_bridge(z, x)),
+        ("end", lambda z: sample_bridge(x, z)),
+        ("x", PartnerTable),
+        ("x", partner_probabilities),
+        ("x", sample_partners),
+        ("x", auto_sigma),
+        ("y", project_to_simplex),
+        ("end's x['x']", lambda z: regressor()(x, real, end=(z, real))),
+        ("end's y", lambda z: regressor()(x, real, end=(x, z))),
+    ):
+        with refused(TypeError, f"{name} {dense}", *words):
+            call(make(x if name != "end's y" else real))
+
+
+def test_scalars_in_evaluation(x, real):
+    with refused(ValueError, "x is a scalar", "first axis must be the batch"):
+        regressor().eval()(torch.tensor(1.0), real)
+    with refused(ValueError, "y must have as many rows as x (6)", "a scalar"):
+        regressor().eval()(x, torch.tensor(1.0))
+    with refused(ValueError, "y must have as many rows as x (6)", "5 rows"):
+        regressor().eval()(x, real[:5])
+
+
+@pytest.mark.parametrize("at", [5, 0, True, b"0", ["0"]])
+def test_a_layer_that_is_not_a_name(at, x):
+    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES))
+    words = ("at must be the name of a layer", "at='0'", repr(at), type(at).__name__, "named_modules")
+    with refused(TypeError, *words):
+        Elliptic(model, nn.MSELoss(), at=at)
+    with refused(TypeError, *words):
+        PartnerIndex.of_features(model, x, at=at)
+
+
+INFERENCE = [{"weighting": "gradient_norm"}, {"at": "0", "weighting": "gradient_norm"}]
+
+
+def test_inference_mode(x, real):
+    """Losses are the same; what needs gradients says so."""
+
+    def make(**settings):
+        model = nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES))
+        return Elliptic(model, nn.MSELoss(), **settings)
+
+    objective = make()
+    with torch.inference_mode():
+        found = objective(x, real, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found, objective(x, real, generator=torch.Generator().manual_seed(0)))
+    for settings in INFERENCE:
+        words = ("needs the gradient of the loss", "torch.inference_mode()", "torch.no_grad()")
+        with torch.inference_mode(), refused(ValueError, *words):
+            make(**settings)(x, real)
+    with torch.inference_mode():
+        made, inputs = make(), torch.randn(ROWS, FEATURES)
+    with refused(RuntimeError, "The model was made under torch.inference_mode()", "outside"):
+        made(x, real)
+    with refused(RuntimeError, "x was made under torch.inference_mode()", "x.clone()"):
+        make(at="0")(inputs, real)
+    make(at="0")(inputs.clone(), real).backward()
+
+
 # ----------------------------------------------------------------------------------------- labels
 
 
@@ -468,6 +580,27 @@ def test_evaluation_checks_labels_too(sampling, x):
         objective(x, torch.full((ROWS,), 9))
 
 
+@pytest.mark.parametrize("classes", [CLASSES - 1, CLASSES + 1])
+def test_probabilities_of_another_number_of_classes(classes, x, generator):
+    y = torch.full((ROWS, CLASSES), 1 / CLASSES)
+    words = (f"probabilities of {CLASSES} classes", f"num_classes={classes}", "agree")
+    with refused(ValueError, *words, generator=generator):
+        sample_paths(x, y, target_space="simplex", num_classes=classes, generator=generator)
+    for call in (classifier(num_classes=classes), mix(num_classes=classes), loss_of(num_classes=classes)):
+        with refused(ValueError, *words, generator=generator):
+            call(x, y, generator=generator)
+    with refused(ValueError, *words):
+        classifier(num_classes=classes).eval()(x, y)
+
+
+def test_class_weights_of_another_number_of_classes(x):
+    loss_fn, y = nn.CrossEntropyLoss(weight=torch.ones(CLASSES - 1)), torch.full((ROWS, CLASSES), 0.25)
+    with refused(ValueError, "weights of 3 classes", "num_classes=4", "one weight for each class"):
+        Elliptic(nn.Linear(FEATURES, CLASSES), loss_fn, num_classes=CLASSES)
+    with refused(ValueError, "probabilities of 4 classes", "num_classes=3"):
+        Elliptic(nn.Linear(FEATURES, CLASSES), loss_fn)(x, y)
+
+
 # ------------------------------------------------------------------------------- losses and models
 
 
@@ -484,6 +617,36 @@ def test_a_loss_that_reduces(x, real, generator):
         Elliptic(nn.Linear(1, 1), "mse")
     with refused(TypeError, "model must be a torch.nn.Module", "Elliptic(model, loss_fn)"):
         Elliptic(lambda x: x, nn.MSELoss())
+
+
+@pytest.mark.parametrize("shape", [(ROWS, CLASSES), (ROWS, 1), (CLASSES + 1,)])
+@pytest.mark.parametrize("settings", [{}, {"sampling": "path"}, {"chunk_size": 2}, {"n_bridges": 2}])
+def test_weights_of_a_loss_that_are_not_those_of_one_row(shape, settings, x, generator):
+    """A row of the batch is not a point: its neighbour's weight counts as well."""
+    weight, y, model = torch.ones(shape), torch.rand(ROWS, CLASSES), nn.Linear(FEATURES, CLASSES)
+    words = (str(shape), f"targets of one row, shape ({CLASSES},)", "sample_weight=")
+    function = functools.partial(F.binary_cross_entropy_with_logits, weight=weight, reduction="none")
+    for name, loss_fn in (
+        ("weight", nn.BCEWithLogitsLoss(weight=weight)),
+        ("pos_weight", nn.BCEWithLogitsLoss(pos_weight=weight)),
+        ("weight", nn.MultiLabelSoftMarginLoss(weight=weight)),
+        ("weight", function),
+    ):
+        objective = Elliptic(model, loss_fn, **settings)
+        for training in (True, False):
+            with refused(ValueError, f"loss_fn has {name} of shape", *words):
+                objective.train(training)(x, y, generator=generator)
+    with refused(ValueError, "loss_fn has weight of shape", *words):
+        Elliptic(nn.Sequential(model, nn.Sigmoid()), nn.BCELoss(weight=weight), **settings)(x, y)
+
+
+def test_weights_of_a_loss_that_are_those_of_one_row(x):
+    """Of one number, of one number per label, and with an axis for the batch of length one."""
+    y, model = torch.rand(ROWS, CLASSES), nn.Linear(FEATURES, CLASSES)
+    plain = Elliptic(model, nn.BCEWithLogitsLoss()).eval()(x, y)
+    for shape in ((), (1,), (CLASSES,), (1, CLASSES), (1, 1)):
+        objective = Elliptic(model, nn.BCEWithLogitsLoss(weight=torch.full(shape, 3.0))).eval()
+        assert torch.allclose(objective(x, y), 3 * plain)
 
 
 class Reduces(nn.Module):
@@ -509,6 +672,84 @@ def test_a_model_that_returns_the_wrong_number_of_rows(how, sampling, x, labels,
         )
         with refused(ValueError, *words, tensors=(x, labels)):
             objective(x, labels, generator=generator)
+
+
+class Returns(nn.Module):
+    """Wrong models: what they return is not a tensor that a loss of torch could compare."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.layer, self.wrap = nn.Linear(FEATURES, CLASSES), wrap
+
+    def forward(self, x):
+        return self.wrap(self.layer(x))
+
+
+class Output(collections.OrderedDict):
+    """As transformers has them: a dict with attributes."""
+
+    @property
+    def logits(self):
+        return self["logits"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"sampling": "path"}, {"chunk_size": 2}, {"at": "layer"}])
+@pytest.mark.parametrize(
+    ("wrap", "kind", "pick"),
+    [
+        (lambda z: (z, z), "tuple", "output[0]"),
+        (lambda z: [z], "list", "output[0]"),
+        (lambda z: {"logits": z}, "dict", 'output["logits"]'),
+        (lambda z: Output(logits=z), "Output", 'output["logits"]'),
+        (lambda z: None, "NoneType", "output.logits"),
+    ],
+    ids=["tuple", "list", "dict", "ModelOutput", "None"],
+)
+def test_a_model_that_does_not_return_a_tensor(wrap, kind, pick, settings, x, labels, generator):
+    objective = Elliptic(Returns(wrap), nn.CrossEntropyLoss(), num_classes=CLASSES, **settings)
+    words = (f"The model returns {kind}", "CrossEntropyLoss compares a tensor", pick, "target_space=")
+    for training in (True, False):
+        with refused(TypeError, *words):
+            objective.train(training)(x, labels, generator=generator)
+    with refused(TypeError, f"The model returns {kind}", "mse_loss compares a tensor"):
+        Elliptic(Returns(wrap), F.mse_loss)(x, torch.zeros(ROWS, CLASSES))
+
+
+def test_the_remedies_for_a_model_that_does_not_return_a_tensor(x, labels, generator):
+    plain = Elliptic(Returns(lambda z: z), nn.CrossEntropyLoss(), num_classes=CLASSES)
+    expected = plain(x, labels, generator=torch.Generator().manual_seed(0))
+    for wrap, pick in ((lambda z: (z, z), lambda o: o[0]), (lambda z: Output(logits=z), lambda o: o.logits)):
+        model = Returns(wrap)
+        model.layer = plain.model.layer
+
+        def loss_fn(output, y, pick=pick):
+            return F.cross_entropy(pick(output), y, reduction="none")
+
+        objective = Elliptic(model, loss_fn, num_classes=CLASSES, target_space="simplex")
+        assert torch.allclose(objective(x, labels, generator=torch.Generator().manual_seed(0)), expected)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "error", "words"),
+    [
+        (lambda z: z.argmax(1, keepdim=True).expand_as(z), TypeError, ("floating point", "torch.int64")),
+        (lambda z: z.to(torch.complex64), TypeError, ("floating point", "torch.complex64")),
+        (lambda z: z.to_sparse(), TypeError, ("ordinary dense tensor", "sparse_coo")),
+        (lambda z: torch.nested.nested_tensor([*z]), TypeError, ("ordinary dense tensor", "nested")),
+    ],
+    ids=["labels", "complex", "sparse", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_model_that_returns_another_kind_of_tensor(wrap, error, words, x, labels):
+    objective = Elliptic(Returns(wrap), nn.CrossEntropyLoss(), num_classes=CLASSES)
+    with refused(error, "odel's output", *words):
+        objective(x, labels)
+
+
+def test_a_weighting_without_a_gradient(x, real):
+    objective = Elliptic(Returns(torch.Tensor.detach), nn.MSELoss(), weighting="gradient_norm")
+    with refused(ValueError, "needs the gradient of the loss", "detaches its output", 'weighting="none"'):
+        objective(x, real)
 
 
 def test_an_output_that_broadcasts_with_the_targets(x, generator):
@@ -565,6 +806,17 @@ OBJECTIVE_SETTINGS = [
 ]
 
 
+@pytest.mark.parametrize("settings", [{"sigma": 1e300}, {"sigma": 3e38}, {"horizon": 1e300}])
+def test_noise_beyond_the_numbers(settings, x, labels, generator):
+    words = ("times sqrt(horizon)", "more than torch.float32 can hold", "Use smaller")
+    with refused(ValueError, *words):
+        sample_bridge(x, x, **settings)
+    for entry in BATCH.values():
+        for sampling in ("path", "marginal"):
+            with refused(ValueError, *words):
+                entry(sampling=sampling, sigma_y=0.0, **settings)(x, labels)
+
+
 @batch_entries
 @pytest.mark.parametrize(("settings", "error", "words"), SETTINGS + BATCH_SETTINGS)
 def test_settings(entry, settings, error, words, x, labels, generator):
@@ -610,8 +862,58 @@ def test_settings_of_a_partner_table(x, generator):
         table.sample(index, n_bridges=0, generator=generator)
     with refused(TypeError, "n_bridges must be an integer", "1.5", generator=generator):
         table.sample(index, n_bridges=1.5, generator=generator)
-    with pytest.raises(IndexError, match="6"):
-        table.sample(torch.tensor([6]), generator=generator)
+    with refused(TypeError, "max_bytes must be an integer", "'1 GB'"):
+        PartnerTable(x, max_bytes="1 GB")
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_bytes": 0}, {"power": math.inf}])
+@pytest.mark.parametrize(
+    ("index", "error", "words"),
+    [
+        (torch.tensor([6]), ValueError, ("rows of the data set, 0..5", "spans 6 to 6")),
+        (torch.tensor([2, -1]), ValueError, ("rows of the data set, 0..5", "spans -1 to 2")),
+        (torch.arange(ROWS) < 2, TypeError, ("row numbers", "torch.bool", "mask.nonzero()")),
+        (torch.zeros(2), TypeError, ("row numbers", "torch.float32")),
+        (torch.tensor(2), TypeError, ("row numbers", "shape ()")),
+        (torch.zeros(2, 1).long(), TypeError, ("row numbers", "shape (2, 1)")),
+        (torch.zeros(0).long(), ValueError, ("index is empty", "0 rows")),
+        (slice(0, 3), TypeError, ("row numbers", "got slice", "torch.tensor([3, 7])")),
+        ([0, 1], TypeError, ("row numbers", "got list")),
+        (None, TypeError, ("row numbers", "got NoneType")),
+    ],
+)
+def test_rows_of_a_partner_table(index, error, words, settings, x, generator):
+    """Negative numbers, masks and slices would pick other rows than those that the batch holds."""
+    table = PartnerTable(x, **settings)
+    with refused(error, "index", *words, generator=generator):
+        table.sample(index, generator=generator)
+    assert torch.equal(  # small integers are numbers of rows as well
+        table.sample(torch.tensor([1, 2], dtype=torch.uint8), generator=torch.Generator().manual_seed(0)),
+        table.sample(torch.tensor([1, 2]), generator=torch.Generator().manual_seed(0)),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.complex64])
+def test_distances_need_floating_points(dtype, x, generator):
+    words = ("x must be floating point", "distances", str(dtype), "x.float()")
+    for pairing in ("inverse_distance", "nearest"):
+        with refused(TypeError, *words, generator=generator):
+            sample_partners(x.to(dtype), pairing=pairing, generator=generator)
+    with refused(TypeError, *words):
+        partner_probabilities(x.to(dtype))
+    assert sample_partners(x.to(dtype), generator=generator).shape == (ROWS, 1)  # these measure nothing
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(ROWS), torch.zeros(ROWS, 1).long()])
+def test_labels_that_are_not_one_class_per_row(labels, x, generator):
+    words = ("labels must hold one class per row", str(tuple(labels.shape)), str(labels.dtype), ".long()")
+    for pairing in ("permutation", "inverse_distance", "nearest"):
+        with refused(TypeError, *words, generator=generator):
+            sample_partners(x, pairing=pairing, labels=labels, among="same_class", generator=generator)
+    with refused(TypeError, *words):
+        partner_probabilities(x, labels=labels, among="same_class")
+    with refused(TypeError, *words):
+        PartnerTable(x, labels=labels, among="same_class")
 
 
 def test_several_inputs_must_be_named(x, real, generator):

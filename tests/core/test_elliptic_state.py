@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -370,3 +371,24 @@ def test_states_of_the_objective_are_as_strict_as_torchs():
         objective.load_state_dict({"other": torch.zeros(1)})
     assert objective.load_state_dict(state, strict=False).missing_keys == ["model.0.bias"]
     assert torch.equal(objective.model[0].weight, state["model.0.weight"])
+
+
+def test_sigma_auto_measures_again_after_a_constant_batch(generator):
+    """A first batch of equal rows must not switch the noise off for good."""
+    objective = Elliptic(nn.Linear(3, 2), nn.MSELoss(), sigma="auto")
+    x, y = torch.randn(8, 3, generator=generator), torch.randn(8, 2, generator=generator)
+    with pytest.warns(UserWarning, match=r"same inputs in all rows.*next batch"):
+        objective(torch.ones(8, 3), y, generator=generator)
+    assert objective.auto_sigma is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        objective(torch.ones(8, 3), y, generator=generator)  # said once
+        objective(x, y, generator=generator)
+    assert torch.allclose(objective.auto_sigma, 0.1 * x.std(0))
+
+
+@pytest.mark.parametrize("exponent", [80, 120, -80, -120])
+def test_sigma_auto_in_any_unit(exponent, generator):
+    """Squares overflow, or vanish, in float32."""
+    x = torch.randn(8, 3, generator=generator)
+    assert torch.allclose(auto_sigma(x * 2.0**exponent), auto_sigma(x) * 2.0**exponent)

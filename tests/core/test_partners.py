@@ -692,3 +692,35 @@ def test_table_above_max_bytes_computes_rows_when_drawn(generator, monkeypatch):
 def test_table_errors(settings, error, message):
     with pytest.raises(error, match=message):
         PartnerTable(torch.zeros(4, 2), **settings)
+
+
+@pytest.mark.parametrize("exponent", [63, 120, -75, -120, 1000, -1000])
+def test_unit_of_the_data_does_not_matter(exponent, generator):
+    """Squares of such data overflow or vanish in float32 or float64."""
+    x = torch.randn(40, 3, generator=generator).double()
+    scaled = x * 2.0**exponent
+    if abs(exponent) < 126:
+        x, scaled = x.float(), scaled.float()
+    assert torch.allclose(partner_probabilities(x, power=2.0), partner_probabilities(scaled, power=2.0))
+    assert torch.equal(sample_partners(x, pairing="nearest"), sample_partners(scaled, pairing="nearest"))
+    rows = torch.arange(40)
+    for settings in ({}, {"max_bytes": 0}, {"power": float("inf")}):
+        ordinary, extreme = (
+            PartnerTable(z, **settings).sample(rows, n_bridges=9, generator=torch.Generator().manual_seed(0))
+            for z in (x, scaled)
+        )
+        assert torch.equal(ordinary, extreme)
+    ordinary, extreme = (
+        sample_partners(
+            z, pairing="label_kernel", bandwidth=h, n_bridges=9, generator=torch.Generator().manual_seed(0)
+        )
+        for z, h in ((x, 0.5), (scaled, 0.5 * 2.0**exponent))
+    )
+    assert torch.equal(ordinary, extreme)
+
+
+def test_a_kernel_too_narrow_to_compute_takes_the_nearest(generator):
+    y = torch.randn(20, 1, generator=generator)
+    partners = sample_partners(y, pairing="label_kernel", bandwidth=1e-200, n_bridges=3, generator=generator)
+    nearest = torch.cdist(y.double(), y.double()).fill_diagonal_(float("inf")).argmin(1)
+    assert torch.equal(partners, nearest[:, None].expand(-1, 3))

@@ -506,3 +506,37 @@ def test_real_targets_diffuse_with_their_own_sigma(generator):
         assert_variance(paths.y[:, 0, 1], 1.0)  # the horizon forgotten
     both = sample_paths(y, y, target_space="real", sampling="path", n_times=3, sigma=0.5, generator=generator)
     assert_variance(both.y[:, 0, 1], 0.5**2 / 4)  # by default the same number
+
+
+@pytest.mark.parametrize(
+    ("y", "expected"),
+    [
+        ([3e38, 3e38, 0.0], {"abs": [0.5, 0.5, 0.0], "euclidean": [0.5, 0.5, 0.0]}),
+        ([3e38, 1.0, 0.0], {"abs": [1.0, 0.0, 0.0], "euclidean": [1.0, 0.0, 0.0]}),
+        ([3e38, -3e38, 1.0], {"abs": [0.5, 0.5, 0.0], "euclidean": [1.0, 0.0, 0.0]}),
+        ([-3e38, -3e38, -3e38], {"abs": [1 / 3] * 3, "euclidean": [1 / 3] * 3}),
+    ],
+)
+@pytest.mark.parametrize("how", ["abs", "euclidean"])
+def test_numbers_whose_sum_overflows_go_to_the_simplex(how, y, expected):
+    found = project_to_simplex(torch.tensor([y, [0.2, 0.3, 0.5]]), how)
+    assert torch.allclose(found, torch.tensor([expected[how], [0.2, 0.3, 0.5]]))
+
+
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+@pytest.mark.parametrize("how", ["abs", "euclidean"])
+@pytest.mark.parametrize(
+    ("y", "error", "message"),
+    [
+        (torch.tensor([float("nan"), 0.0, 1.0]), ValueError, "y must be finite"),
+        (torch.tensor([float("inf"), 0.0, 1.0]), ValueError, "y must be finite"),
+        (torch.tensor([1, 2]), TypeError, "y must be floating point"),
+        (torch.tensor(1.0), ValueError, r"classes along its last axis, but has shape \(\)"),
+        (torch.zeros(3, 0), ValueError, r"classes along its last axis, but has shape \(3, 0\)"),
+        ([0.2, 0.8], TypeError, "y must be a torch.Tensor"),
+    ],
+)
+def test_what_has_no_place_on_the_simplex(how, y, error, message):
+    with pytest.raises(error, match=message):
+        project_to_simplex(y, how)

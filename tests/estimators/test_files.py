@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import pickle
 import sys
 import zipfile
@@ -718,3 +719,51 @@ def test_ensembles_of_own_modules(tmp_path, x):
     model = EllipticRegressor(module=make, n_networks=2, **QUICK).fit(x, x[:, 0])
     path = save(model, tmp_path / "m.elliptica")
     np.testing.assert_array_equal(load(path, module=make).predict(x), model.predict(x))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("min_frequency",), None),
+        (("min_frequency",), math.inf),
+        (("max_categories",), "many"),
+        (("n_components",), [1]),
+        (("columns",), []),
+        (("columns", 0, "median"), None),
+        (("columns", 0, "median"), math.nan),
+        (("columns", 0, "had_gaps"), True),
+        (("columns", 0, "name"), 3),
+        (("columns", 1, "frequent"), ["u"]),
+        (("columns", 1, "frequent", 0), math.nan),
+    ],
+)
+def test_a_preprocessor_that_does_not_fit_is_found_when_it_is_read(place, value, tmp_path, x):
+    table = pd.DataFrame({"a": x[:, 0], "b": ["u", "v"] * (len(x) // 2)})
+    model = make_pipeline(TablePreprocessor(), EllipticRegressor(**QUICK)).fit(table, x[:, 0])
+    file = save(model, tmp_path / "model.elliptica")
+    content = members(file)
+    settings = json.loads(content["model.json"])
+    *way, last = place
+    state = settings["preprocessor"]
+    for step in way:
+        state = state[step]
+    state[last] = value
+    rewrite(file, content | {"model.json": json.dumps(settings).encode()})
+    with pytest.raises(ValueError, match=r"does not hold what a saved estimator holds.*save the estimator"):
+        load(file)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("model", [Ridge(), LogisticRegression(), HistGradientBoostingRegressor(max_iter=2)])
+def test_models_of_scikit_learn_with_nan_are_not_read(model, tmp_path, x):
+    y = (x[:, 0] > 0).astype(int)
+    model.fit(x, y)
+    if hasattr(model, "coef_"):
+        model.coef_ = model.coef_ * math.nan
+    else:
+        for (tree,) in model._predictors:
+            tree.nodes["value"] = math.nan
+    file = save(model, tmp_path / "model.elliptica")
+    with pytest.raises(ValueError, match=r"NaN or infinite|to no number"):
+        load(file)

@@ -511,8 +511,46 @@ def test_half_precision_halves_the_points(generator):
     assert half._arrays.points.nbytes * 2 == full._arrays.points.nbytes
     assert half.nbytes < full.nbytes
     assert_law(half, reference(x, 1.0), generator, n_draws=1000)
-    with pytest.raises(ValueError, match=r"cannot hold.*float32"):
-        PartnerIndex.build(x * 1e6, dtype="float16")
+    other = PartnerIndex.build(x * 2.0**30, k=2, dtype="float16", generator=torch.Generator().manual_seed(0))
+    same = PartnerIndex.build(x, k=2, dtype="float16", generator=torch.Generator().manual_seed(0))
+    assert np.array_equal(same._arrays.near, other._arrays.near)  # more than half precision can hold
+
+
+@pytest.mark.parametrize("backend", ["faiss", "sklearn"])
+@pytest.mark.parametrize("exponent", [63, 120, -75, -120, 1000, -1000])
+def test_unit_of_the_data_does_not_matter(exponent, backend, generator):
+    """Squares of such data overflow or vanish in float32, which aborted the process or bent the law."""
+    pytest.importorskip(backend, reason=f"{backend} is not installed (extra scale or tables)")
+    x = torch.randn(200, 3, generator=generator).double()
+    scaled = x * 2.0**exponent
+    if abs(exponent) < 126:
+        x, scaled = x.float(), scaled.float()
+    indices = [
+        PartnerIndex.build(z, k=6, backend=backend, generator=torch.Generator().manual_seed(1))
+        for z in (x, scaled)
+    ]
+    ordinary, extreme = (
+        index.sample(torch.arange(200), n_bridges=20, generator=torch.Generator().manual_seed(2))
+        for index in indices
+    )
+    assert torch.equal(ordinary, extreme)
+    assert indices[1].error_bound == pytest.approx(indices[0].error_bound)
+
+
+def test_sums_that_overflow(generator):
+    x = torch.rand(50, 2, generator=generator).double() * 1.7e308
+    index = PartnerIndex.build(x, k=49, power=INFINITY, generator=generator)
+    nearest = torch.cdist(x / 1e308, x / 1e308).fill_diagonal_(INFINITY).argmin(1)
+    assert torch.equal(index.sample(torch.arange(50)).flatten(), nearest)
+
+
+@pytest.mark.bad_input
+def test_values_too_far_apart_for_float32(generator):
+    """Rounding would make copies of all ordinary rows, and the bound would know nothing of it."""
+    x = torch.randn(200, 3, generator=generator)
+    x[0] = 1e12
+    with pytest.raises(ValueError, match=r"so far apart that float32.*Clip or drop outliers"):
+        PartnerIndex.build(x)
 
 
 def test_memory_grows_with_k_not_with_n_squared(generator):

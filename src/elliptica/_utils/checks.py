@@ -33,13 +33,40 @@ def model(value: object, owner: str) -> None:
         raise TypeError(f"model is a loss ({type(value).__name__}). The order is {owner}(model, loss_fn).")
 
 
-def floating(name: str, value: object) -> None:
-    """Raise unless ``value`` is a tensor with a floating dtype."""
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def tensor(name: str, value: object) -> None:
+    """Raise unless ``value`` is a tensor with values to compute with."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
             "Convert it first, e.g. torch.as_tensor(...)."
         )
+    dense(name, value)
+
+
+def dense(name: str, value: Tensor) -> None:
+    """A tensor must be an ordinary one: with values, laid out in full, in a dtype that can be summed."""
+    if value.is_nested:
+        got, remedy = "is a nested tensor", "Pad it first, torch.nested.to_padded_tensor(...)"
+    elif value.layout != torch.strided:
+        got, remedy = f"has layout {value.layout}", f"Convert it with {name}.to_dense()"
+    elif value.device.type == "meta":
+        got, remedy = "is on the device meta, which keeps shapes only", "Put data and model on a real device"
+    elif value.is_quantized:
+        got, remedy = f"is quantised, dtype {value.dtype}", f"Convert it with {name}.dequantize()"
+    elif value.is_floating_point() and value.dtype not in _FLOATS:
+        got, remedy = f"has dtype {value.dtype}", f"Convert it with {name}.float()"
+    else:
+        return
+    raise TypeError(f"{name} must be an ordinary dense tensor, but it {got}. {remedy}.")
+
+
+def floating(name: str, value: object) -> None:
+    """``value`` must be a tensor of a floating dtype."""
+    tensor(name, value)
+    assert isinstance(value, Tensor)
     if not value.is_floating_point():
         raise TypeError(
             f"{name} must be floating point, but has dtype {value.dtype}: nothing lies between "
@@ -50,6 +77,7 @@ def floating(name: str, value: object) -> None:
 
 def batch(name: str, value: Tensor) -> None:
     """Raise unless there is a batch axis with at least one row."""
+    dense(name, value)
     if value.ndim == 0:
         raise ValueError(
             f"{name} is a scalar, but its first axis must be the batch. Add one with {name}.unsqueeze(0)."
@@ -76,11 +104,7 @@ def same_shape(name: str, value: Tensor, other_name: str, other: Tensor) -> None
 
 def same_rows(name: str, value: Tensor, rows: int, reference: str = "x") -> None:
     """Raise unless the first axis has ``rows`` entries."""
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
-            "Convert it first, e.g. torch.as_tensor(...)."
-        )
+    tensor(name, value)
     if value.ndim == 0 or value.shape[0] != rows:
         got = "a scalar" if value.ndim == 0 else f"{len(value)} rows"
         raise ValueError(

@@ -29,7 +29,12 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
     Args:
         path: File to replace. Its folder is created if needed.
         durable: Wait until the content is on disk, so that it survives a power cut as well.
+
+    Raises:
+        OSError: If ``path`` is not a regular file, or cannot be written.
     """
+    if path.exists() and not path.is_file():  # to replace a device would remove it from the machine
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a folder, not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # one name for each process that writes
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -45,6 +46,31 @@ class _Program(TyperGroup):
             raise typer.Exit(2)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an error that nobody foresaw ends with one sentence instead of a traceback."""
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if isinstance(error, _USAGE) or os.environ.get(_TRACEBACK):
+                raise
+            first, *_ = str(error).splitlines() or [""]
+            typer.echo(
+                f"error: {type(error).__name__}: {first:.300}\nThis is not a message of elliptica. Set "
+                f"{_TRACEBACK}=1 to see where it comes from, and report it if the input is right.",
+                err=True,
+            )
+            raise typer.Exit(1) from error
+
+
+#: Wrong options: typer shows these itself, and its classes have moved between versions.
+_USAGE: tuple[type, ...] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+#: Environment variable that shows tracebacks of errors that nobody foresaw.
+_TRACEBACK = "ELLIPTICA_TRACEBACK"
 
 app = typer.Typer(
     cls=_Program,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.extras import import_extra
 from elliptica._utils.perceptron import mlp
+from elliptica._utils.untrusted import read_arrays
 from elliptica.baselines import ERM, Mixup
 from elliptica.cli.diagnose import Loss, Training
 from elliptica.core.elliptic import Elliptic
@@ -258,17 +258,15 @@ def load_samples(source: str, seed: int = 0) -> Samples:
 
 def _arrays(path: Path) -> dict[str, Any]:
     """Read the arrays of an ``.npz`` file."""
-    if not zipfile.is_zipfile(path):
+    if not path.is_file() or not zipfile.is_zipfile(path):
         raise SourceError(f"{path.name} is not an .npz file. Write one with numpy.savez(file, x=..., y=...).")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        return read_arrays(path)
+    except (ValueError, OSError) as error:
         raise SourceError(
             f"{path.name} cannot be read as an .npz file of plain arrays ({error}). Write it with "
             "numpy.savez(file, x=..., y=...), without objects."
         ) from error
-    return arrays
 
 
 def _digits(seed: int) -> Samples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.markup import escape
 from elliptica._utils.extras import missing_package
 from elliptica._utils.files import write_atomically
 from elliptica._utils.text import count
+from elliptica._utils.untrusted import read_json
 from elliptica.cli import options as shared
 from elliptica.cli.app import YOUR_DATA, DataDir, app, one_of, require_extra
 from elliptica.cli.diagnose import Loss, Steps, Train, Weights
@@ -211,6 +211,8 @@ def _check_out(out: Path, request: Request) -> None:
 
     if out.is_dir():
         raise ReportError(f"{out} is a folder. Pass the name of a file to -o, e.g. {out / 'report.html'}.")
+    if out.exists() and not out.is_file():
+        raise ReportError(f"{out} is a device or a pipe. Pass the name of a file to -o, e.g. report.html.")
     given = [Path(request.source), request.data, request.weights]
     if any(each is not None and out.exists() and each.exists() and out.samefile(each) for each in given):
         raise ReportError(f"The page would overwrite its own source {out}. Choose another -o.")
@@ -268,8 +270,8 @@ def _kind_of_results(file: Path) -> str | None:
     if not file.is_file():
         return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        content = read_json(file)
+    except (ValueError, OSError) as error:
         raise ReportError(
             f"{file} is damaged ({str(error)[:200]}). If elliptica compare wrote it, move it away and run "
             "the comparison again."

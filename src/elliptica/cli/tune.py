@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from elliptica._utils.untrusted import read_json
 from elliptica.cli import options as shared
 from elliptica.cli.app import THE_PAPER, DataDir, app, one_of, require_extra
 from elliptica.cli.options import load_own, make_choice, print_error, ray_settings
@@ -268,7 +268,7 @@ def make_search(
 def _score(file: Path) -> float | None:
     """Read the score of an earlier choice, if there is one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return float(json.loads(file.read_text())["score"])
+        return float(read_json(file)["score"])
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elliptica._utils.text import count
+from elliptica._utils.untrusted import read_json
 from elliptica.compare.markdown import footnotes, more_sections, progress_words, range_words, shown_scores
 from elliptica.compare.metrics import Metric
 from elliptica.compare.plan import CONSTANT, NAMES, REFERENCE
@@ -48,7 +48,12 @@ def comparison_report(
         raise ReportError(
             f"The table {data} does not exist. Pass the file that was compared to --data, or omit --data."
         )
-    content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    try:
+        content = read_json(folder / RESULTS)
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
+    except (ValueError, OSError) as error:
+        raise ReportError(f"{folder / RESULTS} cannot be read ({error}). Move it away.") from error
     if "summary" not in content:
         if content.get("format", 1) < 2:
             raise ReportError(

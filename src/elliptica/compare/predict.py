@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import polars as pl
@@ -66,13 +67,7 @@ def predict_file(
     if out is not None:
         _check_inputs_kept(out, model, source)
     saved = load_model(model)
-    if saved.preprocessor is None:
-        raise TableError(
-            f"{saved.name} holds a model without its preprocessing, so elliptica cannot read a table for it. "
-            "Use it from Python with elliptica.estimators.load."
-        )
-    if proba and not hasattr(saved.model, "classes_"):
-        raise TableError("This model predicts numbers, which have no probabilities. Omit --proba.")
+    _check_usable(saved, proba)
     if out is not None:
         _check_out(out)
     table = read_table(source, max_rows=max_rows, as_text=True, too_long=_TOO_LONG)
@@ -88,11 +83,11 @@ def predict_file(
             "including this model.",
         )
     ends = saved.notes.get("range") if saved.notes.get("bounded") is True else None
-    predicted, said = _bounded(saved.model.predict(inputs), ends)
+    raw, chances = _predict(saved, inputs, table.name, proba)
+    predicted, said = _bounded(raw, ends)
     notices += said
     predictions = {"prediction": pl.Series(predicted)}
-    if proba:
-        chances = saved.model.predict_proba(inputs)
+    if chances is not None:
         classes = saved.model.classes_.tolist()
         predictions |= {f"probability of {name}": pl.Series(chances[:, i]) for i, name in enumerate(classes)}
     if double := [name for name in columns if name in predictions]:
@@ -101,6 +96,37 @@ def predict_file(
     if out is not None:
         _write(result, out)
     return result, (*table.notices, *notices)
+
+
+def _check_usable(saved: SavedModel, proba: bool) -> None:
+    """Raise for a model whose predictions of a table are not known, or not one column."""
+    if saved.preprocessor is None:
+        raise TableError(
+            f"{saved.name} holds a model without its preprocessing, so that it is not known how to read a "
+            "table for it. Use it from Python: elliptica.estimators.load."
+        )
+    if getattr(saved.model, "_is_multilabel", False) or not getattr(saved.model, "_is_flat", True):
+        raise TableError(
+            f"{saved.name} predicts {saved.model.n_outputs_} targets at once, but a table of predictions has "
+            "one column for them. Use it from Python: elliptica.estimators.load."
+        )
+    if proba and not hasattr(saved.model, "classes_"):
+        raise TableError("This model predicts numbers, which have no probabilities. Leave --proba out.")
+
+
+def _predict(saved: SavedModel, inputs: Any, name: str, proba: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Predictions and, if asked for, probabilities; raise where a model has no answer."""
+    try:
+        predicted = np.asarray(saved.model.predict(inputs))
+        chances = np.asarray(saved.model.predict_proba(inputs)) if proba else None
+    except ValueError as error:
+        raise TableError(f"{saved.name} cannot predict {name}: {error}") from error
+    if predicted.dtype.kind == "f" and (n_bad := int((~np.isfinite(predicted)).sum())):
+        raise TableError(
+            f"{saved.name} predicts NaN or infinity for {n_bad} of {len(predicted)} rows of {name}. Compare "
+            "again, or correct numbers that are out of all proportion."
+        )
+    return predicted, chances
 
 
 def _check_inputs_kept(out: Path, model: Path, source: Any) -> None:
@@ -156,7 +182,7 @@ def _write(result: pl.DataFrame, out: Path) -> None:
     content = result if as_parquet else quote_formulas(result)
     try:
         if out.exists() and not out.is_file():
-            with out.open("wb") as handle:
+            with _open_special(out) as handle:
                 content.write_csv(handle)
             return
         with replacing(out.resolve()) as part:
@@ -166,6 +192,20 @@ def _write(result: pl.DataFrame, out: Path) -> None:
                 content.write_csv(part)
     except OSError as error:
         raise _unwritable(out, error) from error
+
+
+def _open_special(out: Path) -> IO[bytes]:
+    """Open a device or a pipe for writing; raise for a pipe that nobody reads, which would wait for ever."""
+    if not out.is_fifo():
+        return out.open("wb")
+    try:
+        handle = os.open(out, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "nobody reads this pipe", str(out)) from error
+        raise
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "wb")
 
 
 def quote_formulas(frame: pl.DataFrame) -> pl.DataFrame:

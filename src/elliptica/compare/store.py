@@ -14,6 +14,7 @@ import numpy as np
 
 from elliptica import __version__
 from elliptica._utils.files import FileLock, replacing, write_atomically
+from elliptica._utils.untrusted import read_arrays, read_json
 from elliptica.compare.plan import Plan
 from elliptica.compare.problem import TableProblem
 from elliptica.compare.protocol import NO_TIME, Record
@@ -120,7 +121,7 @@ class Store:
     def _read(self, folder: Path) -> None:
         file = folder / RESULTS
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = read_json(file)
             about = content["about"]
             if content.get("format") != FORMAT:
                 raise TableError(
@@ -159,14 +160,11 @@ def _read_records(contents: Iterable[Mapping[str, Any]], file: Path) -> Iterable
     """Yield records with their predictions; records without predictions are redone."""
     if not file.exists():
         return
-    with np.load(file, allow_pickle=False) as arrays:
-        for content in contents:
-            name = f"{content['repeat']}/{content['fold']}/{content['method']}"
-            if name in arrays:
-                unbounded = f"{name}/unbounded"
-                yield Record.from_json(
-                    content, arrays[name], arrays[unbounded] if unbounded in arrays else np.empty(0)
-                )
+    arrays = read_arrays(file)
+    for content in contents:
+        name = f"{content['repeat']}/{content['fold']}/{content['method']}"
+        if name in arrays:
+            yield Record.from_json(content, arrays[name], arrays.get(f"{name}/unbounded", np.empty(0)))
 
 
 def _hold(folder: Path) -> FileLock:

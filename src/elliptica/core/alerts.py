@@ -143,6 +143,15 @@ def _judge_units(what: str, z: Tensor, settings: BridgeSettings) -> None:
         )
 
 
+def warn_of_constant() -> bool:
+    """Warn where ``sigma="auto"`` has nothing to measure; return True, so that it is said once."""
+    warn_user(
+        'sigma="auto" found the same inputs in all rows of this batch, so it adds no noise to them. It '
+        "measures the next batch instead. Shuffle the data, or pass sigma=elliptica.auto_sigma(x)."
+    )
+    return True
+
+
 def warn_of_own_sigma(model: nn.Module) -> None:
     """Warn if each process measured ``sigma="auto"`` on its own batch.
 

@@ -20,6 +20,7 @@ from elliptica.core.alerts import (
     reject_prefixes,
     reject_unpaired,
     warn_if_negative,
+    warn_of_constant,
     warn_of_mode,
     warn_of_own_sigma,
     warn_of_scale,
@@ -39,6 +40,7 @@ from elliptica.core.inputs import (
     call_model,
     carries_gradient,
     check_weight,
+    count_rows,
     named_inputs,
     read_batch,
     target_encoder,
@@ -159,9 +161,15 @@ class Elliptic(nn.Module):
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
         self._user_loss = (loss_fn,)  # a tuple, so that nn.Module does not register it a second time
-        if settings.num_classes is None and self.loss.num_classes() is not None:
+        weighted = self.loss.num_classes()
+        if settings.num_classes is not None and weighted not in (None, settings.num_classes):
+            raise ValueError(
+                f"loss_fn has weights of {weighted} classes, but num_classes={settings.num_classes}. Give "
+                "one weight for each class, or omit num_classes."
+            )
+        if settings.num_classes is None and weighted is not None:
             settings = copy.copy(settings)  # a copy skips the checks, which would warn again
-            object.__setattr__(settings, "num_classes", self.loss.num_classes())
+            object.__setattr__(settings, "num_classes", weighted)
             settings.warn_of_smoothing()
         space = space_of_loss(loss_fn) if settings.target_space is None else None
         if space is not None and settings.sigma_y is None:
@@ -181,6 +189,7 @@ class Elliptic(nn.Module):
         self.epoch: int | None = None
         self.across: Across | None = None  # set by elliptica.distributed.over_global_batch
         self._warned_of_negative = False
+        self._warned_of_constant = False
         self._warned_of_mode: set[bool] = set()
         self._judged_scale = False
         self.auto_sigma: Tensor | None
@@ -384,7 +393,9 @@ class Elliptic(nn.Module):
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
         """Return the ordinary mean loss at the data themselves."""
         settings = self.settings if self.settings.target_space is not None else self._read_target_space(y)
-        target = target_encoder(next(iter(named_inputs(x).values())), settings)(y)
+        inputs = named_inputs(x)
+        checks.same_rows("y", y, count_rows(inputs))
+        target = target_encoder(next(iter(inputs.values())), settings)(y)
         check_weight(sample_weight, len(target))
         frozen = self.training and settings.bn == "frozen"
         with path_statistics("frozen" if frozen else "paths", self.model):
@@ -480,7 +491,11 @@ class Elliptic(nn.Module):
                 raise ValueError(
                     f'sigma="auto" measures a single input, but {len(names)} are bridged. Pass a number.'
                 )
-            self.auto_sigma = auto_sigma(inputs[names[0]])
+            measured = auto_sigma(inputs[names[0]])
+            if not bool(measured.any()):  # nothing to keep: the next batch may vary
+                self._warned_of_constant = self._warned_of_constant or warn_of_constant()
+                return measured
+            self.auto_sigma = measured
             warn_of_own_sigma(self.model)
             low, high = (float(v) for v in self.auto_sigma.aminmax())
             logger.info('sigma="auto" chose %.3g to %.3g per feature', low, high)

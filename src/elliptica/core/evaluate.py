@@ -193,6 +193,12 @@ class Evaluator:
     def _gradient(self, losses: Tensor, points: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the gradient of each loss at its own point (exact unless the model couples rows)."""
         assert self.variant is not None
+        if not losses.requires_grad:
+            raise ValueError(
+                "The weighting needs the gradient of the loss at each point, but there is none: the model "
+                "detaches its output, or all runs under torch.inference_mode(). Use torch.no_grad() instead "
+                'of it, keep the graph in the model, or use weighting="none".'
+            )
         # the gradient of the sum holds every row's own gradient, in one backward pass
         return torch.autograd.grad(
             losses.sum(), points, create_graph=self.variant.second_order, retain_graph=True

@@ -65,6 +65,13 @@ class HiddenBridge:
 def find_layer(model: nn.Module, at: str) -> nn.Module:
     """Return the submodule named ``at``; suggest similar names if there is none."""
     layers = {name: layer for name, layer in model.named_modules() if name}
+    given: object = at
+    if not isinstance(given, str):
+        example = next(iter(layers), "0")
+        raise TypeError(
+            f"at must be the name of a layer, e.g. at={example!r}, but got {at!r} ({type(at).__name__}). "
+            "`[name for name, _ in model.named_modules()]` lists all."
+        )
     if at in layers:
         return layers[at]
     if not layers:

@@ -135,15 +135,21 @@ def call_model(model: nn.Module, x: Inputs) -> Any:
                 return model(x)
             return model(**x) if isinstance(x, Mapping) else model(*x)
         except RuntimeError as error:
-            explain_dtypes(error, model, x)
+            explain_error(error, model, x)
             raise
     if isinstance(x, Tensor):
         return model(x)
     return model(**x) if isinstance(x, Mapping) else model(*x)
 
 
-def explain_dtypes(error: RuntimeError, model: nn.Module, x: Inputs) -> None:
-    """Raise an error that names the fix if ``error`` is about dtypes of the inputs."""
+def explain_error(error: RuntimeError, model: nn.Module, x: Inputs) -> None:
+    """Raise an error that names the fix if ``error`` is about dtypes or inference mode."""
+    if "Inference tensors cannot be saved" in str(error):
+        made = "The model was" if any(p.is_inference() for p in model.parameters()) else "x was"
+        raise RuntimeError(
+            f"{made} made under torch.inference_mode(), so it cannot be trained on. Make it outside, or "
+            "under torch.no_grad(); x.clone() makes an ordinary tensor of x."
+        ) from error
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     if own is None or "type" not in str(error):
         return
@@ -159,6 +165,8 @@ def explain_dtypes(error: RuntimeError, model: nn.Module, x: Inputs) -> None:
 def count_rows(items: Mapping[Hashable, Tensor]) -> int:
     """Return the common number of rows of all inputs; raise for an empty batch."""
     first_name, first = next(iter(items.items()))
+    for name, value in items.items():
+        checks.dense("x" if name == ONLY else f"x[{name!r}]", value)
     checks.batch("x" if first_name == ONLY else f"x[{first_name!r}]", first)
     rows = len(first)
     for name, value in items.items():

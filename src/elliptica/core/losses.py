@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from elliptica._utils import checks
 from elliptica.core.bridge import flatten_rows
-from elliptica.core.inputs import call_model, explain_dtypes
+from elliptica.core.inputs import call_model, explain_error
 from elliptica.core.types import Across, Inputs, LossFn, Paths
 
 _REMEDY = (
@@ -26,6 +27,13 @@ _REMEDY = (
 
 _LABEL_LOSSES = (nn.NLLLoss, nn.MultiMarginLoss)
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
+#: Losses, and functions, whose weights broadcast with the targets, hence reach into the batch if they may.
+_WEIGHTED = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss)
+_WEIGHTED_FUNCTIONS = (
+    F.binary_cross_entropy_with_logits,
+    F.binary_cross_entropy,
+    F.multilabel_soft_margin_loss,
+)
 
 
 class PerSampleLoss(nn.Module):
@@ -78,6 +86,12 @@ class PerSampleLoss(nn.Module):
         elif "reduction" in _parameters(loss_fn) and not isinstance(loss_fn, functools.partial):
             loss_fn = functools.partial(loss_fn, reduction="none")
         self.loss_fn: Any = loss_fn
+        #: whether the loss is one of torch's own, which compare tensors alone
+        self._takes_tensors = _is_of_torch(loss_fn)
+        #: names of weights that are multiplied with losses of any shape
+        self._broadcast = [
+            name for name in ("weight", "pos_weight") if _elementwise_weight(loss_fn, name) is not None
+        ]
         #: whether the loss weights classes and averages by those weights
         self.weights_classes = self._class_weighted and getattr(loss_fn, "weight", None) is not None
 
@@ -92,6 +106,8 @@ class PerSampleLoss(nn.Module):
 
     def forward(self, output: object, target: Tensor) -> Tensor:
         """Return one loss per row of ``target``."""
+        if self._takes_tensors and not isinstance(output, Tensor):
+            self._explain_output(output)
         if isinstance(output, Tensor):
             self._check_shapes(output, target)
         losses = self.loss_fn(output, target)
@@ -115,6 +131,19 @@ class PerSampleLoss(nn.Module):
 
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:
         """Raise for shapes that torch would reject with an obscure error, or broadcast silently."""
+        if self._takes_tensors and (output.layout != torch.strided or not output.is_floating_point()):
+            checks.dense("the model's output", output)
+            raise TypeError(
+                f"The model's output must be floating point, but has dtype {output.dtype}. Return scores, "
+                "which are real numbers, not labels."
+            )
+        for name in self._broadcast:
+            _check_per_feature(name, _elementwise_weight(self.loss_fn, name), target)
+        if self.weights_classes and target.ndim > 1 and len(self.loss_fn.weight) != target.shape[1]:
+            raise ValueError(
+                f"loss_fn has weights of {len(self.loss_fn.weight)} classes, but the targets have shape "
+                f"{tuple(target.shape)}, i.e. {target.shape[1]} classes. Give one weight for each class."
+            )
         if output.shape == target.shape:
             return
         shapes = f"The model returns shape {tuple(output.shape)}, but the targets have {tuple(target.shape)}"
@@ -135,6 +164,18 @@ class PerSampleLoss(nn.Module):
                 "same shape, e.g. y.unsqueeze(1) or model output .squeeze(1)."
             )
 
+    def _explain_output(self, output: object) -> None:
+        """Say how a loss of torch gets at the tensor in what the model returns."""
+        pick = 'output["logits"]' if isinstance(output, Mapping) else "output.logits"
+        pick = "output[0]" if isinstance(output, tuple | list) else pick
+        loss = getattr(self.loss_fn, "func", self.loss_fn)
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise TypeError(
+            f"The model returns {type(output).__name__}, but {name} compares a tensor with the targets. Let "
+            "the model return that tensor alone, or pick it in the loss: def loss_fn(output, y): return "
+            f'F.cross_entropy({pick}, y, reduction="none"), with target_space=... beside it.'
+        )
+
     def class_weight(self, target: Tensor) -> Tensor:
         """Return the mean weight of each row's classes."""
         weight = self.loss_fn.weight.to(target.dtype)
@@ -146,11 +187,43 @@ class PerSampleLoss(nn.Module):
         return len(self.loss_fn.weight) if self.weights_classes else None
 
 
+def _is_of_torch(loss_fn: Any) -> bool:
+    """Whether a loss is a module or function of torch itself."""
+    function = getattr(loss_fn, "func", loss_fn)
+    own = type(loss_fn) if isinstance(loss_fn, nn.Module) else function
+    return getattr(own, "__module__", "") in ("torch.nn.modules.loss", "torch.nn.functional")
+
+
 def _parameters(function: object) -> list[str]:
     try:
         return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return []
+
+
+def _elementwise_weight(loss_fn: Any, name: str) -> Tensor | None:
+    """Return the weight of that name if the loss multiplies it with losses of any shape."""
+    if isinstance(loss_fn, _WEIGHTED):
+        return getattr(loss_fn, name, None)
+    if isinstance(loss_fn, functools.partial) and loss_fn.func in _WEIGHTED_FUNCTIONS:
+        weight: Tensor | None = loss_fn.keywords.get(name)
+        return weight
+    return None
+
+
+def _check_per_feature(name: str, weight: Tensor | None, target: Tensor) -> None:
+    """Raise where a weight of the loss has an axis for the rows of a batch."""
+    assert weight is not None
+    own = weight[0] if weight.ndim == target.ndim and weight.shape[0] == 1 else weight
+    fits = own.ndim < target.ndim and all(
+        have in (1, want) for have, want in zip(reversed(own.shape), reversed(target.shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"loss_fn has {name} of shape {tuple(weight.shape)}, but it must broadcast to the targets of one "
+            f"row, shape {tuple(target.shape[1:])}: points on bridges belong to two rows. Pass weights of "
+            "rows to the call, sample_weight=..."
+        )
 
 
 def _refuse_broadcast(output: object, target: Tensor, losses: Tensor) -> None:
@@ -171,8 +244,10 @@ def outputs_at(model: nn.Module, x: Inputs, rows: int) -> Any:
         try:
             output = model(x)
         except RuntimeError as error:
-            explain_dtypes(error, model, x)
+            explain_error(error, model, x)
             raise
+    if isinstance(output, Tensor) and output.is_nested:
+        checks.dense("the model's output", output)
     if isinstance(output, Tensor) and (output.ndim == 0 or output.shape[0] != rows):
         raise ValueError(
             f"The model must return one row per input row ({rows}), but returned shape "

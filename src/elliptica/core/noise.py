@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype, draw_gamma, draw_inverse_gaussian
-from elliptica.core.partners import pairwise_distances
+from elliptica.core.partners import in_squarable_units, pairwise_distances
 
 #: Fraction of a feature's standard deviation that ``sigma="auto"`` takes. The paper's settings,
 #: in these units, lie between 0.05 (normalised images) and about 0.25 (min-max scaled tables).
@@ -138,7 +138,22 @@ def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR)
             "Pass a number for sigma, or call auto_sigma on more data."
         )
     checks.finite("x", x)
-    return factor * x.detach().to(compute_dtype(x.dtype)).std(dim=0).to(x.dtype)
+    values = x.detach().to(compute_dtype(x.dtype))
+    spread = values.std(dim=0)
+    if x.numel() and not 1e-15 < float(spread.max()) < 1e15:  # squares may overflow, or vanish
+        size = values.abs().max().clamp_min(torch.finfo(values.dtype).tiny)
+        spread = (values / size).std(dim=0) * size
+    return factor * spread.to(x.dtype)
+
+
+def in_range(std: float, dtype: torch.dtype) -> float:
+    """Return a standard deviation; raise where it is more than numbers of ``dtype`` can hold."""
+    if std > 1e30 and std > 1e-8 * torch.finfo(compute_dtype(dtype)).max:
+        raise ValueError(
+            f"sigma (or sigma_y) times sqrt(horizon) is {std:.3g}, more than {dtype} can hold. Use smaller "
+            "ones; a tenth of the deviation of the data is a start."
+        )
+    return std
 
 
 def noise_std(
@@ -158,7 +173,7 @@ def noise_std(
         if isinstance(sigma, Tensor):
             checks.per_feature("sigma (or sigma_y)", sigma, start.shape[1:])
             return sigma.to(start.device, compute_dtype(start.dtype)) * math.sqrt(horizon)
-        return sigma * math.sqrt(horizon)
+        return in_range(sigma * math.sqrt(horizon), start.dtype)
     rows, n = len(start), max(start[0].numel(), 1)
     dim = float(n) if sigma.dim is None else sigma.dim
     r = _distances(start, end)
@@ -230,7 +245,8 @@ def intrinsic_dimension(x: Float[Tensor, " n *feature"], *, discard: float = 0.1
     checks.finite("x", x)
     if not 0 <= discard < 1:
         raise ValueError(f"discard must be at least 0 and below 1, but got {discard}. Try the default, 0.1.")
-    points = torch.unique(x.detach().flatten(1) if x.ndim > 1 else x.detach()[:, None], dim=0)
+    points = in_squarable_units(x.detach())
+    points = torch.unique(points.flatten(1) if x.ndim > 1 else points[:, None], dim=0)
     n = len(points)
     if n < 10:
         raise ValueError(

@@ -11,9 +11,12 @@ from elliptica._utils.random import check_generator
 from elliptica.core.partners import (
     AMONG,
     Among,
+    check_labels,
+    check_rows_of_data,
     distance_floor,
     draw_from,
     exclude_classes,
+    in_squarable_units,
     pairwise_distances,
     partner_weights,
 )
@@ -57,18 +60,22 @@ class PartnerTable:
     ) -> None:
         checks.choice("among", among, AMONG)
         checks.floating("x", x)
+        if x.ndim == 0:
+            raise ValueError("x is a scalar, but its first axis must be the rows of a data set.")
         checks.finite("x", x)
+        checks.count("max_bytes", max_bytes, 0)
         n = len(x)
         if n < 2:
             raise ValueError(f"A PartnerTable needs at least two rows, but x has {n}. Pass more data.")
         if among != "all" and labels is None:
             raise ValueError(f'among={among!r} needs class labels. Pass labels=..., or use among="all".')
         if labels is not None:
-            checks.same_rows("labels", labels, n)
+            check_labels(labels, n)
         self._nearest_only = power == float("inf")
         if not self._nearest_only:
             checks.nonnegative("power", power)
-        self._x, self._power, self._labels, self._among = x.detach(), power, labels, among
+        x = in_squarable_units(x.detach())
+        self._x, self._power, self._labels, self._among = x, power, labels, among
         self._floor = distance_floor(pairwise_distances(x[:: max(1, n // ROWS_FOR_MEDIAN)]))
         self._table: Tensor | None = None
         if (8 * n if self._nearest_only else 4 * n * n) > max_bytes:
@@ -114,6 +121,8 @@ class PartnerTable:
         """Draw partners for the rows ``index`` of the data set, as row numbers of the data set."""
         checks.path_counts(2, n_bridges)
         check_generator(generator, self._x.device)
+        check_rows_of_data(index, len(self))
+        index = index.to(self._x.device, torch.long)
         if self._table is not None:
             return self._draw(self._table[index], n_bridges, generator)
         parts = index.split(self._at_once())

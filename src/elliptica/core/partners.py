@@ -8,6 +8,7 @@ is then a loop, i.e. noise around the point. `Ends` holds both ends of every bri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -43,6 +44,83 @@ _MEDIAN_ROWS = 8
 #: squared distance of duplicates for which it is accurate enough. At that ratio the distance of duplicates is
 #: off by about a percent, and the relative error falls with the square of the distance.
 _LARGE, _LONGEST = 2**20, 4e4
+
+
+#: Sizes whose squares, and those of their differences, float32 and float64 can hold.
+SQUARABLE, _SQUARABLE_DOUBLE = (1e-6, 1e12), (1e-120, 1e120)
+
+
+def check_measurable(name: str, x: object) -> None:
+    """Raise unless ``x`` is a batch of points between which distances can be measured."""
+    checks.tensor(name, x)
+    assert isinstance(x, Tensor)
+    if not x.is_floating_point():
+        raise TypeError(
+            f"{name} must be floating point, because distances are measured on it, but has dtype {x.dtype}. "
+            f"Convert it with {name}.float()."
+        )
+    checks.batch(name, x)
+
+
+def check_labels(labels: object, rows: int) -> None:
+    """Raise unless there is one class for each row."""
+    checks.same_rows("labels", labels, rows)  # type: ignore[arg-type]  # says so if it is not a tensor
+    assert isinstance(labels, Tensor)
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+        raise TypeError(
+            f"labels must hold one class per row, shape ({rows},) and an integer dtype, but have shape "
+            f"{tuple(labels.shape)} and dtype {labels.dtype}. Convert them, e.g. labels.flatten().long()."
+        )
+
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+def check_rows_of_data(index: object, rows: int) -> None:
+    """Raise unless ``index`` holds numbers of rows of a data set, counted from its start."""
+    if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in _WHOLE:
+        got = type(index).__name__
+        if isinstance(index, Tensor):
+            got = f"shape {tuple(index.shape)} and dtype {index.dtype}"
+        raise TypeError(
+            f"index must be a tensor of row numbers, shape (batch,) and an integer dtype, but got {got}. "
+            "Write e.g. torch.tensor([3, 7]), or mask.nonzero().flatten() for a mask."
+        )
+    checks.batch("index", index)
+    low, high = (int(v) for v in index.aminmax())
+    if low < 0 or high >= rows:
+        raise ValueError(f"index must hold rows of the data set, 0..{rows - 1}, but spans {low} to {high}.")
+
+
+def scale_exponent(largest: float, squarable: tuple[float, float] = SQUARABLE) -> int:
+    """Return the power of two to divide coordinates by, so that they can be squared; 0 for ordinary ones.
+
+    Laws of partners depend on ratios of distances alone, so the unit of the data does not matter.
+    """
+    low, high = squarable
+    return 0 if largest == 0 or low <= largest <= high else math.frexp(largest)[1]
+
+
+def in_squarable_units(x: Tensor) -> Tensor:
+    """Return ``x`` in units, a power of two apart, in which its distances neither overflow nor vanish."""
+    exponent = _exponent_of(x, SQUARABLE)
+    if exponent == 0:
+        return x
+    return _times_power(x.to(torch.float32 if x.device.type == "mps" else torch.float64), -exponent).to(
+        x.dtype
+    )
+
+
+def _exponent_of(x: Tensor, squarable: tuple[float, float]) -> int:
+    if x.numel() == 0:
+        return 0
+    return scale_exponent(max(abs(float(v)) for v in x.detach().aminmax()), squarable)
+
+
+def _times_power(x: Tensor, exponent: int) -> Tensor:
+    """Multiply by a power of two, in two steps, because the power itself may overflow."""
+    half = exponent // 2
+    return x * 2.0**half * 2.0 ** (exponent - half)
 
 
 def pairwise_distances(
@@ -126,7 +204,11 @@ def target_distances(y: Float[Tensor, " n *target"], to: Float[Tensor, " m *targ
     """Return distances between targets in float64, exactly zero between equal targets."""
     double = torch.float32 if y.device.type == "mps" else torch.float64
     rows, others = (t.detach().reshape(len(t), -1).to(double) for t in (y, to))
-    return torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
+    exponent = max(_exponent_of(rows, _SQUARABLE_DOUBLE), _exponent_of(others, _SQUARABLE_DOUBLE), key=abs)
+    if exponent:
+        rows, others = _times_power(rows, -exponent), _times_power(others, -exponent)
+    distances = torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
+    return _times_power(distances, exponent) if exponent else distances
 
 
 def kernel_weights(distances: Float[Tensor, "n m"], bandwidth: float) -> Float[Tensor, "n m"]:
@@ -140,8 +222,12 @@ def kernel_weights(distances: Float[Tensor, "n m"], bandwidth: float) -> Float[T
         Weights of at most 1; all zero in a row without any partner.
     """
     squares = (distances / bandwidth).square_()  # subtracting the nearest keeps exp from underflowing
-    nearest = squares.amin(1, keepdim=True).clamp_max_(torch.finfo(squares.dtype).max)
-    return ((nearest - squares) / 2).exp_()
+    largest = torch.finfo(squares.dtype).max
+    nearest = squares.amin(1, keepdim=True)
+    weights = ((nearest.clamp_max(largest) - squares) / 2).exp_()
+    # if even the nearest overflows the kernel is so narrow that the nearest is certain
+    least = distances.amin(1, keepdim=True)
+    return torch.where((nearest > largest) & (distances == least), least.isfinite().to(weights), weights)
 
 
 def exclude_classes(
@@ -164,6 +250,7 @@ def _eligible_distances(
     Unless ``exact``, compute in float32 where that is faster and accurate enough.
     """
     checks.finite("x", x)
+    x = in_squarable_units(x)
     is_enough = False
     if not exact and x.dtype != torch.float64 and len(x) * x.numel() > _LARGE:
         with torch.autocast(x.device.type, enabled=False):
@@ -186,7 +273,7 @@ def _exclude_classes(distances: Tensor, labels: Tensor | None, among: Among) -> 
         raise ValueError(
             f'among={among!r} needs class labels, but none were given. Pass labels=..., or use among="all".'
         )
-    checks.same_rows("labels", labels, len(distances))
+    check_labels(labels, len(distances))
     exclude_classes(distances, labels, labels, among)
 
 
@@ -245,7 +332,7 @@ def partner_probabilities(
         >>> partner_probabilities(x)[0]
         tensor([0.0000, 0.7500, 0.2500])
     """
-    checks.batch("x", x)
+    check_measurable("x", x)
     weights = _weigh(x, power, labels, among)
     return weights / weights.sum(1, keepdim=True)
 
@@ -295,8 +382,10 @@ def sample_partners(
         )
     checks.batch("x", x)
     check_generator(generator, x.device)
+    if pairing in ("inverse_distance", "nearest"):
+        check_measurable("x", x)
     if labels is not None:
-        checks.same_rows("labels", labels, len(x))
+        check_labels(labels, len(x))
     return _draw(x, n_bridges, pairing, power, labels, among, generator, bandwidth)
 
 
@@ -507,6 +596,11 @@ def _ends_given(batch: Batch, settings: BridgeSettings, partners: Tensor | None,
     )
     if ends.weight is not None and batch.weight is None:
         raise ValueError("end has sample weights, but the batch has none. Pass sample_weight= too.")
+    if ends.weight is not None and batch.weight is not None and ends.weight.dtype != batch.weight.dtype:
+        raise TypeError(
+            f"end's sample_weight has dtype {ends.weight.dtype}, but sample_weight has {batch.weight.dtype}. "
+            f"Convert it with .to({batch.weight.dtype})."
+        )
     return ends
 
 
@@ -555,11 +649,7 @@ def ends_given(
             "end must be a tuple (x, y) or (x, y, sample_weight) of the far ends, but got "
             f"{type(end).__name__}."
         )
-    if not isinstance(end[1], Tensor):
-        raise TypeError(
-            f"end's y must be a torch.Tensor, but got {type(end[1]).__name__}. Convert it with "
-            "torch.as_tensor(...)."
-        )
+    checks.tensor("end's y", end[1])
     far_inputs = named_inputs(end[0])
     if list(far_inputs) != list(inputs):
         raise ValueError(
@@ -579,6 +669,8 @@ def ends_given(
         y = encode(labels)
     weight = None
     if len(end) == 3:
+        checks.tensor("end's sample_weight", end[2])
+        checks.nonnegative("end's sample_weight", end[2])
         weight = _far_rows("end's sample_weight", end[2], targets.shape[:1], n_bridges)
     far_y = _far_rows("end's y", y, targets.shape, n_bridges)
     return Ends(n_bridges, None, x=x, y=far_y, weight=weight)
@@ -588,6 +680,7 @@ def _far_rows(
     name: str, far: Tensor, shape: torch.Size, n_bridges: int, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Arrange far ends as rows ``(bridge * batch, *feature)``."""
+    checks.dense(name, far)
     checks.finite(name, far)
     if dtype is not None and far.dtype != dtype:
         raise TypeError(f"{name} has dtype {far.dtype}, but x has {dtype}. Convert it with .to({dtype}).")

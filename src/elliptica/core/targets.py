@@ -89,6 +89,11 @@ def encode_targets(
     `torch.nn.CrossEntropyLoss` expects of probabilities.
     """
     if y.is_floating_point():
+        if space == "simplex" and num_classes is not None and y.ndim > 1 and y.shape[1] != num_classes:
+            raise ValueError(
+                f"y holds probabilities of {y.shape[1]} classes, shape {tuple(y.shape)}, but num_classes="
+                f"{num_classes}. Make num_classes and axis 1 of y agree."
+            )
         if validate:
             _check_soft(y, space)
         return y
@@ -180,15 +185,29 @@ def project_to_simplex(
         tensor([0.9000, 0.1000, 0.0000])
     """
     checks.choice("how", how, SIMPLEX_MAPS)
-    if how == "abs":
-        size = y.abs()
+    checks.floating("y", y)
+    if y.ndim == 0 or y.shape[-1] == 0:
+        raise ValueError(f"y must have classes along its last axis, but has shape {tuple(y.shape)}.")
+    checks.finite("y", y)
+    if how == "euclidean":
+        return _nearest_on_simplex(y)
+    size = y.abs()
+    total = size.sum(-1, keepdim=True)
+    if not bool(torch.isfinite(total).all()):  # finite numbers, whose sum is not
+        size = size / size.amax(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
         total = size.sum(-1, keepdim=True)
-        return torch.where(total > 0, size / total, 1 / y.shape[-1])  # zeros have no direction: uniform
+    return torch.where(total > 0, size / total, 1 / y.shape[-1])  # zeros have no direction: uniform
+
+
+def _nearest_on_simplex(y: Tensor) -> Tensor:
+    """Project onto the simplex along the last axis."""
     if y.dtype in (torch.bfloat16, torch.float16):  # the arithmetic below needs more digits
-        return project_to_simplex(y.float(), how).to(y.dtype)
+        return _nearest_on_simplex(y.float()).to(y.dtype)
     ordered = y.sort(dim=-1, descending=True).values
     largest = ordered[..., :1]
-    ordered = ordered - largest  # a common shift does not change the projection, but improves the rounding
+    # a common shift does not change the projection, but improves the rounding; entries more than 1 below the
+    # largest become 0
+    ordered = (ordered - largest).clamp_min(-2)
     count = torch.arange(1, y.shape[-1] + 1, device=y.device, dtype=y.dtype)
     excess = (ordered.cumsum(-1) - 1) / count
     last = (ordered > excess).sum(-1, keepdim=True) - 1  # the largest support whose entries stay positive
@@ -202,7 +221,7 @@ def project_targets(y: Tensor, space: TargetSpace, simplex: SimplexMap, class_ax
     if simplex == "abs":  # noisy targets are never all zero, so the public function's guard is not needed
         size = y.abs()
         return size / size.sum(class_axis, keepdim=True)
-    return project_to_simplex(y.movedim(class_axis, -1), simplex).movedim(-1, class_axis)
+    return _nearest_on_simplex(y.movedim(class_axis, -1)).movedim(-1, class_axis)
 
 
 def warn_of_smoothing(num_classes: int, sigma_y: float, horizon: float) -> None:

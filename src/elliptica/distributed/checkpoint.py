@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from elliptica._utils.extras import import_extra
 from elliptica._utils.random import stream_seed
+from elliptica._utils.untrusted import read_json
 from elliptica.distributed.ranks import Ranks, current_ranks
 
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -312,7 +313,7 @@ def complete(root: Path) -> list[tuple[int, Path]]:
 def described(path: Path) -> dict[str, Any]:
     """Read the description of a checkpoint; raise if it is unreadable or lists other files."""
     try:
-        description = json.loads((path / _DESCRIPTION).read_text())
+        description = read_json(path / _DESCRIPTION)
         if not isinstance(description, dict) or not description.keys() >= _NEEDED:
             raise ValueError("entries are missing")
     except (OSError, ValueError) as error:

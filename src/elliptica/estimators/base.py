@@ -380,7 +380,25 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _outputs(self, X: Any) -> np.ndarray:
         """Compute outputs ``(networks, rows, outputs)`` for the user's rows."""
         check_is_fitted(self, "module_")
-        return self._forward(self._scale(check_table(self, X, reset=False)), self._networks())
+        outputs = self._forward(self._scale(check_table(self, X, reset=False)), self._networks())
+        if not np.isfinite(outputs).all():
+            self._explain_outputs(outputs)
+        return outputs
+
+    def _explain_outputs(self, outputs: np.ndarray) -> None:
+        """Say why a network has no answer: its weights, or rows out of all proportion."""
+        for name, value in self.module_.state_dict().items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise ValueError(
+                    f"The network cannot predict: its weights are NaN or infinite ({name}). Training has "
+                    "diverged, or the file was damaged. Train again, with a smaller learning_rate."
+                )
+        rows = np.flatnonzero(~np.isfinite(outputs).all(axis=(0, 2)))
+        raise ValueError(
+            f"The network's output is NaN or infinite for {len(rows)} of {outputs.shape[1]} rows, the first "
+            f"of them row {rows[0]} (counted from 0). Check these rows: their numbers are out of all "
+            "proportion to those of training."
+        )
 
     def _place(self) -> torch.device:
         """Return the device of the network."""

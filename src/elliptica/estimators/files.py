@@ -208,8 +208,10 @@ def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "c
                 model.module_ = _default_networks(model, weights).to(device)
         whole = model
         if (state := settings["preprocessor"]) is not None:
-            steps = zip(settings["steps"], (_preprocessor(state, tensors), model), strict=True)
-            whole = Pipeline(list(steps))
+            first = _preprocessor(state, tensors)
+            if (made := len(first.get_feature_names_out())) != model.n_features_in_:
+                raise ValueError(f"a preprocessor of {made} columns before a model of {model.n_features_in_}")
+            whole = Pipeline(list(zip(settings["steps"], (first, model), strict=True)))
     if module is not None:  # errors of the caller's module do not mean a damaged file
         model.module_ = _own_networks(model, weights, module).to(device)
     return whole
@@ -506,6 +508,8 @@ def _undump(data: bytes, described: dict[str, Any]) -> Any:
     inner = model.regressor_ if isinstance(model, TransformedTargetRegressor) else model
     if isinstance(inner, _TREES):
         _check_trees(inner)
+    elif not (np.isfinite(inner.coef_).all() and np.isfinite(inner.intercept_).all()):
+        raise ValueError("coefficients that are NaN or infinite")
     elif inner.coef_.shape[-1] != inner.n_features_in_ or inner.coef_.ndim > 2:
         raise ValueError(f"coefficients of shape {inner.coef_.shape} for {inner.n_features_in_} columns")
     if {described["n_features"], inner.n_features_in_, model.n_features_in_} != {inner.n_features_in_}:
@@ -619,6 +623,8 @@ def _check_trees(model: Any) -> None:
     n_trees = n_trees or len(model.classes_)
     if model.n_trees_per_iteration_ != n_trees or model._baseline_prediction.shape != (1, n_trees):
         raise ValueError(f"{model.n_trees_per_iteration_} trees at once instead of {n_trees}")
+    if not np.isfinite(model._baseline_prediction).all():
+        raise ValueError("a baseline that is NaN or infinite")
     if model._preprocessor is not None or len(model._bin_mapper.is_categorical_) != model.n_features_in_:
         raise ValueError("columns that do not fit the trees")
     for trees in model._predictors:
@@ -631,12 +637,13 @@ def _check_trees(model: Any) -> None:
             if (
                 nodes.ndim != 1
                 or not len(nodes)
+                or not np.isfinite(nodes["value"]).all()
                 or inner["is_categorical"].any()
                 or not _within(inner["feature_idx"], 0, model.n_features_in_)
                 or not _within(inner["left"], own + 1, len(nodes))
                 or not _within(inner["right"], own + 1, len(nodes))
             ):
-                raise ValueError("a tree that leaves its nodes or columns")
+                raise ValueError("a tree that leads out of its nodes or columns, or to no number")
 
 
 def _within(values: np.ndarray, low: Any, high: int) -> bool:

@@ -231,12 +231,14 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
             array([[2.]])
         """
         made = cls(
-            min_frequency=state["min_frequency"],
-            max_categories=state["max_categories"],
+            min_frequency=int(state["min_frequency"]),
+            max_categories=int(state["max_categories"]),
             scale=state.get("scale", "standard"),
-            n_components=state.get("n_components", 10),
+            n_components=int(state.get("n_components", 10)),
         )
         columns = state["columns"]
+        if not columns or not all(isinstance(column["name"], str) for column in columns):
+            raise ValueError("a preprocessor without columns, or with names that are not text")
         made.kinds_ = [column["kind"] for column in columns]
         made.n_features_in_ = len(columns)
         if state["named"]:
@@ -245,7 +247,9 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         if sum(map(len, of.values())) != len(columns):
             raise ValueError("the preprocessor has columns of an unknown kind")
         if numbers := of["number"]:
-            medians = [column["median"] for column in numbers]
+            medians = [float(column["median"]) for column in numbers]
+            if not np.isfinite(medians).all():
+                raise ValueError("a median that is NaN or infinite")
             gaps = [np.nan if column["had_gaps"] else column["median"] for column in numbers]
             made._imputer = _new_imputer().fit(np.array([medians, gaps], dtype=np.float64))
         made._bounds = [_Bounds.from_dict(column) for column in numbers]
@@ -534,6 +538,8 @@ def _new_encoder(min_frequency: int, max_categories: int) -> Any:
 
 def _old_encoder(frequent: list[str], n_rare: int) -> Any:
     """Build an encoder that knows some categories and whether there were rare ones."""
+    if not all(isinstance(category, str) for category in frequent):
+        raise ValueError("categories that are not text")
     # one infrequent value stands for all rare ones; its name never appears
     stand_in = [max(["", *frequent]) + "+"] if n_rare > 0 else []
     rows = np.array(frequent * 2 + stand_in, dtype=object)

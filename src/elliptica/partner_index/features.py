@@ -22,7 +22,13 @@ from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.hidden import find_layer, hidden_features
 from elliptica.core.inputs import call_model
 from elliptica.core.partner_table import ROWS_FOR_MEDIAN
-from elliptica.core.partners import distance_floor, pairwise_distances
+from elliptica.core.partners import (
+    DISTANCE_FLOOR,
+    SQUARABLE,
+    distance_floor,
+    pairwise_distances,
+    scale_exponent,
+)
 from elliptica.core.types import Inputs
 
 #: Numbers read at a time.
@@ -37,9 +43,10 @@ class Rows:
 
     Args:
         x: A tensor, an array, or a memory-mapped array, ``(n, *feature)``.
+        squarable: Sizes that are left alone; larger and smaller rows are divided by a power of two.
     """
 
-    def __init__(self, x: Tensor | NDArray[np.generic]) -> None:
+    def __init__(self, x: Tensor | NDArray[np.generic], squarable: tuple[float, float] = SQUARABLE) -> None:
         if isinstance(x, Tensor):
             x = x.detach().cpu().to(compute_dtype(x.dtype)).numpy()
         if not isinstance(x, np.ndarray) or x.dtype.kind not in "fiu":
@@ -52,35 +59,80 @@ class Rows:
             )
         self._x = x
         self.n, self.d = len(x), int(np.prod(x.shape[1:]))
-        self._mean = np.zeros(self.d)
+        self._exponent, self._mean = self._measure(squarable)
+
+    def _measure(self, squarable: tuple[float, float]) -> tuple[int, NDArray[np.float64]]:
+        """Power of two that the rows are divided by, and their mean afterwards."""
         total = np.zeros(self.d)
-        for begin, rows in self.chunks():
-            sums = rows.sum(0, dtype=np.float64)
-            if not np.isfinite(sums).all():
+        low, high = np.full(self.d, np.inf), np.full(self.d, -np.inf)
+        for begin, end in self._spans():
+            rows = self._raw(slice(begin, end))
+            low, high = np.minimum(low, rows.min(0)), np.maximum(high, rows.max(0))
+            if not (np.isfinite(low) & np.isfinite(high)).all():
                 bad = begin + np.flatnonzero(~np.isfinite(rows).all(1))
                 raise ValueError(
                     f"x must be finite, but {len(bad)} rows, from row {bad[0]} on, hold NaN or infinities. "
                     "Impute or drop them (elliptica never does so silently)."
                 )
-            total += sums
-        self._mean = total / self.n
+            with np.errstate(over="ignore"):
+                total += rows.sum(0, dtype=np.float64)
+        mean = total / self.n
+        if not np.isfinite(mean).all():  # the sum overflows, and so may what is left about the mean
+            exponent = scale_exponent(float(max(-low.min(), high.max())), squarable)
+            parts = (np.ldexp(self._raw(slice(*span)), -exponent).sum(0) for span in self._spans())
+            return exponent, np.asarray(sum(parts) / self.n)
+        with np.errstate(over="ignore"):
+            largest = min(float(np.maximum(high - mean, mean - low).max()), float(np.finfo(np.float64).max))
+        exponent = scale_exponent(largest, squarable)
+        return exponent, np.ldexp(mean, -exponent)
+
+    def _raw(self, which: slice | NDArray[np.integer]) -> NDArray[Any]:
+        """Some rows as they were given, flat."""
+        rows = np.asarray(self._x[which])
+        rows = rows.reshape(len(rows), -1)
+        return rows if rows.dtype == np.float32 else rows.astype(np.float64)
 
     def __getitem__(self, which: slice | NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return some rows, centred."""
-        rows = np.asarray(self._x[which])
-        return (rows.reshape(len(rows), -1) - self._mean).astype(np.float32)
+        """Return some rows, centred, in units in which they can be squared."""
+        return self._centred(which).astype(np.float32)
+
+    def _centred(self, which: slice | NDArray[np.integer]) -> NDArray[np.float64]:
+        rows = self._raw(which)
+        if self._exponent:
+            rows = np.ldexp(rows.astype(np.float64), -self._exponent)
+        return rows - self._mean
 
     def chunks(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Iterate over all rows in chunks, each with the number of its first row."""
+        for begin, end in self._spans():
+            yield begin, self[begin:end]
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the first and last row of each chunk."""
         step = max(1, CHUNK // self.d)
         for begin in range(0, self.n, step):
-            yield begin, self[begin : begin + step]
+            yield begin, min(begin + step, self.n)
 
     def floor(self) -> float:
         """Return the distance below which two points are duplicates, as in `PartnerTable`."""
-        some = np.ascontiguousarray(self._x[:: max(1, self.n // ROWS_FOR_MEDIAN)])
+        which = slice(None, None, max(1, self.n // ROWS_FOR_MEDIAN))
+        some = np.ascontiguousarray(self._x[which])
         dtype = np.float64 if some.dtype == np.float64 else np.float32
+        if self._exponent:
+            some = np.ldexp(some.astype(np.float64), -self._exponent)
+        self._check_rounding(self._centred(which))
         return distance_floor(pairwise_distances(torch.from_numpy(some.astype(dtype))))
+
+    def _check_rounding(self, some: NDArray[np.float64]) -> None:
+        """Raise where float32 cannot tell ordinary rows apart, as with a huge outlier among them."""
+        rounding = np.median(np.linalg.norm(some - some.astype(np.float32), axis=1))
+        spread = np.median(np.linalg.norm(some - np.median(some, axis=0), axis=1))
+        if rounding > DISTANCE_FLOOR * spread > 0:
+            raise ValueError(
+                "x holds values so far apart that float32, in which an index keeps its rows, cannot tell "
+                f"ordinary rows apart: rounding moves them by {rounding / spread:.2g} of their typical "
+                "distance from each other. Clip or drop outliers, or scale the columns to like ranges."
+            )
 
 
 @contextmanager
@@ -143,6 +195,7 @@ def _run(network: nn.Module, x: Inputs, at: str | None) -> NDArray[np.float32]:
         raise TypeError(
             f"The network returned {type(out).__name__}, not a tensor. Choose a layer with at=...."
         )
+    checks.dense("the network's output", out)
     return out.detach().flatten(1).float().cpu().numpy()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator
-from elliptica.core.partners import Among
+from elliptica.core.partners import Among, check_rows_of_data
 from elliptica.partner_index.features import features
 from elliptica.partner_index.law import Law, LawCheck
 from elliptica.partner_index.search import BackendName, build_arrays
@@ -31,8 +31,6 @@ from elliptica.partner_index.store import (
 
 if TYPE_CHECKING:
     from elliptica.partner_index.features import Source
-
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 class PartnerIndex:
@@ -317,17 +315,8 @@ class PartnerIndex:
 
     def _positions(self, index: Tensor) -> Array:
         """Return the positions of rows of the data set."""
-        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in _WHOLE:
-            raise TypeError(
-                "index must be a tensor of row numbers of shape (batch,). Use torch.as_tensor(...)."
-            )
-        checks.batch("index", index)
+        check_rows_of_data(index, len(self))
         rows = index.cpu().numpy()
-        if rows.min() < 0 or rows.max() >= len(self):
-            raise ValueError(
-                f"index must hold rows of the data set, 0..{len(self) - 1}, but spans {rows.min()} to "
-                f"{rows.max()}."
-            )
         return np.asarray(self._arrays.positions[rows], np.int64)
 
 

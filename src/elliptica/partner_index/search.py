@@ -30,6 +30,8 @@ _EXTRA = {"faiss": "scale", "sklearn": "tables"}
 
 #: Up to so many rows all cells are searched, unless the caller says otherwise.
 EXACT_ROWS = 20_000
+#: Sizes that half precision holds with all its digits.
+_HALF = (1e-2, 1e4)
 _AUDITED = 128
 _RECALL = 0.95
 _MOST_PROBES = 64
@@ -113,7 +115,7 @@ def build_arrays(
     checks.choice("among", among, AMONG)
     checks.choice("dtype", dtype, ("float32", "float16"))
     engine = choose_backend(backend)
-    rows = Rows(x)
+    rows = Rows(x) if dtype == "float32" else Rows(x, _HALF)
     k = min(k, rows.n - 1)
     classes = _classes(labels, among, rows.n)
     if cells is not None:
@@ -274,12 +276,9 @@ def lay_out(rows: Rows, cell: Array, centres: Array, arena: Arena, dtype: Any) -
     step = max(1, features.CHUNK // rows.d)
     for begin in range(0, rows.n, step):
         here = order[begin : begin + step]
+        found["points"][begin : begin + step] = rows[here]
         # from the stored numbers, which half precision has rounded: the bounds hold for these
-        with np.errstate(over="ignore"):  # said below
-            found["points"][begin : begin + step] = rows[here]
         stored = found["points"][begin : begin + step].astype(np.float64)
-        if not np.isfinite(stored).all():
-            raise ValueError(f"x has values that dtype {np.dtype(dtype)} cannot hold. Use dtype='float32'.")
         away = np.linalg.norm(stored - centres[cell[here]], axis=1)
         np.maximum.at(radius, cell[here], away)
     starts = np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=len(centres)))])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elliptica._utils.untrusted import read_json
 from elliptica.core.partners import AMONG, Among
 
 Array = NDArray[Any]
@@ -175,7 +176,7 @@ def _read_header(folder: Path) -> dict[str, Any]:
             f"{folder} {what}, so it is no partner index. PartnerIndex.build(...).save(folder) makes one."
         )
     try:
-        header = json.loads(file.read_text())
+        header = read_json(file)
         if header["format"] != FORMAT:
             raise KeyError("format")
     except (ValueError, KeyError, TypeError) as error:

@@ -50,12 +50,16 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
         else:
             self.send_response(200)
-        self.send_header("Content-Length", str(len(content) - begin))
+        if way != "without end":
+            self.send_header("Content-Length", str(len(content) - begin))
         self.end_headers()
         body = content[begin:]
         if way == "corrupt":
             body = body[:-1] + bytes([body[-1] ^ 1])
         with contextlib.suppress(ConnectionError):  # the other side may stop listening
+            while way == "without end":
+                self.wfile.write(content)
+                self.server.sent += len(content)
             self.wfile.write(body[:PARTIAL] if way.startswith("break") else body)
 
     def log_message(self, *_):
@@ -66,7 +70,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 def server():
     """A server on this machine; nothing leaves it."""
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    httpd.content, httpd.ways, httpd.asked = CONTENT, [], []
+    httpd.content, httpd.ways, httpd.asked, httpd.sent = CONTENT, [], [], 0
     thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     httpd.url = f"http://127.0.0.1:{httpd.server_address[1]}/toy.bin"
@@ -177,6 +181,29 @@ def test_a_corrupted_download_is_not_kept(toy, server, tmp_path, own_checks):
     assert "Ask a friend." in str(error.value)
     assert files_in(tmp_path) == []
     fetch("toy", tmp_path)
+
+
+@pytest.mark.bad_input
+def test_a_server_that_sends_more_than_the_file_is_not_read_on(toy, server, tmp_path, own_checks):
+    server.ways = ["without end"]
+    with pytest.raises(ConnectionError, match=f"sends more than the {len(CONTENT)} bytes of the file"):
+        fetch("toy", tmp_path)
+    assert files_in(tmp_path) == []
+    assert len(server.asked) == 1  # asking again would not help
+    server.content = CONTENT + b"more"
+    with pytest.raises(ConnectionError, match=f"offers {len(CONTENT) + 4} bytes, but the file has at most"):
+        fetch("toy", tmp_path)
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.bad_input
+def test_a_file_of_unknown_size_has_a_limit(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MOST_BYTES", 10 * len(CONTENT))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server.ways = ["without end"]
+    with pytest.raises(ConnectionError, match=f"more than the {10 * len(CONTENT)} bytes"):
+        files.download_file([server.url], tmp_path / "toy.bin", lambda _: None)
+    assert files_in(tmp_path) == []
 
 
 def test_second_address_is_tried(toy, server, tmp_path, monkeypatch):

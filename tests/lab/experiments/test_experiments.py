@@ -1,7 +1,9 @@
 """Tables as commands: specifications, records, killed and concurrent runs, tables from records."""
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +23,14 @@ from elliptica.lab.experiments.engines import in_processes
 from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.experiments.metrics import measure, score_of
 from elliptica.lab.experiments.preflight import folder_problem
-from elliptica.lab.experiments.records import as_text, claimed, read_record, record_file, write_record
+from elliptica.lab.experiments.records import (
+    as_text,
+    claimed,
+    read_record,
+    read_records,
+    record_file,
+    write_record,
+)
 from elliptica.lab.experiments.registry import RegistryError, load_dataset, make_model
 from elliptica.lab.experiments.run import Options, finish_run
 from elliptica.lab.experiments.specification import (
@@ -35,6 +44,7 @@ from elliptica.lab.experiments.table import _paired_p, make_table, render
 from elliptica.lab.models import mlp
 from elliptica.lab.training import TrainingSettings
 from experiment_cases import TOY, do_all, load_toy, make_ready, silent
+from report_cases import make_record
 
 runner = CliRunner()
 
@@ -494,6 +504,86 @@ def test_broken_record_is_set_aside(toy, tmp_path):
     with pytest.warns(EllipticWarning, match="cannot be used"):
         assert finish_run(run, Options(tmp_path), silent) == "done"
     assert list(tmp_path.rglob("*.unusable-0"))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("content", [None, "[" * 100_000, "", "[]", '{"run": 1', "\x00"])
+def test_a_record_that_cannot_be_read_is_set_aside(toy, tmp_path, content):
+    """Also a pipe, which would make the reader wait, and nesting that JSON does not survive."""
+    (run,) = runs("toy", toy, methods=["erm"], seeds=1)
+    file = record_file(tmp_path, run)
+    file.parent.mkdir(parents=True)
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(content)
+    with pytest.warns(EllipticWarning, match="cannot be used"):
+        assert read_record(file) is None
+    assert [kept.name for kept in file.parent.iterdir()] == [f"{file.name}.unusable-0"]
+
+
+@pytest.mark.bad_input
+def test_a_record_that_cannot_be_moved_is_left_there(toy, tmp_path, monkeypatch):
+    (run,) = runs("toy", toy, methods=["erm"], seeds=1)
+    file = record_file(tmp_path, run)
+    write_record(file, {"half": 1})
+
+    def locked(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(file), "rename", locked)
+    with pytest.warns(EllipticWarning, match=f"kept as {re.escape(str(file))};"):
+        assert read_record(file) is None
+    assert file.exists()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("metrics", "test", "average"), math.nan),
+        (("metrics", "test", "average"), math.inf),
+        (("metrics", "test", "average"), "good"),
+        (("metrics", "test"), None),
+        (("metrics",), []),
+        (("metrics", "validation", "average"), math.nan),
+        (("cost",), None),
+        (("epoch",), "last"),
+        (("run",), {}),
+    ],
+)
+def test_a_damaged_record_is_left_out_of_the_table(toy, tmp_path, place, value):
+    """Its number would be NaN, or the command would end in a traceback."""
+    wanted = runs("toy", toy, methods=["erm"], seeds=2)
+    for run in wanted:
+        record = make_record("erm", run.seed, 0.5) | {"run": run.model_dump(mode="json")}
+        record["metrics"]["validation"] = dict(record["metrics"]["test"])
+        write_record(record_file(tmp_path, run), record)
+    assert len(read_records(tmp_path, wanted)) == 2
+    *way, last = place
+    entry = record
+    for step in way:
+        entry = entry[step]
+    entry[last] = value
+    file = record_file(tmp_path, wanted[1])
+    write_record(file, record)
+    with pytest.warns(EllipticWarning, match=r"is left out: it has a wrong entry.*Delete it"):
+        (found,) = read_records(tmp_path, wanted)
+    assert found["run"]["seed"] == wanted[0].seed
+    assert file.exists()  # a table changes nothing
+
+
+@pytest.mark.bad_input
+def test_names_in_a_table_are_text(toy):
+    """Of a specification from anybody: no HTML in Markdown, no formulas in a spreadsheet."""
+    (run,) = runs("toy", toy, methods=["erm"], seeds=1)
+    run = run.model_copy(update={"row": "=1+1<script>|x"})
+    record = make_record("erm", run.seed, 0.5) | {"run": run.model_dump(mode="json")}
+    table = make_table("toy", toy, [run], [record])
+    text = render(table, "markdown")
+    assert "| =1+1&lt;script>\\|x |" in text
+    assert "<script>" not in text
+    assert render(table, "csv").splitlines()[1].startswith("'=1+1<script>|x,")
 
 
 @pytest.mark.bad_input

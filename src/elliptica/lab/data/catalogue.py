@@ -185,7 +185,7 @@ def fetch(
         target = folder / file.path
         if not target.exists():
             report = None if progress is None else _named(progress, file.path)
-            download_file(file.urls, target, _verifier(file, entry), progress=report)
+            download_file(file.urls, target, _verifier(file, entry), progress=report, most_bytes=file.n_bytes)
         paths.append(target)
     return tuple(paths)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tarfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from elliptica._utils.untrusted import read_json
 from elliptica.lab.data import images
 from elliptica.lab.data.catalogue import find_entry
 from elliptica.lab.data.files import find_file, verify_checksum
@@ -248,7 +248,7 @@ def read_sheet(sheet: Sheet, data_dir: str | os.PathLike[str] | None, source: st
         verify_checksum(path, sheet.checksum, source=source)
     labels_path = find_file(sheet.labels, data_dir, source=source)
     try:
-        labels = json.loads(labels_path.read_text(encoding="utf-8"))
+        labels = read_json(labels_path)
     except ValueError as error:
         raise _refusal(str(labels_path), "JSON", error) from error
     labels = labels.get(sheet.key) if sheet.key is not None and isinstance(labels, dict) else labels

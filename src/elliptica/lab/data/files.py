@@ -24,6 +24,8 @@ ENVIRONMENT_VARIABLE = "ELLIPTICA_DATA"
 Progress = Callable[[int, int | None], None]
 
 _BLOCK = 1 << 18
+#: Files whose size is not published may be so large.
+_MOST_BYTES = 20 * 10**9
 _TIMEOUT = 30.0
 _BROKEN = (http.client.HTTPException, OSError)
 
@@ -161,6 +163,7 @@ def download_file(
     verify: Callable[[Path], None],
     *,
     progress: Progress | None = None,
+    most_bytes: int | None = None,
     attempts: int = 3,
     pause: float = 1.0,
 ) -> None:
@@ -175,6 +178,7 @@ def download_file(
         target: Path of the file; its folder is created if needed.
         verify: Function that raises ValueError if the file is not the published one.
         progress: Callback, called from time to time and at the end.
+        most_bytes: Size of the file, if it is known; a server that sends more is not read further.
         attempts: How often to resume after an interruption before trying the next address.
         pause: Seconds to wait before the first retry; doubled before each further one.
 
@@ -189,7 +193,8 @@ def download_file(
     problems = []
     for url in urls:
         try:
-            _download(url, part, verify, progress or (lambda *_: None), attempts, pause)
+            limit = _MOST_BYTES if most_bytes is None else most_bytes
+            _download(url, part, verify, progress or (lambda *_: None), limit, attempts, pause)
         except _UnwritableError:
             raise
         except _BROKEN as error:
@@ -208,13 +213,19 @@ def download_file(
 
 
 def _download(
-    url: str, part: Path, verify: Callable[[Path], None], progress: Progress, attempts: int, pause: float
+    url: str,
+    part: Path,
+    verify: Callable[[Path], None],
+    progress: Progress,
+    limit: int,
+    attempts: int,
+    pause: float,
 ) -> None:
     """Complete ``part`` from one address and verify it."""
     resumed = part.exists() and part.stat().st_size > 0
     for attempt in range(attempts):
         try:
-            _continue(url, part, progress)
+            _continue(url, part, progress, limit)
             break
         except _BROKEN as error:
             if attempt == attempts - 1 or _is_final(error):
@@ -226,10 +237,10 @@ def _download(
         part.unlink()  # its first bytes may come from another edition
         if not resumed:
             raise
-        _download(url, part, verify, progress, attempts, pause)
+        _download(url, part, verify, progress, limit, attempts, pause)
 
 
-def _continue(url: str, part: Path, progress: Progress) -> None:
+def _continue(url: str, part: Path, progress: Progress, limit: int) -> None:
     """Fetch the missing bytes of ``part``; raise if the connection breaks off before the end."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": f"elliptica/{__version__}", "Accept-Encoding": "identity"}
@@ -244,12 +255,18 @@ def _continue(url: str, part: Path, progress: Progress) -> None:
         raise
     with response:
         answer = _Answer.of(response, have)
+        if answer.total is not None and answer.total > limit:
+            raise _TooLargeError(f"the server offers {answer.total} bytes, but the file has at most {limit}")
         with _writing(part):
             file = part.open("ab" if answer.begin else "wb")
         with file:
             have = answer.begin
             progress(have, answer.total)
             while block := response.read(_BLOCK):
+                if have + len(block) > limit:
+                    file.close()
+                    part.unlink()  # it is not the file
+                    raise _TooLargeError(f"the server sends more than the {limit} bytes of the file")
                 with _writing(part):
                     file.write(block)
                     file.flush()
@@ -281,7 +298,7 @@ def _is_final(error: Exception) -> bool:
     """Return whether a retry cannot help: the address is wrong, or there is no network."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code < 500 and error.code != 429
-    return isinstance(error, (urllib.error.URLError, _UnwritableError))
+    return isinstance(error, (urllib.error.URLError, _UnwritableError, _TooLargeError))
 
 
 def _reason(error: Exception) -> str:
@@ -290,6 +307,10 @@ def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError):
         return f"cannot be reached ({error.reason})"
     return str(error) or type(error).__name__
+
+
+class _TooLargeError(http.client.HTTPException):
+    """What arrives cannot be the file."""
 
 
 class _UnwritableError(OSError):

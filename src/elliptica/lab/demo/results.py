@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elliptica._utils.untrusted import read_json
 from elliptica.lab.demo.study import Run
 from elliptica.lab.demo.training import METHODS, NAMES, DemoSettings, Method
 from elliptica.landscape import MaximumPrinciple
@@ -165,8 +166,8 @@ def _summarise_one(method: Method, runs: Sequence[Run]) -> MethodSummary:
 
 def demo_report(file: Path, title: str | None = None) -> Report:
     """Make a report on the two moons with all seeds; the surfaces are on the demo's own page."""
-    content = json.loads(file.read_text(encoding="utf-8"))
     try:
+        content = read_json(file)
         values: dict[str, dict[str, dict[int, float]]] = {m.name: {} for m in _MEASURES}
         cost: dict[str, dict[str, dict[int, float]]] = {"evaluations": {}, "seconds": {}}
         for run in content["runs"]:
@@ -175,7 +176,10 @@ def demo_report(file: Path, title: str | None = None) -> Report:
             values["accuracy"].setdefault(method, {})[seed] = 100 * float(scores["accuracy"])
             cost["evaluations"].setdefault(method, {})[seed] = run["n_evaluations"] / 1000
             cost["seconds"].setdefault(method, {})[seed] = float(run["seconds"])
-    except (KeyError, TypeError, ValueError) as error:
+        numbers = [v for of in (*values.values(), *cost.values()) for k in of.values() for v in k.values()]
+        if not numbers or not all(map(math.isfinite, numbers)):
+            raise ValueError("no runs, or numbers that are NaN or infinite")
+    except (KeyError, TypeError, ValueError, OSError) as error:
         raise ReportError(
             f"{file} is not a record of elliptica demo ({error!r}). Run the demo again."
         ) from error

@@ -128,6 +128,16 @@ def _reason(error: Exception) -> str:
     return str(error)[:_LONGEST]
 
 
+def problem_of(content: Mapping[str, Any]) -> str:
+    """Say what is wrong with the entries of a record; empty if nothing is."""
+    try:
+        Run.model_validate(content["run"])
+        Shape.model_validate(content)
+    except (ValueError, RecursionError) as error:
+        return _reason(error)
+    return ""
+
+
 def _take_json(file: Path, found: Folder) -> None:
     if file.stat().st_size > _MOST_BYTES:
         raise ValueError(f"is too large for a record ({file.stat().st_size / 1e6:.0f} MB)")
@@ -186,6 +196,7 @@ class Metrics(BaseModel):
     """Of the parts of the data; the page shows the test part."""
 
     test: Scores
+    validation: Scores | None = None
 
 
 class Spent(BaseModel):

@@ -7,12 +7,15 @@ import json
 import platform
 import re
 import subprocess
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from elliptica import __version__
 from elliptica._utils.files import write_atomically
+from elliptica._utils.untrusted import read_json
+from elliptica.core.types import EllipticWarning
 from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training.checkpoint import set_aside
 
@@ -48,7 +51,7 @@ def read_record(file: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        record = json.loads(file.read_text())
+        record = read_json(file)
         if not isinstance(record, dict) or not set(record) >= _NEEDED:
             raise ValueError("entries are missing")
     except (ValueError, OSError) as error:
@@ -78,9 +81,22 @@ def as_text(record: dict[str, Any]) -> str:
 
 
 def read_records(out: Path, runs: list[Run]) -> list[dict[str, Any]]:
-    """The records of those runs that are finished."""
-    found = (read_record(record_file(out, run)) for run in runs)
-    return [record for record in found if record is not None]
+    """The records of those runs that are finished; damaged ones are left out with a warning."""
+    from elliptica.lab.experiments.record_folder import problem_of
+
+    found = []
+    for file in (record_file(out, run) for run in runs):
+        if (record := read_record(file)) is None:
+            continue
+        if problem := problem_of(record):
+            warnings.warn(
+                f"The record {file} is left out: it {problem}. Delete it, and elliptica run does it anew.",
+                EllipticWarning,
+                stacklevel=2,
+            )
+        else:
+            found.append(record)
+    return found
 
 
 @contextlib.contextmanager

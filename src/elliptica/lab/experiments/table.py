@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from elliptica._utils.statistics import student_tail
-from elliptica._utils.text import count
+from elliptica._utils.text import count, inert_cell, inert_markdown
 from elliptica.lab.experiments.epochs import MEANING, Epoch, NoEpochsError, has_epochs, metrics_at
 from elliptica.lab.experiments.specification import Run, Specification, runs
 
@@ -246,9 +246,9 @@ def _title(table: Table) -> str:
 
 def _markdown(table: Table) -> str:
     heads = _heads(table)
-    titles = ["paper" if is_paper else " ".join(head) for head, is_paper in heads]
+    titles = ["paper" if is_paper else inert_markdown(" ".join(head)) for head, is_paper in heads]
     lines = [
-        f"### {_title(table)}",
+        f"### {inert_markdown(_title(table))}",
         "",
         "| method | " + " | ".join(titles) + " | seeds |",
         "|---|" + "--:|" * len(heads) + "--:|",
@@ -259,7 +259,7 @@ def _markdown(table: Table) -> str:
             mean, std, is_best = cell_texts(table, row, head, is_paper)
             text = f"{mean} ± {std}" if std else mean
             texts.append(f"**{text}**" if is_best else text)
-        lines.append(f"| {row} | " + " | ".join(texts) + f" | {_seeds(table, row)} |")
+        lines.append(f"| {inert_markdown(row)} | " + " | ".join(texts) + f" | {_seeds(table, row)} |")
     return "\n".join([*lines, "", *table.notes])
 
 
@@ -326,5 +326,6 @@ def _csv(table: Table) -> str:
     for (row, dataset, column), cell in table.cells.items():
         values = ["" if math.isnan(value) else value for value in (cell.mean, cell.std)]
         paper = ["" if value is None else value for value in cell.paper or ("", "")]
-        writer.writerow([row, dataset, column, table.part, *values, len(cell.values), *paper, cell.is_best])
+        names = [inert_cell(name) for name in (row, dataset, column)]
+        writer.writerow([*names, table.part, *values, len(cell.values), *paper, cell.is_best])
     return buffer.getvalue().rstrip("\n")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from elliptica._utils.untrusted import read_json
 from elliptica.lab.experiments.records import record_file
 from elliptica.lab.experiments.specification import Range, Run, SpecificationError
 
@@ -51,11 +51,11 @@ def apply_choices(runs: list[Run], out: Path, command: str = "") -> list[Run]:
     for run in runs:
         file = chosen_file(out, run)
         try:
-            content = json.loads(file.read_text())
+            content = read_json(file)
             values = content["values"]
             how = content.get("sampler", "shared draws")
             budgets.setdefault(run.dataset, {})[len(content["trials"]), how] = run.row
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise SpecificationError(
                 f"{file} cannot be read ({error}). Delete it and tune again: trials that are recorded are "
                 "not repeated."

@@ -55,7 +55,7 @@ def load_checkpoint(file: Path) -> tuple[dict[str, Tensors], dict[str, Any]] | N
             for key in handle.keys():  # noqa: SIM118 - not a mapping
                 group, _, name = key.partition("/")
                 groups.setdefault(group, {})[name] = handle.get_tensor(key)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         set_aside(file, f"The checkpoint cannot be read ({error})")
         return None
     return groups, state
@@ -66,7 +66,10 @@ def set_aside(file: Path, why: str) -> Path:
     number = 0
     while (kept := file.with_name(f"{file.name}.unusable-{number}")).exists():
         number += 1
-    file.rename(kept)
+    try:
+        file.rename(kept)
+    except OSError:  # a folder that must not be written to
+        kept = file
     warnings.warn(f"{why}. It is kept as {kept}; the run starts again.", EllipticWarning, stacklevel=3)
     return kept
 
