@@ -372,7 +372,7 @@ def test_operations_on_all_images_are_refused(files, own_checks):
     ):
         with pytest.raises(ValueError, match=r"read row by row, .* Take rows first, e\.g\. x\[:100\]"):
             operation()
-    with pytest.raises(ValueError, match="rows only"):
+    with pytest.raises(ValueError, match="only be split by rows"):
         files.split(2, dim=1)
     with pytest.raises(ValueError, match="split_size must be at least 1"):
         files.split(0)
