@@ -100,6 +100,7 @@ SHOWN = {
 #: Blocks that other studies make from their records: the page, and what stands before and after the block.
 QUOTED = {
     "controls": ("regression_controls", "### skillcraft\n", "\n### "),
+    "uncertainty": ("uncertainty", "**In short.**", "**Seeds recorded"),
     "breast-protocols": ("breast_protocols", "<!-- matrix: begin -->", "<!-- matrix: end -->"),
     "breast-near": ("breast_protocols", "<!-- near: begin -->", "<!-- near: end -->"),
 }

@@ -458,7 +458,7 @@ class TestBadInput:
         output, y = torch.eye(2), torch.tensor([0, 1])
         with pytest.raises(ValueError, match=r"index must lie in 0..2, .* but ranges from 1 to 3"):
             recorder.update(torch.tensor([1, 3]), output, y)
-        with pytest.raises(ValueError, match="spans -1 to 0"):
+        with pytest.raises(ValueError, match="ranges from -1 to 0"):
             recorder.update(torch.tensor([0, -1]), output, y)
         with pytest.raises(TypeError, match=r"index must be an integer tensor .* torch.float32"):
             recorder.update(torch.tensor([0.0, 1.0]), output, y)

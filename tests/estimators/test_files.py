@@ -644,7 +644,7 @@ def test_trees_that_lead_elsewhere_are_refused(tmp_path, x, field, value):
     assert not tree.nodes["is_leaf"][0]
     tree.nodes[field][0] = value
     path = save(model, tmp_path / "m.elliptica")
-    with pytest.raises(ValueError, match="leaves its nodes or columns"):
+    with pytest.raises(ValueError, match="leads out of its nodes or columns"):
         load(path)
 
 
@@ -750,7 +750,7 @@ def test_a_preprocessor_that_does_not_fit_is_found_when_it_is_read(place, value,
         state = state[step]
     state[last] = value
     rewrite(file, content | {"model.json": json.dumps(settings).encode()})
-    with pytest.raises(ValueError, match=r"does not hold what a saved estimator holds.*save the estimator"):
+    with pytest.raises(ValueError, match=r"is not a valid saved estimator.*save the estimator"):
         load(file)
 
 

@@ -269,7 +269,7 @@ def test_errors_of_features(generator):
         PartnerIndex.of_features(network, DataLoader(Rows(x), batch_sampler=pairs))
     with pytest.raises(TypeError, match=r"a data set with a length.*but got Stream"):
         PartnerIndex.of_features(network, Stream())
-    with pytest.raises(ValueError, match=r"gave 18 of the 20 rows.*drop_last=False"):
+    with pytest.raises(ValueError, match=r"returned 18 of the 20 rows.*drop_last=False"):
         PartnerIndex.of_features(network, DataLoader(Rows(x), 6, drop_last=True))
     with pytest.raises(ValueError, match="at='head' is not a layer"):
         PartnerIndex.of_features(network, x, at="head")

@@ -37,17 +37,12 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def tensor(name: str, value: object) -> None:
-    """Raise unless ``value`` is a tensor with values to compute with."""
+    """Raise unless ``value`` is an ordinary tensor: with values, dense, in a dtype that can be summed."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, but got {type(value).__name__}. "
             "Convert it first, e.g. torch.as_tensor(...)."
         )
-    dense(name, value)
-
-
-def dense(name: str, value: Tensor) -> None:
-    """A tensor must be an ordinary one: with values, laid out in full, in a dtype that can be summed."""
     if value.is_nested:
         got, remedy = "is a nested tensor", "Pad it first, torch.nested.to_padded_tensor(...)"
     elif value.layout != torch.strided:
@@ -64,7 +59,7 @@ def dense(name: str, value: Tensor) -> None:
 
 
 def floating(name: str, value: object) -> None:
-    """``value`` must be a tensor of a floating dtype."""
+    """Raise unless ``value`` is a tensor with a floating dtype."""
     tensor(name, value)
     assert isinstance(value, Tensor)
     if not value.is_floating_point():
@@ -77,7 +72,7 @@ def floating(name: str, value: object) -> None:
 
 def batch(name: str, value: Tensor) -> None:
     """Raise unless there is a batch axis with at least one row."""
-    dense(name, value)
+    tensor(name, value)
     if value.ndim == 0:
         raise ValueError(
             f"{name} is a scalar, but its first axis must be the batch. Add one with {name}.unsqueeze(0)."

@@ -99,11 +99,11 @@ def predict_file(
 
 
 def _check_usable(saved: SavedModel, proba: bool) -> None:
-    """Raise for a model whose predictions of a table are not known, or not one column."""
+    """Raise for a model that cannot predict a table, or not in one column."""
     if saved.preprocessor is None:
         raise TableError(
-            f"{saved.name} holds a model without its preprocessing, so that it is not known how to read a "
-            "table for it. Use it from Python: elliptica.estimators.load."
+            f"{saved.name} holds a model without its preprocessing, so elliptica cannot read a "
+            "table for it. Use it from Python with elliptica.estimators.load."
         )
     if getattr(saved.model, "_is_multilabel", False) or not getattr(saved.model, "_is_flat", True):
         raise TableError(
@@ -111,7 +111,7 @@ def _check_usable(saved: SavedModel, proba: bool) -> None:
             "one column for them. Use it from Python: elliptica.estimators.load."
         )
     if proba and not hasattr(saved.model, "classes_"):
-        raise TableError("This model predicts numbers, which have no probabilities. Leave --proba out.")
+        raise TableError("This model predicts numbers, which have no probabilities. Omit --proba.")
 
 
 def _predict(saved: SavedModel, inputs: Any, name: str, proba: bool) -> tuple[np.ndarray, np.ndarray | None]:

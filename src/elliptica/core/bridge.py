@@ -30,7 +30,7 @@ from elliptica._utils.random import (
     draw_uniform,
 )
 from elliptica.core.inputs import ONLY, Batch, carries_gradient, rebuild_inputs
-from elliptica.core.noise import PairLaw, Sigma, auto_sigma, check_sigma, in_range, noise_std
+from elliptica.core.noise import LARGE_STD, PairLaw, Sigma, auto_sigma, check_range, check_sigma, noise_std
 from elliptica.core.partners import Ends
 from elliptica.core.targets import project_targets
 from elliptica.core.types import Paths
@@ -379,8 +379,9 @@ def draw_single_points(
     assert isinstance(settings.sigma, float)
     assert isinstance(settings.sigma_y, float | int)
     root = math.sqrt(settings.horizon)
-    std = in_range(settings.sigma * strength * root, x.dtype)
-    std_y = in_range(settings.sigma_y * strength * root, x.dtype)
+    std, std_y = settings.sigma * strength * root, settings.sigma_y * strength * root
+    if max(std, std_y) > LARGE_STD:
+        check_range(max(std, std_y), x.dtype)
     # partners: the next row of a random order; its entries are also the strata of time, one draw for both
     order = draw_permutation(n, device=x.device, generator=generator)
     partner = torch.empty_like(order).scatter_(0, order, order.roll(-1))
@@ -433,7 +434,10 @@ def deviation(
     elif strength != 1.0:
         sigma = sigma * strength
     if isinstance(sigma, float):
-        return in_range(sigma * math.sqrt(settings.horizon), start.dtype)
+        std = sigma * math.sqrt(settings.horizon)
+        if std > LARGE_STD:
+            check_range(std, start.dtype)
+        return std
     # bridges of one pair share its random variance, or their noise would not be opposite, or comparable
     copies = settings.n_bridges if settings.same_partner else 2 if settings.antithetic else 1
     return noise_std(sigma, start, end, settings.horizon, generator, copies)

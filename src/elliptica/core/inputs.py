@@ -166,7 +166,7 @@ def count_rows(items: Mapping[Hashable, Tensor]) -> int:
     """Return the common number of rows of all inputs; raise for an empty batch."""
     first_name, first = next(iter(items.items()))
     for name, value in items.items():
-        checks.dense("x" if name == ONLY else f"x[{name!r}]", value)
+        checks.tensor("x" if name == ONLY else f"x[{name!r}]", value)
     checks.batch("x" if first_name == ONLY else f"x[{first_name!r}]", first)
     rows = len(first)
     for name, value in items.items():

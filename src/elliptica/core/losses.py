@@ -132,7 +132,7 @@ class PerSampleLoss(nn.Module):
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:
         """Raise for shapes that torch would reject with an obscure error, or broadcast silently."""
         if self._takes_tensors and (output.layout != torch.strided or not output.is_floating_point()):
-            checks.dense("the model's output", output)
+            checks.tensor("the model's output", output)
             raise TypeError(
                 f"The model's output must be floating point, but has dtype {output.dtype}. Return scores, "
                 "which are real numbers, not labels."
@@ -247,7 +247,7 @@ def outputs_at(model: nn.Module, x: Inputs, rows: int) -> Any:
             explain_error(error, model, x)
             raise
     if isinstance(output, Tensor) and output.is_nested:
-        checks.dense("the model's output", output)
+        checks.tensor("the model's output", output)
     if isinstance(output, Tensor) and (output.ndim == 0 or output.shape[0] != rows):
         raise ValueError(
             f"The model must return one row per input row ({rows}), but returned shape "

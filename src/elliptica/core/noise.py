@@ -146,14 +146,17 @@ def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR)
     return factor * spread.to(x.dtype)
 
 
-def in_range(std: float, dtype: torch.dtype) -> float:
-    """Return a standard deviation; raise where it is more than numbers of ``dtype`` can hold."""
-    if std > 1e30 and std > 1e-8 * torch.finfo(compute_dtype(dtype)).max:
+#: Standard deviations above this may leave the range of a dtype.
+LARGE_STD = 1e30
+
+
+def check_range(std: float, dtype: torch.dtype) -> None:
+    """Raise if a standard deviation is more than numbers of ``dtype`` can hold."""
+    if std > 1e-8 * torch.finfo(compute_dtype(dtype)).max:
         raise ValueError(
             f"sigma (or sigma_y) times sqrt(horizon) is {std:.3g}, more than {dtype} can hold. Use smaller "
             "ones; a tenth of the deviation of the data is a start."
         )
-    return std
 
 
 def noise_std(
@@ -173,7 +176,10 @@ def noise_std(
         if isinstance(sigma, Tensor):
             checks.per_feature("sigma (or sigma_y)", sigma, start.shape[1:])
             return sigma.to(start.device, compute_dtype(start.dtype)) * math.sqrt(horizon)
-        return in_range(sigma * math.sqrt(horizon), start.dtype)
+        number = sigma * math.sqrt(horizon)
+        if number > LARGE_STD:
+            check_range(number, start.dtype)
+        return number
     rows, n = len(start), max(start[0].numel(), 1)
     dim = float(n) if sigma.dim is None else sigma.dim
     r = _distances(start, end)

@@ -680,7 +680,7 @@ def _far_rows(
     name: str, far: Tensor, shape: torch.Size, n_bridges: int, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Arrange far ends as rows ``(bridge * batch, *feature)``."""
-    checks.dense(name, far)
+    checks.tensor(name, far)
     checks.finite(name, far)
     if dtype is not None and far.dtype != dtype:
         raise TypeError(f"{name} has dtype {far.dtype}, but x has {dtype}. Convert it with .to({dtype}).")

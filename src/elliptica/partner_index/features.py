@@ -195,7 +195,7 @@ def _run(network: nn.Module, x: Inputs, at: str | None) -> NDArray[np.float32]:
         raise TypeError(
             f"The network returned {type(out).__name__}, not a tensor. Choose a layer with at=...."
         )
-    checks.dense("the network's output", out)
+    checks.tensor("the network's output", out)
     return out.detach().flatten(1).float().cpu().numpy()
 
 

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
+from elliptica.lab.experiments.records import Shape, reason
 from elliptica.lab.experiments.specification import (
     Run,
     Specification,
@@ -24,8 +23,6 @@ from elliptica.lab.experiments.specification import (
 from elliptica.lab.experiments.tuned import with_values
 from elliptica.report.content import ReportError
 
-#: Longest reason that is quoted: a damaged file could make it of any length.
-_LONGEST = 200
 #: Larger files are no records; curves of the longest schedules have some hundred kilobytes.
 _MOST_BYTES = 20_000_000
 
@@ -115,27 +112,7 @@ def _take(file: Path, found: Folder) -> None:
         try:
             _take_json(file, found)
         except (ValueError, OSError, RecursionError) as error:
-            found.unusable.append((name, _reason(error)))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "float")  # a tag of pydantic's
-        return f"has a wrong entry: {place} is {first['input']!r:.40}. {first['msg']}"[:_LONGEST]
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
-        return f"is no JSON ({error})"[:_LONGEST]
-    return str(error)[:_LONGEST]
-
-
-def problem_of(content: Mapping[str, Any]) -> str:
-    """Say what is wrong with the entries of a record; empty if nothing is."""
-    try:
-        Run.model_validate(content["run"])
-        Shape.model_validate(content)
-    except (ValueError, RecursionError) as error:
-        return _reason(error)
-    return ""
+            found.unusable.append((name, reason(error)))
 
 
 def _take_json(file: Path, found: Folder) -> None:
@@ -161,82 +138,6 @@ def _take_json(file: Path, found: Folder) -> None:
         raise ValueError("repeats the run of another record")
     found.seen.add(name)
     found.records.append(RunRecord(file, run, content))
-
-
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Sizes = dict[str, Annotated[int, Field(strict=True, ge=0)]]
-
-
-class Bins(BaseModel):
-    """Reliability: rows, summed confidence and right answers of each bin."""
-
-    rows: list[Number]
-    confidence: list[Number]
-    right: list[Number]
-
-    @model_validator(mode="after")
-    def _check(self) -> Bins:
-        if not len(self.rows) == len(self.confidence) == len(self.right):
-            raise ValueError("the three lists must be of one length")
-        return self
-
-
-class Scores(BaseModel):
-    """Metrics of the test rows; others than these are single numbers, or lists of names."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Number | list[Any] | None] = Field(init=False)
-    by_class: dict[str, Number] | None = None
-    by_group: dict[str, Number] | None = None
-    uncertainty: dict[str, Number] | None = None
-    reliability: Bins | None = None
-
-
-class Metrics(BaseModel):
-    """Of the parts of the data; the page shows the test part."""
-
-    test: Scores
-    validation: Scores | None = None
-
-
-class Spent(BaseModel):
-    """What a first stage has cost."""
-
-    evaluations: Number = 0
-    seconds: Number = 0
-
-
-class Cost(BaseModel):
-    """What a run has cost."""
-
-    evaluations: Number
-    seconds: Number
-    epochs: Annotated[int, Field(strict=True, gt=0)]
-    first_stage: Spent = Spent()
-
-
-class Counts(BaseModel):
-    """Training rows of each class and group."""
-
-    of_class: Sizes = Field({}, alias="class")
-    of_group: Sizes = Field({}, alias="group")
-
-
-class Rows(BaseModel):
-    """Rows of the parts of the data."""
-
-    train: Counts | None = None
-
-
-class Shape(BaseModel):
-    """A record, apart from its run."""
-
-    metrics: Metrics
-    cost: Cost
-    epoch: Annotated[int, Field(strict=True, ge=0)]
-    versions: dict[str, Any]
-    curves: dict[str, list[Annotated[float, Field(strict=True)] | None]] = {}  # a loss may be infinite
-    rows: Rows = Rows()
 
 
 #: Table, data set, and what is not as the table says.

@@ -8,9 +8,11 @@ import platform
 import re
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from elliptica import __version__
 from elliptica._utils.files import write_atomically
@@ -18,6 +20,9 @@ from elliptica._utils.untrusted import read_json
 from elliptica.core.types import EllipticWarning
 from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training.checkpoint import set_aside
+
+#: Longest reason that is quoted: a damaged file could make it of any length.
+_LONGEST = 200
 
 try:
     import fcntl
@@ -80,10 +85,105 @@ def as_text(record: dict[str, Any]) -> str:
     return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: re.sub(r"\s+", " ", found.group()), text) + "\n"
 
 
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Sizes = dict[str, Annotated[int, Field(strict=True, ge=0)]]
+
+
+class Bins(BaseModel):
+    """Reliability: rows, summed confidence and right answers of each bin."""
+
+    rows: list[Number]
+    confidence: list[Number]
+    right: list[Number]
+
+    @model_validator(mode="after")
+    def _check(self) -> Bins:
+        if not len(self.rows) == len(self.confidence) == len(self.right):
+            raise ValueError("the three lists must be of one length")
+        return self
+
+
+class Scores(BaseModel):
+    """Metrics of the test rows; others than these are single numbers, or lists of names."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Number | list[Any] | None] = Field(init=False)
+    by_class: dict[str, Number] | None = None
+    by_group: dict[str, Number] | None = None
+    uncertainty: dict[str, Number] | None = None
+    reliability: Bins | None = None
+
+
+class Metrics(BaseModel):
+    """Of the parts of the data; the page shows the test part."""
+
+    test: Scores
+    validation: Scores | None = None
+
+
+class Spent(BaseModel):
+    """What a first stage has cost."""
+
+    evaluations: Number = 0
+    seconds: Number = 0
+
+
+class Cost(BaseModel):
+    """What a run has cost."""
+
+    evaluations: Number
+    seconds: Number
+    epochs: Annotated[int, Field(strict=True, gt=0)]
+    first_stage: Spent = Spent()
+
+
+class Counts(BaseModel):
+    """Training rows of each class and group."""
+
+    of_class: Sizes = Field({}, alias="class")
+    of_group: Sizes = Field({}, alias="group")
+
+
+class Rows(BaseModel):
+    """Rows of the parts of the data."""
+
+    train: Counts | None = None
+
+
+class Shape(BaseModel):
+    """A record, apart from its run."""
+
+    metrics: Metrics
+    cost: Cost
+    epoch: Annotated[int, Field(strict=True, ge=0)]
+    versions: dict[str, Any]
+    curves: dict[str, list[Annotated[float, Field(strict=True)] | None]] = {}  # a loss may be infinite
+    rows: Rows = Rows()
+
+
+def reason(error: Exception) -> str:
+    """Say in a few words why a file is no record."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "float")  # a tag of pydantic's
+        return f"has a wrong entry: {place} is {first['input']!r:.40}. {first['msg']}"[:_LONGEST]
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
+        return f"is no JSON ({error})"[:_LONGEST]
+    return str(error)[:_LONGEST]
+
+
+def problem_of(content: Mapping[str, Any]) -> str:
+    """Say what is wrong with the entries of a record; empty if nothing is."""
+    try:
+        Run.model_validate(content["run"])
+        Shape.model_validate(content)
+    except (ValueError, RecursionError) as error:
+        return reason(error)
+    return ""
+
+
 def read_records(out: Path, runs: list[Run]) -> list[dict[str, Any]]:
     """The records of those runs that are finished; damaged ones are left out with a warning."""
-    from elliptica.lab.experiments.record_folder import problem_of
-
     found = []
     for file in (record_file(out, run) for run in runs):
         if (record := read_record(file)) is None:
