@@ -89,6 +89,7 @@ results: $(STAMPS)-lab   ## every committed record and page (days; needs ELLIPTI
 	$(RUN) table3 --dataset airfoil --methods $(PARTS) --seeds 5
 	$(RUN) table3 --dataset airfoil,no2 --methods $(NEWER) --seeds 5
 	$(RUN) table3 --dataset airfoil-scaled,no2-scaled --methods erm,c-mixup,elliptic,marginal,$(HIDDEN),$(NEWER) --seeds 5
+	$(RUN) table3 --dataset airfoil-scaled --methods 'one path hidden,one path hidden kernel,one line hidden kernel,mixup hidden' --seeds 5
 	$(RUN) table3 --dataset airfoil-all,no2-all --methods erm,c-mixup,marginal
 	$(RUN) table5 --dataset skillcraft --methods erm,mixup,c-mixup,elliptic,marginal,green,ada,'erm as ada'
 	$(RUN) table5 --dataset crime --methods erm,mixup,c-mixup,elliptic,marginal,green,$(NEWER)

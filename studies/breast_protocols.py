@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from scipy import stats
+
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.digits import Deviation, chance_of_fit, fits
 from elliptica.lab.experiments.epochs import Epoch, has_epochs, metrics_at
@@ -66,9 +68,13 @@ class Score:
         return statistics.stdev(self.values)
 
     def is_near(self, paper: PaperValue) -> bool:
-        """Whether the two means differ by at most two standard errors of their difference."""
-        error = math.sqrt(self.std**2 / len(self.values) + (paper.std or 0) ** 2 / SEEDS)
-        return abs(self.mean - paper.mean) <= 2 * error
+        """Whether means agree (Welch's test at 5 %) and deviations do (F test at 1 %)."""
+        assert paper.std
+        n = len(self.values)
+        p = stats.ttest_ind_from_stats(self.mean, self.std, n, paper.mean, paper.std, SEEDS, equal_var=False)
+        ratio = (self.std / paper.std) ** 2
+        tail = stats.f.cdf(ratio, n - 1, SEEDS - 1)
+        return bool(p.pvalue >= 0.05 and 0.005 <= tail <= 0.995)
 
     def __str__(self) -> str:
         return f"{self.mean:.1f} ± {self.std:.1f}"
@@ -108,7 +114,7 @@ def paper(table: str, row: str) -> dict[str, PaperValue]:
 
 
 def is_near(records: list[Record], row: str, part: str, epoch: Epoch) -> bool:
-    """Whether both columns come near the paper's; False with too few seeds to say."""
+    """Whether both columns agree with the paper's; False with too few seeds to say."""
     values, records = paper("table6", row), usable(records, epoch)
     return (
         bool(values)

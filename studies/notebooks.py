@@ -40,7 +40,7 @@ def cells(text: str) -> Iterator[tuple[str, str]]:
         if block["kind"].startswith("python"):
             yield "code", block["body"].rstrip()
         elif block["kind"].startswith("console"):
-            yield from (("code", f"%%sh\n{line[2:]}") for line in _commands(block["body"]))
+            yield from (("code", cell) for cell in _commands(block["body"]))
     yield from _prose(text[end:])
 
 
@@ -49,8 +49,13 @@ def _prose(text: str) -> Iterator[tuple[str, str]]:
         yield "markdown", text.strip()
 
 
-def _commands(body: str) -> list[str]:
-    return [line for line in body.splitlines() if line.startswith("$ ")]
+def _commands(body: str) -> Iterator[str]:
+    """Cells of the commands in a block; one that is shown to fail may."""
+    lines = body.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("$ "):
+            may_fail = " --no-raise-error" if following.startswith("error:") else ""
+            yield f"%%sh{may_fail}\n{line[2:]}"
 
 
 def make(name: str) -> Any:
@@ -72,7 +77,8 @@ def run(notebook: Any) -> Any:
     from nbclient import NotebookClient
 
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    # kernels ask for colours, which rich takes for a terminal: no progress bars in what is stored
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "TTY_COMPATIBLE": "0"}
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": folder}})
         client.execute(env=environment)

@@ -73,6 +73,7 @@ SHOWN = {
     "table3-parts": Shown(Choice("table3", ["airfoil"], ["erm", "mixup", *PARTS], seeds=5)),
     "table3-newer": Shown(Choice("table3", ["airfoil", "no2"], ["erm", "c-mixup", *NEWER], seeds=5)),
     "table3-scaled": Shown(Choice("table3", ["airfoil-scaled", "no2-scaled"], SCALED, seeds=5)),
+    "table3-scaled-parts": Shown(Choice("table3", ["airfoil-scaled"], ["erm", *PARTS[2:]], seeds=5)),
     "table3-all": Shown(Choice("table3", ["airfoil-all", "no2-all"], THREE, seeds=5)),
     "table5-skillcraft": Shown(Choice("table5", ["skillcraft"], [*REGRESSION, "green", *NEWER[:2]])),
     "table5-crime": Shown(Choice("table5", ["crime"], [*REGRESSION, "green", *NEWER])),
@@ -124,7 +125,8 @@ def agreement(ours: Cell, paper_seeds: int) -> tuple[float, float]:
     """Welch's interval for the mean of ours minus that of the paper."""
     assert ours.paper is not None
     mean, std = ours.paper
-    n, variance, theirs = len(ours.values), ours.std**2 / len(ours.values), (std or 0.0) ** 2 / paper_seeds
+    assert std is not None
+    n, variance, theirs = len(ours.values), ours.std**2 / len(ours.values), std**2 / paper_seeds
     error = math.sqrt(variance + theirs)
     freedom = error**4 / (variance**2 / (n - 1) + theirs**2 / (paper_seeds - 1))
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * error
@@ -163,7 +165,7 @@ def render(shown: Shown) -> str:
             texts.append(_text(*cell_texts(table, row, head, is_paper=False)))
             if has_paper[head]:
                 mark = ""
-                if cell.paper is not None and len(cell.values) > 1:
+                if cell.paper is not None and cell.paper[1] and len(cell.values) > 1 and cell.std > 0:
                     mark = f" {AGREES if agrees(cell, paper_seeds) else DIFFERS}"
                 texts.append(_text(*cell_texts(table, row, head, is_paper=True)) + mark)
         counts = sorted({len(table.cells[(row, *head)].values) for head in table.heads})

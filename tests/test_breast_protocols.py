@@ -10,12 +10,12 @@ def test_the_page_follows_from_the_records():
     assert breast_protocols.page() == breast_protocols.PAGE.read_text(encoding="utf-8")
 
 
-def test_near_means_two_standard_errors_of_the_difference():
-    score = breast_protocols.Score((80.0, 82.0, 84.0, 82.0))  # deviation 1.633, error .816
-    assert score.is_near(PaperValue(mean=83.6))  # 1.6 away, two errors are 1.63
-    assert not score.is_near(PaperValue(mean=83.7))
-    assert score.is_near(PaperValue(mean=83.7, std=1.0))  # its own error widens the range to 1.75
-    assert str(score) == "82.0 ± 1.6"
+def test_near_means_that_means_and_deviations_agree():
+    score = breast_protocols.Score((80.0, 82.0, 84.0, 82.0, 82.0))  # deviation 1.41
+    assert score.is_near(PaperValue(mean=82.9, std=1.5))
+    assert not score.is_near(PaperValue(mean=85.0, std=1.5))  # means differ
+    assert not score.is_near(PaperValue(mean=82.9, std=14.0))  # a hundredth of the variance
+    assert str(score) == "82.0 ± 1.4"
 
 
 def test_every_protocol_is_there_once():

@@ -27,7 +27,8 @@ y = 2
 ```console
 $ echo a  # first
 a
-$ echo b
+$ false
+error: no
 ```
 """
 
@@ -38,7 +39,7 @@ def test_cells_of_a_page():
         ("code", "x = 1\nprint(x)"),
         ("code", "y = 2"),
         ("code", "%%sh\necho a  # first"),
-        ("code", "%%sh\necho b"),
+        ("code", "%%sh --no-raise-error\nfalse"),
     ]
 
 

@@ -14,6 +14,7 @@ def test_tables_follow_from_the_records():
     assert reproduction.page() == text
     for unfinished in ("not recorded yet", "TODO"):
         assert unfinished not in text
+    assert not re.search(r"^[A-Z]{4,}$", text, flags=re.MULTILINE), "a placeholder"
 
 
 VERDICTS = r"(reproduced|reproduced under this protocol|not reproduced|not run here, because .+)"
@@ -33,9 +34,9 @@ def test_every_table_and_figure_has_a_verdict():
 
 @pytest.mark.parametrize("shift", [0.0, 0.05, 0.1, 0.2, 0.5])
 def test_agreement_is_welchs_test(shift):
-    values = {seed: 2.9 + shift + 0.2 * (seed % 3 - 1) for seed in range(10)}
+    values = {seed: 2.9 + shift + 0.2 * (seed % 3 - 1) for seed in range(5)}
     cell = Cell(values, (2.85, 0.174))
-    p = stats.ttest_ind_from_stats(cell.mean, cell.std, 10, 2.85, 0.174, 10, equal_var=False).pvalue
+    p = stats.ttest_ind_from_stats(cell.mean, cell.std, 5, 2.85, 0.174, 10, equal_var=False).pvalue
     assert reproduction.agrees(cell, 10) == (p >= 0.05)
     low, high = reproduction.agreement(cell, 10)
     assert (low + high) / 2 == pytest.approx(cell.mean - 2.85)

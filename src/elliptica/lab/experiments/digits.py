@@ -13,7 +13,7 @@ import statistics
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, floor, isqrt
-from typing import Literal
+from typing import Literal, get_args
 
 #: How a deviation over seeds was computed: division by their number less one, or by their number.
 Deviation = Literal["sample", "population", "either"]
@@ -49,6 +49,8 @@ def fits(
     """
     if seeds < 1 or rows < 1:
         raise ValueError(f"seeds and rows must be positive, but got {seeds} and {rows}.")
+    if deviation not in get_args(Deviation):
+        raise ValueError(f"deviation must be one of {get_args(Deviation)}, but got {deviation!r}.")
     low, high = _interval(mean, decimals)
     scale = Fraction(seeds * rows, 100)
     totals = range(max(ceil(low * scale), 0), min(floor(high * scale), seeds * rows) + 1)
@@ -69,7 +71,7 @@ def chance_of_fit(
     """Draw scores on ``finer`` rows that look like a printed pair; returns how often they fit ``rows``.
 
     Each draw rounds ``seeds`` normal numbers with the printed mean and deviation to whole right answers out
-    of ``finer``, prints the sample's mean and deviation, and asks `fits`.
+    of ``finer``, prints the sample's mean and deviation, and asks `fits` (with either deviation).
     """
     generator = random.Random(f"{mean} {std} {seeds} {rows} {finer}")
     hits = 0
@@ -79,7 +81,7 @@ def chance_of_fit(
             for _ in range(seeds)
         ]
         printed = (round(value, decimals) for value in (statistics.mean(scores), statistics.stdev(scores)))
-        hits += fits(*printed, seeds=seeds, rows=rows, decimals=decimals, deviation="sample")
+        hits += fits(*printed, seeds=seeds, rows=rows, decimals=decimals)
     return hits / draws
 
 

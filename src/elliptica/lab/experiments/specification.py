@@ -109,8 +109,12 @@ class Specification(_Strict):
     def _check_names(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Names become folders of records; a row may have "/", which is written as "-" there."""
         for name in value:
-            if not name.strip() or name.startswith(".") or (info.field_name == "datasets" and "/" in name):
-                raise ValueError(f"{name!r} cannot be the name of a folder")
+            is_bad = not name.isprintable() or name != name.strip() or len(name) > 100 or "," in name
+            if not name or is_bad or name.startswith(".") or (info.field_name == "datasets" and "/" in name):
+                raise ValueError(
+                    f"{name!r:.120} cannot be the name of a folder, or be chosen on the command line. Use "
+                    "at most 100 printable characters, no comma, no space at either end, no dot in front."
+                )
         return value
 
 

@@ -56,6 +56,7 @@ class Table:
     cells: dict[tuple[str, str, str], Cell]
     notes: tuple[str, ...]
     decimals: dict[str, int]
+    epoch: Epoch = "chosen"
 
 
 SPREAD = "Mean and sample deviation over seeds."
@@ -97,7 +98,8 @@ def make_table(
         missing += record is None
         for column in columns:
             place = (run.row, run.dataset, column)
-            papers = specification.datasets[run.dataset].paper if part == "test" else {}
+            has_paper = part == "test" and epoch != "best"  # an epoch chosen on the test rows is no result
+            papers = specification.datasets[run.dataset].paper if has_paper else {}
             paper = papers.get(run.row, {}).get(column)
             if paper is not None:
                 if run.key not in comparable:
@@ -108,7 +110,7 @@ def make_table(
             if value is not None:
                 cell.values[run.seed] = value
     heads = tuple((dataset, column) for dataset in datasets for column in columns)
-    for head in heads if part != "cost" else ():
+    for head in heads if part != "cost" and epoch != "best" else ():
         _mark_best(cells, rows, head, larger=specification.metric == "accuracy")
     notes = [specification.datasets[d].note for d in datasets if specification.datasets[d].note]
     notes += remarks
@@ -120,7 +122,16 @@ def make_table(
         notes.append(f"{missing} of {len(wanted)} runs are not recorded yet.")
     decimals = {d: 1 if part == "cost" else _decimals(cells, rows, d, specification) for d in datasets}
     return Table(
-        name, specification.title, specification.paper, part, rows, heads, cells, tuple(notes), decimals
+        name,
+        specification.title,
+        specification.paper,
+        part,
+        rows,
+        heads,
+        cells,
+        tuple(notes),
+        decimals,
+        epoch,
     )
 
 
@@ -322,10 +333,12 @@ def _csv(table: Table) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     names = ["method", "dataset", "column", "part", "mean", "std", "seeds", "paper_mean", "paper_std", "best"]
+    names += ["epoch"] if table.epoch != "chosen" else []
     writer.writerow(names)
     for (row, dataset, column), cell in table.cells.items():
         values = ["" if math.isnan(value) else value for value in (cell.mean, cell.std)]
         paper = ["" if value is None else value for value in cell.paper or ("", "")]
         names = [inert_cell(name) for name in (row, dataset, column)]
-        writer.writerow([*names, table.part, *values, len(cell.values), *paper, cell.is_best])
+        written = [*names, table.part, *values, len(cell.values), *paper, cell.is_best]
+        writer.writerow([*written, *([table.epoch] if table.epoch != "chosen" else [])])
     return buffer.getvalue().rstrip("\n")
