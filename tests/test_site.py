@@ -126,6 +126,21 @@ def test_links_and_pictures_within_the_site_lead_somewhere(site):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+def test_pages_fit_the_screen_and_say_how_to_search(site, visit, width):
+    """Opened from a file, commands wrap, nothing is wider than the window, and the search says what to do."""
+    for page in ("index.html", "reproduction.html", "tutorials/own-table.html"):
+        seen = visit(site / page, width=width).page
+        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert seen.evaluate(wide) <= 0, page
+        blocks = (
+            "[...document.querySelectorAll('.language-console code')].map(c => c.scrollWidth - c.clientWidth)"
+        )
+        assert all(over <= 0 for over in seen.evaluate(blocks)), page
+        assert "http.server" in seen.locator("input.md-search__input").get_attribute("placeholder")
+
+
+@pytest.mark.slow
 def test_every_script_is_shown(site):
     text = (site / "examples.html").read_text(encoding="utf-8")
     for script in (ROOT / "examples").glob("*.py"):
