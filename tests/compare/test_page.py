@@ -146,7 +146,7 @@ def test_a_table_that_is_given_must_be_there_and_fit(compared, tmp_path):
         assert not page.exists()
     code, output = run("report", compared / "out", "-o", page)
     assert code == 0, output
-    assert "landscape is left out. It needs the table that was compared: elliptica report" in output
+    assert "landscape is missing. It needs the table that was compared: elliptica report" in output
     code, output = run("report", compared / "out", "-o", page, "--no-landscape")
     assert "left out" not in output
 
