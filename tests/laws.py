@@ -49,6 +49,12 @@ def assert_frequencies(counts, probabilities):
     assert p > ALPHA, f"frequencies, p={p:.1e} (n={int(counts.sum())})"
 
 
+def assert_coverage(hits, n, level):
+    """At least a share ``level`` of ``n`` independent intervals holds (an exact binomial test)."""
+    p = stats.binom.cdf(round(hits), n, level)
+    assert p > ALPHA, f"{round(hits)} of {n} intervals of {level:.0%} hold, p={p:.1e}"
+
+
 def assert_equal_variances(a, b):
     """Two independent sets of Gaussians with mean zero have the same variance (F test)."""
     a, b = (np.asarray(v, dtype=np.float64).ravel() for v in (a, b))

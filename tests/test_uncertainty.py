@@ -161,9 +161,10 @@ def test_left_out_classes_are_gone_and_scaling_uses_training_rows():
     torch.testing.assert_close(shift, shift[:1].expand(9))  # one number for all inputs
 
 
-def test_corruptions():
+@pytest.mark.statistical
+def test_corruptions(seed):
     problem = toy()
-    found = corruptions(problem, 0)
+    found = corruptions(problem, seed)
     assert list(found) == ["noise 0.5", "noise 1", "blur"]
     noise = found["noise 0.5"] - problem.test.x
     assert float(noise.std()) == pytest.approx(0.5, rel=0.15)
@@ -171,7 +172,7 @@ def test_corruptions():
     blurred = found["blur"][0].view(3, 3)
     torch.testing.assert_close(blurred[1, 1], image.mean())
     torch.testing.assert_close(blurred[0, 0], image[:2, :2].mean())
-    missing = corruptions(replace(problem, shape=None), 0)["half missing"]
+    missing = corruptions(replace(problem, shape=None), seed)["half missing"]
     assert ((missing == 0) | (missing == problem.test.x)).all()
     assert 0.4 < float((missing == 0).float().mean()) < 0.6
 
@@ -183,9 +184,10 @@ def test_shuffled_columns_keep_their_values():
     assert not torch.isin(found[:, 0] * 1e3 + found[:, 1], x[:, 0] * 1e3 + x[:, 1]).all()
 
 
-def test_half_of_the_labels_are_shuffled_but_not_those_of_the_test():
+@pytest.mark.statistical
+def test_half_of_the_labels_are_shuffled_but_not_those_of_the_test(seed):
     problem = toy(n_classes=6, rows=600)
-    found = half_shuffled(problem, 0)
+    found = half_shuffled(problem, seed)
     for part in ("train", "validation"):
         before, after = getattr(problem, part).y, getattr(found, part).y
         assert torch.equal(before.bincount(), after.bincount())

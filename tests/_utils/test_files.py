@@ -1,11 +1,12 @@
 """Atomic writes: the old content or the new, never a half, and no litter. Locks: one holder at a time."""
 
+import errno
 import multiprocessing
 import os
 
 import pytest
 
-from elliptica._utils.files import FileLock, replacing, write_atomically
+from elliptica._utils.files import FileLock, is_not_written, not_written, replacing, write_atomically
 
 
 def test_a_folder_is_created_and_the_content_replaced(tmp_path):
@@ -92,3 +93,29 @@ def test_file_systems_without_locks_let_everybody_in(tmp_path, monkeypatch):
     locks = [FileLock(tmp_path / ".lock") for _ in range(2)]
     for lock in locks:
         lock.release()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_an_error_names_the_file_and_the_remedy(tmp_path, code):
+    """A failed write names no file; one that fails to open names the temporary one."""
+    file = tmp_path / "record.json"
+
+    def fail(*names):
+        with replacing(file) as part:
+            raise OSError(code, os.strerror(code), *(str(part) for _ in names))
+
+    for names in ((), ("part",)):
+        with pytest.raises(OSError) as caught:
+            fail(*names)
+        assert caught.value.filename == str(file)
+        assert is_not_written(caught.value)
+        told = not_written(caught.value)
+        assert told.startswith(f"{file} cannot be written ({os.strerror(code)}). ")
+        assert ("Free some space" in told) is (code == errno.ENOSPC)
+
+
+def test_other_errors_keep_their_words(tmp_path):
+    with pytest.raises(OSError, match=r"^our own words$"), replacing(tmp_path / "a"):
+        raise OSError("our own words")
+    assert not is_not_written(FileNotFoundError(errno.ENOENT, "no such file", "a"))

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -122,6 +123,12 @@ def nonnegative(name: str, value: float | Tensor) -> None:
         raise ValueError(f"{name} must be finite and at least 0, but got {got}.")
 
 
+def nonnegative_number(name: str, value: object) -> None:
+    """Raise unless ``value`` is a plain number, not a tensor, finite and at least zero."""
+    number(name, value)
+    nonnegative(name, value)  # type: ignore[arg-type]  # a number
+
+
 def per_feature(name: str, value: Tensor, feature: Sequence[int]) -> None:
     """Raise unless a tensor broadcasts to the shape of one sample (without a batch axis)."""
     shape = tuple(value.shape)
@@ -145,6 +152,12 @@ def number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         hint = " For one value per feature write torch.tensor([...])." if isinstance(value, list) else ""
         raise TypeError(f"{name} must be a number, but got {value!r} ({type(value).__name__}).{hint}")
+
+
+def flag(name: str, value: object) -> None:
+    """Raise unless ``value`` is True or False: the text "no" would count as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, but got {value!r:.60} ({type(value).__name__}).")
 
 
 def count(name: str, value: Any, least: int = 1, why: str = "") -> None:

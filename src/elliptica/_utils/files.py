@@ -17,6 +17,9 @@ else:
 
 #: Error codes for a file that another process has locked.
 _TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+#: Error codes for a full disk, a quota or a limit on the size of files, and for a forbidden place.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @contextlib.contextmanager
@@ -43,10 +46,36 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
             with part.open("rb+") as handle:
                 os.fsync(handle.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(part)):
+            error.filename = str(path)  # the file that the caller knows; a failed write names none
         raise
+
+
+def not_written(error: OSError, place: str = "The output") -> str:
+    """Say in a sentence or two what could not be written, why, and what to do.
+
+    Args:
+        error: The error of the system.
+        place: What was to be written if the error names no file.
+
+    Example:
+        >>> not_written(OSError(errno.ENOSPC, "No space left on device", "page.html"))
+        'page.html cannot be written (No space left on device). Free some space and rerun the same command.'
+    """
+    remedy = "Choose another place, or make it writable."
+    if error.errno in _FULL:
+        remedy = "Free some space and rerun the same command."
+    elif error.errno not in _FORBIDDEN:
+        remedy = "Rerun the same command, or choose another place."
+    return f"{error.filename or place} cannot be written ({error.strerror or error}). {remedy}"
+
+
+def is_not_written(error: OSError) -> bool:
+    """Whether an error means a full disk or a read-only one."""
+    return error.errno in (*_FULL, errno.EROFS)
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 MOST_JSON = 2**28
 #: Larger arrays do not fit into the memory of an ordinary machine, beside what is computed from them.
 MOST_ARRAYS = 2**33
+#: What NumPy raises for damaged headers of arrays, besides ValueError.
+BROKEN_HEADER = (SyntaxError, tokenize.TokenError, RecursionError, MemoryError, OverflowError, TypeError)
 
 
 def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:
@@ -53,7 +57,7 @@ def read_arrays(path: Path, most_bytes: int = MOST_ARRAYS) -> dict[str, NDArray[
             _check_members(file, most_bytes)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (EOFError, KeyError, MemoryError, NotImplementedError, RuntimeError, TypeError) as error:
+    except (EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error, *BROKEN_HEADER) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     except zipfile.BadZipFile as error:
         raise ValueError(str(error)) from error
