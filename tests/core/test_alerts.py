@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from elliptica import BridgeMix, Elliptic, EllipticWarning, elliptic_loss
+from elliptica.core.alerts import warn_if_negative
 
 
 def data(generator, scale=1.0, n=40):
@@ -226,3 +227,17 @@ def test_smoothing_is_announced_from_half_of_the_mass_on(make, settings, share, 
     messages = [str(warning.message) for warning in ours(recwarn)]
     assert len(messages) == (share is not None)
     assert all(f"about {share} of the label's mass" in message for message in messages)
+
+
+def test_the_sign_of_an_objective_is_read_without_its_graph():
+    """torch warns if a number is made from a tensor that still has one."""
+    loss = torch.ones(1, requires_grad=True).sum()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not warn_if_negative(loss, "girsanov", 1.0)
+    finally:
+        torch.set_warn_always(False)
+    with pytest.warns(EllipticWarning, match="became negative"):
+        assert warn_if_negative(-loss, "girsanov", 1.0)

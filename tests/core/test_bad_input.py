@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,7 +23,9 @@ from elliptica import (
     PartnerTable,
     auto_sigma,
     elliptic_loss,
+    log_weights,
     partner_probabilities,
+    path_losses,
     project_to_simplex,
     sample_bridge,
     sample_partners,
@@ -773,6 +776,8 @@ SETTINGS = [
     ({"n_times": 5.0}, TypeError, ("n_times must be an integer", "5.0")),
     ({"n_times": True}, TypeError, ("n_times must be an integer", "True")),
     ({"n_bridges": 0}, ValueError, ("n_bridges must be at least 1", "got 0")),
+    ({"antithetic": "no"}, TypeError, ("antithetic must be True or False", "'no'")),
+    ({"antithetic": None}, TypeError, ("antithetic must be True or False", "None")),
     (
         {"n_bridges": 3, "antithetic": True},
         ValueError,
@@ -785,6 +790,9 @@ BATCH_SETTINGS = [
     ({"sigma": "gren"}, ValueError, ("sigma='gren' is not known", '"green"')),
     ({"sigma": [0.1]}, TypeError, ("sigma must be a number", "[0.1]")),
     ({"power": -1.0}, ValueError, ("power must be finite and at least 0", "-1.0")),
+    ({"power": torch.ones(2)}, TypeError, ("power must be a number", "Tensor")),
+    ({"same_partner": 2}, TypeError, ("same_partner must be True or False", "2")),
+    ({"validate": "false"}, TypeError, ("validate must be True or False", "'false'")),
     ({"sampling": "marginals"}, ValueError, ("sampling must be one of 'path', 'marginal'", "Did you mean")),
     ({"pairing": "random"}, ValueError, ("pairing must be one of 'permutation'", "'random'")),
     ({"among": "same"}, ValueError, ("among must be one of 'all'", "'same'")),
@@ -792,6 +800,7 @@ BATCH_SETTINGS = [
 ]
 OBJECTIVE_SETTINGS = [
     ({"xi": -1.0}, ValueError, ("xi must be finite and at least 0", "-1.0")),
+    ({"xi": torch.ones(2)}, TypeError, ("xi must be a number", "Tensor")),
     ({"quadrature": "euler"}, ValueError, ("quadrature must be one of 'mean'", "'euler'")),
     ({"weighting": "girsanof"}, ValueError, ("weighting must be one of", "Did you mean 'girsanov'")),
     ({"bn": "clear"}, ValueError, ("bn must be one of 'paths'", "Did you mean 'clean'")),
@@ -853,6 +862,34 @@ def test_settings_of_sample_bridge(settings, error, words, x, generator):
 def test_settings_of_sample_partners(settings, error, words, x, generator):
     with refused(error, *words, generator=generator, tensors=(x,)):
         sample_partners(x, **settings, generator=generator)
+
+
+@pytest.mark.parametrize("labels", [None, torch.zeros(ROWS, dtype=torch.long)])
+def test_settings_of_partner_probabilities(labels, x):
+    """``among="same"`` once meant the other classes."""
+    with refused(ValueError, "among must be one of", "'same'", tensors=(x,)):
+        partner_probabilities(x, labels=labels, among="same")
+    with refused(TypeError, "power must be a number", "Tensor", tensors=(x,)):
+        partner_probabilities(x, power=torch.ones(2))
+
+
+def test_powers_that_float32_rounds_to_zero(x):
+    """Zero to the power zero is one, so that a row was its own partner."""
+    assert torch.equal(partner_probabilities(x, power=1e-60), partner_probabilities(x, power=0))
+    assert (
+        not PartnerTable(x, power=1e-60)
+        .sample(torch.arange(ROWS), n_bridges=99)
+        .eq(torch.arange(ROWS)[:, None])
+        .any()
+    )
+
+
+@pytest.mark.parametrize("make", [PartnerTable, PartnerIndex.build])
+def test_powers_of_a_data_set(make, x):
+    with refused(TypeError, "power must be a number", "Tensor", tensors=(x,)):
+        make(x, power=torch.ones(2))
+    with refused(ValueError, "power must be finite and at least 0", "nan", tensors=(x,)):
+        make(x, power=math.nan)
 
 
 def test_settings_of_a_partner_table(x, generator):
@@ -922,6 +959,58 @@ def test_several_inputs_must_be_named(x, real, generator):
         Elliptic(model, nn.MSELoss())((x, x), real, generator=generator)
     with refused(ValueError, "bridged=(2,)", "which has 0, 1", generator=generator):
         Elliptic(model, nn.MSELoss(), bridged=(2,))((x, x), real, generator=generator)
+    with refused(TypeError, "bridged must be a tuple", "got 0 (int)", "bridged=(0,)", generator=generator):
+        Elliptic(model, nn.MSELoss(), bridged=0)((x, x), real, generator=generator)
+
+
+@pytest.mark.parametrize("paths", [torch.zeros(2, 1, 1, 3), (torch.zeros(2), torch.zeros(2)), "paths"])
+def test_paths_that_are_none(paths, x, real):
+    model, words = (
+        nn.Linear(FEATURES, CLASSES),
+        ("paths must be points of", type(paths).__name__, "sample(x, y)"),
+    )
+    with refused(TypeError, *words):
+        Elliptic(model, nn.MSELoss())(x, real, paths=paths)
+    with refused(TypeError, *words):
+        path_losses(model, nn.MSELoss(), paths)
+    with refused(TypeError, *words):
+        log_weights(model, nn.MSELoss(), paths)
+
+
+def test_complex_numbers(x, labels):
+    objective = Elliptic(nn.Linear(FEATURES, CLASSES), nn.CrossEntropyLoss(), num_classes=CLASSES)
+    with refused(TypeError, "y must be real or hold labels", "complex64", "y.real"):
+        objective(x, torch.zeros(ROWS, CLASSES, dtype=torch.complex64))
+    with refused(TypeError, "partners must hold row numbers", "complex64"):
+        objective(x, labels, partners=torch.zeros(ROWS, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_partners_in_any_integer_dtype(dtype, x, real):
+    objective = Elliptic(nn.Linear(FEATURES, CLASSES), nn.MSELoss())
+    partners = torch.arange(ROWS).roll(1)
+    found, expected = (
+        objective.sample(x, real, partners=p, generator=torch.Generator().manual_seed(0))
+        for p in (partners.to(dtype), partners)
+    )
+    assert torch.equal(found.x, expected.x)
+
+
+def test_numbers_of_numpy(x, real):
+    """They are no floats, which single points in float32 took for granted."""
+    given = {"sigma": np.float32(0.1), "sigma_y": np.float32(0.2), "horizon": np.float32(1.0)}
+    objective = Elliptic(nn.Linear(FEATURES, CLASSES), nn.MSELoss(), **given)
+    found = objective.sample(x, real, generator=torch.Generator().manual_seed(0))
+    usual = Elliptic(objective.model, nn.MSELoss(), **{name: float(v) for name, v in given.items()})
+    expected = usual.sample(x, real, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found.x, expected.x)
+    assert torch.equal(found.y, expected.y)
+
+
+def test_a_model_that_overwrites_its_input(x, real):
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(FEATURES, CLASSES))
+    with refused(RuntimeError, "overwrites its input in place", "nn.ReLU(inplace=False)"):
+        Elliptic(model, nn.MSELoss(), weighting="gradient_norm")(x, real)
 
 
 # ------------------------------------------------------------------------------------- generators

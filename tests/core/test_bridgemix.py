@@ -192,3 +192,21 @@ def test_a_collate_without_its_seed_says_how_to_write_it(seed):
         BridgeMix(num_classes=2).collate_fn(seed)
     with pytest.raises(TypeError, match=r"use elliptica\.Elliptic"):
         BridgeMix(num_classes=2, weighting="gradient_softmax")
+
+
+@pytest.mark.bad_input
+def test_samples_that_are_no_pairs_are_refused():
+    """Two samples without targets would unpack as an input and a target."""
+    collate = BridgeMix(target_space="real").collate_fn(0)
+    with pytest.raises(TypeError, match=r"pairs of an input and a target.*one Tensor"):
+        collate([torch.zeros(3), torch.zeros(3)])
+    with pytest.raises(TypeError, match=r"pairs of an input and a target.*of 3"):
+        collate([(torch.zeros(3),) * 3] * 2)
+    with pytest.raises(TypeError, match="epoch must be an integer"):
+        collate.set_epoch(0.5)
+
+
+def test_hashes_of_rows_are_the_same_in_every_process_and_version():
+    """Collated batches are drawn from them: other factors would be other bridges for the same seed."""
+    rows = torch.tensor([[0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]], dtype=torch.uint8)
+    assert augment._row_sums(rows).tolist() == [0, 11749869230777074271, 15002187965291974971]

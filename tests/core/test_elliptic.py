@@ -79,6 +79,18 @@ def test_value_and_gradients_equal_the_slow_loop(sampling, weighting, n_bridges,
 
 
 @pytest.mark.parametrize("weighting", PATH_ONLY)
+def test_two_times_are_a_path(weighting, generator):
+    """The fewest that have an increment."""
+    (loss_fn, row_loss), model = LOSSES["regression"], network()
+    x, y = batch("regression", generator)
+    settings = {"sampling": "path", "n_times": 2, "n_bridges": 2, "sigma": 0.4}
+    objective = Elliptic(model, loss_fn, **settings, weighting=weighting, xi=0.7)
+    paths = objective.sample(x, y, generator=generator)
+    expected = reference.objective(model, row_loss, paths, weighting=weighting, xi=0.7, variance=0.4**2)
+    assert_same_objective(objective(x, y, paths=paths), expected, model)
+
+
+@pytest.mark.parametrize("weighting", PATH_ONLY)
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("task", ["regression", "classes"])
 def test_drift_equals_the_slow_loop(weighting, outputs, task, generator):

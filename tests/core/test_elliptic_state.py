@@ -392,3 +392,10 @@ def test_sigma_auto_in_any_unit(exponent, generator):
     """Squares overflow, or vanish, in float32."""
     x = torch.randn(8, 3, generator=generator)
     assert torch.allclose(auto_sigma(x * 2.0**exponent), auto_sigma(x) * 2.0**exponent)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("state", [None, [("model.weight", torch.zeros(1))], "state.pt"])
+def test_states_that_are_no_dict_are_refused(state):
+    with pytest.raises(TypeError, match=rf"state_dict must be a dict.*got {type(state).__name__}"):
+        Elliptic(nn.Linear(3, 1), nn.MSELoss()).load_state_dict(state)

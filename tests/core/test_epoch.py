@@ -11,7 +11,7 @@ from elliptica.core import epoch
 from elliptica.core.epoch import can_draw_epochs, epoch_paths
 from elliptica.core.settings import Settings
 from elliptica.core.targets import project_targets
-from laws import assert_frequencies, assert_mean
+from laws import assert_distribution, assert_frequencies, assert_mean, assert_variance
 
 
 def settings(**options):
@@ -116,9 +116,11 @@ def test_pairs_times_and_noise_have_the_law_of_single_steps(generator):
         unit = 2 * (s * (1 - s)).sqrt()
         z = at_x / (0.02 * unit), at_y / (0.01 * unit)
         for noise in z:
-            assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-4
-        assert abs(np.corrcoef(*z)[0, 1]) < 4 / np.sqrt(len(s))
-        assert stats.kstest((z[0] * 1.2).numpy(), "norm").pvalue < 1e-4  # a deviation off by a fifth is seen
+            assert_distribution(noise, stats.norm.cdf)
+            assert_variance(noise, 1.0)
+        assert abs(np.corrcoef(*z)[0, 1]) < 5 / np.sqrt(len(s))
+        with pytest.raises(AssertionError):  # a deviation off by a fifth
+            assert_variance(z[0] * 1.2, 1.0)
     counts = [np.bincount(whole, minlength=16) for whole, _ in inside]
     law = np.zeros(16)
     for a in range(6):
@@ -202,3 +204,16 @@ def test_bad_rows_are_refused():
         next(epoch_paths(settings(), x, y, torch.arange(4), 2))
     with pytest.raises(ValueError, match="batch_size"):
         next(epoch_paths(settings(), torch.randn(4, 2), y, torch.arange(4), 0))
+    for order in (torch.tensor([True, False, True, True]), torch.zeros(2), [0, 1], torch.tensor([[0, 1]])):
+        with pytest.raises(TypeError, match="order must be a tensor of row numbers"):
+            next(epoch_paths(settings(), torch.randn(4, 2), y, order, 2))
+    for order in (torch.tensor([0, 4]), torch.tensor([-1, 0])):
+        with pytest.raises(ValueError, match=r"order must hold rows of the data set, 0\.\.3"):
+            next(epoch_paths(settings(), torch.randn(4, 2), y, order, 2))
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
+        next(epoch_paths(settings(), torch.randn(4, 2), y, torch.arange(4), 2, generator=3))
+
+
+def test_rows_without_features():
+    (paths,) = epoch_paths(settings(), torch.zeros(4, 0), torch.randn(4, 1), torch.arange(4), 4)
+    assert paths.x.shape == (4, 1, 1, 0)

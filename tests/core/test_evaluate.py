@@ -104,6 +104,32 @@ def test_log_weights_need_whole_paths(generator):
         log_weights(network(), nn.CrossEntropyLoss(), paths)
 
 
+@pytest.mark.bad_input
+def test_arguments_that_make_no_sense_are_refused(generator, own_checks):
+    x, y = data(generator)
+    paths = sample_paths(x, y, target_space="simplex", num_classes=4, sampling="path", n_times=3)
+    given = (network(), nn.CrossEntropyLoss(), paths)
+    for chunk_size, error in ((-1, ValueError), (0, ValueError), (2.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="chunk_size must be"):
+            path_losses(*given, chunk_size=chunk_size)
+    for xi, error in ((float("nan"), ValueError), (float("inf"), ValueError), ("1", TypeError)):
+        with pytest.raises(error, match="xi must be"):
+            log_weights(*given, xi=xi)
+    for call in (path_losses, log_weights):
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
+            call(lambda x: x, nn.CrossEntropyLoss(), paths)
+    with pytest.raises(TypeError, match=r"a function drift.*got float"):
+        log_weights(*given, drift=0.3)
+    for drift, got in (
+        (lambda x, y: None, "NoneType"),
+        (lambda x, y: [x, y], "list"),
+        (lambda x, y: (x, y, x), r"\(Tensor, Tensor, Tensor\)"),
+        (lambda x, y: (x, None), r"\(Tensor, NoneType\)"),
+    ):
+        with pytest.raises(TypeError, match=rf"drift must return a tensor mu_x.*returned {got}"):
+            log_weights(*given, drift=drift)
+
+
 @pytest.mark.parametrize("settings", [{}, {"sigma": "green"}, {"sigma": "auto"}, {"antithetic": True}])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_chunks_leave_value_and_gradient_alone(weighting, settings, generator):

@@ -164,6 +164,9 @@ def test_single_points_are_unbiased_with_class_weights(kind, quadrature, weighte
 def test_marginal_draws_are_unbiased_with_class_weights(generator):
     """As training draws them; dividing each draw by its own points' weights is 8 standard errors away."""
     x, y, model = weighted_case("labels", generator)
+    with torch.no_grad():  # the class of the largest weight has the largest loss, whatever the seed
+        model[0].weight.zero_()
+        model[0].bias.copy_(torch.tensor([-2.0, 1.0, 0.0, 0.0]))
     class_weight = torch.tensor([8.0, 0.5, 1.0, 2.0], dtype=torch.float64)
     y, partner = torch.tensor([0, 0, 1, 2, 3, 1]), torch.tensor([2, 3, 4, 1, 0, 5])
     marginal, loss = weighted_objective(model, class_weight, validate=False)
@@ -379,3 +382,31 @@ def test_means_over_processes_count_rows_exactly(dtype, generator):
     assert float(found) == pytest.approx(float(expected), rel=2 * torch.finfo(dtype).eps)
     assert sent[0].tolist() == [301]
     assert sent[1].tolist() == [301, 301, weight.double().sum()]  # a sum in bfloat16 would be rounded
+
+
+def scalar_output(value):
+    return value.mean()
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [F.mse_loss, functools.partial(F.l1_loss, reduction="none"), F.binary_cross_entropy_with_logits],
+)
+@pytest.mark.parametrize("change", [scalar_output, lambda value: value[:1], lambda value: value[:, 0]])
+def test_functions_refuse_to_broadcast_as_modules_do(loss_fn, change):
+    target = torch.rand(ROWS, 1)
+    with pytest.raises(ValueError, match="would compare every row with every other or broadcast"):
+        PerSampleLoss(loss_fn)(change(torch.randn(ROWS, 1)), target)
+
+
+@pytest.mark.parametrize("loss_fn", [F.cross_entropy, functools.partial(F.cross_entropy, reduction="none")])
+def test_functions_name_another_number_of_classes(loss_fn):
+    with pytest.raises(ValueError, match="4 against 5 classes"):
+        PerSampleLoss(loss_fn)(torch.zeros(ROWS, CLASSES), torch.full((ROWS, CLASSES + 1), 0.2))
+
+
+def test_a_sparse_loss_is_refused():
+    with pytest.raises(ValueError, match=r"layout torch.sparse_coo"):
+        PerSampleLoss(lambda output, target: output.sum(1).to_sparse())(
+            torch.ones(ROWS, 2), torch.ones(ROWS, 2)
+        )

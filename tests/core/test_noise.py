@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from elliptica import Green, auto_sigma, sample_bridge, sample_paths
+from elliptica import Green, Screened, auto_sigma, intrinsic_dimension, sample_bridge, sample_paths
 from elliptica.core import noise as module
 from elliptica.core.noise import AUTO_FACTOR, check_sigma, noise_std
 from laws import assert_distribution, assert_variance
@@ -255,6 +255,23 @@ def test_green_needs_three_dimensions(features):
     sample_paths(x, y, target_space="real", sigma=Green(dim=3))
 
 
+@pytest.mark.parametrize("sigma", ["green", Screened(1.0)])
+@pytest.mark.parametrize("unit", [2.0**-80, 2.0**80])
+@pytest.mark.parametrize("learnt", [False, True])
+def test_units_in_which_squares_leave_float32(sigma, unit, learnt):
+    """The law scales with the distance, however large or small it is."""
+    start, end = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    scaled = Screened(1.0 / unit**2) if isinstance(sigma, Screened) else sigma
+
+    def draw(start, end, sigma):
+        generator = torch.Generator().manual_seed(1)
+        return sample_bridge(start.requires_grad_(learnt), end, sigma=sigma, generator=generator)
+
+    expected = draw(start, end, sigma).detach()
+    found = draw(start.detach() * unit, end * unit, scaled).detach()
+    torch.testing.assert_close(found / unit, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.usefixtures("own_checks")
 def test_bad_green_is_refused():
     with pytest.raises(ValueError, match=r"Green\.dim must be at least 3, but got 2.*use a number"):
@@ -263,6 +280,15 @@ def test_bad_green_is_refused():
         Green(scale=-1.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Green().scale = 2.0
+    for dim in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"Green\.dim must be finite and above 0"):
+            Green(dim=dim)
+        with pytest.raises(ValueError, match=r"Screened\.dim must be finite and above 0"):
+            Screened(1.0, dim=dim)
+    with pytest.raises(TypeError, match=r"Green\.dim must be a number, but got '4'"):
+        Green(dim="4")
+    with pytest.raises(TypeError, match=r"Green\.scale must be a number"):
+        Green(scale=torch.ones(2))
 
 
 # -------------------------------------------------------------------------------- numbers and data
@@ -290,6 +316,7 @@ def test_auto_sigma_is_equivariant(dtype, generator):
     assert torch.equal(auto_sigma(constant), torch.zeros(2, dtype=dtype))
 
 
+@pytest.mark.statistical
 def test_auto_sigma_uses_the_precision_of_the_data(generator):
     """Time stamps: values of 1e9 with a deviation of one survive in float64, not in float32."""
     x = 1.7e9 + torch.randn(200, 1, generator=generator, dtype=torch.float64)
@@ -329,6 +356,24 @@ def test_auto_sigma_errors():
         auto_sigma([[1.0], [2.0]])
     with pytest.raises(ValueError, match=r"x must be finite.*rows 2.*Impute or drop"):
         auto_sigma(torch.tensor([[1.0], [2.0], [math.nan]]))
+    with pytest.raises(ValueError, match="x is a scalar"):
+        auto_sigma(torch.tensor(1.0))
+    for factor in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="factor must be finite and at least 0"):
+            auto_sigma(torch.randn(4, 2), factor)
+    for factor in ("0.1", True, None):
+        with pytest.raises(TypeError, match="factor must be a number"):
+            auto_sigma(torch.randn(4, 2), factor)
+
+
+@pytest.mark.usefixtures("own_checks")
+def test_intrinsic_dimension_errors():
+    with pytest.raises(ValueError, match="x is a scalar"):
+        intrinsic_dimension(torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"x has no features, shape \(20, 0\)"):
+        intrinsic_dimension(torch.zeros(20, 0))
+    with pytest.raises(TypeError, match=r"discard must be a number, but got '0\.1'"):
+        intrinsic_dimension(torch.randn(20, 2), discard="0.1")
 
 
 @pytest.mark.usefixtures("own_checks")

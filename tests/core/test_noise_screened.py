@@ -62,6 +62,7 @@ def test_half_order_is_the_inverse_gaussian_law(generator):
     assert_distribution(draws, stats.invgauss(1 / 0.7, scale=0.7).cdf)
 
 
+@pytest.mark.statistical
 def test_small_rates_are_green_and_large_ones_straight(generator):
     assert_distribution(variances(6, 1.0, 1e-9, 20_000, generator), stats.invgamma(6 / 2 - 1, scale=0.5).cdf)
     assert float(variances(6, 1.0, 1e8, 100, generator).max()) < 1e-3
@@ -120,6 +121,7 @@ def test_wrong_settings():
         intrinsic_dimension(torch.rand(50, 3), discard=1.0)
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("m", [1, 2, 5])
 def test_intrinsic_dimension_of_a_rotated_cube(m, generator):
     x = torch.rand(2000, m, generator=generator) @ torch.randn(m, 20, generator=generator)
@@ -128,5 +130,37 @@ def test_intrinsic_dimension_of_a_rotated_cube(m, generator):
     assert intrinsic_dimension(7 * x) == pytest.approx(intrinsic_dimension(x), rel=1e-3)
 
 
+@pytest.mark.statistical
 def test_intrinsic_dimension_of_noise_is_the_number_of_columns(generator):
     assert abs(intrinsic_dimension(torch.randn(2000, 4, generator=generator)) - 4) < 0.5
+
+
+@pytest.mark.parametrize("rate", [1e-26, 1e-60, 1e-160, 1e-300])
+@pytest.mark.parametrize("dim", [3, 10])
+def test_a_vanishing_rate_is_greens_law(rate, dim):
+    """Below a product of rate and squared distance of 1e-24 the noise once grew without bound."""
+    start, end = torch.zeros(4000, dim), torch.full((4000, dim), dim**-0.5)
+    green, screened = (
+        noise_std(law, start, end, 1.0, torch.Generator().manual_seed(0)).log().median()
+        for law in (Green(), Screened(rate))
+    )
+    torch.testing.assert_close(screened, green, rtol=0, atol=0.1)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_variance_beyond_the_numbers_is_refused(dim):
+    start, end = torch.zeros(5, dim), torch.ones(5, dim)
+    with pytest.raises(ValueError, match=r"Screened\(rate=1e-300\).*more than float32 can hold.*larger rate"):
+        noise_std(Screened(1e-300), start, end, 1.0, torch.Generator().manual_seed(0))
+
+
+def test_the_law_in_one_dimension_may_be_asked_for():
+    x = torch.linspace(-1, 1, 8)[:, None]
+
+    def draw(dim):
+        seeded, sigma = torch.Generator().manual_seed(3), Screened(2.0, dim=dim)
+        return sample_paths(x, x, target_space="real", sigma=sigma, generator=seeded).x
+
+    assert torch.equal(draw(1), draw(None))
+    assert not torch.equal(draw(2), draw(None))

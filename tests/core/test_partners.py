@@ -724,3 +724,25 @@ def test_a_kernel_too_narrow_to_compute_takes_the_nearest(generator):
     partners = sample_partners(y, pairing="label_kernel", bandwidth=1e-200, n_bridges=3, generator=generator)
     nearest = torch.cdist(y.double(), y.double()).fill_diagonal_(float("inf")).argmin(1)
     assert torch.equal(partners, nearest[:, None].expand(-1, 3))
+
+
+def test_a_table_of_numbers_is_one_of_points_on_a_line(generator):
+    x = torch.randn(30, generator=generator)
+    assert torch.equal(differences(PartnerTable(x)), differences(PartnerTable(x[:, None])))
+    with pytest.raises(ValueError, match="x is a scalar"):
+        PartnerTable(x[0])
+
+
+@pytest.mark.parametrize(("n", "step"), [(1999, 1), (2000, 2), (3000, 3)])
+def test_a_table_measures_distances_on_one_to_two_thousand_rows(n, step, generator, monkeypatch):
+    """All pairs of a data set would cost as much as the table that is not stored."""
+    seen = []
+
+    def measured(x):
+        seen.append(x)
+        return pairwise_distances(x)
+
+    monkeypatch.setattr(table_module, "pairwise_distances", measured)
+    x = torch.randn(n, 2, generator=generator)
+    PartnerTable(x, max_bytes=0)
+    assert torch.equal(seen[0], x[::step])

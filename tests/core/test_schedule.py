@@ -1,5 +1,6 @@
 """Schedules, by themselves and through the objective."""
 
+import math
 import pickle
 
 import pytest
@@ -29,9 +30,32 @@ def test_ramp():
 def test_errors():
     with pytest.raises(ValueError, match="after must be at least 0, but got -1"):
         switch_off(-1)
-    for settings in ({"epochs": 0}, {"epochs": 2, "start": -1.0}, {"epochs": 2, "end": -0.1}):
-        with pytest.raises(ValueError, match=r"epochs >= 1 and factors >= 0, but got epochs="):
+    for settings, message in (
+        ({"epochs": 0}, "epochs must be at least 1, but got 0"),
+        ({"epochs": 2, "start": -1.0}, "start must be finite and at least 0, but got -1.0"),
+        ({"epochs": 2, "end": math.nan}, "end must be finite and at least 0, but got nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
             ramp(**settings)
+    for make in (
+        lambda: switch_off("80"),
+        lambda: switch_off(2.5),
+        lambda: ramp(math.nan),
+        lambda: ramp(True),
+    ):
+        with pytest.raises(TypeError, match="must be an integer"):
+            make()
+    with pytest.raises(TypeError, match="start must be a number, but got"):
+        ramp(2, start=torch.zeros(3))
+
+
+@pytest.mark.usefixtures("own_checks")
+@pytest.mark.parametrize("epoch", ["1", None, 1.5, True])
+def test_epochs_are_counted(epoch):
+    with pytest.raises(TypeError, match="epoch must be an integer"):
+        objective(ramp(2)).set_epoch(epoch)
+    with pytest.raises(ValueError, match="epoch must be at least 0"):
+        objective(ramp(2)).set_epoch(-1)
 
 
 def objective(schedule, **settings):

@@ -540,3 +540,8 @@ def test_numbers_whose_sum_overflows_go_to_the_simplex(how, y, expected):
 def test_what_has_no_place_on_the_simplex(how, y, error, message):
     with pytest.raises(error, match=message):
         project_to_simplex(y, how)
+
+
+def test_complex_targets_are_refused():
+    with pytest.raises(TypeError, match="complex64"):
+        encode_targets(torch.zeros(3, dtype=torch.complex64), "simplex", num_classes=2)

@@ -558,6 +558,7 @@ def sample_bridge(
     checks.same_shape("start", start, "end", end)
     checks.finite("start", start)
     checks.finite("end", end)
+    checks.flag("antithetic", antithetic)
     checks.path_counts(n_times, n_bridges, antithetic)
     known = check_sigma(sigma)
     checks.positive("horizon", horizon)

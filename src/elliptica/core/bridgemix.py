@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from elliptica._utils import checks
 from elliptica._utils.random import check_generator
 from elliptica.core.alerts import warn_of_scale
 from elliptica.core.bridge import draw_bridges, flatten_rows
@@ -132,16 +133,29 @@ class SeededCollate:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch. Call it before each one; otherwise an identical batch gets the same noise again."""
+        checks.count("epoch", epoch, 0)
         self._epoch.fill_(epoch)
 
     def __call__(self, samples: list[Any]) -> tuple[Inputs, Tensor]:
         """Collate samples and mix the batch."""
-        x, y = self.collate(samples)
+        batch = self.collate(samples)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TypeError(
+                "Samples must be pairs of an input and a target, but their batch is "
+                f"{_described(batch)}. Write a Dataset whose items are (x, y), or pass collate=..."
+            )
+        x, y = batch
         digest = hashlib.blake2b(f"{self.seed}/{int(self._epoch)}".encode(), digest_size=7)
         for value in (*named_inputs(x).values(), y):
             digest.update(_row_sums(value).tobytes())
         seed = int.from_bytes(digest.digest(), "big")
         return self.mix(x, y, generator=torch.Generator().manual_seed(seed))
+
+
+def _described(batch: object) -> str:
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return f"one {type(batch).__name__}"
 
 
 def _row_sums(value: Tensor) -> NDArray[np.uint64]:

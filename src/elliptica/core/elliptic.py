@@ -59,7 +59,7 @@ from elliptica.core.partners import End, choose_ends
 from elliptica.core.schedule import factor_in
 from elliptica.core.settings import BridgeSettings, Settings, make_settings, takes
 from elliptica.core.targets import TargetSpace, infer_target_space, space_of_loss
-from elliptica.core.types import Across, Inputs, LossFn, Paths, WithOutputs, warn_user
+from elliptica.core.types import Across, Inputs, LossFn, Paths, WithOutputs, check_paths, warn_user
 from elliptica.core.weighting import VARIANTS, Grid
 from elliptica.core.wrappers import refuse_wrapped
 
@@ -323,6 +323,8 @@ class Elliptic(nn.Module):
     def loss_on(self, paths: Paths) -> Tensor:
         """Return the objective at points that `sample` drew (paper: Eq. (6), with the weights of Eq. (4))."""
         settings, variant = self.settings, self._variant
+        if not isinstance(paths, Paths):
+            check_paths(paths)  # type: ignore[unreachable]  # called with something else
         if torch.compiler.is_compiling() and not self._can_be_compiled(paths):
             return run_uncompiled(self.loss_on, paths)
         if variant is not None and not torch.compiler.is_compiling():
@@ -407,6 +409,7 @@ class Elliptic(nn.Module):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the current epoch (0, 1, ...) for the schedule."""
+        checks.count("epoch", epoch, 0)
         self.epoch = epoch
 
     def extra_repr(self) -> str:
@@ -430,6 +433,11 @@ class Elliptic(nn.Module):
         Raise an error if a wrapper (``DistributedDataParallel``, ``torch.compile``) has changed the names,
         even with ``strict=False``, which would load nothing.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict must be a dict, as from objective.state_dict(), but got "
+                f"{type(state_dict).__name__}."
+            )
         own = self.state_dict(keep_vars=True).keys()
         models = self.model.state_dict(keep_vars=True).keys()
         reject_prefixes(state_dict.keys(), {f"model.{name}" for name in models}, models)

@@ -20,10 +20,11 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from elliptica._utils import checks
-from elliptica._utils.random import draw_uniform
+from elliptica._utils.random import check_generator, draw_uniform
 from elliptica.core.bridge import marginal_rows, quantile_times, unit_spread
 from elliptica.core.inputs import ONLY, check_batch, target_encoder
 from elliptica.core.noise import noise_std
+from elliptica.core.partners import check_rows_of_data
 from elliptica.core.settings import Settings
 from elliptica.core.targets import TargetSpace, project_targets
 from elliptica.core.types import Paths
@@ -87,6 +88,10 @@ def epoch_paths(
             "epoch_paths draws single points between random pairs of a batch, but these settings ask for "
             "something else. Draw batch by batch with Elliptic.sample."
         )
+    checks.batch("x", x)
+    checks.tensor("y", y)
+    check_rows_of_data(order, len(x), "order")
+    check_generator(generator, x.device if device is None else device)
     for name, given in (("x", x), ("y", y)):
         if given.requires_grad:
             raise ValueError(
@@ -96,7 +101,7 @@ def epoch_paths(
             )
     check_batch({ONLY: x}, [ONLY], y, len(x), settings.validate)
     sizes = [len(part) for part in order.tensor_split(math.ceil(len(order) / batch_size))]
-    at_once = max(1, CHUNK_BYTES // (sizes[0] * x[:1].nbytes))
+    at_once = max(1, CHUNK_BYTES // max(1, sizes[0] * x[:1].nbytes))
     begin = 0
     for first in range(0, len(sizes), at_once):
         own = sizes[first : first + at_once]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +25,14 @@ from elliptica.core.bridge import flatten_rows, view_rows
 from elliptica.core.hidden import replaced_output
 from elliptica.core.inputs import named_inputs, rebuild_inputs
 from elliptica.core.losses import PerSampleLoss, losses_at
-from elliptica.core.types import Drift, Inputs, LossFn, Paths
+from elliptica.core.types import Drift, Inputs, LossFn, Paths, check_paths
 from elliptica.core.weighting import (
-    GRADIENT_DRIFTS,
     VARIANTS,
     GradientDrift,
     Points,
     Variant,
     check_diffuses,
+    check_drift,
     drift_points,
     drift_terms,
     increments,
@@ -266,6 +267,10 @@ def path_losses(
         >>> path_losses(nn.Linear(3, 1), nn.MSELoss(), paths).shape
         torch.Size([6, 1, 4])
     """
+    checks.model(model, "path_losses")
+    check_paths(paths)
+    if chunk_size is not None:
+        checks.count("chunk_size", chunk_size)
     losses, _ = Evaluator(model, PerSampleLoss(loss_fn), chunk_size=chunk_size)(paths)
     return view_rows(losses, paths.y.shape[1])
 
@@ -289,8 +294,12 @@ def log_weights(
     integral (see docs). On bridges the values are known up to a constant for each pair of ends. Draw several
     bridges to each partner with ``same_partner=True`` and compare only those.
     """
-    if isinstance(drift, str):
-        checks.choice("drift", drift, GRADIENT_DRIFTS)
+    checks.model(model, "log_weights")
+    check_paths(paths)
+    check_drift(drift)
+    checks.number("xi", xi)
+    if not math.isfinite(xi):
+        raise ValueError(f"xi must be finite, but got {xi}.")
     if paths.s.shape[2] < 2:
         raise ValueError(
             'log_weights needs whole paths, but these hold single points. Draw them with sampling="path".'

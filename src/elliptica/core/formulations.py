@@ -45,7 +45,7 @@ class SourceTerm(Elliptic):
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, *, duration: float = 1.0, **settings: Any) -> None:
         super().__init__(model, loss_fn, **settings)
-        checks.nonnegative("duration", duration)
+        checks.nonnegative_number("duration", duration)
         self.duration = float(duration)
 
     def forward(self, x: Inputs, y: Tensor, **options: Any) -> Tensor | WithOutputs:
@@ -102,8 +102,8 @@ class DynkinSum(nn.Module):
         num_classes: int | None = None,
     ) -> None:
         super().__init__()
-        checks.nonnegative("sigma", sigma)
-        checks.nonnegative("sigma_y", sigma_y)
+        checks.nonnegative_number("sigma", sigma)
+        checks.nonnegative_number("sigma_y", sigma_y)
         checks.positive("horizon", horizon)
         checks.count("n_steps", n_steps)
         self.model = model

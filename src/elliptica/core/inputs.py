@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,13 @@ def call_model(model: nn.Module, x: Inputs) -> Any:
 
 
 def explain_error(error: RuntimeError, model: nn.Module, x: Inputs) -> None:
-    """Raise an error that names the fix if ``error`` is about dtypes or inference mode."""
+    """Raise an error that names the fix if ``error`` is about dtypes, inference mode or in-place changes."""
+    if "a leaf Variable that requires grad is being used in an in-place operation" in str(error):
+        raise RuntimeError(
+            "The model overwrites its input in place, but the gradient at the input is needed (for a "
+            "weighting, or because x requires one). Let its first layer make a new tensor, e.g. "
+            "nn.ReLU(inplace=False)."
+        ) from error
     if "Inference tensors cannot be saved" in str(error):
         made = "The model was" if any(p.is_inference() for p in model.parameters()) else "x was"
         raise RuntimeError(
@@ -185,6 +191,11 @@ def bridged_names(items: Mapping[Hashable, Tensor], bridged: Sequence[Hashable] 
         return list(items)
     if isinstance(bridged, str):
         raise TypeError(f"bridged must be a tuple of names, but got a string. Write bridged=({bridged!r},).")
+    if not isinstance(bridged, Sequence | Set):
+        raise TypeError(
+            f"bridged must be a tuple of names or positions, but got {bridged!r} ({type(bridged).__name__}). "
+            f"Write bridged=({bridged!r},)."
+        )
     missing = [name for name in bridged if name not in items]
     if missing or not bridged:
         raise ValueError(
@@ -198,6 +209,8 @@ def check_batch(
 ) -> None:
     """Check a batch before anything is drawn; ``floating`` names the inputs that must be floating point."""
     checks.same_rows("y", y, rows)
+    if y.is_complex():
+        raise TypeError(f"y must be real or hold labels, but has dtype {y.dtype}. Use y.real.")
     for name, value in items.items():
         shown = "x" if name == ONLY else f"x[{name!r}]"
         if name in floating:

@@ -27,6 +27,14 @@ _REMEDY = (
 
 _LABEL_LOSSES = (nn.NLLLoss, nn.MultiMarginLoss)
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
+_ELEMENTWISE_FUNCTIONS = (
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy_with_logits,
+    F.binary_cross_entropy,
+)
 #: Losses, and functions, whose weights broadcast with the targets, hence reach into the batch if they may.
 _WEIGHTED = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss)
 _WEIGHTED_FUNCTIONS = (
@@ -88,6 +96,13 @@ class PerSampleLoss(nn.Module):
         self.loss_fn: Any = loss_fn
         #: whether the loss is one of torch's own, which compare tensors alone
         self._takes_tensors = _is_of_torch(loss_fn)
+        #: whether outputs are compared with targets entry by entry, so that other shapes would broadcast
+        self._is_elementwise = (
+            isinstance(loss_fn, _ELEMENTWISE) or getattr(loss_fn, "func", loss_fn) in _ELEMENTWISE_FUNCTIONS
+        )
+        self._is_cross_entropy = (
+            isinstance(loss_fn, nn.CrossEntropyLoss) or getattr(loss_fn, "func", loss_fn) is F.cross_entropy
+        )
         #: names of weights that are multiplied with losses of any shape
         self._broadcast = [
             name for name in ("weight", "pos_weight") if _elementwise_weight(loss_fn, name) is not None
@@ -112,10 +127,17 @@ class PerSampleLoss(nn.Module):
             self._check_shapes(output, target)
         losses = self.loss_fn(output, target)
         rows = target.shape[0]
-        if not isinstance(losses, Tensor) or losses.ndim == 0 or losses.shape[0] != rows:
+        if (
+            not isinstance(losses, Tensor)
+            or losses.ndim == 0
+            or losses.shape[0] != rows
+            or losses.layout != torch.strided
+        ):
             got = (
                 type(losses).__name__
                 if not isinstance(losses, Tensor)
+                else f"a tensor of layout {losses.layout}"
+                if losses.layout != torch.strided
                 else "a scalar"
                 if losses.ndim == 0
                 else f"shape {tuple(losses.shape)}"
@@ -139,15 +161,12 @@ class PerSampleLoss(nn.Module):
             )
         for name in self._broadcast:
             _check_per_feature(name, _elementwise_weight(self.loss_fn, name), target)
-        if self.weights_classes and target.ndim > 1 and len(self.loss_fn.weight) != target.shape[1]:
-            raise ValueError(
-                f"loss_fn has weights of {len(self.loss_fn.weight)} classes, but the targets have shape "
-                f"{tuple(target.shape)}, i.e. {target.shape[1]} classes. Give one weight for each class."
-            )
+        if self.weights_classes:
+            self._check_class_weights(target)
         if output.shape == target.shape:
             return
         shapes = f"The model returns shape {tuple(output.shape)}, but the targets have {tuple(target.shape)}"
-        if isinstance(self.loss_fn, nn.CrossEntropyLoss):
+        if self._is_cross_entropy:
             if target.ndim == output.ndim + 1:
                 raise ValueError(
                     f"{shapes}: y has one axis too many for labels. Pass y.squeeze(1) for labels of shape "
@@ -158,7 +177,7 @@ class PerSampleLoss(nn.Module):
                     f"{shapes}, i.e. {output.shape[1]} against {target.shape[1]} classes. Make num_classes "
                     "and the model's last layer agree."
                 )
-        elif isinstance(self.loss_fn, _ELEMENTWISE) and output.shape != target.shape:
+        elif self._is_elementwise:
             raise ValueError(
                 f"{shapes}, so the loss would compare every row with every other or broadcast. Give both the "
                 "same shape, e.g. y.unsqueeze(1) or model output .squeeze(1)."
@@ -176,8 +195,16 @@ class PerSampleLoss(nn.Module):
             f'F.cross_entropy({pick}, y, reduction="none"), with target_space=... beside it.'
         )
 
+    def _check_class_weights(self, target: Tensor) -> None:
+        if target.ndim > 1 and len(self.loss_fn.weight) != target.shape[1]:
+            raise ValueError(
+                f"loss_fn has weights of {len(self.loss_fn.weight)} classes, but the targets have shape "
+                f"{tuple(target.shape)}, i.e. {target.shape[1]} classes. Give one weight for each class."
+            )
+
     def class_weight(self, target: Tensor) -> Tensor:
         """Return the mean weight of each row's classes."""
+        self._check_class_weights(target)
         weight = self.loss_fn.weight.to(target.dtype)
         weighted = target * weight.view(1, -1, *[1] * (target.ndim - 2))
         return weighted.sum(1).reshape(len(target), -1).mean(1)

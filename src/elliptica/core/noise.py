@@ -44,7 +44,9 @@ class Green:
     dim: float | None = None
 
     def __post_init__(self) -> None:
-        checks.nonnegative("Green.scale", self.scale)
+        checks.nonnegative_number("Green.scale", self.scale)
+        if self.dim is not None:
+            checks.positive("Green.dim", self.dim)
         if self.dim is not None and self.dim < 3:
             raise ValueError(
                 f"Green.dim must be at least 3, but got {self.dim}. "
@@ -75,7 +77,9 @@ class Screened:
 
     def __post_init__(self) -> None:
         checks.positive("Screened.rate", self.rate)
-        checks.nonnegative("Screened.scale", self.scale)
+        checks.nonnegative_number("Screened.scale", self.scale)
+        if self.dim is not None:
+            checks.positive("Screened.dim", self.dim)
         if self.dim is not None and self.dim < 1:
             raise ValueError(
                 f"Screened.dim must be at least 1, but got {self.dim}. "
@@ -132,6 +136,8 @@ def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR)
         tensor([0.7071, 0.0000])
     """
     checks.floating("x", x)
+    checks.batch("x", x)
+    checks.nonnegative_number("factor", factor)
     if len(x) < 2:
         raise ValueError(
             f'sigma="auto" needs at least two rows to measure a deviation, but got {len(x)}. '
@@ -196,11 +202,17 @@ def noise_std(
 def _distances(start: Tensor, end: Tensor) -> Tensor:
     """Return the distance of each pair, ``(rows,)``, in float32; its gradient at equal points is zero."""
     apart = (end.float() - start.float()).reshape(len(start), -1)
+    if apart.numel() == 0:
+        return apart.new_zeros(len(start))
+    # float32 cannot hold the squares of large and small numbers: measure those in units of the largest
+    size = apart.detach().abs().amax(1)
+    unit = torch.where((size > 1e15) | ((size > 0) & (size < 1e-15)), size, torch.ones_like(size))
+    apart = apart / unit[:, None]
     if not apart.requires_grad:
-        return apart.norm(dim=1)
+        return apart.norm(dim=1) * unit
     squares = apart.square().sum(1)
     equal = squares == 0  # mask before the root, whose derivatives are infinite at zero
-    return squares.masked_fill(equal, 1.0).sqrt().masked_fill(equal, 0.0)
+    return squares.masked_fill(equal, 1.0).sqrt().masked_fill(equal, 0.0) * unit
 
 
 def _green_std(r: Tensor, dim: float, n: int, generator: torch.Generator | None) -> Tensor:
@@ -214,13 +226,26 @@ def _green_std(r: Tensor, dim: float, n: int, generator: torch.Generator | None)
     return r / (2 * gamma).sqrt()
 
 
+_SMALLEST = 1e-70  # distance over the screening length, below which the screening does not matter
+
+
 def _screened_std(r: Tensor, dim: float, rate: float, generator: torch.Generator | None) -> Tensor:
     r = r.detach()  # rejection sampling depends on r without a derivative
     k = math.sqrt(2 * rate)
+    far, order = r.double(), 1 - dim / 2
     # pairs at distance zero have a bridge of length zero; draw with any positive distance, mask it below
-    safe = r.double().clamp_min(1e-12 / k)
-    ratio = draw_inverse_gaussian(1 - dim / 2, safe * k, generator=generator)
-    return (ratio * safe / k).sqrt().float().masked_fill(r == 0, 0.0)
+    omega = (far * k).clamp_min(_SMALLEST)
+    ratio = draw_inverse_gaussian(order, omega, generator=generator)
+    # where omega is clamped, the variance has reached its limit: that of Green, or one without the distance
+    limit = far * (far / omega) if order < 0 else omega / k / k
+    variance = ratio * torch.where(omega > _SMALLEST, far / k, limit)
+    std = variance.sqrt().float().masked_fill(r == 0, 0.0)
+    if not bool(torch.isfinite(std).all()):
+        raise ValueError(
+            f"Screened(rate={rate:g}) in {dim:g} dimensions gives a variance of {float(variance.max()):.3g}, "
+            "more than float32 can hold. Use a larger rate, e.g. 1 over the squared deviation of the data."
+        )
+    return std
 
 
 _CHUNK_BYTES = 64 * 2**20
@@ -248,7 +273,11 @@ def intrinsic_dimension(x: Float[Tensor, " n *feature"], *, discard: float = 0.1
         2
     """
     checks.floating("x", x)
+    checks.batch("x", x)
     checks.finite("x", x)
+    checks.number("discard", discard)
+    if x[0].numel() == 0:
+        raise ValueError(f"x has no features, shape {tuple(x.shape)}, so its points have no distances.")
     if not 0 <= discard < 1:
         raise ValueError(f"discard must be at least 0 and below 1, but got {discard}. Try the default, 0.1.")
     points = in_squarable_units(x.detach())

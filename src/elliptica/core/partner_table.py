@@ -12,6 +12,7 @@ from elliptica.core.partners import (
     AMONG,
     Among,
     check_labels,
+    check_power,
     check_rows_of_data,
     distance_floor,
     draw_from,
@@ -71,9 +72,8 @@ class PartnerTable:
             raise ValueError(f'among={among!r} needs class labels. Pass labels=..., or use among="all".')
         if labels is not None:
             check_labels(labels, n)
+        check_power(power)
         self._nearest_only = power == float("inf")
-        if not self._nearest_only:
-            checks.nonnegative("power", power)
         x = in_squarable_units(x.detach())
         self._x, self._power, self._labels, self._among = x, power, labels, among
         self._floor = distance_floor(pairwise_distances(x[:: max(1, n // ROWS_FOR_MEDIAN)]))

@@ -37,6 +37,9 @@ DISTANCE_FLOOR = 0.01
 #: Upper bound on the rounded distance of exact copies in `pairwise_distances`, over the largest distance.
 _ROUNDING = 2**-22
 
+#: Smaller powers are zero: float32 would round them to it, and 0**0 = 1 would make every row eligible.
+_SMALLEST_POWER = 1e-30
+
 #: Rows of a batch whose distances are used for that median.
 _MEDIAN_ROWS = 8
 
@@ -73,23 +76,30 @@ def check_labels(labels: object, rows: int) -> None:
         )
 
 
+def check_power(power: float) -> None:
+    """Raise unless an exponent of the inverse distance is at least zero; infinity means the nearest point."""
+    checks.number("power", power)
+    if power != math.inf:
+        checks.nonnegative_number("power", power)
+
+
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
-def check_rows_of_data(index: object, rows: int) -> None:
+def check_rows_of_data(index: object, rows: int, name: str = "index") -> None:
     """Raise unless ``index`` holds numbers of rows of a data set, counted from its start."""
     if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in _WHOLE:
         got = type(index).__name__
         if isinstance(index, Tensor):
             got = f"shape {tuple(index.shape)} and dtype {index.dtype}"
         raise TypeError(
-            f"index must be a tensor of row numbers, shape (batch,) and an integer dtype, but got {got}. "
+            f"{name} must be a tensor of row numbers, shape (batch,) and an integer dtype, but got {got}. "
             "Write e.g. torch.tensor([3, 7]), or mask.nonzero().flatten() for a mask."
         )
-    checks.batch("index", index)
+    checks.batch(name, index)
     low, high = (int(v) for v in index.aminmax())
     if low < 0 or high >= rows:
-        raise ValueError(f"index must hold rows of the data set, 0..{rows - 1}, but spans {low} to {high}.")
+        raise ValueError(f"{name} must hold rows of the data set, 0..{rows - 1}, but spans {low} to {high}.")
 
 
 def scale_exponent(largest: float, squarable: tuple[float, float] = SQUARABLE) -> int:
@@ -191,7 +201,7 @@ def partner_weights(
         Weights relative to that of the nearest distinct point, so at most 1. In a row without a distinct
         partner all duplicates have weight 1; in a row without any partner all weights are zero.
     """
-    if power == 0:
+    if power < _SMALLEST_POWER:
         return torch.isfinite(distances).to(distances.dtype)
     # the clamp below caps duplicates at the weight of the nearest distinct point
     distinct = nn.functional.threshold(distances, floor, float("inf"))
@@ -279,7 +289,7 @@ def _exclude_classes(distances: Tensor, labels: Tensor | None, among: Among) -> 
 
 def _weigh(x: Tensor, power: float, labels: Tensor | None, among: Among) -> Tensor:
     """Weight all partners of all rows by distance; a row without an eligible partner is its own."""
-    checks.nonnegative("power", power)
+    checks.nonnegative_number("power", power)
     distances, floor = _eligible_distances(x, labels, among)
     return _with_loops(partner_weights(distances, power, floor), among)
 
@@ -332,6 +342,7 @@ def partner_probabilities(
         >>> partner_probabilities(x)[0]
         tensor([0.0000, 0.7500, 0.2500])
     """
+    checks.choice("among", among, AMONG)
     check_measurable("x", x)
     weights = _weigh(x, power, labels, among)
     return weights / weights.sum(1, keepdim=True)
@@ -611,7 +622,7 @@ def ends_in_batch(partners: Tensor, rows: int, n_bridges: int) -> Ends:
             f"partners must be a torch.Tensor of row numbers, but got {type(partners).__name__}. "
             "Convert it with torch.as_tensor(partners)."
         )
-    if partners.is_floating_point() or partners.dtype == torch.bool:
+    if partners.dtype not in _WHOLE:
         raise TypeError(
             f"partners must hold row numbers, but has dtype {partners.dtype}. "
             "Convert it with partners.long()."
@@ -629,7 +640,7 @@ def ends_in_batch(partners: Tensor, rows: int, n_bridges: int) -> Ends:
             f"partners must be rows of this batch, 0..{rows - 1}, but range from {low} to {high}. For rows "
             "of a data set (from a PartnerTable) pass end=(x[partner], y[partner])."
         )
-    return Ends(n_bridges, partners.t().reshape(-1))
+    return Ends(n_bridges, partners.t().reshape(-1).long())  # torch selects rows by int32 and int64 alone
 
 
 def ends_given(

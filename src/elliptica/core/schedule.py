@@ -23,10 +23,7 @@ def switch_off(after: int) -> Schedule:
         >>> schedule(79), schedule(80)
         (1.0, None)
     """
-    if after < 0:
-        raise ValueError(
-            f"after must be at least 0, but got {after}. Pass the number of epochs with bridges."
-        )
+    checks.count("after", after, 0)
     return functools.partial(_on_before, after)
 
 
@@ -40,10 +37,9 @@ def ramp(epochs: int, start: float = 0.0, end: float = 1.0) -> Schedule:
         >>> [schedule(epoch) for epoch in range(6)]
         [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
     """
-    if epochs < 1 or min(start, end) < 0:
-        raise ValueError(
-            f"ramp needs epochs >= 1 and factors >= 0, but got epochs={epochs}, start={start}, end={end}."
-        )
+    checks.count("epochs", epochs)
+    checks.nonnegative_number("start", start)
+    checks.nonnegative_number("end", end)
     return functools.partial(_linear, epochs, start, end)
 
 
@@ -67,7 +63,7 @@ def factor_in(schedule: Schedule | None, epoch: int | None) -> float | None:
         )
     factor = schedule(epoch)
     if factor is not None:
-        checks.nonnegative(f"The schedule's factor in epoch {epoch}", factor)
+        checks.nonnegative_number(f"The schedule's factor in epoch {epoch}", factor)
     return factor
 
 

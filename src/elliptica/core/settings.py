@@ -25,12 +25,12 @@ from elliptica.core.schedule import Schedule, check_schedule
 from elliptica.core.targets import SIMPLEX_MAPS, TARGET_SPACES, SimplexMap, TargetSpace, warn_of_smoothing
 from elliptica.core.types import Drift, warn_user
 from elliptica.core.weighting import (
-    GRADIENT_DRIFTS,
     VARIANTS,
     WEIGHTINGS,
     GradientDrift,
     Variant,
     Weighting,
+    check_drift,
 )
 
 Sampling = Literal["path", "marginal"]
@@ -77,11 +77,14 @@ class BridgeSettings:
                 'quadrature="uniform" draws a random time for each point, but sampling="path" uses a fixed '
                 'grid of times. Use sampling="marginal", or another quadrature.'
             )
+        checks.flag("antithetic", self.antithetic)
+        checks.flag("same_partner", self.same_partner)
+        checks.flag("validate", self.validate)
         checks.path_counts(self.n_times, self.n_bridges, self.antithetic)
         checks.positive("horizon", self.horizon)
         if self.num_classes is not None:
             checks.count("num_classes", self.num_classes)
-        checks.nonnegative("power", self.power)
+        checks.nonnegative_number("power", self.power)
         if self.bandwidth is not None:
             checks.positive("bandwidth", self.bandwidth)
             if self.pairing != "label_kernel":
@@ -95,6 +98,9 @@ class BridgeSettings:
         if self.sigma_y is not None:
             checks.nonnegative("sigma_y", self.sigma_y)
             refuse_learnable("sigma_y", self.sigma_y)
+            # a number of numpy is not a float
+            sigma_y = self.sigma_y if isinstance(self.sigma_y, Tensor) else float(self.sigma_y)
+            object.__setattr__(self, "sigma_y", sigma_y)
         elif self.target_space is not None:
             self.settle_sigma_y(self.target_space)
         self.warn_of_smoothing()
@@ -151,14 +157,8 @@ class Settings(BridgeSettings):
         checks.choice("weighting", self.weighting, WEIGHTINGS)
         checks.choice("bn", self.bn, BATCH_NORM_MODES)
         check_schedule(self.schedule)
-        checks.nonnegative("xi", self.xi)
-        if isinstance(self.drift, str):
-            checks.choice("drift", self.drift, GRADIENT_DRIFTS)
-        elif self.drift is not None and not callable(self.drift):
-            raise TypeError(
-                'drift must be "input", "both", or a function drift(x, y), but got '
-                f"{type(self.drift).__name__}. Wrap a constant: lambda x, y: mu.expand_as(x)."
-            )
+        checks.nonnegative_number("xi", self.xi)
+        check_drift(self.drift)
         if self.weighting in VARIANTS and VARIANTS[self.weighting].within_pairs:
             object.__setattr__(self, "same_partner", True)
         super().__post_init__()

@@ -99,7 +99,7 @@ def encode_targets(
         return y
     if y.dtype == torch.bool and space == "unit":
         return y.to(dtype)
-    if space != "simplex" or y.dtype == torch.bool:
+    if space != "simplex" or y.dtype == torch.bool or y.is_complex():
         raise TypeError(
             f'target_space="{space}" needs floating targets, but y has dtype {y.dtype}. '
             "Convert it with y.float()."

@@ -86,3 +86,12 @@ class Paths:
     def rows(self) -> int:
         """Number of points, i.e. of rows that the model evaluates."""
         return self.s.numel()
+
+
+def check_paths(paths: object) -> None:
+    """Raise unless ``paths`` are points on bridges."""
+    if not isinstance(paths, Paths):
+        raise TypeError(
+            f"paths must be points of sample_paths or Elliptic.sample, but got {type(paths).__name__}. Draw "
+            "them first: paths = objective.sample(x, y)."
+        )

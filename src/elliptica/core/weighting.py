@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.compiler import run_uncompiled
 from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.types import Across, Drift, Paths
@@ -200,6 +201,17 @@ VARIANTS: dict[str, Variant] = {
 WEIGHTINGS: tuple[str, ...] = ("none", *VARIANTS)
 
 
+def check_drift(drift: object) -> None:
+    """Raise unless a drift is a loss gradient by name, a function or network, or None."""
+    if isinstance(drift, str):
+        checks.choice("drift", drift, GRADIENT_DRIFTS)
+    elif drift is not None and not callable(drift):
+        raise TypeError(
+            'drift must be "input", "both", or a function drift(x, y), but got '
+            f"{type(drift).__name__}. Wrap a constant: lambda x, y: mu.expand_as(x)."
+        )
+
+
 def check_diffuses(name: str, variance: float | Tensor) -> None:
     """Raise if a drift would act on something that does not diffuse."""
     if not (bool((variance > 0).all()) if isinstance(variance, Tensor) else variance > 0):
@@ -247,6 +259,12 @@ def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths, *, fixed: boo
     """Evaluate a drift along paths ``(time, rows, *feature)`` of the only bridged input."""
     slope = (_call_fixed if fixed else _call_drift)(drift, x.flatten(0, 1), y.flatten(0, 1))
     slopes = slope if isinstance(slope, tuple) else (slope,)
+    if len(slopes) > 2 or not all(isinstance(mu, Tensor) for mu in slopes):
+        got = f"({', '.join(type(mu).__name__ for mu in slopes)})"
+        raise TypeError(
+            f"drift must return a tensor mu_x, or a tuple of tensors (mu_x, mu_y), but returned "
+            f"{got if isinstance(slope, tuple) else type(slope).__name__}."
+        )
     (variance,) = paths.variance.values()
     points = []
     for name, z, mu, v in zip(("x", "y"), (x, y), slopes, (variance, paths.variance_y), strict=False):
