@@ -375,3 +375,11 @@ class TestBadInput:
             anchor_clusters(x, y, 13)
         with pytest.raises(ValueError, match="as many rows as y"):
             anchor_clusters(x[:5], y, 2)
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_foma_refuses_nan(name):
+    rows = {"x": torch.ones(4, 2), "y": torch.ones(4, 1)}
+    rows[name] = rows[name] * torch.nan
+    with pytest.raises(ValueError, match=f"{name} must be finite"):
+        foma_batch(**rows, share=0.5, rho=0.9)

@@ -679,3 +679,25 @@ class TestBadInput:
         )
         with pytest.raises(TypeError, match=r"IRM scales the model's output.*the model returned a tuple"):
             objective(x, y % 3, EVEN)
+
+
+@pytest.mark.parametrize("sizes", ["many", [1j, 2j], [[1], [2, 3]]])
+def test_sizes_of_groups_that_are_no_numbers(sizes):
+    with pytest.raises(TypeError, match="group_sizes must hold integer numbers of rows"):
+        GroupDRO(network(), CE, 2, group_sizes=sizes)
+
+
+def test_irm_needs_a_dense_output(generator, own_checks):
+    class Sparse(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).to_sparse()
+
+    x, y = batch(generator)
+    with pytest.raises(TypeError, match="model's output must be an ordinary dense tensor"):
+        IRM(Sparse(3, 4).double(), CE)(x, y, EVEN)
+
+
+def test_complex_targets_are_refused(generator, own_checks):
+    x, y = batch(generator)
+    with pytest.raises(TypeError, match="y must be real or hold labels"):
+        LISA(network(), CE)(x, y.to(torch.complex64), EVEN)

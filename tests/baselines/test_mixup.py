@@ -413,3 +413,20 @@ class TestBadInput:
         x, y = regression(generator)
         with pytest.raises(ValueError, match=r"output of the layer at='turn' must have as many rows as x"):
             Mixup(Turned(), nn.MSELoss(), at="turn")(x, y)
+
+
+@pytest.mark.parametrize("index", [torch.tensor(1), torch.tensor([True]), [0, 1], torch.tensor([[0]])])
+def test_the_kernel_draws_for_row_numbers_only(index, own_checks):
+    with pytest.raises(TypeError, match="index must be an integer tensor"):
+        TargetKernel(torch.randn(3, 1), 1.0).sample(index)
+
+
+@pytest.mark.parametrize(("limit", "error"), [("big", TypeError), (math.nan, ValueError)])
+def test_a_limit_of_memory_is_a_number(limit, error):
+    with pytest.raises(error, match="max_bytes"):
+        TargetKernel(torch.randn(3, 1), 1.0, max_bytes=limit)
+
+
+def test_a_share_is_no_flag():
+    with pytest.raises(TypeError, match="share must be a number, but got True"):
+        mixup_batch(torch.randn(4, 2), torch.eye(4), share=True)

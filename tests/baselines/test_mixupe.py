@@ -192,3 +192,16 @@ def test_regression_is_refused(n_outputs, own_checks, generator):
     objective = MixupE(nn.Linear(3, n_outputs).double(), nn.MSELoss())
     with pytest.raises(ValueError, match=r"mixupE is for classification(.|\n)*Use Mixup or CMixup"):
         objective(x, 3 * x[:, :n_outputs])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        ({"mean": [0.0, 0.0, 0.0]}, TypeError, "mean must be a torch.Tensor, but got list"),
+        ({"mean": torch.full((3,), torch.nan)}, ValueError, "mean must be finite"),
+        ({"threshold": float("nan")}, ValueError, "threshold must be a number, but got nan"),
+    ],
+)
+def test_what_is_no_mean_and_no_threshold(settings, error, match, own_checks):
+    with pytest.raises(error, match=match):
+        MixupE(network(), nn.CrossEntropyLoss(), version=1, **{"mean": MEAN, **settings})

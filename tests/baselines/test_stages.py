@@ -441,8 +441,12 @@ class TestBadInput:
             find_errors(model, x[:0], y[:0])
         with pytest.raises(ValueError, match=r"Pass y.squeeze\(1\)"):
             find_errors(model, x, y[:, None])
-        with pytest.raises(ValueError, match="output must be finite"):
+        with pytest.raises(ValueError, match="x must be finite"):
             find_errors(model, x * float("nan"), y)
+        broken = network()
+        next(broken.parameters()).data.fill_(float("nan"))
+        with pytest.raises(ValueError, match="output must be finite"):
+            find_errors(broken, x, y)
         with pytest.raises(
             ValueError, match=r"logits of shape \(batch, classes\) or \(batch,\), but returned shape"
         ):
@@ -484,3 +488,16 @@ class TestBadInput:
         with pytest.raises(ValueError, match="length must be at least 1"):
             umix_weights(table, start=0, length=0)
         assert np.isfinite(umix_weights(table, start=0, length=1).numpy()).all()
+
+
+def test_first_stages_refuse_what_they_cannot_judge(own_checks):
+    x, y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, but got function"):
+        find_errors(lambda value: value, x, y)
+    with pytest.raises(TypeError, match="Return scores, not labels"):
+        ErrorRecorder(3).update(torch.arange(3), y, y)
+    with pytest.raises(ValueError, match="x must be finite"):
+        find_errors(nn.Tanh(), x / 0, y)
+    for function in (upsampled_rows, error_weights):
+        with pytest.raises(TypeError, match="errors must be an ordinary dense tensor"):
+            function(torch.ones(3, dtype=torch.bool).to_sparse())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator
 from elliptica.baselines._targets import check_real_targets
+from elliptica.baselines.jtt import check_index
 from elliptica.baselines.mixup import Mixup, mix
 from elliptica.core.partners import draw_from, kernel_weights, target_distances
 from elliptica.core.types import Inputs, LossFn
@@ -105,8 +106,9 @@ class TargetKernel:
         checks.batch("y", y)
         checks.finite("y", y)
         checks.positive("bandwidth", bandwidth)
+        checks.number("max_bytes", max_bytes)
         n = len(y)
-        if 4 * n * n > max_bytes:
+        if not 4 * n * n <= max_bytes:  # nor if it is NaN
             raise ValueError(
                 f"A table over {n} rows takes {4 * n * n / 2**30:.1f} GiB, more than max_bytes "
                 f"({max_bytes / 2**30:.1f} GiB). Draw partners from the batch (call CMixup without end), "
@@ -125,15 +127,9 @@ class TargetKernel:
         self, index: Int[Tensor, " batch"], *, generator: torch.Generator | None = None
     ) -> Int[Tensor, " batch"]:
         """Draw a partner for each of the rows ``index`` of the data set, as row numbers of the data set."""
+        check_index(index, len(self._table))
         check_generator(generator, self._table.device)
-        try:
-            rows = self._table[index]
-        except IndexError as error:
-            raise ValueError(
-                f"index must hold row numbers below {len(self._table)}, the size of the data set of the "
-                f"kernel ({error})."
-            ) from error
-        return draw_from(rows, 1, generator).squeeze(1)
+        return draw_from(self._table[index.to(self._table.device)], 1, generator).squeeze(1)
 
 
 def _check_targets(y: object) -> None:

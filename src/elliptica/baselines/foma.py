@@ -152,7 +152,10 @@ def foma_batch(
     """
     _check_targets(y)
     checks.floating("x", x)
-    checks.same_rows("x", x, len(y), "y")
+    checks.batch("x", x)
+    checks.same_rows("y", y, len(x))
+    checks.finite("x", x)
+    checks.finite("y", y)
     checks.nonnegative("share", share)
     checks.nonnegative("rho", rho)
     checks.choice("scaled", scaled, get_args(Directions))

@@ -136,8 +136,14 @@ def _check_sizes(group_sizes: Tensor | Sequence[int] | None, n_groups: int) -> T
     """Return sizes of groups as floating-point numbers; all equal if not given."""
     if group_sizes is None:
         return torch.ones(n_groups)
-    sizes = torch.as_tensor(group_sizes)
-    if sizes.is_floating_point() or sizes.dtype == torch.bool:
+    try:
+        sizes = torch.as_tensor(group_sizes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"group_sizes must hold integer numbers of rows, but got {group_sizes!r:.60}. Use "
+            "torch.bincount(group, minlength=n_groups)."
+        ) from error
+    if sizes.is_floating_point() or sizes.is_complex() or sizes.dtype == torch.bool:
         raise TypeError(
             f"group_sizes must hold integer numbers of rows, but has dtype {sizes.dtype}. Use .long()."
         )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
 from elliptica.baselines._groups import AnnealedObjective, GroupBatch
 from elliptica.baselines.names import named
@@ -99,6 +100,7 @@ class IRM(AnnealedObjective):
                 f"{type(self).__name__} scales the model's output, which must be a tensor, but the model "
                 f"returned a {type(output).__name__}. Wrap the model so that it returns its logits only."
             )
+        checks.floating("the model's output", output)
         output = output.to(compute_dtype(output.dtype))
         with torch.enable_grad():
             scale = output.new_ones(len(output), *[1] * (output.ndim - 1)).requires_grad_()

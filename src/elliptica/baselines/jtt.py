@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica.core.inputs import call_model, count_rows, named_inputs, rebuild_inputs
+from elliptica.core.inputs import call_model, check_batch, count_rows, named_inputs, rebuild_inputs
 from elliptica.core.targets import encode_targets
 from elliptica.core.types import Inputs
 
@@ -34,10 +34,15 @@ def find_errors(model: nn.Module, x: Inputs, y: Tensor, *, batch_size: int = 256
         >>> find_errors(nn.Identity(), x, torch.tensor([0, 0]))
         tensor([False,  True])
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, but got {type(model).__name__}. The order is "
+            "find_errors(model, x, y)."
+        )
     checks.count("batch_size", batch_size)
     inputs = named_inputs(x)
     rows = count_rows(inputs)
-    checks.same_rows("y", y, rows)
+    check_batch(inputs, [], y, rows, finite=True)
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     errors = []
@@ -81,7 +86,7 @@ class ErrorRecorder:
 
     def update(self, index: Int[Tensor, " batch"], output: Tensor, y: Tensor) -> None:
         """Record a batch: rows ``index`` of the training set, the model's output, and their labels."""
-        _check_index(index, len(self.n_seen))
+        check_index(index, len(self.n_seen))
         right = is_correct(output, y).to(self.n_right)
         checks.same_rows("index", index, len(right), "output")
         index = index.to(self.n_seen.device)
@@ -153,6 +158,12 @@ def is_correct(output: Any, y: Tensor) -> Bool[Tensor, " batch"]:
             f"The model must return logits of shape (batch, classes) or (batch,), but returned {got}. Wrap "
             "it in a module that returns only the logits."
         )
+    checks.tensor("the model's output", output)
+    if not output.is_floating_point() or output[0:1].numel() == 0:
+        raise TypeError(
+            "The model must return logits, floating-point numbers, but returned dtype "
+            f"{output.dtype} and shape {tuple(output.shape)}. Return scores, not labels."
+        )
     checks.same_rows("y", y, len(output), "output")
     checks.finite("output", output)
     output, y = output.detach(), y.detach()
@@ -174,6 +185,8 @@ def is_correct(output: Any, y: Tensor) -> Bool[Tensor, " batch"]:
 
 
 def _check_errors(errors: object) -> None:
+    if isinstance(errors, Tensor):
+        checks.tensor("errors", errors)
     if not isinstance(errors, Tensor) or errors.dtype != torch.bool or errors.ndim != 1:
         got = (
             f"{errors.dtype} of shape {tuple(errors.shape)}"
@@ -186,7 +199,8 @@ def _check_errors(errors: object) -> None:
         )
 
 
-def _check_index(index: object, n_rows: int) -> None:
+def check_index(index: object, n_rows: int) -> None:
+    """Raise unless ``index`` holds numbers of rows of the training set."""
     is_integer = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
     if not isinstance(index, Tensor) or not is_integer or index.ndim != 1:
         got = (

@@ -154,10 +154,11 @@ def mixup_batch(
     checks.same_rows("y", y, len(x))
     checks.positive("alpha", alpha)
     check_generator(generator, x.device)
-    if share is None:
-        share = draw_share(alpha, generator)
-    elif not 0 <= share <= 1:
-        raise ValueError(f"share must be between 0 and 1, but got {share}. Use share=None to draw it.")
+    if share is not None:
+        checks.number("share", share)
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be between 0 and 1, but got {share}. Use share=None to draw it.")
+    share = draw_share(alpha, generator) if share is None else share
     partners = draw_permutation(len(x), device=x.device, generator=generator)
     return mix(x, x[partners], share), mix(y, y[partners], share)
 

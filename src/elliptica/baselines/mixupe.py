@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import torch
@@ -74,6 +75,10 @@ class MixupE(Mixup):
         super().__init__(model, loss_fn, alpha=alpha, num_classes=num_classes)
         checks.nonnegative("eta", eta)
         checks.number("threshold", threshold)
+        if math.isnan(threshold):
+            raise ValueError(
+                "threshold must be a number, but got nan. The authors use 1; inf skips no sample."
+            )
         if version not in get_args(Version):
             raise ValueError(f"version must be 1, 2, 3 or 4, but got {version!r}. The authors use 3.")
         if version in (1, 2) and mean is None:
@@ -81,6 +86,9 @@ class MixupE(Mixup):
                 f"version={version} needs the mean training image, but mean is None. Pass "
                 "mean=x_train.mean(0), or use version 3."
             )
+        if mean is not None:
+            checks.floating("mean", mean)
+            checks.finite("mean", mean)
         self.eta = float(eta)
         self.version = version
         self.threshold = float(threshold)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from elliptica._utils import checks
 from elliptica._utils.extras import import_extra
-from elliptica._utils.random import check_generator
+from elliptica._utils.random import check_generator, compute_dtype
 
 
 def smote_rows(
@@ -59,7 +59,7 @@ def smote_rows(
     if min(counts) == largest:
         return x.clone(), y.clone()
     make_sampler = import_extra("SMOTE", "lab", "imblearn.over_sampling").SMOTE
-    rows, labels = x.detach().cpu().numpy(), y.cpu().numpy()
+    rows, labels = x.detach().to(compute_dtype(x.dtype)).cpu().numpy(), y.cpu().numpy()
     more_x, more_y = [x], [y]
     for label, count in zip(classes, counts, strict=True):
         if count == largest:
