@@ -48,7 +48,7 @@ def test_intervals_cover_under_weak_and_strong_drift(strength, generator):
     value, ball, at, operator = upwind(strength)
     queries = at.repeat(100, 1)
     found = estimate_landscape(value, ball, queries, operator=operator, generator=generator)
-    assert covered(found, 1.0) >= 0.88  # nine tenths or fewer of 100 happen once in 30 times at 95 %
+    assert covered(found, 1.0) >= 0.85  # fewer of 100 have probability 4e-5 at 95 %
     assert float(found.stderr.median()) < 0.12
 
 
@@ -69,13 +69,14 @@ def test_walks_that_follow_a_strong_drift_alone_do_not_cover(generator):
     assert covered(told, 1.0) == 1
 
 
+@pytest.mark.statistical
 def test_a_drift_that_is_too_strong_is_named(generator):
     value, ball, at, operator = upwind(24.0)
     with pytest.warns(EllipticWarning, match="determine the value"):
         found = estimate_landscape(
-            value, ball, at.repeat(20, 1), operator=operator, n_walks=500, generator=generator
+            value, ball, at.repeat(40, 1), operator=operator, n_walks=500, generator=generator
         )
-    assert covered(found, 1.0) >= 0.9
+    assert covered(found, 1.0) >= 0.8  # fewer of 40 have probability 1e-4 at 95 %
 
 
 @pytest.mark.statistical
@@ -97,6 +98,7 @@ def test_a_mixture_is_as_good_as_the_better_law(generator):
         assert error["mixture"] < 2 * error[best]
 
 
+@pytest.mark.statistical
 def test_no_error_bar_is_zero_where_nothing_was_hit(generator):
     """One walk in 130 meets the ball; often none of a hundred does."""
     domain, at = lone_ball(0.0075)
@@ -106,7 +108,7 @@ def test_no_error_bar_is_zero_where_nothing_was_hit(generator):
     none = found.hit_share == 0
     assert 0.3 < float(none.double().mean()) < 0.65
     assert bool((1.96 * found.stderr[none] > 0.025).all())  # the rule of three: up to 3 of 100 may be hit
-    assert covered(found, 0.0075) >= 0.92
+    assert covered(found, 0.0075) >= 0.88  # 4.5 standard errors below 95 %
     assert any("conservative" in note for note in found.notes)
     inside = estimate_landscape(0.0, domain, torch.zeros(1, 3, dtype=F64), generator=generator, **options)
     assert float(inside.stderr) == 0  # a start in the ball: nothing is drawn
@@ -136,6 +138,15 @@ def test_exits_that_all_have_one_value_leave_room_for_others(generator):
     assert float(found.value) == 0
     assert float(found.stderr) > 0.05
     assert float(estimate_landscape(0.0, ball, at, n_walks=20, generator=generator).stderr) == 0
+
+
+def test_times_that_float32_hardly_tells_apart_keep_their_spread():
+    """Times 10000 and one float32 further: their mean lies between them, where float32 has nothing."""
+    label = torch.full((100,), OUTER)
+    zero, step = torch.zeros(100), 2.0**-10
+    time = 10_000 + step * (torch.arange(100) % 2).float()
+    found = average(Walks(zero[:, None], label, zero, zero, time, torch.ones_like(label)), 100, zero)
+    assert float(found.exit_time_stderr) == pytest.approx(step / 2 / math.sqrt(99), rel=1e-3)
 
 
 @pytest.mark.parametrize("n_walks", [80, 100, 400])
@@ -176,7 +187,7 @@ def test_exact_exits_cover_with_one_or_two_rare_hits(n_walks, share, generator):
     found = estimate_landscape(
         cap(share), UNIT_BALL, at, n_walks=n_walks, solver="exact", generator=generator
     )
-    assert covered(found, share) >= 0.92
+    assert covered(found, share) >= 0.92  # 4.4 standard errors below 95 %
 
 
 @pytest.mark.parametrize("solver", ["exact", "spheres", "euler"])
@@ -234,7 +245,7 @@ def test_intervals_cover_downstream_and_say_what_decides(strength, n_walks, gene
             value, ball, at.repeat(100, 1), operator=operator, n_walks=n_walks, generator=generator
         )
     truth = float(value(at[None]))
-    assert covered(found, truth) >= 0.92
+    assert covered(found, truth) >= 0.85  # fewer of 100 have probability 4e-5 at 95 %
     assert not any("conservative" in note for note in found.notes)
     if strength < 2:
         assert float(found.stderr.median()) < 0.3 * truth  # wide, but not as wide as the boundary's values
@@ -286,6 +297,7 @@ def test_slopes_of_the_correction_come_from_the_other_half():
     torch.testing.assert_close(left[:, 20:], -3 * excess[:, 20:])
 
 
+@pytest.mark.statistical
 def test_either_walk_of_a_pair_may_follow_the_drift(generator):
     drifted = _drifted(torch.zeros(2000, 3), "mixture", generator).reshape(-1, 2)
     assert bool((drifted.sum(1) == 1).all())

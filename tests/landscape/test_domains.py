@@ -229,8 +229,33 @@ TWO = torch.tensor([[0.0, 0], [1, 0]])
         (lambda: Polytope(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0, -1.0])), "empty"),
         (lambda: Polytope(torch.zeros(3, 2), torch.ones(3)), "zero"),
         (lambda: Polytope(torch.eye(2), torch.ones(3)), "facets"),
+        (lambda: Polytope(torch.eye(2), torch.tensor([1.0, torch.nan])), r"Polytope\.offsets must be finite"),
+        (lambda: Polytope(torch.eye(2) * torch.inf, torch.ones(2)), r"Polytope\.normals must be finite"),
     ],
 )
 def test_bad_domains(make, words, own_checks):
     with pytest.raises((ValueError, TypeError), match=words):
         make()
+
+
+def test_the_centre_of_a_ball_is_projected_to_its_surface(generator):
+    domain = DataDomain(points(5, 3, generator))
+    on = domain.project(domain.points)
+    assert torch.allclose(domain.distance(on), torch.zeros(5).double(), atol=1e-12)
+
+
+@pytest.mark.parametrize("outer", [3, ["ball"], Ball, None])
+def test_an_outer_region_is_an_object(outer, generator):
+    with pytest.raises(TypeError, match=r"outer must have the methods distance\(z\) and project\(z\)"):
+        DataDomain(points(5, 2, generator), outer=outer)
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 1)])
+def test_radii_of_another_number(shape, generator, own_checks):
+    with pytest.raises(ValueError, match="one for each of the 5 points"):
+        DataDomain(points(5, 2, generator), epsilon=torch.full(shape, 1e-3))
+
+
+def test_a_polytope_of_lists(own_checks):
+    with pytest.raises(TypeError, match=r"Polytope.normals must be a torch.Tensor"):
+        Polytope([[1.0]], torch.ones(1))

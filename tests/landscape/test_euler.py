@@ -145,6 +145,7 @@ def test_same_generator_same_walks():
     [
         (Operator(), {"dt": 0.0}, "dt"),
         (Operator(), {"max_steps": 0}, "max_steps"),
+        (Operator(), {"generator": 0}, "generator must be a torch.Generator, but got int"),
         (Operator(drift=lambda z: z * torch.nan), {}, "drift"),
         (Operator(drift=lambda z: z[:, 0]), {}, "one vector per point"),
         (Operator(drift=torch.ones(3)), {}, "3 values"),

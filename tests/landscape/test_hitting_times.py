@@ -600,3 +600,27 @@ def test_modes_that_differ_are_named_once_in_each_direction(generator):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="objective.training")
             objective(*starts)
+
+
+def test_a_number_of_classes_is_an_integer(generator):
+    x, y = moons_like(generator)
+    with pytest.raises(TypeError, match="num_classes must be an integer"):
+        HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x.float(), y, num_classes="2")
+
+
+def test_a_model_that_drops_rows(generator):
+    class Short(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)[:-1]
+
+    x, y = moons_like(generator)
+    objective = HittingTimes(Short(2, 2), nn.CrossEntropyLoss(), x.float(), y, num_classes=2)
+    with pytest.raises(ValueError, match="must return one row per input row"):
+        objective(generator=generator)
+
+
+def test_weights_of_another_number_of_classes(generator):
+    x, y = moons_like(generator)
+    loss_fn = nn.CrossEntropyLoss(weight=torch.ones(3).double())
+    with pytest.raises(ValueError, match="weights of 3 classes"):
+        HittingTimes(nn.Linear(2, 2).double(), loss_fn, x, y, num_classes=2)

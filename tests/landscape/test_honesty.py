@@ -7,6 +7,7 @@ import torch
 
 from elliptica import EllipticWarning, estimate_landscape
 from elliptica.landscape import Ball, DataDomain, Operator
+from elliptica.landscape.estimate import judge
 from elliptica.landscape.solve import euler_steps
 
 DISK = Ball(torch.zeros(2, dtype=torch.float64), 1.0)
@@ -35,6 +36,7 @@ def test_unfinished_walks_make_the_bias_unknown(generator):
     assert float(low) < 0.33 < float(high)
 
 
+@pytest.mark.statistical
 def test_few_unfinished_walks_enter_the_bias(generator):
     """Balls of value 1 in a sphere of value 0: a small share of lost walks moves the value by that share."""
     domain = DataDomain(cloud(generator), fraction=0.3)
@@ -53,6 +55,7 @@ def test_few_unfinished_walks_enter_the_bias(generator):
     assert gap <= float(found.bias) + 4 * float(found.stderr.hypot(whole.stderr))
 
 
+@pytest.mark.statistical
 def test_euler_gets_enough_steps_for_its_step(generator):
     """With balls the step is tiny; the limit follows it, and the answer is that of walk on spheres."""
     points = cloud(generator, n=15)
@@ -143,6 +146,7 @@ def test_a_strong_drift_reaches_the_far_wall(generator):
     assert float(found.effective) > 50
 
 
+@pytest.mark.statistical
 def test_plain_euler_is_reachable_and_worse(generator):
     at = torch.tensor([[0.5, 0.3]], dtype=torch.float64)
     options = {"solver": "euler", "dt": 1e-2, "n_walks": 20_000, "generator": generator}
@@ -182,3 +186,27 @@ def test_overlap_far_from_the_closest_pair_is_found():
     points = torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [6.0, 0.0]])
     with pytest.raises(ValueError, match="overlap"):
         DataDomain(points, epsilon=torch.tensor([0.01, 0.01, 0.6, 0.6]))
+
+
+@pytest.mark.parametrize(
+    ("has_balls", "shares", "words"),
+    [
+        (True, (0.2, 0.3, 0.9), "At half of the queries 70% or more of the walks end on the outer boundary"),
+        (True, (0.2, 0.6, 0.9), None),
+        (False, (0.2, 0.3, 0.9), None),
+    ],
+)
+def test_a_result_that_comes_from_the_outer_boundary_says_so(has_balls, shares, words):
+    share = torch.tensor(shares)
+    none = torch.zeros(3)
+    notes = judge(
+        has_balls=has_balls,
+        dim=2,
+        hit_share=share,
+        unfinished_share=none,
+        effective=none + 100,
+        n_walks=100,
+        max_steps=None,
+    )
+    assert len(notes) == (words is not None)
+    assert words is None or notes[0].startswith(words)

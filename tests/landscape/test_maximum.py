@@ -102,3 +102,9 @@ def test_bad_input_is_named(name, bad, error, message):
     arguments = {"boundary_losses": torch.ones(2), "interior_losses": torch.ones(2), name: bad}
     with pytest.raises(error, match=f"{name}.*{message}"):
         check_maximum_principle(**arguments)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.to_sparse, lambda losses: losses.to("meta")])
+def test_losses_without_ordinary_values(change, own_checks):
+    with pytest.raises(TypeError, match="interior_losses must be an ordinary dense tensor"):
+        check_maximum_principle(torch.ones(3), change(torch.ones(3)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elliptica import EllipticWarning, estimate_landscape
-from elliptica.landscape import Ball, Box, DataDomain, Operator, Polytope, Whitened
+from elliptica.landscape import Ball, Box, DataDomain, Operator, Polytope, Whitened, solvers
 from elliptica.landscape.solve import LAPLACE
 from multipole import solve_disk
 
@@ -111,7 +111,7 @@ def test_auto(generator):
 @pytest.mark.slow
 @pytest.mark.statistical
 def test_cloud_of_balls_against_a_series(generator):
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(7)  # one problem, whose series is known to converge; the walks move
     centres = []
     while len(centres) < 12:
         c = complex(*(1.7 * rng.random(2) - 0.85))
@@ -322,6 +322,19 @@ def test_dropped_balls_are_in_the_bias(generator):
     assert estimate.solver == "exact"
     assert torch.allclose(estimate.bias, 5 * power.sum(1))
     assert float(estimate.bias.min()) > 0
+    # with a source, a walk that a ball would have stopped may collect it until it leaves the outer ball
+    operator, outer = Operator(source=-2.0, diffusion=3.0), domain.outer
+    estimate = estimate_landscape(
+        0.0,
+        domain,
+        at,
+        operator=operator,
+        data_values=torch.zeros(30).double(),
+        solver="exact",
+        n_walks=20,
+        generator=generator,
+    )
+    assert torch.allclose(estimate.bias, 2 * outer.radius**2 / (30 * 3.0) * power.sum(1))
 
 
 @pytest.mark.statistical
@@ -461,3 +474,86 @@ def test_bad_data_values(own_checks):
         estimate_landscape(zero, domain, at, solver="exact")
     with pytest.raises(ValueError, match=r"context.*spheres"):
         estimate_landscape(zero, domain, at, solver="green", context=torch.ones(2))
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("data_values", "share"), [((2.0, 3.0), 1 / 3), ((-2.0, -1.0), 1 / 3), ((0.2, 0.4), 1.0)]
+)
+def test_the_choice_of_monopoles_knows_all_values(data_values, share, monkeypatch, generator):
+    """The outer values vary from 0 to 1; their share of the range of all values bounds the error."""
+    domain = DataDomain(torch.tensor([[0.5, 0.0, 0.0], [-0.5, 0.0, 0.0]]).double(), epsilon=0.1, margin=4.0)
+    seen = []
+    monkeypatch.setattr(
+        solvers, "relative_bound", lambda balls, at, share: seen.append(share) or torch.ones(len(at))
+    )
+    estimate = estimate_landscape(
+        lambda z: (z[:, 0] > 0).double(),
+        domain,
+        torch.zeros(3, 3).double(),
+        data_values=torch.tensor(data_values).double(),
+        n_walks=50,
+        generator=generator,
+    )
+    assert estimate.solver == "spheres"
+    assert seen == [pytest.approx(share)]
+
+
+def test_one_number_on_the_boundary_of_an_interval(generator):
+    interval = Box(torch.zeros(1).double(), torch.ones(1).double())
+    at = torch.tensor([[0.3], [0.9]]).double()
+    for solver in ("spheres", "euler"):
+        found = estimate_landscape(2.5, interval, at, solver=solver, n_walks=20, generator=generator)
+        assert found.value.tolist() == [2.5, 2.5]
+
+
+@quiet
+def test_intervals_wider_by_a_quarter_are_called_conservative(generator):
+    """With at most 3 hits of 400, standard errors exceed the spread of the walks by more than a quarter."""
+    # in 3 dimensions a ball is met with probability radius * (1 / distance - 1 / R) / (1 - radius / R)
+    data = torch.tensor([[0.0, 0, 0], [0, 0, 9.99]]).double()
+    outer = Ball(torch.zeros(3).double(), 10.0)
+    domain = DataDomain(data, epsilon=torch.tensor([0.02, 1e-3]).double(), outer=outer)
+    found = estimate_landscape(
+        0.0,
+        domain,
+        torch.tensor([[2.0, 0.0, 0.0]]).double().repeat(60, 1),
+        data_values=torch.ones(2).double(),
+        solver="spheres",
+        n_walks=400,
+        generator=generator,
+    )
+    hits = (400 * found.hit_share).round()
+    assert 5 < int((hits <= 3).sum()) < 55
+    (note,) = [note for note in found.notes if "conservative" in note]
+    assert note.startswith(f"At {int((hits <= 3).sum())} of 60 queries")
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "error", "match"),
+    [
+        ({"source": math.nan}, ValueError, "source must be finite"),
+        ({"source": "1"}, TypeError, "source must be a number"),
+        ({"drift": torch.ones(2).long()}, TypeError, "drift must be floating point"),
+        ({"drift": lambda z: None}, ValueError, "drift must return one vector per point"),
+        ({"drift": lambda z: z * math.nan}, ValueError, "drift is NaN or infinite at"),
+        ({"source": lambda z: z[:, 0] / 0}, ValueError, "source is NaN or infinite at"),
+        ({"source": lambda z: 1.0}, ValueError, "source must return one value per point"),
+        ({"absorption": lambda z: -torch.ones_like(z[:, 0])}, ValueError, "rate of at least 0"),
+    ],
+)
+def test_bad_coefficients(coefficients, error, match, own_checks):
+    with pytest.raises(error, match=match):
+        estimate_landscape(zero, DISK, AT, operator=Operator(**coefficients), n_walks=4, dt=0.01)
+
+
+def test_a_class_is_no_domain():
+    with pytest.raises(TypeError, match="but got the class Ball"):
+        estimate_landscape(zero, Ball, AT)
+
+
+def test_numbers_of_numpy_are_numbers(generator):
+    found = estimate_landscape(
+        harmonic, DISK, AT, n_walks=np.int64(10), chunk_size=np.int64(1), generator=generator
+    )
+    assert len(found) == 2

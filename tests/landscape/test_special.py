@@ -111,6 +111,13 @@ def test_screened_ratio_without_killing_or_radius_is_one(dim):
     torch.testing.assert_close(screened_green_ratio(zero, zero, 1.0, dim), one, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3, 60])
+def test_a_rate_may_be_a_number(dim):
+    rho, one = torch.tensor([0.1, 0.5, 0.9]).double(), torch.ones(3).double()
+    rates = torch.full((3,), 2.1, dtype=torch.float64)
+    assert torch.equal(screened_green_ratio(rho, one, 2.1, dim), screened_green_ratio(rho, one, rates, dim))
+
+
 def test_dtype_is_kept():
     x = torch.tensor([0.5, 3.0])
     assert log_phi(x, 5).dtype == log_alpha(x, 5).dtype == torch.float32

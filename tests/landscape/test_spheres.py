@@ -388,6 +388,23 @@ def test_unfinished_walks_say_so_and_stay_where_they_are(generator):
     torch.testing.assert_close(walks.end[~late].norm(dim=1), torch.ones(int((~late).sum())).double())
 
 
+@pytest.mark.parametrize("diffusion", [4.0, vector(0.25, 9.0)])
+def test_the_largest_radius_is_in_units_of_the_points(diffusion, generator):
+    """Whatever the diffusion, one step is as long as allowed along the fastest axis, and no longer."""
+    start = torch.zeros(500, 2).double()
+    once = walk(
+        unit_ball(2),
+        start,
+        generator,
+        Operator(diffusion=diffusion),
+        max_radius=0.01,
+        max_steps=1,
+        shell=1e-6,
+    )
+    assert (once.label == UNFINISHED).all()
+    assert 0.0099 < float(once.end.norm(dim=1).max()) <= 0.01 + 1e-12
+
+
 def test_rows_keep_their_order(generator):
     """Walks end at different times; row i must still be the walk from start i."""
     start = vector(-0.999, 0.0, 0.999, 0.5, -0.5)[:, None].repeat(50, 1)

@@ -10,7 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from elliptica._utils import checks
-from elliptica.landscape.domains import Ball, Box, Domain, Polytope, check_points, reflect, step_radius
+from elliptica.landscape.domains import (
+    Ball,
+    Box,
+    Domain,
+    Polytope,
+    check_domain,
+    check_points,
+    reflect,
+    step_radius,
+)
 from elliptica.landscape.nearest import NearestBalls, distances, nearest_other
 
 Outer = Literal["ball", "box", "reflecting_box", "hull"]
@@ -128,9 +137,16 @@ class DataDomain:
                     f"fraction must be below 0.5, or balls overlap, but got {self.fraction}. Try 0.3."
                 )
             return self.fraction * neighbour
-        if not isinstance(self.epsilon, Tensor):
+        if isinstance(self.epsilon, Tensor):
+            checks.tensor("epsilon", self.epsilon)
+        else:
             checks.positive("epsilon", self.epsilon)
         radii = torch.as_tensor(self.epsilon, dtype=self.points.dtype, device=self.points.device)
+        if radii.ndim > 1 or radii.numel() not in (1, len(self.points)):
+            raise ValueError(
+                f"epsilon must be one number, or one for each of the {len(self.points)} points, but has "
+                f"shape {tuple(radii.shape)}."
+            )
         radii = radii.expand(len(self.points))
         if not bool((radii > 0).all() and radii.isfinite().all()):
             raise ValueError(
@@ -154,6 +170,7 @@ class DataDomain:
 
     def _outer(self) -> Domain:
         if not isinstance(self.outer, str):
+            check_domain(self.outer, "outer")
             return self.outer
         checks.choice("outer", self.outer, get_args(Outer))
         if self.outer == "ball":
@@ -212,7 +229,11 @@ class DataDomain:
         centre, radius = self.points.to(z)[index], self.radii.to(z)[index][:, None]
         offset = z - centre
         length = offset.norm(dim=1, keepdim=True)
-        sphere = centre + radius * offset / length.clamp_min(torch.finfo(z.dtype).tiny)
+        axis = torch.zeros_like(offset[:1])
+        axis[0, 0] = 1  # the centre itself moves along the first axis
+        sphere = centre + radius * torch.where(
+            length > 0, offset / length.clamp_min(torch.finfo(z.dtype).tiny), axis
+        )
         if bool(on_ball.all()):
             return sphere
         return torch.where(on_ball, sphere, self.domain.project(z))

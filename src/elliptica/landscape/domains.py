@@ -157,6 +157,8 @@ class Polytope:
     offsets: Float[Tensor, " facets"]
 
     def __post_init__(self) -> None:
+        checks.floating("Polytope.normals", self.normals)
+        checks.floating("Polytope.offsets", self.offsets)
         if self.normals.ndim != 2 or self.offsets.shape != self.normals.shape[:1]:
             raise ValueError(
                 "Polytope needs normals (facets, dim) and offsets (facets,), but got "
@@ -241,6 +243,16 @@ class Polytope:
         a, b = self.normals.to(z), self.offsets.to(z)
         parts = [((b - rows @ a.T) / length).min(1) for rows in z.split(max(2**21 // len(a), 1))]
         return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
+
+
+def check_domain(value: object, name: str = "domain") -> None:
+    """Raise unless ``value`` is a region: an object, not a class, with the two methods."""
+    if not isinstance(value, Domain) or isinstance(value, type):
+        got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(
+            f"{name} must have the methods distance(z) and project(z), but got {got}. Use e.g. "
+            "Ball.around(points) or DataDomain(points)."
+        )
 
 
 def inside(domain: Domain, z: Float[Tensor, "rows dim"]) -> Bool[Tensor, " rows"]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from elliptica._utils import checks, random
 from elliptica._utils.compiler import run_uncompiled
 from elliptica.core.inputs import check_weight
-from elliptica.core.losses import PerSampleLoss, weighted_mean
+from elliptica.core.losses import PerSampleLoss, outputs_at, weighted_mean
 from elliptica.core.targets import (
     TARGET_SPACES,
     TargetSpace,
@@ -167,6 +167,8 @@ class HittingTimes(nn.Module):
         for name, number in (("n_starts", n_starts), ("n_walks", n_walks), ("max_steps", max_steps)):
             checks.count(name, number)
         checks.choice("starts", starts, get_args(StartLaw))
+        if num_classes is not None:
+            checks.count("num_classes", num_classes)
         if target_space is not None:
             checks.choice("target_space", target_space, TARGET_SPACES)
         _check_data(x, y, sample_weight)
@@ -393,7 +395,8 @@ class HittingTimes(nn.Module):
         return WalkEnds(x.to(dtype), y.to(dtype), walks.label, weight, walks.steps)
 
     def _mean(self, x: Tensor, target: Tensor, weight: Tensor | None, class_weight: Tensor | None) -> Tensor:
-        return weighted_mean(self.loss(self.model(x), target), weight, class_weight)
+        output = outputs_at(self.model, x, len(x))
+        return weighted_mean(self.loss(output, target), weight, class_weight)
 
     def _class_weights(self, target: Tensor, y: Tensor) -> Tensor | None:
         by_class = self.loss.weights_classes and not y.is_floating_point()  # as torch does

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from elliptica._utils import checks
 from elliptica.core.batchnorm import evaluation_mode
-from elliptica.core.inputs import call_model, count_rows, named_inputs, rebuild_inputs
-from elliptica.core.losses import PerSampleLoss
+from elliptica.core.inputs import count_rows, named_inputs, rebuild_inputs
+from elliptica.core.losses import PerSampleLoss, outputs_at
 from elliptica.core.targets import encode_targets
 from elliptica.core.types import Inputs, LossFn
 
@@ -74,6 +74,8 @@ class LossField:
             return first.new_zeros(0)
         rows = count_rows(inputs)
         checks.same_rows("y", y, rows)
+        if y.is_complex():
+            raise TypeError(f"y must be real or hold labels, but has dtype {y.dtype}. Use y.real.")
         n_chunks = -(-rows // self.chunk_size)
         step = -(-rows // n_chunks)
         parts = []
@@ -81,7 +83,7 @@ class LossField:
         with evaluation_mode(self.model), torch.set_grad_enabled(wants_slope):
             for i in range(0, rows, step):
                 part = {name: value[i : i + step] for name, value in inputs.items()}
-                output = call_model(self.model, rebuild_inputs(x, part))
+                output = outputs_at(self.model, rebuild_inputs(x, part), min(step, rows - i))
                 parts.append(self._loss(output, self._target(y[i : i + step], output)))
         losses = torch.cat(parts)
         self._check(losses)
@@ -131,6 +133,8 @@ class LossField:
         dtype = output.dtype if isinstance(output, Tensor) else torch.get_default_dtype()
         if self.num_classes is not None:
             return encode_targets(y, "simplex", num_classes=self.num_classes, dtype=dtype)
+        if loss_kind(self.loss_fn) == "cross_entropy" and isinstance(output, Tensor) and output.ndim > 1:
+            _check_labels(y, output.shape[1])
         return y.to(dtype) if isinstance(self.loss_fn, _NEEDS_FLOAT) else y
 
     @property
@@ -149,6 +153,16 @@ class LossField:
                 f"The loss is NaN or infinite at {len(rows)} of {len(losses)} rows: {shown}. Look at the "
                 "model's output there; bound the loss, or drop those rows."
             )
+
+
+def _check_labels(y: Tensor, n_classes: int) -> None:
+    """Raise for labels beyond the classes; torch would ignore -100, and its loss there would be 0."""
+    low, high = (int(v) for v in y.aminmax())
+    if low < 0 or high >= n_classes:
+        raise ValueError(
+            f"Labels must lie in 0..{n_classes - 1}, as the model returns {n_classes} classes, but y has "
+            f"values from {low} to {high}. Correct the labels, or drop rows that you want to ignore."
+        )
 
 
 def join(x: Tensor, y: Tensor) -> Float[Tensor, "rows dim"]:

@@ -86,11 +86,8 @@ def check_maximum_principle(
 
 
 def _check_losses(name: str, losses: object) -> None:
-    if not isinstance(losses, Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor, but got {type(losses).__name__}. "
-            "Convert it first, e.g. torch.as_tensor(...)."
-        )
+    checks.tensor(name, losses)
+    assert isinstance(losses, Tensor)
     if not losses.is_floating_point():
         raise TypeError(f"{name} must be floating point, but has dtype {losses.dtype}. Use .float().")
     if losses.ndim != 1:

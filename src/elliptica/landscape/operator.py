@@ -54,7 +54,16 @@ class Operator:
             checks.positive("Operator.diffusion", a)
         if not callable(self.absorption):
             checks.nonnegative("Operator.absorption", self.absorption)
+        if self.source is not None and not callable(self.source):
+            checks.number("Operator.source", self.source)
+            if not math.isfinite(self.source):
+                raise ValueError(f"Operator.source must be finite, but got {self.source}.")
         if isinstance(self.drift, Tensor):
+            checks.tensor("Operator.drift", self.drift)
+            if not self.drift.is_floating_point():
+                raise TypeError(
+                    f"Operator.drift must be floating point, but has dtype {self.drift.dtype}. Use .float()."
+                )
             if self.drift.ndim != 1:
                 raise ValueError(
                     "A constant drift must have one value per coordinate, but has shape "
@@ -95,17 +104,26 @@ class Operator:
         """Return the drift at points, ``(rows, dim)`` or a vector that broadcasts; None without one."""
         if callable(self.drift):
             drift = self.drift(z)
-            if drift.shape != z.shape:
+            if not isinstance(drift, Tensor) or drift.shape != z.shape:
+                got = tuple(drift.shape) if isinstance(drift, Tensor) else type(drift).__name__
                 raise ValueError(
-                    f"The drift must return one vector per point, {tuple(z.shape)}, but returned "
-                    f"{tuple(drift.shape)}."
+                    f"The drift must return one vector per point, {tuple(z.shape)}, but returned {got}."
                 )
+            _check_finite("drift", drift, z)
             return drift
         return None if self.drift is None else self.drift.to(z)
 
     def absorption_at(self, z: Float[Tensor, "rows dim"]) -> Tensor | float:
         """Return the rate of killing at points."""
-        return _column("absorption", self.absorption(z), z) if callable(self.absorption) else self.absorption
+        if not callable(self.absorption):
+            return self.absorption
+        rate = _column("absorption", self.absorption(z), z)
+        if bool((rate < 0).any()):
+            raise ValueError(
+                "The absorption is a rate of at least 0, but returned values down to "
+                f"{float(rate.min()):.3g}. For growth, use a source."
+            )
+        return rate
 
     def source_at(self, z: Float[Tensor, "rows dim"]) -> Tensor:
         """Return the source at points, ``(rows,)``."""
@@ -114,10 +132,23 @@ class Operator:
         return torch.full((len(z),), float(self.source or 0.0), dtype=z.dtype, device=z.device)
 
 
-def _column(name: str, values: Tensor, z: Tensor) -> Tensor:
-    if values.shape != (len(z),):
+def _column(name: str, values: object, z: Tensor) -> Tensor:
+    if not isinstance(values, Tensor) or values.shape != (len(z),):
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(
-            f"The {name} must return one value per point, shape ({len(z)},), but returned "
-            f"{tuple(values.shape)}."
+            f"The {name} must return one value per point, shape ({len(z)},), but returned {got}."
         )
+    _check_finite(name, values, z)
     return values
+
+
+def _check_finite(name: str, values: Tensor, z: Tensor) -> None:
+    """Raise if a function of the points is NaN or infinite somewhere."""
+    if not math.isfinite(values.sum()):
+        bad = ~values.isfinite().reshape(len(z), -1).all(1)
+        if bool(bad.any()):
+            where = ", ".join(f"{x:.4g}" for x in z[bad][0, :5].tolist())
+            raise ValueError(
+                f"The {name} is NaN or infinite at {int(bad.sum())} of {len(z)} points, e.g. at ({where}). "
+                "Bound it there."
+            )

@@ -13,7 +13,7 @@ from torch import Tensor
 from elliptica._utils import checks, random
 from elliptica.landscape import solvers
 from elliptica.landscape.data_domain import DataDomain, Whitened
-from elliptica.landscape.domains import Ball, Box, Domain, inside
+from elliptica.landscape.domains import Ball, Box, Domain, check_domain, inside
 from elliptica.landscape.estimate import LandscapeEstimate, judge
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.solvers import choose
@@ -131,7 +131,7 @@ def estimate_landscape(
         problem = replace(problem, max_steps=euler_steps(operator, at, size, step))
     if chunk_size is not None:
         checks.count("chunk_size", chunk_size)
-    chunk = chunk_size or problem.batch
+    chunk = int(chunk_size or problem.batch)
     if progress is not None and chunk_size is None:
         chunk = min(chunk, -(-len(at) // 20))  # about twenty progress updates
     batches = []
@@ -206,11 +206,7 @@ def _inner(
 ) -> tuple[Domain, Operator, Tensor, Callable[[Tensor], Tensor]]:
     """Return the problem in the coordinates of the walks, and the map back."""
     if not isinstance(domain, Whitened):
-        if not isinstance(domain, Domain):
-            raise TypeError(
-                "domain must have the methods distance(z) and project(z), but got "
-                f"{type(domain).__name__}. Use e.g. Ball.around(points) or DataDomain(points)."
-            )
+        check_domain(domain)
         return domain, operator, at, lambda z: z
     _check_dim(len(domain.centre), at)
     if operator.drift is not None or isinstance(operator.diffusion, Tensor) or operator.diffusion != 1:
@@ -251,13 +247,18 @@ def _check_dim(dim: int, at: Tensor) -> None:
         )
 
 
-def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: Tensor | None) -> None:
+def check_dims(domain: Domain, at: Tensor) -> None:
+    """Raise if the queries have another dimension than a domain of this library."""
     outer = domain.domain if isinstance(domain, DataDomain) else domain
     for part in (domain, outer):
-        for name in ("points", "centre", "low", "normals"):  # of the domains of this library
+        for name in ("points", "centre", "low", "normals"):
             known = getattr(part, name, None)
             if isinstance(known, Tensor):
                 _check_dim(known.shape[-1], at)
+
+
+def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: Tensor | None) -> None:
+    check_dims(domain, at)
     operator.check_dim(at.shape[1])
     if isinstance(domain, Box) and domain.wall == "reflect":
         raise ValueError(
