@@ -1,7 +1,10 @@
 """Checkpoints of several processes: go on in any number of them, never half-written, damage is told."""
 
+import hashlib
 import json
+import os
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -186,3 +189,105 @@ def test_names_are_lazy_and_numbered(tmp_path):
     assert "save_checkpoint" in dir(elliptica.distributed)
     with pytest.raises(AttributeError, match="no attribute 'sharding'"):
         _ = elliptica.distributed.sharding
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "match"),
+    [
+        ("step", "three", "step or world_size is not a count"),
+        ("world_size", 0, "step or world_size is not a count"),
+        ("files", [], "files or values are not by name"),
+        ("extra", None, "extra is not a dict"),
+    ],
+)
+def test_a_changed_description_is_told(saved, entry, value, match):
+    folder, path = saved
+    file = path / "checkpoint.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), entry: value}))
+    assert_refused(folder, match)
+
+
+def test_a_pipe_among_the_files_is_told(saved):
+    folder, path = saved
+    (shard,) = path.glob("*.safetensors")
+    shard.unlink()
+    os.mkfifo(shard)
+    assert_refused(folder, "not regular files")
+
+
+def test_tensors_that_fit_their_digest_but_are_none(saved):
+    folder, path = saved
+    file, description = next(path.glob("*.safetensors")), path / "checkpoint.json"
+    file.write_bytes(file.read_bytes()[:-8])
+    entries = json.loads(description.read_text())
+    entries["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    description.write_text(json.dumps(entries))
+    assert_refused(folder, "is damaged")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"step": "one"}, TypeError, "step must be an integer"),
+        ({"step": 1, "keep": True}, TypeError, "keep must be an integer"),
+        ({"step": 1, "extra": [1]}, TypeError, "extra must be a dict"),
+        ({"step": 1, "extra": {"w": torch.ones(2)}}, TypeError, "JSON can store"),
+        ({"step": 1, "generators": {"noise": 3}}, TypeError, "a int for 'noise'"),
+        ({"step": 1, "generators": [torch.Generator()]}, TypeError, "but got list"),
+    ],
+)
+def test_nothing_is_written_for_bad_settings(tmp_path, options, error, match):
+    with pytest.raises(error, match=match):
+        save_checkpoint(tmp_path / "a", *make()[:2], **options)
+    assert not (tmp_path / "a").exists()
+
+
+def test_folders_that_are_none(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    for call in (
+        lambda f: save_checkpoint(f, *make()[:2], step=1),
+        lambda f: load_checkpoint(f, *make()[:2]),
+    ):
+        with pytest.raises(NotADirectoryError, match="is a file, but checkpoints need a folder"):
+            call(file)
+        with pytest.raises(TypeError, match="folder must be the path of a folder"):
+            call(None)
+    with pytest.raises(OSError, match="No checkpoint can be written"):
+        save_checkpoint(file / "a", *make()[:2], step=1)
+
+
+def test_a_step_of_numpy_is_a_step(tmp_path):
+    made = make()
+    save_checkpoint(tmp_path, *made[:2], step=np.int64(7))
+    assert load_checkpoint(tmp_path, *made[:2]).step == 7
+
+
+def test_an_optimizer_without_a_step_stays_new(tmp_path):
+    """torch takes a step without gradients to read the state: it must not count as one of training."""
+
+    def objective_and_optimizer():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def trained(model, optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+        return model.weight.detach().clone()
+
+    expected = trained(*objective_and_optimizer())
+    saved = objective_and_optimizer()
+    save_checkpoint(tmp_path / "a", *saved, step=0)
+    assert not saved[1].state
+    assert torch.equal(trained(*saved), expected)
+    resumed = objective_and_optimizer()
+    load_checkpoint(tmp_path / "a", *resumed)
+    assert torch.equal(trained(*resumed), expected)
+    other = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(other.parameters())
+    with pytest.raises(ValueError, match="does not fit"):
+        load_checkpoint(tmp_path / "a", other, optimizer)
+    assert not optimizer.state

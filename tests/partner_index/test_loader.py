@@ -81,7 +81,7 @@ def test_epochs_and_seeds(index):
 
 
 @pytest.mark.statistical
-def test_partners_in_batches_follow_the_law(index, data):
+def test_partners_in_batches_follow_the_law(index, data, seed):
     """100 epochs: 7000 pairs, told apart by the distance rank of the partner."""
     x = data.tensors[0].double()
     d = torch.cdist(x, x)
@@ -91,7 +91,7 @@ def test_partners_in_batches_follow_the_law(index, data):
     law = weight / weight.sum(1, keepdim=True)
     expected = torch.zeros(70).double().index_add_(0, rank.flatten(), law.flatten()) / 70
     counts = np.zeros(70)
-    sampler = PairBatchSampler(index, 70)
+    sampler = PairBatchSampler(index, 70, seed=seed)
     for epoch in range(100):
         sampler.set_epoch(epoch)
         (batch,) = sampler

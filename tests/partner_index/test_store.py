@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pickle
 import shutil
 
@@ -255,3 +256,16 @@ def test_every_array_has_a_file(saved):
     names = {p.stem for p in saved.folder.glob("*.npy")}
     assert names == set(Arrays.__dataclass_fields__)
     shutil.rmtree(saved.folder)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "header"])
+def test_files_that_cannot_be_arrays_are_told(saved, tmp_path, kind):
+    file = tmp_path / "index" / "points.npy"
+    data = file.read_bytes()
+    file.unlink()
+    if kind == "pipe":  # reading it would wait for ever
+        os.mkfifo(file)
+    else:  # NumPy raises tokenize.TokenError for a header without its end
+        file.write_bytes(data.replace(b"}", b" ", 1))
+    with pytest.raises(ValueError, match=r"points\.npy"):
+        PartnerIndex.load(tmp_path / "index")

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint import hf_storage, state_dict_loader, state_di
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from elliptica._utils import checks
 from elliptica._utils.extras import import_extra
 from elliptica._utils.random import stream_seed
 from elliptica._utils.untrusted import read_json
@@ -93,18 +94,20 @@ def save_checkpoint(
         >>> checkpoint.step
         1
     """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, but got {keep}, because the new checkpoint is kept.")
+    checks.count("keep", keep, 1, " (the new checkpoint is kept)")
+    checks.count("step", step, 0)
+    _check_generators(generators)
     import_extra("A checkpoint", "scale", "safetensors")  # torch needs it to read and write
-    ranks, root = current_ranks(), Path(folder)
-    tensors, values = _state(objective, optimizer)
+    ranks, root = current_ranks(), _root(folder)
+    with _kept_new(optimizer):
+        tensors, values = _state(objective, optimizer)
     for name, generator in (generators or {}).items():
         tensors[f"generators.{ranks.rank}.{name}"] = generator.get_state()
-    text = json.dumps({"values": values, "extra": extra or {}})  # fails before anything is written
+    text = _as_json(values, extra)  # fails before anything is written
     writing = root / ".writing"
     if ranks.is_first:
         shutil.rmtree(writing, ignore_errors=True)  # left by a killed process
-        writing.mkdir(parents=True)
+        _make_folder(writing)
     ranks.wait()
     writer = hf_storage.HuggingFaceStorageWriter(str(writing), save_distributed=True)
     with _quiet():
@@ -113,7 +116,9 @@ def save_checkpoint(
     files = digests(writing, sorted(file.name for file in writing.iterdir()), ranks)
     target = root / ranks.from_first(next_name(root))
     if ranks.is_first:
-        finish(writing, target, {"step": step, "world_size": ranks.size, "files": files, **json.loads(text)})
+        finish(
+            writing, target, {"step": int(step), "world_size": ranks.size, "files": files, **json.loads(text)}
+        )
         for _, old in complete(root)[:-keep]:
             shutil.rmtree(old)
     ranks.wait()
@@ -145,8 +150,9 @@ def load_checkpoint(
     Raises:
         ValueError: If the checkpoint is damaged or does not fit. Nothing has been changed then.
     """
+    _check_generators(generators)
     import_extra("A checkpoint", "scale", "safetensors")  # torch needs it to read and write
-    ranks, root = current_ranks(), Path(folder)
+    ranks, root = current_ranks(), _root(folder)
     latest = ranks.from_first([path.name for _, path in complete(root)[-1:]])
     if not latest:
         return None
@@ -155,8 +161,11 @@ def load_checkpoint(
     if digests(path, sorted(description["files"]), ranks) != description["files"]:
         raise ValueError(damaged(path, "its files have changed since they were written"))
     reader = hf_storage.HuggingFaceStorageReader(str(path))
-    saved: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
-    with _new_buffers(objective, saved):
+    try:
+        saved: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+    except Exception as error:  # of whatever kind: these are not the files that we wrote
+        raise ValueError(damaged(path, str(error))) from error
+    with _new_buffers(objective, saved), _kept_new(optimizer, on_success=False):
         tensors, values = _state(objective, optimizer)
         _check_fit(path, tensors, saved, values, description["values"])
         states = _load_states(generators or {}, description, saved, ranks, path)
@@ -180,13 +189,29 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _kept_new(optimizer: torch.optim.Optimizer, *, on_success: bool = True) -> Iterator[None]:
+    """Keep an optimiser new: to read the state of one, torch takes a step without gradients."""
+    is_new, kept = not optimizer.state, False
+    try:
+        yield
+        kept = not on_success
+    finally:
+        if is_new and not kept:
+            optimizer.state.clear()
+
+
 def _state(
     objective: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors, and everything else, by names that do not depend on wrappers."""
+    is_new = not optimizer.state
     model, optim = get_state_dict(objective, optimizer, options=_OPTIONS)
     flat: dict[str, Any] = {f"model.{name}": value for name, value in model.items()}
     flat.update({f"optimizer.{name}": value for name, value in optim.items()})
+    if is_new:  # torch has taken a step without gradients, which must not count
+        steps = {n: v for n, v in flat.items() if n.startswith("optimizer.state.") and n.endswith(".step")}
+        flat.update({n: torch.zeros_like(v) for n, v in steps.items() if isinstance(v, Tensor)})
     # safetensors cannot read slices of tensors without an axis
     tensors = {n: v.reshape(1) if v.ndim == 0 else v for n, v in flat.items() if isinstance(v, Tensor)}
     return tensors, {n: v for n, v in flat.items() if not isinstance(v, Tensor)}
@@ -284,6 +309,52 @@ def _go_on(generator: torch.Generator, state: Tensor, ranks: Ranks, description:
     generator.manual_seed(stream_seed("resumed", digest, ranks.size, ranks.rank))
 
 
+def _root(folder: object) -> Path:
+    if not isinstance(folder, str | os.PathLike) or "\0" in str(folder):
+        raise TypeError(f"folder must be the path of a folder, but got {folder!r}.")
+    root = Path(folder)
+    if root.exists() and not root.is_dir():
+        raise NotADirectoryError(f"{root} is a file, but checkpoints need a folder. Choose another path.")
+    return root
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise OSError(
+            f"No checkpoint can be written to {path.parent} ({error.strerror}). Choose a folder that you may "
+            "write to, on a disk with room."
+        ) from error
+
+
+def _check_generators(generators: object) -> None:
+    if generators is None:
+        return
+    if isinstance(generators, Mapping):
+        wrong = [name for name, value in generators.items() if not isinstance(value, torch.Generator)]
+        if not wrong:
+            return
+        got = f"a {type(generators[wrong[0]]).__name__} for {wrong[0]!r}"
+    else:
+        got = type(generators).__name__
+    raise TypeError(f"generators must be a dict of torch.Generator by name, but got {got}.")
+
+
+def _as_json(values: dict[str, Any], extra: object) -> str:
+    if extra is not None and not isinstance(extra, dict):
+        raise TypeError(
+            f"extra must be a dict, but got {type(extra).__name__}. Pass e.g. extra={{'epoch': 3}}."
+        )
+    try:
+        return json.dumps({"values": values, "extra": extra or {}})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"extra must hold values that JSON can store, but: {error}. Convert them first, e.g. with "
+            "tensor.tolist()."
+        ) from error
+
+
 def next_name(root: Path) -> str:
     """Return the name of a new checkpoint."""
     return f"checkpoint-{max([0, *(number for number, _ in complete(root))]) + 1:06d}"
@@ -322,11 +393,24 @@ def described(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"The checkpoint {path} has format {description['format']}, which this version cannot read."
         )
-    there = {file.name for file in path.iterdir()} - {_DESCRIPTION}
+    if not isinstance(description["files"], dict) or not isinstance(description["values"], dict):
+        raise ValueError(damaged(path, f"{_DESCRIPTION}: files or values are not by name"))
+    if not _is_count(description["step"], 0) or not _is_count(description["world_size"], 1):
+        raise ValueError(damaged(path, f"{_DESCRIPTION}: step or world_size is not a count"))
+    if not isinstance(description["extra"], dict):
+        raise ValueError(damaged(path, f"{_DESCRIPTION}: extra is not a dict"))
+    files = list(path.iterdir())
+    if special := [file.name for file in files if not file.is_file()]:  # reading a pipe would wait for ever
+        raise ValueError(damaged(path, f"not regular files: {', '.join(sorted(special))}"))
+    there = {file.name for file in files} - {_DESCRIPTION}
     if there != set(description["files"]):
         odd = ", ".join(sorted(there ^ set(description["files"])))
         raise ValueError(damaged(path, f"missing or unexpected files: {odd}"))
     return description
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def damaged(path: Path, why: str) -> str:

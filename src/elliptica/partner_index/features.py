@@ -48,6 +48,7 @@ class Rows:
 
     def __init__(self, x: Tensor | NDArray[np.generic], squarable: tuple[float, float] = SQUARABLE) -> None:
         if isinstance(x, Tensor):
+            checks.tensor("x", x)
             x = x.detach().cpu().to(compute_dtype(x.dtype)).numpy()
         if not isinstance(x, np.ndarray) or x.dtype.kind not in "fiu":
             got = f"an array of dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import check_generator
-from elliptica.core.partners import Among, check_rows_of_data
+from elliptica.core.partners import Among, check_power, check_rows_of_data
 from elliptica.partner_index.features import features
 from elliptica.partner_index.law import Law, LawCheck
 from elliptica.partner_index.search import BackendName, build_arrays
@@ -117,7 +117,7 @@ class PartnerIndex:
             >>> PartnerIndex.build(x, power=float("inf")).sample(torch.arange(4)).flatten()
             tensor([1, 0, 1, 2])
         """
-        _check_power(power)
+        check_power(power)
         check_generator(generator, torch.device("cpu"))
         options: dict[str, Any] = {
             "k": k,
@@ -205,7 +205,7 @@ class PartnerIndex:
             4.0
         """
         if power is not None:
-            _check_power(power)
+            check_power(power)
         if max_draws is not None:
             checks.count("max_draws", max_draws)
         facts = self._facts if power is None else dataclasses.replace(self._facts, power=float(power))
@@ -323,8 +323,3 @@ class PartnerIndex:
 def _opened(folder: str, power: float, proved: bool | None, max_draws: int) -> PartnerIndex:
     """What unpickling calls."""
     return PartnerIndex.load(folder).with_law(power=power, proved=proved, max_draws=max_draws)
-
-
-def _check_power(power: float) -> None:
-    if power != float("inf"):
-        checks.nonnegative("power", power)

@@ -118,6 +118,8 @@ def build_arrays(
     rows = Rows(x) if dtype == "float32" else Rows(x, _HALF)
     k = min(k, rows.n - 1)
     classes = _classes(labels, among, rows.n)
+    if exact is not None:
+        checks.flag("exact", exact)
     if cells is not None:
         checks.count("cells", cells)
     if probes is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elliptica._utils.untrusted import read_json
+from elliptica._utils.untrusted import BROKEN_HEADER, read_json
 from elliptica.core.partners import AMONG, Among
 
 Array = NDArray[Any]
@@ -200,11 +200,13 @@ def _read_header(folder: Path) -> dict[str, Any]:
 
 def _map(folder: Path, name: str, described: dict[str, Any]) -> Array:
     file = folder / f"{name}.npy"
+    if file.exists() and not file.is_file():  # reading a pipe would wait for ever
+        raise _broken(folder, f"{name}.npy is not a regular file")
     shape, dtype = tuple(described["shape"]), np.dtype(described["dtype"])
     try:
         # an empty file cannot be mapped
         array = np.load(file, mmap_mode=None if 0 in shape else "r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, *BROKEN_HEADER) as error:
         raise _broken(folder, f"{name}.npy cannot be read ({error})") from error
     if array.shape != shape or array.dtype != dtype:
         raise _broken(
