@@ -205,3 +205,29 @@ def test_wrong_rows_are_explained():
             elliptica.diagnose(model, LOSS, x, y, landscape=False, **options)
     with pytest.raises(ValueError, match="NaN or infinite"):
         elliptica.diagnose(Function(lambda x: sure(x) * torch.nan), LOSS, x, y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        ({"landscape": "yes"}, TypeError, "landscape must be True or False"),
+        ({"groups": 3}, TypeError, "groups must have one entry for each"),
+        ({"class_names": 3}, TypeError, "class_names must be a list of names"),
+        ({"feature_names": None}, TypeError, "feature_names must be a list of names"),
+        ({"num_classes": "2"}, TypeError, "num_classes must be an integer"),
+        ({"target_space": "classes"}, ValueError, "target_space must be one of"),
+        ({"device": "gpu"}, ValueError, "device='gpu' cannot be used"),
+        ({"device": "meta"}, ValueError, "keeps shapes only"),
+    ],
+)
+def test_settings_that_cannot_be(settings, error, match, generator):
+    x = torch.randn(20, 3, generator=generator)
+    with pytest.raises(error, match=match):
+        elliptica.diagnose(nn.Linear(3, 2), LOSS, x, (x[:, 0] > 0).long(), **settings)
+
+
+def test_numbers_of_numpy_are_numbers(generator):
+    x = torch.randn(20, 3, generator=generator)
+    options = {"batch_size": np.int64(7), "confidence": np.float32(0.9), "landscape": False}
+    found = elliptica.diagnose(nn.Linear(3, 2), LOSS, x, (x[:, 0] > 0).long(), **options)
+    assert json.loads(json.dumps(found.to_dict()))

@@ -137,13 +137,12 @@ def test_suspicion_ranks_wrong_labels_first(generator):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("distance", [1.0, 2.0, 4.0])
-def test_overlapping_classes_are_not_called_wrong(distance):
+def test_overlapping_classes_are_not_called_wrong(distance, generator):
     """No label is wrong at any overlap; the model is the best there is."""
     warned = 0
-    for seed in range(20):
-        g = torch.Generator().manual_seed(seed)
+    for _ in range(20):
         y = torch.arange(1200) % 2
-        x = torch.randn(1200, 2, generator=g)
+        x = torch.randn(1200, 2, generator=generator)
         x[:, 0] += distance * (y - 0.5)
         best = Function(lambda x: torch.stack([x[:, 0] * 0, distance * x[:, 0]], 1))
         e = evidence(best, x[:500], y[:500], (x[500:], y[500:]))
@@ -209,11 +208,11 @@ def test_moved_features_are_named(generator):
 
 
 @pytest.mark.statistical
-def test_farther_rows_are_told_apart_at_the_level():
+def test_farther_rows_are_told_apart_at_the_level(generator):
     """Rows from the same law are hardly ever called farther."""
     false = 0
-    for seed in range(60):
-        x, y = two_classes(200, torch.Generator().manual_seed(seed), d=5)
+    for _ in range(60):
+        x, y = two_classes(200, generator, d=5)
         e = evidence(logits, x[:120], y[:120], (x[120:], y[120:]))
         false += data.is_farther(e, e.held_distance).lower > 0.55
         wide = e.nearest(3 * e.held.x, 1)[0][:, 0]
@@ -445,16 +444,15 @@ def test_one_wild_target_does_not_hide_overfitting(generator):
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("d", [10, 14])
-def test_equal_rows_by_chance_are_no_leak(d):
+def test_equal_rows_by_chance_are_no_leak(d, generator):
     """Binary features, training and held-out rows of one law."""
     warned = 0
-    for seed in range(20):
-        g = torch.Generator().manual_seed(seed)
-        x = (torch.rand(1000, d, generator=g) < 0.5).float()
-        y = (torch.rand(1000, generator=g) < 0.5).long()
+    for _ in range(20):
+        x = (torch.rand(1000, d, generator=generator) < 0.5).float()
+        y = (torch.rand(1000, generator=generator) < 0.5).long()
         e = evidence(lambda x: x[:, :2], x[:600], y[:600], (x[600:], y[600:]))
         warned += data.judge_leak(e).severity == "warning"
-    assert warned == 0
+    assert warned <= 2  # the limit has a confidence: about 1 in 400 such sets is warned of
 
 
 def test_rounded_copies_are_a_leak(generator):
@@ -466,13 +464,12 @@ def test_rounded_copies_are_a_leak(generator):
 
 
 @pytest.mark.statistical
-def test_a_weak_but_honest_model_is_not_called_a_constant():
+def test_a_weak_but_honest_model_is_not_called_a_constant(generator):
     """The best possible predictions with a tenth of the variance, sixty rows."""
     grades = []
-    for seed in range(20):
-        g = torch.Generator().manual_seed(seed)
-        x = torch.randn(60, 1, generator=g)
-        y = x + 3 * torch.randn(60, 1, generator=g)
+    for _ in range(20):
+        x = torch.randn(60, 1, generator=generator)
+        y = x + 3 * torch.randn(60, 1, generator=generator)
         grades.append(model_of.judge_constant(evidence(lambda x: x, x, y)).severity)
     assert grades.count("warning") <= 2
     useless = evidence(lambda x: torch.zeros(len(x), 1) + y.mean(), x, y)
@@ -543,12 +540,11 @@ def test_losses_whose_outputs_are_no_predictions(generator):
 
 
 @pytest.mark.statistical
-def test_features_of_one_law_hardly_ever_move():
+def test_features_of_one_law_hardly_ever_move(generator):
     """Sixty features and sixty tables: the limit allows for all of them."""
     moved = 0
-    for seed in range(60):
-        g = torch.Generator().manual_seed(seed)
-        x = torch.randn(80, 60, generator=g)
+    for _ in range(60):
+        x = torch.randn(80, 60, generator=generator)
         e = evidence(logits, x[:40], torch.arange(40) % 2, (x[40:], torch.arange(40) % 2))
         moved += len(data.moved_features(e, e.held.raw))
     assert moved <= 1

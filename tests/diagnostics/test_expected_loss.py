@@ -69,13 +69,13 @@ def test_occupation_of_a_square(dim, diffusion, generator):
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-def test_the_bridge_objective_is_not_the_mean_over_visits():
+@pytest.mark.statistical
+def test_the_bridge_objective_is_not_the_mean_over_visits(generator):
     """400 normal points in three dimensions, loss ``|x|^2``: walks from the data visit the whole ball.
 
     Bridges stay between the data: two thirds of the mean of ``|x|^2``, plus noise. On the way from ``x``
     to the sphere of radius ``R`` the mean over a walk's visits is ``n (R^2 + |x|^2) / (2 (n + 2))``.
     """
-    generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 3, dtype=torch.float64, generator=generator)
     x, y = x - x.mean(0), torch.zeros(400, 1, dtype=torch.float64)
     settings = {"sigma": 0.05, "n_times": 101, "target_space": "real", "generator": generator}

@@ -89,6 +89,7 @@ def test_linear_model_with_squared_error_in_closed_form(generator):
     assert lap == pytest.approx(2 * float(model.weight.detach().square().sum()), rel=0.1)
 
 
+@pytest.mark.statistical
 def test_noise_of_a_linear_model_in_closed_form(generator):
     """Squared error of a perfect linear fit under noise: sum of (w * 0.1 * deviation)^2."""
     x = torch.randn(4000, 3, generator=generator).double() * torch.tensor([1.0, 5.0, 0.2])
@@ -161,15 +162,15 @@ def test_both_sides_of_the_pde_have_the_label_of_the_nearest_row(generator):
 
 
 @pytest.mark.statistical
-def test_limits_of_the_share_cover():
+def test_limits_of_the_share_cover(generator):
     """Clusters at 0 and 1, a spike on (0.4, 0.6): the share is 0.2 times the share of mixed pairs."""
     x = (torch.arange(40) % 2).double()[:, None]
     spike = Function(lambda x: x + 1.0 * ((x > 0.4) & (x < 0.6)))
     truth, runs = 0.2 * 20 / 39, 120
     covered = {0.95: 0, 0.5: 0}
-    for seed in range(runs):
-        g = torch.Generator().manual_seed(seed)
-        share = judge_between(fitted_of(spike, nn.MSELoss(), x, x, generator=g, n=40)).numbers["share above"]
+    for _ in range(runs):
+        found = judge_between(fitted_of(spike, nn.MSELoss(), x, x, generator=generator, n=40))
+        share = found.numbers["share above"]
         for level in covered:
             low, high = clopper_pearson(round(share.value * share.n), share.n, level)
             covered[level] += low <= truth <= high

@@ -94,3 +94,12 @@ def test_wrong_arguments(own_checks):
         neighbour_loss(field, x[:0], (x, y))
     with pytest.raises((TypeError, ValueError), match="k must be"):
         neighbour_loss(field, x, (x, y), 0)
+
+
+@pytest.mark.parametrize("name", ["at", "train x"])
+def test_distances_need_finite_inputs(name):
+    field = LossField(torch.nn.Tanh(), torch.nn.MSELoss())
+    rows = {"at": torch.zeros(2, 1), "train x": torch.zeros(3, 1)}
+    rows[name][0] = -torch.inf
+    with pytest.raises(ValueError, match=f"{name} must be finite"):
+        neighbour_loss(field, rows["at"], (rows["train x"], torch.zeros(3, 1)))

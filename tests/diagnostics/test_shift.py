@@ -349,3 +349,24 @@ class TestErrors:
         pair = (torch.zeros(1, 1), torch.zeros(1, 1))
         with pytest.raises(TypeError, match=r"domain\.inner"):
             ordering_report(field, Whitened.ball(torch.randn(9, 2)), pair, pair)
+
+
+def test_an_estimate_needs_one_tensor():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    with pytest.raises(TypeError, match="must return one tensor, but returned a tuple"):
+        estimated_lipschitz(Pair(2, 1), torch.zeros(2, 2))
+
+
+def test_constants_of_models_that_have_none():
+    layer = nn.Linear(2, 1)
+    nn.init.constant_(layer.weight, torch.nan)
+    with pytest.raises(ValueError, match="NaN or infinite, so there is no constant"):
+        certified_lipschitz(layer)
+    with pytest.raises(ValueError, match="gradient of the model is NaN or infinite"):
+        estimated_lipschitz(layer, torch.zeros(2, 2))
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, but got function"):
+        certified_lipschitz(lambda x: x)
+    assert certified_lipschitz(nn.Linear(0, 2)) == 0

@@ -180,7 +180,11 @@ def diagnose_fitted(
     number of the first row, for messages.
     """
     check_level("confidence", confidence)
+    confidence = float(confidence)
+    if not isinstance(landscape, bool | FittedModel):
+        raise TypeError(f"landscape must be True or False, but got {landscape!r}.")
     checks.count("batch_size", fitted.batch_size)
+    fitted = replace(fitted, batch_size=int(fitted.batch_size))  # torch splits by plain integers only
     checks.count("max_rows", max_rows, 10)
     checks.count("n", n, 10)
     source = torch.Generator().manual_seed(0) if generator is None else generator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Sized
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from elliptica._utils import checks, random
 from elliptica._utils.random import draw_permutation, stream
 from elliptica.core.batchnorm import evaluation_mode
 from elliptica.core.noise import Sigma, auto_sigma, check_sigma
-from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space
+from elliptica.core.targets import TARGET_SPACES, TargetSpace, encode_targets, infer_target_space
 from elliptica.core.types import LossFn
 from elliptica.diagnostics.probes import Bridges, draw_bridges
 from elliptica.landscape.loss import (
@@ -359,6 +359,15 @@ class FittedModel:
         checks.same_rows("y", self.y, len(self.x))
         if len(self.x) < 2:
             raise ValueError("x has one row, but a diagnosis needs more. Pass at least two rows.")
+        if self.num_classes is not None:
+            checks.count("num_classes", self.num_classes)
+        if self.target_space is not None:
+            checks.choice("target_space", self.target_space, TARGET_SPACES)
+        for name, value in (("class_names", self.class_names), ("feature_names", self.feature_names)):
+            if not isinstance(value, Sized) and not (value is None and name == "class_names"):
+                raise TypeError(
+                    f"{name} must be a list of names, but got {value!r}. Omit it if there are none."
+                )
         _check_groups("groups", self.groups, len(self.x))
         if self.test is None:
             if self.test_groups is not None:
@@ -434,7 +443,13 @@ def _taken(numbers: Sequence[int] | None, rows: Tensor) -> Sequence[int]:
 
 
 def _check_groups(name: str, groups: Tensor | Sequence[Hashable] | None, n: int) -> None:
-    if groups is not None and len(groups) != n:
+    if groups is None:
+        return
+    if not isinstance(groups, Sized) or (isinstance(groups, Tensor) and groups.ndim == 0):
+        raise TypeError(
+            f"{name} must have one entry for each of the {n} rows, but got {groups!r}. Pass one per row."
+        )
+    if len(groups) != n:
         raise ValueError(
             f"{name} must have one entry for each of the {n} rows, but has {len(groups)}. Pass one per row."
         )
@@ -443,10 +458,19 @@ def _check_groups(name: str, groups: Tensor | Sequence[Hashable] | None, n: int)
 def _placed(model: nn.Module, device: torch.device | str | None, x: Tensor) -> tuple[nn.Module, torch.device]:
     """Return the model and its device; a model on another device is copied, not moved."""
     home = next((p.device for p in model.parameters()), x.device)
-    place = home if device is None else torch.device(device)
-    if place != home:
-        model = copy.deepcopy(model).to(place)
-    return model, place
+    if device is None:
+        return model, home
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise ValueError(
+            f"device={device!r} cannot be used ({str(error).splitlines()[0]}). Pass e.g. device='cpu', or "
+            "omit it."
+        ) from error
+    if place.type == "meta":
+        raise ValueError("device='meta' keeps shapes only, so nothing can be computed there. Use 'cpu'.")
+    return (model if place == home else copy.deepcopy(model).to(place)), place
 
 
 def _forward(model: nn.Module, x: Tensor) -> object:

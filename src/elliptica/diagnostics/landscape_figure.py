@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from elliptica._utils.files import replacing
 from elliptica.diagnostics.landscape_reports import LandscapeReports, Section
 from elliptica.landscape.solve import estimate_landscape
 
@@ -28,7 +29,8 @@ def draw_landscape(reports: LandscapeReports, sections: list[Section], title: st
     if in_plane:
         _draw_surfaces(figure, axes[1], reports)
     figure.suptitle(title)
-    figure.savefig(file, dpi=120)
+    with replacing(file) as part:
+        figure.savefig(part, format="png", dpi=120)
     plt.close(figure)
 
 

@@ -155,8 +155,10 @@ def check_train(train: tuple[Tensor, Tensor], at: Tensor) -> tuple[Tensor, Tenso
     x, y = train
     checks.floating("at", at)
     checks.batch("at", at)
+    checks.finite("at", at)
     checks.floating("train x", x)
     checks.batch("train x", x)
+    checks.finite("train x", x)
     checks.same_rows("train y", y, len(x), "train x")
     if x.shape[1:] != at.shape[1:]:
         raise ValueError(

@@ -18,6 +18,7 @@ from elliptica.landscape.estimate import LandscapeEstimate
 from elliptica.landscape.exits import sample_ball_exit
 from elliptica.landscape.loss import LossField
 from elliptica.landscape.operator import Operator
+from elliptica.landscape.solve import check_dims
 
 #: Probes per query, between it and places where walks end.
 _PER_QUERY = 8
@@ -145,6 +146,7 @@ def ordering_report(
         )
     checks.positive("diffusion", diffusion)
     z, loss = point_loss(field, *_together(rare, common), joint)
+    check_dims(domain, z)
     if radius is None:
         radius = 0.1 * float(domain.distance(z).median())
     checks.positive("radius", radius)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks, random
 from elliptica.core.batchnorm import evaluation_mode
+from elliptica.core.losses import outputs_at
 from elliptica.diagnostics.expected_loss import loss_map
 from elliptica.diagnostics.probes import shifted_probes
 from elliptica.diagnostics.result import Result, notes_lines, table
@@ -141,6 +142,9 @@ def shift_bound(
             f"The shift bound is for the squared loss, but the field has {field.loss_fn!r}. Use "
             "LossField(model, torch.nn.MSELoss()); for other losses use loss_map at the shifted inputs."
         )
+    checks.floating("x", x)
+    checks.batch("x", x)
+    checks.same_rows("y", y, len(x))
     ball = domain.domain if isinstance(domain, DataDomain) else domain
     dim = x[0].numel() + (y[0].numel() if joint else 0)
     if isinstance(ball, Ball) and len(ball.centre) != dim:
@@ -269,11 +273,13 @@ def certified_lipschitz(model: nn.Module) -> float:
     Raises:
         TypeError: For a layer whose constant is not known.
     """
-    return math.prod(_layer(layer) for layer in layers(model))
+    return math.prod((_layer(layer) for layer in layers(model)), start=1.0)
 
 
 def layers(model: nn.Module) -> Iterator[Any]:
     """Iterate over the layers of a sequential model in order of use."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, but got {type(model).__name__}.")
     if model._forward_hooks or model._forward_pre_hooks:
         raise TypeError(
             f"{type(model).__name__} has forward hooks, which may change what it computes. Remove them, or "
@@ -289,6 +295,12 @@ def layers(model: nn.Module) -> Iterator[Any]:
 def _layer(layer: Any) -> float:
     kind = type(layer)
     if kind is nn.Linear:
+        if not bool(layer.weight.isfinite().all()):
+            raise ValueError(
+                f"A weight of the layer {layer} is NaN or infinite, so there is no constant. Check the model."
+            )
+        if layer.weight.numel() == 0:
+            return 0.0
         return float(torch.linalg.svdvals(layer.weight.detach().double())[0])
     if kind in _CONTRACTIONS:
         return 1.0
@@ -321,16 +333,23 @@ def estimated_lipschitz(model: nn.Module, x: Tensor, chunk_size: int = 4096) -> 
     with evaluation_mode(model), torch.enable_grad():
         for part in x.detach().split(chunk_size):
             points = part.clone().requires_grad_(True)
-            output = model(points).reshape(len(part), -1)
+            output = outputs_at(model, points, len(part))
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"The model must return one tensor, but returned a {type(output).__name__}. Wrap it in a "
+                    "module that does."
+                )
+            output = output.reshape(len(part), -1)
             slopes = [
                 torch.autograd.grad(column.sum(), points, retain_graph=True)[0].reshape(len(part), -1)
                 for column in output.unbind(1)
             ]
-            largest = max(largest, float(torch.linalg.matrix_norm(torch.stack(slopes, 1), ord=2).max()))
-            if not math.isfinite(largest):
+            jacobian = torch.stack(slopes, 1)
+            if not bool(jacobian.isfinite().all()):
                 raise ValueError(
                     "The gradient of the model is NaN or infinite at some points. Check the model there."
                 )
+            largest = max(largest, float(torch.linalg.matrix_norm(jacobian, ord=2).max()))
     return largest
 
 

@@ -245,6 +245,7 @@ def point_loss(field: LossField, x: Tensor, y: Tensor, joint: bool) -> tuple[Ten
     """Return flat points, and the loss as a function of flat points and row numbers."""
     checks.floating("x", x)
     checks.batch("x", x)
+    checks.finite("x", x)
     checks.same_rows("y", y, len(x))
     if joint:
         n_features = x[0].numel()
