@@ -155,11 +155,12 @@ def test_labels_smoothed_by_bridges_are_not_stacked(blobs, monkeypatch):
     assert len(used) == 2
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("method", ["elliptic", "erm", "noise"])
-def test_side_by_side_learns_what_the_loop_learns(method):
-    """Four networks each way on diabetes: mean scores agree up to their spread."""
+def test_side_by_side_learns_what_the_loop_learns(method, seed):
+    """Eight networks each way on diabetes: mean scores agree up to six standard errors (2e-5 at t(14))."""
     x, y = load_diabetes(return_X_y=True)
-    options = {"hidden": (16,), "max_iter": 20, "random_state": 0, "n_networks": 4, "method": method}
+    options = {"hidden": (16,), "max_iter": 20, "random_state": seed, "n_networks": 8, "method": method}
     scores = []
     for ways in ({}, {"warm_start": True}):
         model = EllipticRegressor(**options, **ways).fit(x[:300], y[:300])
@@ -167,8 +168,8 @@ def test_side_by_side_learns_what_the_loop_learns(method):
         scores.append([1 - ((o[:, 0] - y[300:]) ** 2).mean() / y[300:].var() for o in own])
     one, two = np.array(scores)
     assert not np.array_equal(one, two)
-    spread = np.sqrt((one.var(ddof=1) + two.var(ddof=1)) / 4)
-    assert abs(one.mean() - two.mean()) < 4 * spread + 0.01
+    spread = np.sqrt((one.var(ddof=1) + two.var(ddof=1)) / 8)
+    assert abs(one.mean() - two.mean()) < 6 * spread + 0.01
     assert one.mean() > 0.3
 
 
@@ -261,10 +262,10 @@ def test_smoothing_is_that_of_torch(blobs):
 
 
 @pytest.mark.statistical
-def test_noise_is_a_penalty_on_the_slope(line):
+def test_noise_is_a_penalty_on_the_slope(line, seed):
     """A linear model with input noise sigma is ridge regression with penalty n sigma^2 on scaled columns."""
     x, y = line
-    options = {"hidden": (), "max_iter": 600, "learning_rate": 0.01, "random_state": 0, "bounded": False}
+    options = {"hidden": (), "max_iter": 600, "learning_rate": 0.01, "random_state": seed, "bounded": False}
     model = EllipticRegressor(method="noise", sigma=0.7, **options).fit(x, y)
     z, t = (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
     ridge = np.linalg.solve(z.T @ z + 50 * 0.7**2 * np.eye(3), z.T @ t)

@@ -85,9 +85,9 @@ def test_temperature_at_its_ends():
         assert fit_temperature(np.ones((3, 1)), np.zeros(3, dtype=int)) == 1.0
 
 
-def test_temperature_can_be_far_from_one():
+@pytest.mark.statistical
+def test_temperature_can_be_far_from_one(rng):
     """Logits of a known temperature give it back."""
-    rng = np.random.default_rng(0)
     logits = rng.normal(size=(20000, 4)) * 3
     codes = np.array([rng.choice(4, p=p) for p in softmax(logits / 4)])
     assert fit_temperature(logits, codes) == pytest.approx(4, rel=0.05)

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import pickle
 import sys
 import zipfile
@@ -766,4 +767,19 @@ def test_models_of_scikit_learn_with_nan_are_not_read(model, tmp_path, x):
             tree.nodes["value"] = math.nan
     file = save(model, tmp_path / "model.elliptica")
     with pytest.raises(ValueError, match=r"NaN or infinite|to no number"):
+        load(file)
+
+
+@pytest.mark.bad_input
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, x):
+    """Reading a pipe would wait for ever, and a device may have no end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "device"):
+        with pytest.raises(ValueError, match=rf"{path.name} is a folder, a pipe or a device"):
+            load(path)
+    file = save(EllipticRegressor(**QUICK).fit(x, x[:, 0]), tmp_path / "model.elliptica")
+    content = members(file)
+    rewrite(file, content | {"model.json": b'{"format": ' + b"9" * 10_000 + b"}"})
+    with pytest.raises(ValueError, match=r"model.elliptica cannot be read as a saved estimator"):
         load(file)

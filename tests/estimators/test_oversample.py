@@ -56,14 +56,15 @@ def test_without_noise_rows_lie_between_near_neighbours(classes, make):
 
 
 @pytest.mark.statistical
-def test_without_noise_the_law_is_that_of_smote(classes):
+def test_without_noise_the_law_is_that_of_smote(classes, seed):
     """Frequencies of starts, ends and places against the law, and each coordinate against SMOTE."""
     x, y = classes
     sizes = {"few": 6000, "many": 60, "some": 12}
-    ours = BridgeOverSampler(sigma=0.0, sampling_strategy=sizes, random_state=1).fit_resample(x, y)[0][
-        len(x) :
-    ]
-    theirs = SMOTE(sampling_strategy=sizes, random_state=2).fit_resample(x, y)[0][len(x) :]
+    samplers = (
+        BridgeOverSampler(sigma=0.0, sampling_strategy=sizes, random_state=seed),
+        SMOTE(sampling_strategy=sizes, random_state=seed + 1),
+    )
+    ours, theirs = (sampler.fit_resample(x, y)[0][len(x) :] for sampler in samplers)
     for j in range(3):
         assert_same_distribution(ours[:, j], theirs[:, j])
     own = x[y == "few"]
@@ -80,11 +81,11 @@ def test_without_noise_the_law_is_that_of_smote(classes):
 
 
 @pytest.mark.statistical
-def test_noise_is_that_of_a_bridge():
+def test_noise_is_that_of_a_bridge(seed):
     """With two equal rows the line is a point: what is left is noise of variance sigma^2 u(1-u) var(x)."""
     x = np.array([[1.0, 5.0]] * 2 + [[0.0, 0.0], [4.0, 50.0], [2.0, 20.0], [9.0, 90.0]])
     y = [0, 0, 1, 1, 1, 1]
-    sampler = BridgeOverSampler(sigma=0.5, sampling_strategy={0: 8002, 1: 4}, random_state=0)
+    sampler = BridgeOverSampler(sigma=0.5, sampling_strategy={0: 16_002, 1: 4}, random_state=seed)
     noise = sampler.fit_resample(x, y)[0][6:] - x[0]
     z = noise / (0.5 * x.std(axis=0))
     u = (np.arange(2000) + 0.5) / 2000
@@ -276,3 +277,25 @@ def test_whole_numbers_with_many_values_are_not_taken_for_classes():
         BridgeOverSampler().fit(x, y)
     assert not hasattr(BridgeOverSampler(task="classification").fit(x, y), "bins_")
     assert not hasattr(BridgeOverSampler().fit(x, (y % 20).astype(float)), "bins_")
+
+
+@pytest.mark.bad_input
+@pytest.mark.usefixtures("own_checks")
+def test_targets_that_are_missing_or_times():
+    x = np.random.default_rng(0).normal(size=(10, 2))
+    labels = np.array(["a", "b"] * 5, dtype=object)
+    for y, match in (
+        (None, "y is None"),
+        (np.append(labels[:-1], None), "missing in row 9"),
+        (np.arange(10).astype("datetime64[D]"), "y holds times"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=match):
+            BridgeOverSampler().fit_resample(x, y)
+
+
+def test_dates_are_not_counted_in_units_of_numpy():
+    days = np.array([f"2026-01-0{day}" for day in range(1, 9)], dtype="datetime64[D]").reshape(4, 2)
+    frame = pd.DataFrame({"a": pd.Series(days[:, 0].astype(object)), "b": [1.0, 2, 3, 4]})
+    for X, words in ((days, "times"), (frame, "a")):
+        with pytest.raises((TypeError, ValueError), match=words):
+            BridgeOverSampler().fit_resample(X, [0, 0, 0, 1])

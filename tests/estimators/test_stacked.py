@@ -211,8 +211,30 @@ def test_same_seed_same_networks_and_torchs_stream_is_left_alone():
     assert distance(one.network(0), one.network(1)) > 1e-2
 
 
-def test_initial_weights_are_those_of_torchs_linear_layers():
-    many = train("real", [job("erm", seed=s) for s in range(200)], deadline=0.0)
+@pytest.mark.parametrize("loss", ["classes", "real"])
+def test_neighbours_change_no_bit(loss):
+    """All together, alone, in two parts and in another order, with layers that fill whole vectors."""
+    methods = [m for m, kind in CASES if kind == loss]
+    jobs = [
+        job(method, seed, rows=60 + 5 * seed, validation=np.arange(75, 90), max_iter=4, learning_rate=rate)
+        for method in methods
+        for seed, rate in enumerate((3e-3, 1e-2, 3e-3))
+    ]
+    options = {"hidden": (64, 32), "patience": 2}
+    whole = train(loss, jobs, **options)
+    every = list(range(len(jobs)))
+    for parts in ([[number] for number in every], [every[:4], every[4:]], [every[::-1]]):
+        for part in parts:
+            stack = train(loss, [jobs[number] for number in part], **options)
+            for i, number in enumerate(part):
+                assert distance(stack.network(i), whole.network(number)) == 0
+                assert stack.validation_curves[i] == whole.validation_curves[number]
+                assert stack.loss_curves[i] == whole.loss_curves[number]
+
+
+@pytest.mark.statistical
+def test_initial_weights_are_those_of_torchs_linear_layers(seed):
+    many = train("real", [job("erm", seed=seed + i) for i in range(200)], deadline=0.0)
     for weight, bias in zip(many.weights, many.biases, strict=True):
         bound = 1 / math.sqrt(weight.shape[1])
         for part in (weight, bias):

@@ -1,5 +1,7 @@
 """What networks of a stack draw has the law of their methods; wrong samplers are rejected."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,13 @@ from laws import assert_distribution, assert_frequencies, assert_variance
 pytestmark = pytest.mark.statistical
 
 
-def draw(method, x, y, group=None, *, chunks=1, batch_size=6, seed=0, weight=None, **settings):
-    """Points of one network, ``(steps, row of the batch, ...)``."""
+@pytest.fixture
+def draw(seed):
+    """Draw points of one network with the test's seed, ``(steps, row of the batch, ...)``."""
+    return partial(draw_points, seed)
+
+
+def draw_points(seed, method, x, y, group=None, *, chunks=1, batch_size=6, weight=None, **settings):
     loss = "real" if y.is_floating_point() else "classes"
     n_outputs = y.shape[1] if loss == "real" else int(y.max()) + 1
     table = points.join_tables([x], [y], None if group is None else [group], loss, n_outputs)
@@ -31,7 +38,7 @@ def numbered(n):
     return torch.arange(float(n))[:, None], 10 * torch.arange(float(n))[:, None]
 
 
-def test_every_order_holds_every_row_once_and_orders_are_uniform():
+def test_every_order_holds_every_row_once_and_orders_are_uniform(draw):
     x, y = numbered(6)
     p = draw("erm", x, y, chunks=30)  # a batch is an order
     assert torch.equal(p.rows.sort(1).values, torch.arange(6).expand(3000, 6))
@@ -44,7 +51,7 @@ def test_every_order_holds_every_row_once_and_orders_are_uniform():
         assert_frequencies(np.bincount(fixed, minlength=36), (1 - np.eye(6)).ravel() / 30)
 
 
-def test_orders_go_on_where_a_batch_ends():
+def test_orders_go_on_where_a_batch_ends(draw):
     x, y = numbered(7)
     p = draw("erm", x, y)
     orders = p.rows.flatten()[: 7 * 85].view(85, 7)
@@ -52,7 +59,7 @@ def test_orders_go_on_where_a_batch_ends():
 
 
 @pytest.mark.parametrize("method", ["mixup", "elliptic", "elliptic-weighted"])
-def test_partners_are_any_other_row(method):
+def test_partners_are_any_other_row(method, draw):
     x, y = numbered(6)
     p = draw(method, x, y, chunks=20)
     assert torch.equal(p.partners, p.rows.roll(-1, 1))
@@ -63,13 +70,13 @@ def test_partners_are_any_other_row(method):
 
 
 @pytest.mark.parametrize("n_times", [2, 4, 5])
-def test_times_lie_on_the_grid_one_in_each_part_of_the_batch(n_times):
+def test_times_lie_on_the_grid_one_in_each_part_of_the_batch(n_times, draw, generator):
     x, y = numbered(12)
     p = draw("elliptic", x, y, chunks=10, batch_size=12, n_times=n_times)
     index = (p.s * (n_times - 1)).round().long()
     torch.testing.assert_close(index / (n_times - 1), p.s)
     assert_frequencies(np.bincount(index.flatten(), minlength=n_times), np.full(n_times, 1 / n_times))
-    u = torch.rand(3, 2, 12, generator=torch.Generator().manual_seed(0))
+    u = torch.rand(3, 2, 12, generator=generator)
     given = (u + torch.arange(12)) / 12
     grids = torch.tensor([float(n_times)]).view(1, 1, 1)
     torch.testing.assert_close(points.stratified_times(u, grids), quantile_times(given, n_times, "mean"))
@@ -83,7 +90,7 @@ def test_times_lie_on_the_grid_one_in_each_part_of_the_batch(n_times):
     assert not is_stratified(torch.randint(n_times, index.shape))
 
 
-def test_noise_of_bridges_and_of_inputs():
+def test_noise_of_bridges_and_of_inputs(draw):
     x, y = numbered(6)
     p = draw("elliptic", x, y, chunks=10, sigma=0.02, sigma_y=0.05, n_times=9)
     inner = (p.s > 0) & (p.s < 1)
@@ -110,7 +117,7 @@ def test_noise_of_bridges_and_of_inputs():
     assert torch.equal(p.y, y[p.rows])
 
 
-def test_classes_are_mixed_without_noise_and_smoothed():
+def test_classes_are_mixed_without_noise_and_smoothed(draw):
     x, y = numbered(6)[0], torch.arange(6) % 3
     p = draw("elliptic", x, y, sigma=0.5)
     torch.testing.assert_close(p.y.sum(2), torch.ones(100, 6))
@@ -122,7 +129,7 @@ def test_classes_are_mixed_without_noise_and_smoothed():
 
 
 @pytest.mark.parametrize(("method", "alpha"), [("mixup", 0.4), ("c-mixup", 2.0), ("lisa", 2.0)])
-def test_shares_have_a_beta_law(method, alpha):
+def test_shares_have_a_beta_law(method, alpha, draw):
     x, y = numbered(6)
     group = torch.arange(6) // 3
     y = torch.arange(6) % 2 if method == "lisa" else y
@@ -137,7 +144,7 @@ def test_shares_have_a_beta_law(method, alpha):
     assert torch.equal(none.x, x[none.rows])
 
 
-def test_partners_of_c_mixup_follow_the_kernel_of_targets():
+def test_partners_of_c_mixup_follow_the_kernel_of_targets(draw):
     """The law of `CMixup` on a batch; uniform partners are rejected."""
     x = numbered(6)[0]
     y = torch.tensor([0.0, 0.1, 0.5, 0.7, 1.5, 1.6])[:, None]
@@ -150,7 +157,7 @@ def test_partners_of_c_mixup_follow_the_kernel_of_targets():
             assert_frequencies(np.bincount(chosen, minlength=6), np.full(6, 1 / 6))
 
 
-def test_large_batches_choose_among_some_candidates():
+def test_large_batches_choose_among_some_candidates(draw):
     x = torch.arange(200.0)[:, None]
     p = draw("c-mixup", x, x.clone(), batch_size=200, bandwidth=1e3)
     place = torch.empty(100, 200, dtype=torch.long).scatter_(1, p.rows, torch.arange(200).expand(100, 200))
@@ -159,7 +166,7 @@ def test_large_batches_choose_among_some_candidates():
     assert int(ahead.max()) == points.CANDIDATES - 1
 
 
-def test_partners_of_lisa():
+def test_partners_of_lisa(draw):
     """Same class, other group, or the other way; uniform among them; a row without any stays as it is."""
     x = numbered(7)[0]
     y = torch.tensor([0, 0, 0, 1, 1, 1, 2])
@@ -178,9 +185,8 @@ def test_partners_of_lisa():
     torch.testing.assert_close(p.x[~mixed], x[p.rows[~mixed]])
 
 
-def test_partners_of_lisa_are_uniform_among_the_allowed():
+def test_partners_of_lisa_are_uniform_among_the_allowed(generator):
     y, group = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1, 0, 1])
-    generator = torch.Generator().manual_seed(1)
     rows = torch.stack([torch.randperm(6, generator=generator) for _ in range(6000)])[None]
     u = torch.rand(rows.shape, generator=generator)
     within = torch.ones(1, 6000, 1, dtype=torch.bool)
@@ -195,11 +201,10 @@ def test_partners_of_lisa_are_uniform_among_the_allowed():
 
 
 @pytest.mark.parametrize("method", ["balanced", "groupdro", "lisa"])
-def test_groups_are_balanced_in_every_order(method):
-    generator = torch.Generator().manual_seed(0)
+def test_groups_are_balanced_in_every_order(method, draw):
     x = torch.arange(60.0)[:, None]
     group = (torch.arange(60) < 6).long()
-    y = torch.randint(2, (60,), generator=generator)
+    y = torch.arange(60) // 3 % 2  # both classes in each group
     p = draw(method, x, y, group, batch_size=60)
     part = group + 2 * y if method == "lisa" else group
     counts = torch.stack([torch.bincount(part[rows], minlength=int(part.max()) + 1) for rows in p.rows])
@@ -213,11 +218,11 @@ def test_groups_are_balanced_in_every_order(method):
     assert 0.6 < float(shares) < 0.9  # weights count within a group
 
 
-def test_a_narrow_table_has_no_noise_in_columns_that_it_lacks():
+def test_a_narrow_table_has_no_noise_in_columns_that_it_lacks(draw, seed):
     x, y = numbered(6)
     wide = torch.cat([x, x, x], 1)
     table = points.join_tables([x, wide], [y, y], None, "real", 1)
-    jobs = [StackedJob(np.arange(6), number, 0, "noise", {"sigma": 1.0}) for number in (0, 1)]
+    jobs = [StackedJob(np.arange(6), number, seed, "noise", {"sigma": 1.0}) for number in (0, 1)]
     networks = [points.Network(i, one, table, 6) for i, one in enumerate(jobs)]
     p = points.draw_points(networks, table, 6, 4, torch.full((2, 4, 6, 3), 7.0))
     assert not bool(p.x[0, ..., 1:].any())

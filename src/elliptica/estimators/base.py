@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor, nn
 
@@ -37,6 +37,7 @@ from elliptica.estimators.fit import (
     Rows,
     content_order,
     diverged,
+    draw_seed,
     epoch_length,
     hold_out,
     location_and_scale,
@@ -140,7 +141,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             x, y, weight, groups = take(weight > 0, x, y, weight, groups)
         self._observe_targets(y, goes_on)
         if not goes_on:
-            self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+            self._seed = draw_seed(self.random_state)
         # the order of the rows must not decide which are held out, nor how means are rounded
         order = content_order(*(p.astype(np.float64) for p in (x, y, weight, groups) if p is not None))
         held_out: Held | None = None
@@ -428,7 +429,12 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             return None
         labels = column_or_1d(groups)
         check_consistent_length(x, labels)
-        return np.unique(labels, return_inverse=True)[1]
+        try:
+            return np.unique(labels, return_inverse=True)[1]
+        except TypeError as error:
+            raise TypeError(
+                f"groups must be of one type that can be sorted ({error}). Convert them to strings."
+            ) from error
 
     def _check_weight(self, sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
         if sample_weight is None:
@@ -450,6 +456,13 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         checks.positive("learning_rate", self.learning_rate)
         checks.nonnegative("weight_decay", self.weight_decay)
         checks.nonnegative("tol", self.tol)
+        for name in ("standardize", "early_stopping", "warm_start"):
+            checks.flag(name, getattr(self, name))
+        if self.verbose not in (0, 1):
+            checks.flag("verbose", self.verbose)
+        check_device(self.device)
+        if self.module is None:
+            check_hidden(self.hidden)
         checks.number("validation_fraction", self.validation_fraction)
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
@@ -571,15 +584,49 @@ def takes_batches(estimator: EllipticEstimator) -> bool:
     return True
 
 
+def check_hidden(hidden: object) -> None:
+    """Raise unless ``hidden`` is a sequence of widths."""
+    if isinstance(hidden, str) or not isinstance(hidden, Sequence):
+        raise TypeError(
+            f"hidden must be the widths of the layers, such as (128, 128) or (), but got {hidden!r:.60}."
+        )
+    for width in hidden:
+        checks.count("hidden", width)
+
+
+def check_device(device: object) -> None:
+    """Raise unless tensors with values can be made on a device."""
+    try:
+        place = torch.device(device)  # type: ignore[call-overload]
+        torch.zeros(1, device=place)
+    except (AssertionError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise ValueError(
+            f'device={device!r:.60} cannot be used on this machine ({first:.120}). Use "cpu".'
+        ) from error
+    if place.type == "meta":
+        raise ValueError('device="meta" keeps shapes only, so nothing can be learnt there. Use "cpu".')
+
+
 def make_network(
     module: ModuleLike | None, hidden: Sequence[int], n_features: int, n_outputs: int
 ) -> nn.Module:
     """Create the network of an estimator, with initial weights from torch's default stream."""
     if module is None:
-        for width in hidden:
-            checks.count("hidden", width)
+        check_hidden(hidden)
         return mlp(n_features, n_outputs, hidden=tuple(hidden))
-    made = copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
+    if not callable(module):
+        raise TypeError(
+            "module must be a torch.nn.Module, or a function of (n_features, n_outputs) that returns one, "
+            f"but got {module!r:.60} ({type(module).__name__})."
+        )
+    try:
+        made = copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
+    except Exception as error:
+        raise ValueError(
+            f"module({n_features}, {n_outputs}), called with the numbers of features and outputs, raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(made, nn.Module):
         raise TypeError(
             "module must be a torch.nn.Module, or a function of (n_features, n_outputs) that returns one, "
@@ -591,8 +638,14 @@ def make_network(
 def check_output(network: nn.Module, x: Tensor, n_outputs: int, meaning: str) -> None:
     """Raise before training if the output of a network does not fit the targets."""
     network.eval()
-    with torch.no_grad():
-        output = network(x)
+    try:
+        with torch.no_grad():
+            output = network(x)
+    except Exception as error:
+        raise ValueError(
+            f"module must map {len(x)} rows of {x.shape[1]} columns to shape {(len(x), n_outputs)} "
+            f"({meaning}), but raised {type(error).__name__}: {error}"
+        ) from error
     got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != (len(x), n_outputs):
         raise ValueError(

@@ -236,6 +236,8 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
 
     def _check_rows(self, X: Any, y: Any, reset: bool) -> tuple[np.ndarray, np.ndarray]:
         x, labels = check_table(self, X, y, reset=reset)
+        if hasattr(labels, "toarray"):  # a sparse indicator of several labels
+            labels = labels.toarray()
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from sklearn.utils.validation import validate_data
+from torch import Tensor
 
 Kind = Literal["number", "category", "date", "text"]
 
@@ -177,9 +178,15 @@ def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_
         y_numeric: Whether targets must be numbers.
     """
     options: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": False, "reset": reset}
+    X = _without_gradient(X)
+    check_names(X)
     if not (isinstance(y, str) and y == _NO_TARGETS):
+        y = _without_gradient(y)
+        check_objects(y)
         options |= {"y": y, "multi_output": True, "y_numeric": y_numeric}
     try:
+        if times := _time_columns(X):
+            raise TypeError(f"{_in_words(times, 'times')}, which NumPy would count in units of their own.")
         return validate_data(estimator, X, **options)
     except (TypeError, ValueError) as error:
         odd = _odd_columns(X)
@@ -193,6 +200,57 @@ def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_
             "    from elliptica.estimators import TablePreprocessor\n"
             f"    model = make_pipeline(TablePreprocessor(), {name}(...))"
         ) from error
+
+
+def check_names(X: Any) -> None:
+    """Raise if a frame is lazy or has two columns of one name."""
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X is a lazy frame, which has no values yet. Pass X.collect().")
+    names = [str(name) for name in X.columns] if is_frame(X) else []
+    if double := sorted(
+        {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()
+    ):
+        raise ValueError(f"X has several columns named {double[0]!r:.60}. Rename all but one of them.")
+
+
+def _without_gradient(values: Any) -> Any:
+    """Return a tensor as NumPy can read it; other values stay as they are."""
+    return values.detach().cpu() if isinstance(values, Tensor) else values
+
+
+def check_objects(y: Any) -> None:
+    """Raise for targets that are missing, or whose types cannot be compared with each other."""
+    if not isinstance(getattr(y, "dtype", None), np.dtype):
+        if isinstance(y, str) or not hasattr(y, "__len__"):
+            return
+        try:
+            y = np.asarray(y)
+        except ValueError:  # rows of unequal length: scikit-learn says so
+            return
+    values = np.asarray(y)
+    if values.dtype.kind != "O" or values.ndim == 0:
+        return
+    flat = values.reshape(len(values), -1)
+    for row, cells in enumerate(flat):
+        if any(_is_missing(value) for value in cells):
+            raise ValueError(
+                f"y contains NaN or None: it is missing in row {row} (counted from 0). Drop such rows."
+            )
+    kinds = {"text" if isinstance(value, str) else "other" for value in flat.ravel()}
+    if len(kinds) > 1:
+        raise TypeError("y mixes strings with other types, which cannot be sorted. Convert all to strings.")
+
+
+def _time_columns(X: Any) -> list[str]:
+    """Return the names of columns of dates, times and durations."""
+    if is_frame(X):
+        return [
+            name
+            for name, values in named_columns(X)
+            if str(getattr(values, "dtype", "")).lower().startswith(("date", "time", "duration"))
+        ]
+    is_time = isinstance(X, np.ndarray) and X.dtype.kind in "Mm" and X.ndim == 2
+    return [f"x{j}" for j in range(X.shape[1])] if is_time else []
 
 
 def _odd_columns(X: Any) -> str:

@@ -27,6 +27,7 @@ from torch import Tensor
 from elliptica import __version__
 from elliptica._utils.extras import missing_package
 from elliptica._utils.files import replacing
+from elliptica._utils.untrusted import BROKEN_HEADER
 from elliptica.core.noise import Green, Screened
 from elliptica.estimators.base import (
     EllipticEstimator,
@@ -161,7 +162,12 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
         "estimator": described,
         "notes": notes or {},
     }
-    text = json.dumps(settings, indent=1, ensure_ascii=False).encode()
+    try:
+        text = json.dumps(settings, indent=1, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise TypeError(
+            f"A name, a label or a note cannot be saved safely: it has half a character ({error}). Rename it."
+        ) from error
     weights = safetensors.torch.save({k: v.cpu().contiguous() for k, v in tensors.items()})
     path = Path(path)
     with replacing(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
@@ -256,6 +262,7 @@ def _damage_explained(path: Path) -> Iterator[None]:
         TypeError,
         ValueError,
         zipfile.BadZipFile,
+        *BROKEN_HEADER,
     ) as error:
         raise ValueError(
             f"{path} is not a valid saved estimator ({_reason(error)}). It was damaged or changed; save the "
@@ -312,15 +319,19 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bytes | None]:
             f"The model {path} does not exist. Expected a file such as model.elliptica, which "
             "elliptica.estimators.save or elliptica compare writes."
         )
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is a folder, a pipe or a device, but a saved estimator is a regular file. Pass the file "
+            "itself, such as model.elliptica."
+        )
     try:
         with zipfile.ZipFile(path) as file:
             texts = _read_members(path, file)
-        settings = json.loads(texts[SETTINGS])
+        settings = _read_json(texts[SETTINGS])
     except (
         zipfile.BadZipFile,
-        json.JSONDecodeError,
-        UnicodeDecodeError,
         EOFError,
+        OSError,  # places in the file that cannot be
         RuntimeError,  # encrypted members, unknown features of zip (NotImplementedError), deep nesting
     ) as error:
         raise ValueError(
@@ -340,6 +351,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bytes | None]:
         return settings, safetensors.torch.load(texts[WEIGHTS]), texts.get(SKOPS)
     except SafetensorError as error:
         raise ValueError(f"{path}: {WEIGHTS} is damaged ({error}). Save the estimator again.") from error
+
+
+def _read_json(text: bytes) -> Any:
+    """Parse the settings; whatever is wrong with them is a damage of the file."""
+    try:
+        return json.loads(text)
+    except ValueError as error:  # also numbers of more digits than Python reads
+        raise zipfile.BadZipFile(f"{SETTINGS}: {error}") from error
 
 
 def _read_members(path: Path, file: zipfile.ZipFile) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
 from elliptica._utils.random import stream, stream_seed
@@ -177,6 +178,17 @@ def hold_out(
     rows = np.argsort(place, kind="stable")
     n_kept = int((place < len(first) - n_held).sum())
     return rows[:n_kept], rows[n_kept:]
+
+
+def draw_seed(random_state: Any) -> int:
+    """Draw the seed of a training from ``random_state``, as scikit-learn understands it."""
+    try:
+        return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "random_state must be None, an integer from 0 to 2**32 - 1 or a numpy.random.RandomState, but "
+            f"{random_state!r:.60} cannot be used to seed a RandomState."
+        ) from error
 
 
 def epoch_length(weight: np.ndarray) -> int:

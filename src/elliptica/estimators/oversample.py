@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.neighbors import NearestNeighbors
-from sklearn.utils import check_random_state
+from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import validate_data
 
 from elliptica._utils import checks
 from elliptica.core.bridge import marginal_rows
+from elliptica.estimators.columns import check_table
+from elliptica.estimators.fit import draw_seed
 
 Task = Literal["auto", "classification", "regression"]
 
@@ -108,9 +109,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             ``X`` and ``y`` with more rows; frames for frames and series for series, with floating columns.
         """
         x, target, member, is_real = self._plan(X, y)
-        generator = torch.Generator().manual_seed(
-            int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        )
+        generator = torch.Generator().manual_seed(draw_seed(self.random_state))
         deviation = torch.from_numpy(x.std(axis=0, dtype=np.float64))
         sigma_y = self.sigma if self.sigma_y is None else self.sigma_y
         more_x, more_y = [x], [target]
@@ -137,12 +136,21 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         checks.count("k_neighbors", self.k_neighbors)
         checks.count("n_bins", self.n_bins)
         checks.choice("task", self.task, get_args(Task))
-        if not isinstance(self.bounded, bool):
-            raise TypeError(f"bounded must be True or False, but got {self.bounded!r}.")
-        x, target = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        checks.flag("bounded", self.bounded)
+        if y is None:
+            raise ValueError("y is None, but over-sampling needs a label or a target for every row.")
+        x, target = check_table(self, X, y, reset=True)
+        target = column_or_1d(target, warn=True)
+        if target.dtype.kind in "Mm":
+            raise TypeError("y holds times. Convert them to days, or to strings if they are classes.")
         is_real = self.task == "regression" or (self.task == "auto" and _is_real(target))
         if is_real:
-            values = np.asarray(target, dtype=np.float64)
+            try:
+                values = np.asarray(target, dtype=np.float64)
+            except ValueError as error:
+                raise ValueError(
+                    f'y must be numbers for regression ({error}). Pass task="classification" for labels.'
+                ) from error
             self.bins_ = np.linspace(values.min(), values.max(), self.n_bins + 1)
             member = np.searchsorted(self.bins_[1:-1], values, side="right")
             sizes = np.bincount(member, minlength=self.n_bins)

@@ -13,7 +13,15 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, normalize
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from elliptica.estimators.columns import Kind, is_frame, is_free_text, named_columns, read_column
+from elliptica._utils import checks
+from elliptica.estimators.columns import (
+    Kind,
+    check_names,
+    is_frame,
+    is_free_text,
+    named_columns,
+    read_column,
+)
 
 #: A number this many spreads from the median makes a heavy tail.
 _HEAVY = 10.0
@@ -264,6 +272,13 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         return made
 
     def _given_kinds(self, names: list[str]) -> dict[str, Kind]:
+        for setting in ("min_frequency", "max_categories", "n_components"):
+            checks.count(setting, getattr(self, setting))
+        if not isinstance(self.kinds, Mapping | None):
+            raise TypeError(
+                "kinds must be a dict from names of columns to kinds, such as {'age': 'number'}, but got "
+                f"{self.kinds!r:.60}."
+            )
         if self.scale not in _SCALES:
             raise ValueError(f"scale must be one of {', '.join(_SCALES)}, but got {self.scale!r}.")
         given = dict(self.kinds or {})
@@ -292,6 +307,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     def _check(self, X: Any, reset: bool) -> Any:
         """Check names and number of columns, and the values of arrays."""
         if is_frame(X):
+            check_names(X)
             validate_data(self, X, reset=reset, skip_check_array=True)
             if len(X) == 0:
                 raise ValueError("The frame has 0 rows, but a minimum of 1 is required.")

@@ -166,6 +166,11 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
         x, target = check_table(self, X, y, y_numeric=True, reset=reset)
         if target.ndim == 2 and target.shape[1] == 1:
             target = column_or_1d(target, warn=True)
+        if target.dtype.kind not in "biuf":
+            raise TypeError(
+                f"y must hold numbers, but holds {target.dtype.name} such as {target.flat[0]!r:.40}. For "
+                "class labels use EllipticClassifier; convert dates to days first."
+            )
         return x, np.asarray(target, dtype=np.float64)
 
     def _encode(self, target: np.ndarray) -> np.ndarray:
@@ -180,6 +185,7 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        checks.flag("bounded", self.bounded)
         if self.target_transform is not None:
             checks.choice("target_transform", self.target_transform, ["log"])
 

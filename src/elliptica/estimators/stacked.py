@@ -2,8 +2,9 @@
 
 A step of a small network spends most of its time outside the arithmetic. Here, one product serves a block of
 networks, points are drawn for several steps at once (`stacked_points`), and gradients are written out by
-hand. That is possible because every method is a mixture of two rows, noise, and a weight per row. Up to
-rounding, the result of a network does not depend on the others of the stack.
+hand. That is possible because every method is a mixture of two rows, noise, and a weight per row. The result
+of a network does not depend on the others of the stack: to the bit if hidden layers fill whole vectors (of 16
+units) and all tables have as many columns, else up to rounding.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ __all__ = ["GROUP_METHODS", "METHODS", "SHARED", "Stacked", "StackedJob", "predi
 _BLOCK_BYTES = 16 * 2**20  # size of networks that are trained together for a few steps: fits into a cache
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # usual values of Adam
 _SLOPE = 0.1  # of the leaky ReLU of `mlp`
+_VECTOR = 16  # numbers that torch's kernels process together, at most
 _EVALUATED = 1024  # rows that are validated at once
 _PREDICTED = 2**22  # numbers of a layer that are predicted at once
 
@@ -194,7 +196,7 @@ def predict_stacked(stacked: Stacked, x: np.ndarray | Tensor, numbers: Sequence[
     ]
     widest = max(weight.shape[2] for weight in stacked.weights)
     at_once = max(1, _PREDICTED // (max(1, len(chosen)) * widest))
-    parts = [_forward(layers, part.expand(len(chosen), -1, -1)) for part in rows.split(at_once)]
+    parts = [_forward(layers, part.expand(len(chosen), -1, -1), _multiply) for part in rows.split(at_once)]
     return torch.cat(parts, 1)
 
 
@@ -225,19 +227,24 @@ class _Block:
         self.worst = places_of(self.networks, "groupdro")
         self.eta = torch.tensor([self.networks[i].job.setting("eta") for i in self.worst]).view(-1, 1)
         self.log_q = stack.log_q[low:high]
+        parts = list(zip((*stack.weights, *stack.biases), stack.means, stack.squares, strict=True))
+        # the fused kernel rounds numbers that do not fill a vector differently, whichever networks have them
+        is_odd = [part[0][0].numel() % _VECTOR > 0 for part in parts]
+        self.odd = [
+            (own[low:high], gradient, mean[low:high], square[low:high])
+            for (own, mean, square), gradient, odd in zip(parts, self.gradients, is_odd, strict=True)
+            if odd
+        ]
         self.runs = []
         begin = 0
         for _, same in groupby(self.networks, key=lambda network: stack.rate_key(network)):
             end = begin + len(list(same))
-            self.runs.append(
-                (
-                    self.networks[begin],
-                    [part[low + begin : low + end] for part in (*stack.weights, *stack.biases)],
-                    [part[begin:end] for part in self.gradients],
-                    [part[low + begin : low + end] for part in stack.means],
-                    [part[low + begin : low + end] for part in stack.squares],
-                )
+            even = [number for number, odd in enumerate(is_odd) if not odd]
+            own, means, squares = (
+                [parts[number][which][low + begin : low + end] for number in even] for which in range(3)
             )
+            gradients = [self.gradients[number][begin:end] for number in even]
+            self.runs.append((self.networks[begin], end - begin, own, gradients, means, squares))
             begin = end
 
     def next_end(self, step: int) -> int:
@@ -350,7 +357,7 @@ class _Stack:
         weights, outputs, slopes = block.weights, block.outputs, block.slopes
         inputs = x
         for weight, bias, output in zip(weights, block.biases, outputs, strict=True):
-            torch.baddbmm(bias, inputs, weight, out=output)
+            self._multiply(inputs, weight, bias, out=output)
             inputs = output if output is outputs[-1] else nn.functional.leaky_relu_(output, _SLOPE)
         losses = self._losses(outputs[-1], y, slopes[-1])
         block.totals += losses
@@ -359,18 +366,33 @@ class _Stack:
             slopes[-1][block.worst] *= self._worst_groups(block, losses[block.worst], groups).unsqueeze(2)
         for layer in range(len(weights) - 1, 0, -1):
             slope, output = slopes[layer - 1], outputs[layer - 1]
-            torch.bmm(slopes[layer], weights[layer].transpose(1, 2), out=slope)
+            self._multiply(slopes[layer], weights[layer].transpose(1, 2), out=slope)
             # a leaky ReLU keeps the sign of its input, so its output is enough for the derivative
             torch.ops.aten.leaky_relu_backward.grad_input(slope, output, _SLOPE, True, grad_input=slope)
         if block.weighted:  # importance weights depend on the input gradient, so they come last
-            factor = _by_gradient(slopes[0][block.weighted], weights[0][block.weighted], block.xi)
+            gradient = self._multiply(slopes[0][block.weighted], weights[0][block.weighted].transpose(1, 2))
+            factor = _by_gradient(gradient, block.xi)
             for slope in slopes:
                 slope[block.weighted] *= factor.unsqueeze(2)
         for layer, slope in enumerate(slopes):
             inputs = x if layer == 0 else outputs[layer - 1]
-            torch.bmm(inputs.transpose(1, 2), slope, out=block.gradients[layer])
+            self._multiply(inputs.transpose(1, 2), slope, out=block.gradients[layer])
             torch.sum(slope, 1, keepdim=True, out=block.gradients[len(slopes) + layer])
         self._update(block, step)
+
+    def _multiply(
+        self, a: Tensor, b: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Multiply matrices of some networks, and add a bias.
+
+        A product alone takes another kernel than several, which rounds differently; so it is computed twice,
+        and a network does not depend on its neighbours. Large networks never have any.
+        """
+        if len(a) > 1 or self.block_size == 1:
+            return torch.bmm(a, b, out=out) if bias is None else torch.baddbmm(bias, a, b, out=out)
+        twice = [a.expand(2, -1, -1), b.expand(2, -1, -1)]
+        found = torch.bmm(*twice) if bias is None else torch.baddbmm(bias.expand(2, -1, -1), *twice)
+        return found[:1] if out is None else out.copy_(found[:1])
 
     def _losses(self, outputs: Tensor, y: Tensor, slope: Tensor | None = None) -> Tensor:
         """Compute the loss of each row, and write its derivative by the outputs to ``slope``."""
@@ -400,7 +422,14 @@ class _Stack:
     def _update(self, block: _Block, step: int) -> None:
         """Apply AdamW, with one call for all neighbours with the same learning rate and decay."""
         self.count.fill_(step + 1)
-        for network, parameters, gradients, means, squares in block.runs:
+        rates: list[float] = []
+        decays: list[float] = []
+        for network, count, parameters, gradients, means, squares in block.runs:
+            rate = network.rate * network.factor(step, self.schedule)
+            rates += [rate] * count
+            decays += [rate * network.decay] * count
+            if not parameters:
+                continue
             torch._fused_adamw_(
                 parameters,
                 gradients,
@@ -408,7 +437,7 @@ class _Stack:
                 squares,
                 [],
                 [self.count] * len(parameters),
-                lr=network.rate * network.factor(step, self.schedule),
+                lr=rate,
                 beta1=_BETA1,
                 beta2=_BETA2,
                 weight_decay=network.decay,
@@ -416,6 +445,17 @@ class _Stack:
                 amsgrad=False,
                 maximize=False,
             )
+        if block.odd:
+            self._update_odd(block, step, torch.tensor(rates), torch.tensor(decays))
+
+    def _update_odd(self, block: _Block, step: int, rates: Tensor, decays: Tensor) -> None:
+        """Apply AdamW to parts that do not fill whole vectors, with one rounding per operation."""
+        first, second = 1 - _BETA1 ** (step + 1), math.sqrt(1 - _BETA2 ** (step + 1))
+        rates, kept = (rates / first).view(-1, 1, 1), (1 - decays).view(-1, 1, 1)
+        for part, gradient, mean, square in block.odd:
+            mean.mul_(_BETA1).add_(gradient * (1 - _BETA1))
+            square.mul_(_BETA2).add_(gradient.square() * (1 - _BETA2))
+            part.mul_(kept).sub_(mean.div(square.sqrt().div_(second).add_(_EPS)).mul_(rates))
 
     def _end_epochs(self, block: _Block, step: int, patience: int | None) -> None:
         """Record losses of networks whose epoch ends here, keep the best weights, and check for the end."""
@@ -434,23 +474,24 @@ class _Stack:
                 self._keep(block, i, network.epochs)
 
     def _validate(self, block: _Block, places: Sequence[int]) -> list[float]:
-        """Compute validation losses of some networks, neighbours with the same rows at once; else NaN."""
-        losses: list[float] = []
-        for _, same in groupby(places, key=lambda i: block.networks[i].validation_key):
-            own = list(same)
+        """Compute validation losses of some networks, all with the same rows at once; else NaN."""
+        losses = dict.fromkeys(places, math.nan)
+        alike: dict[object, list[int]] = {}
+        for i in places:
+            alike.setdefault(block.networks[i].validation_key, []).append(i)
+        for own in alike.values():
             rows = block.networks[own[0]].validation
             if rows is None:
-                losses += [math.nan] * len(own)
                 continue
             layers = [
                 (weight[own], bias[own]) for weight, bias in zip(block.weights, block.biases, strict=True)
             ]
             total = torch.zeros(len(own))
             for part in rows.split(_EVALUATED):
-                outputs = _forward(layers, self.table.x[part].expand(len(own), -1, -1))
+                outputs = _forward(layers, self.table.x[part].expand(len(own), -1, -1), self._multiply)
                 total += self._losses(outputs, self.table.y[part]).sum(1)
-            losses += (total / len(rows)).tolist()
-        return losses
+            losses.update(zip(own, (total / len(rows)).tolist(), strict=True))
+        return [losses[i] for i in places]
 
     def _keep(self, block: _Block, i: int, epoch: int) -> None:
         """Copy the weights of a network to the result."""
@@ -492,24 +533,31 @@ class _Stack:
         )
 
 
-def _by_gradient(slope: Tensor, weight: Tensor, xi: Tensor) -> Tensor:
+def _by_gradient(gradient: Tensor, xi: Tensor) -> Tensor:
     """Return factors of mean one: the softmax of the standardised norm of each row's input gradient.
 
     These are the factors of ``weighting="gradient_softmax"``, see `elliptica.core.weighting`. They do not
     depend on the scale of the gradients.
     """
-    norm = torch.linalg.vector_norm(torch.bmm(slope, weight.transpose(1, 2)), dim=2)
+    norm = torch.linalg.vector_norm(gradient, dim=2)
     deviation = norm.std(1, keepdim=True) if norm.shape[1] > 1 else torch.zeros_like(norm)
     # a deviation of zero (equal norms, or one row) gives equal factors
     score = xi * (norm - norm.mean(1, keepdim=True)) / deviation.clamp_min(torch.finfo(norm.dtype).tiny)
     return score.softmax(1) * norm.shape[1]
 
 
-def _forward(layers: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+def _multiply(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    """Multiply matrices of some networks, and add a bias."""
+    return torch.baddbmm(bias, a, b)
+
+
+def _forward(
+    layers: Sequence[tuple[Tensor, Tensor]], x: Tensor, multiply: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Tensor:
     """Compute outputs of networks ``(network, row, output)``."""
     for weight, bias in layers[:-1]:
-        x = nn.functional.leaky_relu_(torch.baddbmm(bias, x, weight), _SLOPE)
-    return torch.baddbmm(layers[-1][1], x, layers[-1][0])
+        x = nn.functional.leaky_relu_(multiply(x, weight, bias), _SLOPE)
+    return multiply(x, layers[-1][0], layers[-1][1])
 
 
 _threads = threading.Lock()
