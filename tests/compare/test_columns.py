@@ -146,6 +146,9 @@ AGES = [20 + (7 * i) % 60 for i in range(N)]
         ("Unnamed: 0", [3 * i for i in range(N)], "id", "--as 'Unnamed: 0=number'"),
         ("n", list(range(5, N + 5)), "id", "--as n=number"),
         ("tracking", [10**15 + 7919 * i for i in range(N)], "id", "--as tracking=number"),
+        # 15 digits, each many times: names of things, not sizes
+        ("parcel", [10**14 + 7919 * (i % 20) for i in range(N)], "category", "--as parcel=number"),
+        ("parcel", [10**14 - 10**6 + 7919 * (i % 20) for i in range(N)], "number", "--as parcel=category"),
         ("key", ONE_WORD, "id", "--as key=category"),
         ("who", ONE_WORD, "id", "--as who=category"),
         ("title", WORDS, "text", "--as title=id"),

@@ -48,6 +48,18 @@ def test_estimates_follow_the_work():
     assert 9 * usual < estimate(problem, folds, whole, slow, 1) <= 10 * usual
 
 
+@pytest.mark.parametrize("size", ["networks", "epochs", "first_epochs", "patience"])
+def test_every_size_costs_time(size):
+    """And twice as much of it costs twice the time of that part."""
+    problem = two_classes()
+    folds = make_shift(problem).folds
+    plan = replace(PLAN, methods=("erm", "elliptic"), first_epochs=3)
+    steps = [replace(plan, **{size: getattr(plan, size) + n}) for n in (0, 1, 2)]
+    seconds = [estimate(problem, folds, step, Speed(), 1) for step in steps]
+    assert seconds[0] < seconds[1] < seconds[2]
+    assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0])
+
+
 def test_plans_within_a_budget():
     """The largest plan that fits is taken; a plan that the budget allows is not cut."""
     problem = two_classes()

@@ -235,6 +235,14 @@ def test_methods_that_differ_do_not_look_equal(found):
         assert (rows["boosted trees"] == rows["ordinary training"]) == (result == "open")
 
 
+def test_at_most_three_more_digits_are_shown(found):
+    scores = {m: {**found.scores[m], "accuracy": 0.9731} for m in found.methods}
+    scores["trees"]["accuracy"] = 0.9731 + 1e-9
+    claims = [Difference("trees", "accuracy", 1e-9, 1e-10, 1e-8, 5, "better")]
+    close = replace(found, scores=scores, verdict=replace(found.verdict, differences=claims))
+    assert {row[0]: row[1] for row in result_rows(close)}["boosted trees"] == "97.3100 %"
+
+
 def test_scores_have_as_many_digits_as_others_of_their_column():
     rmse, accuracy = Metric("rmse", "RMSE", False), Metric("accuracy", "accuracy", True, True)
     assert [show_score(rmse, value) for value in (61234.5, 61.0, 0.5)] == ["61,234", "61.00", "0.5000"]

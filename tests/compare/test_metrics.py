@@ -1,6 +1,7 @@
 """Metrics of comparisons against scikit-learn, and how they are written."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -123,17 +124,31 @@ def test_scores_are_over_tested_rows_of_all_repeats():
     assert score_parts(part).rows == score_parts(cut).rows
 
 
-def test_calibration_error():
+@pytest.mark.statistical
+def test_calibration_error(rng):
     """Honest probabilities have a small one, sharpened ones a large one."""
-    draws = np.random.default_rng(0)
-    p = draws.uniform(0.5, 1.0, 20_000)
-    right = draws.random(20_000) < p
+    p = rng.uniform(0.5, 1.0, 20_000)
+    right = rng.random(20_000) < p
     target = right.astype(int)
     honest = classification_scores(target, np.stack([1 - p, p], 1), [0, 1], None)["calibration_error"]
     assert honest < 0.015
     sure = 0.5 + 0.5 * (2 * p - 1) ** 0.3
     over = classification_scores(target, np.stack([1 - sure, sure], 1), [0, 1], None)["calibration_error"]
     assert over == pytest.approx((sure - p).mean(), abs=0.02)
+
+
+@pytest.mark.parametrize(("n", "n_bins"), [(19, 1), (45, 2), (299, 14), (300, 15), (3000, 15)])
+def test_calibration_error_has_bins_of_20_rows_and_at_most_15(n, n_bins):
+    """Against a loop over equally many rows; the labels are noise, so other bins give other errors."""
+    draws = np.random.default_rng(n)
+    p = np.sort(draws.uniform(0.5, 1.0, n))
+    right = draws.random(n) < 0.7
+    found = classification_scores(right.astype(int), np.stack([1 - p, p], 1), [0, 1], None)
+    edges = np.quantile(p, np.arange(1, n_bins) / n_bins)
+    parts = [(p <= high) & (p > low) for low, high in pairwise([0, *edges, 1])]
+    expected = sum(part.mean() * abs(p[part].mean() - right[part].mean()) for part in parts)
+    assert len(parts) == n_bins
+    assert found["calibration_error"] == pytest.approx(expected)
 
 
 def test_rows_of_one_confidence_share_a_bin():

@@ -82,30 +82,31 @@ def test_worse_trials_are_dropped_after_first_epochs(classes):
 
 
 @pytest.mark.slow
+@pytest.mark.statistical
 @pytest.mark.parametrize("method", ["erm", "elliptic", "mixup"])
-def test_stacked_training_does_as_well_as_the_loop_of_the_estimators(method):
-    """The mean over 16 seeds agrees within three standard errors, on the same rows of a real table."""
+def test_stacked_training_does_as_well_as_the_loop_of_the_estimators(method, seed):
+    """The mean over 16 seeds agrees within five standard errors, on the same rows of a real table."""
     x, y = load_diabetes(return_X_y=True)
     train, test = np.arange(300), np.arange(300, len(y))
     scale = TargetScale.of(y[train], log=False)
     x = ((x - x[train].mean(0)) / x[train].std(0)).astype(np.float32)
     settings = {"learning_rate": 1e-3, "weight_decay": 1e-4, "max_iter": 15}
-    seeds = range(16)
-    jobs = [StackedJob(train, 0, seed, method, settings) for seed in seeds]
+    seeds = range(seed, seed + 16)
+    jobs = [StackedJob(train, 0, each, method, settings) for each in seeds]
     stacked = train_stacked(
         [x], [scale.learn(y)], jobs, loss="real", n_outputs=1, hidden=(64, 64), batch_size=32
     )
     outputs = predict_stacked(stacked, x[test])[..., 0].double().numpy()
     ours = [np.sqrt(np.mean((scale.read(each) - y[test]) ** 2)) for each in outputs]
     loop = [
-        EllipticRegressor(method=method, hidden=(64, 64), batch_size=32, random_state=seed, **settings)
+        EllipticRegressor(method=method, hidden=(64, 64), batch_size=32, random_state=each, **settings)
         .fit(x[train], y[train])
         .predict(x[test])
-        for seed in seeds
+        for each in seeds
     ]
     theirs = [np.sqrt(np.mean((each - y[test]) ** 2)) for each in loop]
     error = np.sqrt(np.var(ours, ddof=1) / 16 + np.var(theirs, ddof=1) / 16)
-    assert abs(np.mean(ours) - np.mean(theirs)) < 3 * error + 0.1
+    assert abs(np.mean(ours) - np.mean(theirs)) < 5 * error + 0.1
     assert np.mean(ours) < 0.85 * y[test].std()  # and both have learnt something
 
 

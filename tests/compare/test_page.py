@@ -107,6 +107,20 @@ def test_signs_agree_between_table_and_chart(regression):
     assert rmse.relative
 
 
+def test_every_score_stands_under_its_name(compared, regression):
+    """The deciding score first, then how it compares, then the others."""
+    for folder in (compared, regression):
+        summary = json.loads((folder / "out" / "results.json").read_text())["summary"]
+        (study,) = make_report(Request(str(folder / "out"))).studies
+        labels = {m.label: m.name for m in study.measures}
+        assert set(study.table.head) == {"method", "compared with ordinary training", "seconds", *labels}
+        (row,) = [row for row in study.table.rows if row[0][0] == "ordinary training"]
+        assert len(row) == len(study.table.head)
+        for name, (_, value, _) in zip(study.table.head, row, strict=True):
+            if name in labels:
+                assert value == summary["scores"]["erm"][labels[name]]
+
+
 def test_what_does_not_help_does_not_stand_out(compared):
     (study,) = make_report(Request(str(compared / "out"))).studies
     for row in study.table.rows:

@@ -49,6 +49,31 @@ def test_trials_cover_every_range_evenly(method):
         assert np.histogram(places, 3, (-0.01, 1.01))[0].min() >= 6
 
 
+def test_the_ranges_are_those_of_the_committed_results():
+    """Other ranges are other trials: resumed comparisons would change, and so would the committed record."""
+    usual = {name: dict(method.own) for name, method in METHODS.items() if method.own}
+    sigma = {"sigma": (0.1, 0.01, 1.0)}
+    assert usual == {
+        "noise": sigma,
+        "smoothing": {"smoothing": (0.1, 0.01, 0.4)},
+        "mixup": {"alpha": (0.4, 0.1, 4.0)},
+        "c-mixup": {"alpha": (2.0, 0.2, 4.0), "bandwidth": (1.0, 0.1, 3.0)},
+        "elliptic": sigma,
+        "elliptic-weighted": {**sigma, "xi": (1.0, 0.3, 3.0)},
+        "groupdro": {"eta": (0.05, 0.005, 0.5)},
+        "lisa": {"alpha": (2.0, 0.5, 4.0)},
+        "jtt": {"upweight": (5.0, 2.0, 50.0)},
+        "trees": {
+            "learning_rate": (0.1, 0.02, 0.3),
+            "l2_regularization": (1e-3, 1e-3, 10.0),
+            "max_leaf_nodes": (31.0, 4.0, 63.0),
+            "min_samples_leaf": (20.0, 5.0, 50.0),
+        },
+        "linear": {"penalty": (1.0, 1e-3, 1e3)},
+    }
+    assert plan_module._SHARED == {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", range(3))
 def test_few_trials_leave_no_wide_gap(method, seed):
@@ -130,6 +155,22 @@ def test_larger_tables_get_larger_batches_and_fewer_networks():
     assert [each["networks"] for each in found] == [3, 3, 3, 1]
     assert [each["trials"] for each in found] == [8] * 4
     assert sizes(400, quick=True)["trials"] < 8
+
+
+@pytest.mark.parametrize(
+    ("n", "epochs", "patience", "first", "hidden"),
+    [
+        (2_000, 100, 10, 12, (64, 64)),
+        (2_001, 60, 6, 5, (64, 64)),
+        (10_000, 60, 6, 5, (64, 64)),
+        (10_001, 60, 4, 5, (128, 128)),
+    ],
+)
+def test_training_is_shorter_on_larger_tables(n, epochs, patience, first, hidden):
+    """Other lengths are other records: a comparison that is resumed would mix the two."""
+    found = sizes(n)
+    assert [found[name] for name in ("epochs", "patience", "first_epochs")] == [epochs, patience, first]
+    assert found["hidden"] == hidden
 
 
 def test_borders_by_hand():

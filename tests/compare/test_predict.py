@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -296,3 +297,12 @@ def test_a_pipe_that_nobody_reads(place, tmp_path):
     found, _ = predict_file(place / "model.elliptica", place / "table.csv", tmp_path / "pipe")
     assert os.read(reader, 2**16).count(b"\n") == 1 + len(found)
     os.close(reader)
+
+
+@pytest.mark.bad_input
+def test_paths_that_lead_nowhere(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for bad in (tmp_path / "loop", Path("x" * 5000)):
+        for paths in [(bad, "a.csv", "b.csv"), ("model", bad, "b.csv"), ("model", "a.csv", bad)]:
+            with pytest.raises(TableError, match="cannot be used"):
+                predict_file(*paths)

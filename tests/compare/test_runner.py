@@ -1,6 +1,10 @@
 """Workers: progress, interruptions, threads, processes and Ray."""
 
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from threadpoolctl import threadpool_info
 from elliptica.compare import Options, compare, fit_model
 from elliptica.compare import runner as runner_module
 from elliptica.compare.comparison import Session
+from processes import is_running
 
 
 def test_progress_grows_to_one(flowers, tiny):
@@ -57,6 +62,34 @@ def test_workers_of_other_kinds_give_the_same(found, flowers, tiny, workers):
         assert record.predicted == pytest.approx(same.predicted, abs=1e-5)
 
 
+def test_an_interruption_waits_for_the_other_threads(flowers, tiny, monkeypatch):
+    """Python aborts if it exits while a thread is inside torch."""
+    both, at_work, heard, ended = threading.Barrier(2, timeout=30), [], [], []
+
+    def slow(problem, task, plan, n_folds, report, deadline):
+        at_work.append(task)
+        if len(at_work) > 2:
+            raise AssertionError("no task begins after an interruption")
+        both.wait()
+        try:
+            report(0.5, "half")
+            time.sleep(1.5)  # the other one is interrupted meanwhile
+            report(0.6, "more")
+        finally:
+            ended.append(task)
+        return []
+
+    def interrupt(*_):
+        heard.append(None)
+        if len(heard) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner_module, "run_task", slow)
+    with pytest.raises(KeyboardInterrupt):
+        compare(flowers, "kind", listen=interrupt, methods=["trees"], **{**tiny, "jobs": 2})
+    assert len(ended) == 2
+
+
 def test_an_interruption_leaves_whole_folds(flowers, tiny, tmp_path, monkeypatch, steady):
     before = torch.get_num_threads()
     session = Session.open(
@@ -86,3 +119,32 @@ def test_an_interruption_leaves_whole_folds(flowers, tiny, tmp_path, monkeypatch
     assert again.estimate < session.estimate
     again.run()
     assert again.result().complete
+
+
+@pytest.mark.slow
+def test_worker_processes_end_with_a_parent_that_is_killed():
+    code = """
+        import os, time
+        from joblib import Parallel, delayed
+        from elliptica.compare import runner
+
+        def sleep(*_):
+            print(os.getpid(), flush=True)
+            time.sleep(1000)
+
+        def work(parent):
+            runner.run_task = sleep
+            runner._run_numbered(parent, 0, None, None, None, 1, None)
+
+        Parallel(2, backend="loky")(delayed(work)(os.getpid()) for _ in range(2))
+    """
+    killed = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    children = [int(killed.stdout.readline()) for _ in range(2)]
+    killed.kill()
+    killed.wait()
+    deadline = time.monotonic() + 60
+    while any(is_running(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -149,3 +149,13 @@ def test_fewer_repeats_are_answered_from_the_first(flowers, kept, tmp_path, monk
     assert again.scores == once.scores
     assert [r.key for r in again.records] == [r.key for r in once.records]
     assert len(json.loads((tmp_path / "results.json").read_text())["records"]) == len(more.records)
+
+
+@bad_input
+def test_a_damaged_plan_names_the_file(flowers, kept, tmp_path):
+    file = tmp_path / "results.json"
+    content = json.loads(file.read_text())
+    content["plan"]["select"] = 3
+    file.write_text(json.dumps(content))
+    with pytest.raises(TableError, match=r"results.json cannot be read .* choose another --out"):
+        compare(flowers.drop("height"), "kind", **kept)

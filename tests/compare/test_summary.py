@@ -70,6 +70,14 @@ def test_damage_is_noticed(found, place, value):
         Summary.from_json(content)
 
 
+@pytest.mark.parametrize("value", ["0.5", float("inf"), None])
+def test_a_damaged_score_of_a_fold_is_noticed(found, value):
+    content = json.loads(json.dumps(found.to_json()))
+    content["by_fold"]["linear"]["rmse"][1] = value
+    with pytest.raises(ValueError, match=r"the summary is damaged.*not finite numbers"):
+        Summary.from_json(content)
+
+
 def changed(comparison, method="elliptic", **values):
     """The comparison with other facts about the chosen trials of a method."""
     records = []

@@ -283,3 +283,38 @@ def test_a_header_longer_than_what_is_looked_at(tmp_path):
     header = ",".join(f"a long name of a column {i}" for i in range(4000))
     file = write(tmp_path, header + "\n" + ",".join(["1"] * 4000) + "\n")
     assert len(read_dialect(file).header) == 4000
+
+
+@pytest.mark.parametrize("most", [2**31, sys.maxsize, 2**63, 10**30])
+def test_any_maximum_of_rows_is_counted_with(tmp_path, most):
+    """Python counts only up to a size of its own."""
+    file = tmp_path / "a.csv"
+    file.write_text("a,b\n1,2\n3,4\n")
+    assert len(read_table(file, max_rows=most).frame) == 2
+
+
+@bad_input
+def test_paths_that_lead_nowhere(tmp_path):
+    """The system refuses such names, and Python has an error of its own for links in a circle."""
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
+    with pytest.raises(TableError, match=r"loop\.csv cannot be used \(its links lead in a circle\)"):
+        read_table(tmp_path / "loop.csv")
+    with pytest.raises(TableError, match=r"xxx\.\.\. cannot be used \(File name too long\)"):
+        read_table("x" * 5000)
+
+
+def test_a_name_with_brackets_is_no_pattern(tmp_path):
+    """Browsers number downloads like this; as a pattern the name matches another file."""
+    for ending, write in (("csv", "write_csv"), ("parquet", "write_parquet")):
+        getattr(pl.DataFrame({"a": [1], "b": [2]}), write)(tmp_path / f"data[1].{ending}")
+        getattr(pl.DataFrame({"a": [3], "b": [4]}), write)(tmp_path / f"data1.{ending}")
+        assert read_table(tmp_path / f"data[1].{ending}").frame.rows() == [(1, 2)]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("middle", [b"\r\r\n", b"\n\r"])
+def test_line_ends_that_lose_rows(middle, tmp_path):
+    """Python's csv module writes \\r\\r\\n to a file in text mode on Windows: the first row was lost."""
+    (tmp_path / "a.csv").write_bytes(middle.join([b"a,b,y", b"1,2,u", b"3,4,v", b"5,6,w", b""]))
+    with pytest.raises(TableError, match="depending on which line ends"):
+        read_table(tmp_path / "a.csv")

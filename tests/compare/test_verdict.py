@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.verdict import EIGHT, ERM, GAIN, Situation, measure
+from benchmarks.verdict import COVERAGE, EIGHT, ERM, GAIN, WRONG, Situation, measure
 
 from elliptica.compare.metrics import Predictions, metrics_of, score
 from elliptica.compare.verdict import (
@@ -15,6 +15,7 @@ from elliptica.compare.verdict import (
     round_up,
     show_change,
 )
+from laws import assert_coverage
 
 ACCURACY, WORST = metrics_of("classification", False)[:2]
 
@@ -375,13 +376,15 @@ def test_cells_of_wide_and_small_changes():
 
 @pytest.mark.statistical
 @pytest.mark.slow
-def test_verdicts_on_simulated_tables():
+def test_verdicts_on_simulated_tables(seed):
     """`benchmarks.verdict` on a small scale: claims about equal methods are rare, a gain of 10 % is found."""
-    (equal,) = measure(Situation("equal", "regression", 2000, 2, EIGHT[:5], columns=(0,)), 40, 0)
-    assert equal.holds
+    (equal,) = measure(Situation("equal", "regression", 2000, 2, EIGHT[:5], columns=(0,)), 40, seed)
+    assert_coverage(40 * equal.coverage, 40, COVERAGE)
+    assert_coverage(40 * (1 - equal.wrong), 40, 1 - WRONG)
     assert equal.rows_only[0] < 0.85  # without training noise
-    (gain,) = measure(Situation("gain", "regression", 500, 2, (ERM, GAIN[500]), columns=(0,)), 60, 0)
-    assert gain.holds
+    (gain,) = measure(Situation("gain", "regression", 500, 2, (ERM, GAIN[500]), columns=(0,)), 60, seed)
+    assert_coverage(60 * gain.coverage, 60, COVERAGE)
+    assert_coverage(60 * (1 - gain.wrong), 60, 1 - WRONG)
     assert gain.power > 0.9
 
 
@@ -521,3 +524,20 @@ def test_a_rare_class_that_another_method_finds():
     assert caution.startswith(
         f"Ordinary training finds 0 % of the 60 rows of class 1 (mixup: {share:.0f} %)."
     )
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(500) % 3])
+def test_errors_are_compared_by_their_ratio(groups):
+    """Errors twice as large are 100 % more in every column, whatever the units of the target."""
+    units = 0.01
+    verdict = judge(regression({"erm": units * E, "mixup": 2 * units * E}, groups=groups))
+    for metric in metrics_of("regression", groups is not None):
+        assert verdict.change("mixup", metric.name).mean == pytest.approx(1.0)
+
+
+def test_rows_that_do_not_vary_prove_nothing():
+    """Errors of 1 and of 0.5 in all rows have a spread of exactly zero: nothing is known about other rows."""
+    errors = {"erm": np.ones(512), "elliptic": np.full(512, 0.5)}
+    change = judge(regression(errors, target=np.arange(512.0))).change("elliptic", "rmse")
+    assert (change.mean, change.low, change.high) == (-0.5, -0.5, -0.5)
+    assert change.result == "open"

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,19 +86,23 @@ def looks_like_numbers(header: tuple[str, ...]) -> bool:
     return all(_NUMBER.fullmatch(name) for name in header)
 
 
-def check_rectangular(file: Path, dialect: Dialect, max_rows: int) -> list[int]:
-    """Raise for rows with more or fewer cells than the header; return which rows are blank lines.
+def check_rectangular(file: Path, dialect: Dialect, max_rows: int | None) -> tuple[int, list[int]]:
+    """Raise for rows with more or fewer cells than the header.
 
     Readers silently fill short rows with missing values, which hides a broken file. At most ``max_rows`` rows
     are checked.
+
+    Returns:
+        The number of rows, and which of them are blank lines.
     """
-    width, blank = len(dialect.header), []
+    width, blank, number = len(dialect.header), [], 0
+    most = sys.maxsize if max_rows is None else min(max_rows, sys.maxsize - 1) + 1
     with file.open(encoding="utf-8-sig", newline="") as handle:
         reader = csv.reader(handle, delimiter=dialect.separator)
         rows = itertools.dropwhile(
             lambda row: not row, _rows(file, reader)
         )  # skip blank lines above the header
-        for number, row in enumerate(itertools.islice(rows, max_rows + 1)):
+        for number, row in enumerate(itertools.islice(rows, most)):
             if not row:
                 blank.append(number - 1)  # the header does not count
             elif len(row) != width:
@@ -106,7 +111,7 @@ def check_rectangular(file: Path, dialect: Dialect, max_rows: int) -> list[int]:
                     ". Correct the file: a missing value is an empty cell, and cells that contain the "
                     "separator need quotes."
                 )
-    return blank
+    return number, blank
 
 
 def _rows(file: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:

@@ -22,7 +22,7 @@ from elliptica.compare.plan import NAMES
 from elliptica.compare.problem import has_target
 from elliptica.compare.store import check_writable
 from elliptica.compare.table import MAX_ROWS as SAMPLE_ROWS
-from elliptica.compare.table import Table, TableError, as_numbers, check_column, read_table
+from elliptica.compare.table import Table, TableError, as_numbers, check_column, check_path, read_table
 from elliptica.diagnostics.fitted_model import FittedModel, Predictor
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, read_notes
 
@@ -64,6 +64,9 @@ def predict_file(
         TableError: If the model cannot be read, the table does not fit it, or ``out`` cannot be written.
     """
     model, out = Path(model), None if out is None else Path(out)
+    for path in (model, out, source):
+        if isinstance(path, str | Path):
+            check_path(Path(path))
     if out is not None:
         _check_inputs_kept(out, model, source)
     saved = load_model(model)
@@ -274,6 +277,7 @@ def load_model(file: Path) -> SavedModel:
     Raises:
         TableError: If the file does not exist or does not hold a model.
     """
+    check_path(file)
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
         raise TableError(f"The model {file} {what}. Expected a file such as model.elliptica, {_WHENCE}")

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -32,6 +33,8 @@ Listener = Callable[[float, str], None]
 #: are faster, but an interruption loses more.
 _STACK_SECONDS = 8.0
 _MOST_WORKERS = 8
+#: Seconds that an interruption waits for its threads: Python aborts if it exits while one of them computes.
+_PATIENCE = 10.0
 
 
 class Stopped(Exception):
@@ -154,7 +157,8 @@ def run_tasks(
         if kind == "threads":
             calls.append(delayed(progress.run)(number, problem, task, plan, n_folds))
         else:
-            calls.append(delayed(_run_numbered)(number, problem, task, plan, n_folds, deadline))
+            parent = os.getpid() if kind == "processes" else None
+            calls.append(delayed(_run_numbered)(parent, number, problem, task, plan, n_folds, deadline))
     with threadpool_limits(1):
         try:
             for number, records in _results(calls, workers, kind):
@@ -162,14 +166,30 @@ def run_tasks(
                 progress.update(number, 1.0, "")
         except BaseException:
             progress.stop.set()
+            progress.wait(_PATIENCE)
             raise
     listen(1.0, "done")
 
 
-def _run_numbered(number: int, *arguments: Any) -> tuple[int, list[Record]]:
-    """Run a task in another process."""
+def _run_numbered(parent: int | None, number: int, *arguments: Any) -> tuple[int, list[Record]]:
+    """Run a task in another process, which ends with the process ``parent``."""
+    if parent is not None and not _watching:
+        thread = threading.Thread(target=_end_with, args=(parent,), daemon=True)
+        _watching.append(thread)
+        thread.start()
     problem, task, plan, n_folds, deadline = arguments
     return number, run_task(problem, task, plan, n_folds, None, deadline)
+
+
+#: In a worker process: the thread that watches its parent.
+_watching: list[threading.Thread] = []
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent is gone, however it ended; joblib's workers would train on."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _results(calls: Sequence[Any], workers: int, kind: Workers) -> Iterator[tuple[int, list[Record]]]:
@@ -192,15 +212,37 @@ class _Progress:
         self._shares = [0.0] * len(tasks)
         self._begun = [False] * len(tasks)
         self._lock = threading.Lock()
+        self._idle = threading.Condition()
+        self._active = 0  # threads at work
 
     def run(
         self, number: int, problem: TableProblem, task: Task, plan: Plan, n_folds: int
     ) -> tuple[int, list[Record]]:
         """Run a task in a thread."""
-        deadline = self._allot(number)
-        return number, run_task(
-            problem, task, plan, n_folds, lambda share, words: self.update(number, share, words), deadline
-        )
+        with self._working():
+            deadline = self._allot(number)
+            return number, run_task(
+                problem, task, plan, n_folds, lambda share, words: self.update(number, share, words), deadline
+            )
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Count a thread that is at work; none begins after an interruption."""
+        with self._idle:
+            if self.stop.is_set():
+                raise Stopped
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._active -= 1
+                self._idle.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until no thread is at work, but not for ever: training one tree ensemble can take long."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._active, seconds)
 
     def update(self, number: int, share: float, words: str) -> None:
         """Update the progress of a task.

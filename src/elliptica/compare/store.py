@@ -111,7 +111,7 @@ class Store:
         if self.folder is None:
             return
         arrays = {}
-        for (repeat, fold, method), record in self._records.items():
+        for (repeat, fold, method), record in sorted(self._records.items(), key=lambda item: item[0]):
             arrays[f"{repeat}/{fold}/{method}"] = record.predicted
             if record.unbounded.size:
                 arrays[f"{repeat}/{fold}/{method}/unbounded"] = record.unbounded
@@ -131,8 +131,7 @@ class Store:
                 )
             self._check_same(folder, about)
             records = list(_read_records(content["records"], folder / PREDICTIONS))
-            plan = {**content["plan"], "hidden": tuple(content["plan"]["hidden"])}
-            self.plan = replace(Plan(**plan), methods=self.plan.methods)
+            self.plan = replace(_read_plan(content["plan"]), methods=self.plan.methods)
         except TableError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -154,6 +153,14 @@ class Store:
                     f"{folder} holds another comparison: {change}. Choose another --out, or "
                     "delete the folder."
                 )
+
+
+def _read_plan(content: Mapping[str, Any]) -> Plan:
+    """Restore a plan; a setting that cannot be is a damage of the file."""
+    try:
+        return Plan(**{**content, "hidden": tuple(content["hidden"])})
+    except TableError as error:
+        raise ValueError(str(error)) from error
 
 
 def _read_records(contents: Iterable[Mapping[str, Any]], file: Path) -> Iterable[Record]:

@@ -101,6 +101,7 @@ def read_table(
     if not isinstance(source, str | Path):
         return _from_frame(source, limit)
     file = Path(source)
+    check_path(file)
     if not file.exists() and str(source) in BUILT_IN:
         return _from_frame(_built_in(str(source)), limit, str(source))
     if not file.is_file():
@@ -116,7 +117,7 @@ def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
     dialect = read_dialect(file)
     _check_width(file.name, len(dialect.header))
     # read all cells as text: we decide types later, and an odd value far down must not stop the reader
-    lazy = pl.scan_csv(file, separator=dialect.separator, infer_schema=False)
+    lazy = pl.scan_csv(file, separator=dialect.separator, infer_schema=False, glob=False)
     try:
         n_rows = lazy.select(pl.len()).collect().item()
         notices = _check_length(file.name, n_rows, limit)
@@ -125,7 +126,8 @@ def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
                 f"The first line of {file.name} has {n} or {len(dialect.header)} column names, depending on "
                 "which line ends and quotes count. Save it with plain line ends (LF or CRLF)."
             )
-        blank = check_rectangular(file, dialect, n_rows if limit.max_rows is None else limit.max_rows)
+        is_whole = limit.max_rows is None or n_rows <= limit.max_rows
+        n_records, blank = check_rectangular(file, dialect, None if is_whole else limit.max_rows)
         frame = _collect(lazy, n_rows, limit)
     except pl.exceptions.PolarsError as error:
         raise TableError(
@@ -137,6 +139,12 @@ def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
     frame = frame.select(pl.when(text.is_in(["", *MISSING])).then(None).otherwise(text).name.keep())
     if n_rows == len(frame):  # line numbers of a sample are unknown, but it needs targets anyway
         frame = frame.filter(~pl.int_range(pl.len()).is_in(blank))
+        if len(frame) != (n := n_records - len(blank)):  # such as \r\r\n, of a writer in text mode
+            raise TableError(
+                f"{file.name} has {len(frame)} or {n} rows, depending on which line ends and quotes count. "
+                "Save it with plain line ends (LF or CRLF), e.g. with "
+                f"tr -d '\\r' < {file.name} > plain-{file.name}"
+            )
     _check_not_empty(file.name, frame)
     if dialect.separator != ",":
         notices.append(f"Cells are separated by {dialect.separator!r}.")
@@ -169,7 +177,7 @@ def as_numbers(column: pl.Series, *, decimal_comma: bool = False) -> pl.Series:
 
 
 def _read_parquet(file: Path, limit: _Limit) -> Table:
-    lazy = pl.scan_parquet(file)
+    lazy = pl.scan_parquet(file, glob=False)  # data[1].csv is a name, not a pattern
     try:
         _check_width(file.name, len(lazy.collect_schema()))
         n_rows = lazy.select(pl.len()).collect().item()
@@ -273,6 +281,20 @@ def _collect(lazy: pl.LazyFrame, n_rows: int, limit: _Limit) -> pl.DataFrame:
 def _check_not_empty(name: str, frame: pl.DataFrame) -> None:
     if not len(frame):
         raise TableError(f"{name} has column names but no rows.")
+
+
+def check_path(path: Path) -> None:
+    """Raise if the system cannot follow a path: its name is too long, or links lead in a circle.
+
+    Raises:
+        TableError: If it cannot.
+    """
+    try:
+        path.resolve().exists()
+    except (OSError, RuntimeError) as error:  # Python raises the latter for links
+        shown = f"{path}" if len(str(path)) < 100 else f"{str(path)[:80]}..."
+        reason = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
+        raise TableError(f"The path {shown} cannot be used ({reason}). Pass another one.") from error
 
 
 def check_column(table: Table, name: str, what: str) -> None:
