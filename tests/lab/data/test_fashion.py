@@ -239,3 +239,14 @@ def test_real_fashion_mnist():
     data = load_fashion_mnist(pixels="uint8", validation_share=0)
     assert data.train.y.bincount().tolist() == [6000] * 10
     assert load_rcf_mnist().test.group.bincount().tolist() == [2000, 8000]
+
+
+def test_a_file_that_unpacks_to_more_is_not_unpacked(clothes, tmp_path, own_checks):
+    """A few kilobytes of gzip can hold any number of zeros."""
+    known = fashion.TEST[1]
+    (file,) = (path for path in tmp_path.rglob(f"{known.name}*"))
+    target = file.with_name(f"{known.name}.gz")
+    file.unlink()
+    target.write_bytes(gzip.compress(idx(np.zeros(known.shape, np.uint8)) + bytes(2**24), 1))
+    with pytest.raises(ValueError, match="it holds more than"):
+        fashion.read_idx(known, tmp_path)

@@ -115,6 +115,7 @@ def test_centre_crop_of_a_small_image_is_black_around_it():
     assert (crop[:, [0, 3, 4]] == 0).all()
 
 
+@pytest.mark.statistical
 def test_flip_mirrors_and_has_its_probability(generator):
     image = picture(5, 4)
     flipped = RandomFlip(1.0)(image, generator)
@@ -134,7 +135,7 @@ def boxes(generator, n, width=1000, height=1000, **settings):
 
 
 @pytest.mark.statistical
-def test_crop_area_ratio_and_place_have_their_laws(generator):
+def test_crop_area_ratio_and_place_have_their_laws(generator, rng):
     """Area, log ratio and place are uniform. A ratio that is uniform, not its logarithm, is rejected.
 
     With ratios near 1 and areas up to 0.5 every draw fits, so that the laws are exact up to rounding; the
@@ -150,17 +151,16 @@ def test_crop_area_ratio_and_place_have_their_laws(generator):
     assert_distribution(top / (1e6 - h), stats.uniform.cdf)
     for a, b in ((w * h, log_ratio), (left / (1e6 - w), top / (1e6 - h))):
         assert stats.spearmanr(a, b).pvalue > ALPHA
-    wrong = np.log(np.random.default_rng(1).uniform(0.6, 1.5, size=4000))
+    wrong = np.log(rng.uniform(0.6, 1.5, size=4000))
     with pytest.raises(AssertionError, match="Kolmogorov-Smirnov"):
         assert_distribution(wrong, tilt)
 
 
 @pytest.mark.statistical
-def test_crop_is_conditional_on_fitting(generator):
+def test_crop_is_conditional_on_fitting(generator, rng):
     """CelebA's case: a tall image and wide crops. Against rejection by hand of draws that do not fit."""
     width, height, scale, ratio = 178, 218, (0.2, 1.0), (1.0, 4 / 3)
     drawn = boxes(generator, 4000, width, height, scale=scale, ratio=ratio)
-    rng = np.random.default_rng(3)
     area = width * height * rng.uniform(*scale, size=20000)
     tilt = np.exp(rng.uniform(np.log(ratio[0]), np.log(ratio[1]), size=20000))
     w, h = np.rint(np.sqrt(area * tilt)), np.rint(np.sqrt(area / tilt))

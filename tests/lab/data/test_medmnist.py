@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import zipfile
 
 import numpy as np
 import pytest
@@ -211,3 +212,14 @@ def test_real_files(data_dir, name, counts):
     assert tuple(getattr(data, part).y.bincount().tolist() for part in PARTS) == counts
     known = medmnist.MEDMNIST[name]
     assert data.train.x.shape == (known.sizes[0], known.n_channels, 28, 28)
+
+
+def test_an_array_that_claims_any_size_is_refused(made_up, monkeypatch, tmp_path, own_checks):
+    """NumPy would allocate what the header claims."""
+    known = dataclasses.replace(medmnist.MEDMNIST["breastmnist"])
+    path = tmp_path / known.file.path
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (17179869184, 28, 28)}".ljust(117) + b"\n"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("train_images.npy", b"\x93NUMPY\x01\x00v\x00" + header + bytes(10))
+    with pytest.raises(ValueError, match="claims shape"):
+        medmnist.load_medmnist("breastmnist", data_dir=tmp_path)

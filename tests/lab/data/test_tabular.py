@@ -238,3 +238,14 @@ class TestRealFiles:
         assert [getattr(data, part).n_rows for part in PARTS] == [200, 200, 100]
         assert data.n_features == 7
         assert torch.all(data.train.x.amax(0) == 1)
+
+
+def test_cells_that_no_reader_takes_are_told(tmp_path):
+    path = tmp_path / "t.csv"
+    table = dataclasses.replace(
+        tabular._CRIME, n_columns=3, target=2, features=(1,), domain=0, sizes=(1, 0, 0)
+    )
+    for cells, match in ((f"{'9' * 30},1,2", "row 1 holds '999"), (f"1,{'1' * 200_000},2", "field limit")):
+        path.write_text(cells + "\n")
+        with pytest.raises(ValueError, match=match):
+            tabular._read(path, table)

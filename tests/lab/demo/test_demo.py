@@ -535,3 +535,21 @@ def test_files_of_others_are_left_alone(tmp_path):
     study = Study(TINY, runs=[made_run("erm", 0)])
     assert write_files(study, tmp_path) == [tmp_path / "results.json"]
     assert sorted(path.name for path in tmp_path.glob("*")) == ["notes.txt", "results.json"]
+
+
+def test_a_failure_keeps_the_old_picture(tmp_path, monkeypatch):
+    assert run_demo(TINY, tmp_path, Console(file=io.StringIO())) == 0
+    old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(old) == {"results.json", "two_moons.png", "two_moons.html"}
+
+    def full(_, part, **__):
+        Path(part).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        run_demo(TINY, tmp_path, Console(file=io.StringIO()))
+    assert caught.value.filename == str(tmp_path / "two_moons.png")
+    now = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(now) == set(old)
+    assert now["two_moons.png"] == old["two_moons.png"]

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -22,7 +23,7 @@ from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.engines import in_processes
 from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.experiments.metrics import measure, score_of
-from elliptica.lab.experiments.preflight import folder_problem
+from elliptica.lab.experiments.preflight import check_before, folder_problem
 from elliptica.lab.experiments.records import (
     as_text,
     claimed,
@@ -44,6 +45,7 @@ from elliptica.lab.experiments.table import _paired_p, make_table, render
 from elliptica.lab.models import mlp
 from elliptica.lab.training import TrainingSettings
 from experiment_cases import TOY, do_all, load_toy, make_ready, silent
+from processes import is_running
 from report_cases import make_record
 
 runner = CliRunner()
@@ -246,6 +248,38 @@ def test_a_process_that_is_killed_does_not_stop_the_other_jobs():
             ("deadly", "failed"),
         ]
         assert heard.count(("slow", "begun")) == (other is slow)  # it was not begun anew
+
+
+@pytest.mark.slow
+def test_processes_end_with_a_parent_that_is_killed(tmp_path):
+    """Those at work and those that wait for more: neither would know, and none would ever end."""
+    (tmp_path / "sleepers.py").write_text(
+        textwrap.dedent(
+            """
+            import functools, os, sys, time
+            from elliptica.lab.experiments.engines import in_processes
+
+            def sleep(seconds, listen):
+                listen("", "pid", {"pid": os.getpid()})
+                time.sleep(seconds)
+                return "done"
+
+            if __name__ == "__main__":
+                jobs = [(str(seconds), functools.partial(sleep, seconds)) for seconds in (0, 1000)]
+                in_processes(jobs, 2, lambda *event: print(event[2]["pid"], flush=True))
+            """
+        )
+    )
+    killed = subprocess.Popen(
+        [sys.executable, "sleepers.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    children = [int(killed.stdout.readline()) for _ in range(2)]
+    killed.kill()
+    killed.wait()
+    deadline = time.monotonic() + 60
+    while any(is_running(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_job_that_cannot_be_sent_fails_alone():
@@ -574,6 +608,20 @@ def test_a_damaged_record_is_left_out_of_the_table(toy, tmp_path, place, value):
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("content", ["", "[]", '{"run": 1', "\x00", "{}"])
+def test_a_table_does_not_move_a_record_that_cannot_be_read(toy, tmp_path, content):
+    (run,) = wanted = runs("toy", toy, methods=["erm"], seeds=1)
+    file = record_file(tmp_path, run)
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    with pytest.warns(EllipticWarning, match=r"is left out: it .*Delete it"):
+        assert read_records(tmp_path, wanted) == []
+    assert file.read_text() == content
+    assert read_record(file, set_aside_damaged=False) is None
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.bad_input
 def test_names_in_a_table_are_text(toy):
     """Of a specification from anybody: no HTML in Markdown, no formulas in a spreadsheet."""
     (run,) = runs("toy", toy, methods=["erm"], seeds=1)
@@ -617,6 +665,7 @@ def test_the_command_names_what_is_wrong(tmp_path):
         (["run", "table3", "--methods", ""], "No method is named"),
         (["run", "table3", "--methods", "lisa"], "lisa is in table11"),
         (["run", "table3", "--device", "nowhere"], "There is no device 'nowhere'"),
+        (["run", "table3", "--device", "meta"], "There is no device 'meta'"),
         (
             ["run", "table3", "--out", str(file / "runs")],
             "is not a folder). Choose another folder with --out",
@@ -654,3 +703,13 @@ def test_claims_are_exclusive_within_a_process_too(tmp_path):
         assert (first, second) == (True, False)
     with claimed(tmp_path, tmp_path / "a.json") as again:
         assert again
+
+
+@pytest.mark.bad_input
+def test_a_metric_of_another_task_is_refused_before_any_run(toy, tmp_path):
+    """Accuracy of real targets failed inside torch, one run after the other."""
+    wanted = runs("toy", parse_specification(TOY.replace('"rmse"', '"accuracy"'), "toy"))
+    assert wanted[0].metric == "accuracy"
+    left, problems = check_before(wanted, Options(out=tmp_path / "runs"))
+    assert not left
+    assert all("does not suit regression" in problem for problem in problems)

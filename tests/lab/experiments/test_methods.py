@@ -278,12 +278,13 @@ def test_a_narrow_kernel_gives_ordinary_training():
     assert torch.allclose(objective(model, batch), ordinary, rtol=1e-5)
 
 
-def test_kernel_partners_follow_c_mixup_s_law():
+@pytest.mark.statistical
+def test_kernel_partners_follow_c_mixup_s_law(generator):
     """Over the whole training set, oneself included, and each bridge with a partner of its own."""
     data = load_line()
     settings = {**HIDDEN_KERNEL, "bandwidth": 1.5, "n_bridges": 1000}
     draw = make_ready("elliptic", settings, data, network(data)).objective.draw
-    found = draw(torch.tensor([7]), torch.Generator().manual_seed(0))[0]
+    found = draw(torch.tensor([7]), generator)[0]
     y = data.train.y[:, 0].double()
     law = torch.softmax(-((y - y[7]) ** 2) / (2 * 1.5**2), 0)
     expected = 1000 * law
@@ -379,7 +380,8 @@ def test_rows_per_sample():
     assert rows_per_sample("elliptic", {"n_bridges": 4}) == 4
 
 
-def test_balanced_draws_have_equal_groups():
+@pytest.mark.statistical
+def test_balanced_draws_have_equal_groups(seed):
     data = load_groups()
     settings = TrainingSettings(1, 8, 1e-2, balance="class")
     weights = settings.row_weights(data.train)
@@ -391,7 +393,7 @@ def test_balanced_draws_have_equal_groups():
         return model(batch.x).sum()
 
     settings = dataclasses.replace(settings, epochs=40)
-    fit(network(data), objective, data, settings, lambda *_: 0.0, name="balance", seed=0)
+    fit(network(data), objective, data, settings, lambda *_: 0.0, name="balance", seed=seed)
     drawn = torch.cat(seen).double()
     assert len(drawn) == 40 * 48
     assert abs(float(drawn.mean()) - 0.5) < 5 * 0.5 / len(drawn) ** 0.5  # 0.375 without balance

@@ -73,9 +73,10 @@ def test_uncertainty_is_the_share_of_the_largest_entropy():
     assert found == {"0": pytest.approx(1), "1": pytest.approx(entropy / 2)}
 
 
-def test_noise_at_test_time():
+@pytest.mark.statistical
+def test_noise_at_test_time(generator):
     split = Split(torch.zeros(20000, 1), torch.zeros(20000, 1))
-    noise = gaussian_noise(0.5, torch.Generator().manual_seed(0))
+    noise = gaussian_noise(0.5, generator)
     found = measure(nn.Identity(), split, "rmse", CPU, noise=noise)
     assert found["average"] == pytest.approx(0.5, rel=0.03)
     assert gaussian_noise(0.0, torch.Generator()) is None

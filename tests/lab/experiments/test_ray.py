@@ -4,19 +4,17 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from adversary.kills import add_node, parent, ray_cluster
 from typer.testing import CliRunner
 
-import elliptica
 from elliptica.cli import app
 from elliptica.lab.experiments.engines import EngineError, open_engine
 from elliptica.lab.experiments.records import model_file, read_record, record_file
@@ -29,7 +27,13 @@ from experiment_cases import do_all, read_board, silent
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra scale)")
 
-from elliptica.lab.experiments.ray_engine import Post, RayCluster, scratch, version_problem  # noqa: E402
+from elliptica.lab.experiments.ray_engine import (  # noqa: E402
+    Post,
+    RayCluster,
+    own_sigterm,
+    scratch,
+    version_problem,
+)
 
 MOONS = """
 title = "Moons"
@@ -62,46 +66,13 @@ def moons(text=MOONS, **options):
     return runs("moons", parse_specification(text, "moons"), **options)
 
 
-@contextlib.contextmanager
-def environment(**values):
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    yield
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def add_node(cluster, **options):
-    """A node of one processor; Ray gives it half a minute to start, which is little on a busy machine."""
-    for _ in range(4):
-        with contextlib.suppress(Exception):
-            return cluster.add_node(num_cpus=1, **options)
-    return cluster.add_node(num_cpus=1, **options)
-
-
-def parent(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.fixture(scope="module")
 def cluster():
     """A head and room for others, one processor each, of this code."""
-    from ray.cluster_utils import Cluster
-
-    folder = tempfile.mkdtemp(prefix="r")  # paths of sockets must be short
-    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # where Ray notes addresses in any case
-    source = str(Path(elliptica.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    with environment(PYTHONPATH=path, RAY_worker_niceness="0", RAY_USAGE_STATS_ENABLED="0"):
-        made = Cluster()
-        try:
-            add_node(made, temp_dir=folder, include_dashboard=False)
-            ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-            yield made
-        finally:
-            ray.shutdown()
-            made.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+    with ray_cluster() as made:
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -463,3 +434,18 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
         open_engine(Options(tmp_path, ray=RaySettings())),
     ):
         pass
+
+
+def test_ray_keeps_the_handler_of_sigterm():
+    """Its own would end a command without a word."""
+
+    def ours(*_):
+        pass
+
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        with own_sigterm():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)

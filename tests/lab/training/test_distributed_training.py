@@ -200,14 +200,14 @@ def test_a_process_alone_is_whole():
 
 
 @pytest.mark.statistical
-def test_streams_of_processes_are_unrelated_and_the_same_again():
+def test_streams_of_processes_are_unrelated_and_the_same_again(seed):
     """Correlation of 40 000 normals: a shared stream is 200 standard errors away."""
     from scipy import stats
 
-    draws = [torch.randn(40_000, generator=rank_generator(0, rank)) for rank in range(4)]
-    draws.append(torch.randn(40_000, generator=rank_generator(1, 0)))
-    assert torch.equal(draws[2], torch.randn(40_000, generator=rank_generator(0, 2)))
-    assert torch.equal(draws[0], torch.randn(40_000, generator=rank_generator(0)))  # alone, it is the first
+    draws = [torch.randn(40_000, generator=rank_generator(seed, rank)) for rank in range(4)]
+    draws.append(torch.randn(40_000, generator=rank_generator(seed + 1, 0)))
+    assert torch.equal(draws[2], torch.randn(40_000, generator=rank_generator(seed, 2)))
+    assert torch.equal(draws[0], torch.randn(40_000, generator=rank_generator(seed)))  # alone: the first
     for i, a in enumerate(draws):
         for b in draws[:i]:
             assert stats.pearsonr(a, b).pvalue > ALPHA

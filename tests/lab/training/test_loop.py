@@ -1,11 +1,13 @@
 """The training loop: what it computes, and that an interruption changes nothing."""
 
 import math
+import os
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
-from scipy import stats
+from safetensors import SafetensorError
 from torch import nn
 
 from elliptica import EllipticWarning
@@ -16,6 +18,7 @@ from elliptica.lab.training import TrainingSettings, fit
 from elliptica.lab.training.batch import batches
 from elliptica.lab.training.checkpoint import load_checkpoint, save_checkpoint
 from elliptica.lab.training.settings import flip_and_crop
+from laws import assert_frequencies
 
 
 def dataset(n=60, d=3, seed=0):
@@ -243,6 +246,22 @@ def test_batches(n, size, drop, expected):
 
 
 @pytest.mark.bad_input
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    file = tmp_path / "run.safetensors"
+    save_checkpoint(file, {}, {"epoch": 1})
+
+    def full(_, part, **__):
+        part.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("elliptica.lab.training.checkpoint.save_file", full)
+    with pytest.raises(OSError, match=r"No space left on device .* Free some space and rerun"):
+        save_checkpoint(file, {}, {"epoch": 2})
+    assert load_checkpoint(file)[1] == {"epoch": 1}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.bad_input
 def test_a_broken_checkpoint_is_set_aside(tmp_path):
     file = tmp_path / "run.safetensors"
     file.write_bytes(b"not a checkpoint")
@@ -295,7 +314,8 @@ def test_wrong_settings(settings, message):
         TrainingSettings(**{"epochs": 1, "batch_size": 2, "lr": 0.1, **settings})
 
 
-def test_flips_and_crops_by_hand():
+@pytest.mark.statistical
+def test_flips_and_crops_by_hand(generator):
     """Every result is one of the flips and shifts of its image, and all of them come."""
     image = torch.arange(1.0, 10.0).reshape(1, 1, 3, 3)
     possible = set()
@@ -305,11 +325,10 @@ def test_flips_and_crops_by_hand():
             for j in range(3):
                 possible.add(tuple(padded[0, 0, i : i + 3, j : j + 3].flatten().tolist()))
     assert len(possible) == 18
-    generator = torch.Generator().manual_seed(0)
     found = flip_and_crop(image.expand(1800, 1, 3, 3), 1, generator)
     counts = Counter(tuple(row.tolist()) for row in found.flatten(1))
     assert set(counts) == possible
-    assert stats.chisquare(list(counts.values())).pvalue > 1e-4
+    assert_frequencies(list(counts.values()), np.full(18, 1 / 18))
     colours = torch.rand(4, 3, 5, 7)
     first, second = (flip_and_crop(colours, 2, torch.Generator().manual_seed(1)) for _ in range(2))
     assert first.shape == colours.shape
@@ -320,3 +339,42 @@ def test_flips_and_crops_by_hand():
 def test_flips_and_crops_in_the_loop(tmp_path):
     with pytest.raises(ValueError, match="need images of shape"):
         train(TrainingSettings(1, 8, 1e-2, augment="flip_crop"))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_a_flipped_bit_in_a_checkpoint_is_noticed(share, tmp_path):
+    """safetensors has no checksum of its own: the run would go on from other weights."""
+
+    def kill(end):
+        if end.epoch == 3:
+            raise Killed
+
+    file = tmp_path / "run.safetensors"
+    with pytest.raises(Killed):
+        train(checkpoint=file, progress=kill)
+    data = bytearray(file.read_bytes())
+    data[int(share * len(data))] ^= 0x80
+    file.write_bytes(data)
+    with pytest.warns(EllipticWarning, match="its content has changed since it was written"):
+        model, _ = train(checkpoint=file)
+    assert (tmp_path / "run.safetensors.unusable-0").read_bytes() == data
+    whole, _ = train()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole.parameters(), strict=True))
+
+
+def test_a_pipe_in_place_of_a_checkpoint_is_set_aside(tmp_path):
+    os.mkfifo(tmp_path / "run.safetensors")
+    with pytest.warns(EllipticWarning, match="it is a folder, a pipe or a device"):
+        assert load_checkpoint(tmp_path / "run.safetensors") is None
+
+
+def test_equal_checkpoints_are_equal_files(tmp_path):
+    """safetensors shuffles metadata: with two entries about half of these files would differ."""
+    for number in range(20):
+        save_checkpoint(
+            tmp_path / str(number), {"model": {"w": torch.ones(2)}}, {"epoch": 4, "best": math.inf}
+        )
+    assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
+    groups, state = load_checkpoint(tmp_path / "0")
+    assert torch.equal(groups["model"]["w"], torch.ones(2))
+    assert state == {"epoch": 4, "best": math.inf}

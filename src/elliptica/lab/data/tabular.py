@@ -206,8 +206,12 @@ def _read(
     """Parse inputs (NaN where missing), targets and domains, refusing another layout."""
     with path.open(encoding="ascii", errors="replace", newline="") as file:
         lines = (line.replace("\0", " ") for line in file if line.strip())
-        body = list(csv.reader(lines, delimiter=table.delimiter))[table.has_header :]
-    if (problem := _find_problem(body, table)) is not None:
+        try:
+            body = list(csv.reader(lines, delimiter=table.delimiter))[table.has_header :]
+            problem = _find_problem(body, table)
+        except csv.Error as error:  # such as a cell of more than 131,072 characters
+            problem = f"reading it failed: {error}"
+    if problem is not None:
         below = ", below a header" if table.has_header else ""
         raise ValueError(
             f"Expected {path} to hold {table.n_rows} rows of {table.n_columns} values separated by "
@@ -224,6 +228,14 @@ def _number(cell: str) -> float:
     return float("nan") if cell == _MISSING else float(cell)
 
 
+def _code(cell: str) -> int:
+    """Read the code of a domain, which must fit into 64 bits."""
+    code = int(cell)
+    if abs(code) >= 2**63:
+        raise ValueError(f"{code} is no code")
+    return code
+
+
 def _find_problem(rows: list[list[str]], table: _Table) -> str | None:
     """Say what is wrong with the rows, or None."""
     is_complete = table.domain is None  # no value may be missing
@@ -232,7 +244,7 @@ def _find_problem(rows: list[list[str]], table: _Table) -> str | None:
     )
     kinds[table.target] = float
     if table.domain is not None:
-        kinds[table.domain] = int
+        kinds[table.domain] = _code
     for i, row in enumerate(rows):
         if len(row) != table.n_columns:
             return f"row {i + 1} has {len(row)} columns"

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
 
+from elliptica._utils.files import replacing, write_atomically
 from elliptica.lab.demo.figures import ABOVE, APART, BOUNDARY, INSIDE, TOP, draw_figure
 from elliptica.lab.demo.results import (
     TABLE_HEADER,
@@ -46,10 +47,11 @@ def write_files(study: Study, out: Path) -> list[Path]:
     if len(study.exhibits) < len(METHODS):
         return [results]
     summaries = summarise(study.runs)
-    draw_figure(summaries, study.exhibits, study.settings).savefig(image, dpi=150)
+    with replacing(image) as part:
+        draw_figure(summaries, study.exhibits, study.settings).savefig(part, format="png", dpi=150)
     exhibits = [study.exhibits[summary.method] for summary in summaries]
     findings = find(summaries, study.untrained, study.settings)
-    page.write_text(draw_page(summaries, exhibits, study.settings, findings), encoding="utf-8")
+    write_atomically(page, draw_page(summaries, exhibits, study.settings, findings))
     return [image, page, results]
 
 

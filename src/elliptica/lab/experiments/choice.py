@@ -138,7 +138,7 @@ def hidden_records(choice: Choice, wanted: list[Run], out: Path) -> list[str]:
 
 def _choice_of(choice: Choice, file: Path, out: Path) -> Choice | None:
     """The options that give the run of a record, found by trying; None if none do."""
-    record = read_record(file)
+    record = read_record(file, set_aside_damaged=False)  # whoever looks moves nothing
     if record is None:
         return None
     try:

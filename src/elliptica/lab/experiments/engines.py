@@ -226,8 +226,17 @@ _SENDER: list[Connection] = []
 def _begin_process(sender: Connection) -> None:
     """Prepare a process that shares the machine with others like it."""
     _SENDER[:] = [sender]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, however it ended; a pool would wait for jobs for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _in_process(label: str, job: Job) -> Outcome:

@@ -105,7 +105,7 @@ def _cannot_write(out: Path, why: object) -> str:
 def device_problem(device: str) -> str | None:
     """Why a device of this machine cannot be used; None if it can."""
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()  # a device without contents, such as meta, fails here
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         first = str(error).splitlines()[0]
         return f"There is no device {device!r} here ({first}). Use --device cpu."
@@ -123,7 +123,10 @@ def data_problems(runs: list[Run], data_dir: Path | None) -> dict[str, str]:
     problems = {}
     for run in runs:
         try:
-            load_dataset(run.load, run.seed, data_dir)
+            task = load_dataset(run.load, run.seed, data_dir).task
+            if (run.metric == "rmse") != (task == "regression"):
+                right = '"rmse"' if task == "regression" else '"accuracy" or "error"'
+                raise ValueError(f'metric = "{run.metric}" does not suit {task}. Use metric = {right}.')
         except (OSError, ValueError, ImportError) as error:
             problems[load_key(run)] = f"{run.dataset}: {error}{_way_to_get(run, data_dir, error)}"
     return problems

@@ -11,8 +11,10 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
 import uuid
 from collections import deque
@@ -70,7 +72,8 @@ def open_cluster(settings: RaySettings, jobs: int | None) -> Iterator[RayCluster
         more["include_dashboard"] = False
     try:
         _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
+        with own_sigterm():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)
     except Exception as error:  # Ray raises bare ones, too
         first = str(error).strip().splitlines()[0]
         if address == "local":
@@ -85,6 +88,15 @@ def open_cluster(settings: RaySettings, jobs: int | None) -> Iterator[RayCluster
         yield RayCluster(settings, jobs)
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def own_sigterm() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces by one that ends the process without a word."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _knock(address: str) -> None:

@@ -51,17 +51,22 @@ def model_file(out: Path, run: Run) -> Path:
     return record_file(out, run).with_suffix(".model.safetensors")
 
 
-def read_record(file: Path) -> dict[str, Any] | None:
-    """A finished record; one that cannot be read is set aside with a warning."""
+def read_record(file: Path, *, set_aside_damaged: bool = True) -> dict[str, Any] | None:
+    """A finished record; one that cannot be read is set aside with a warning, or only passed over."""
     if not file.exists():
         return None
     try:
-        record = read_json(file)
-        if not isinstance(record, dict) or not set(record) >= _NEEDED:
-            raise ValueError("entries are missing")
+        return _read(file)
     except (ValueError, OSError) as error:
-        set_aside(file, f"The record {file.name} cannot be used ({error})")
+        if set_aside_damaged:
+            set_aside(file, f"The record {file.name} cannot be used ({error})")
         return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    record = read_json(file)
+    if not isinstance(record, dict) or not set(record) >= _NEEDED:
+        raise ValueError("lacks entries of a record")
     return record
 
 
@@ -76,7 +81,10 @@ def write_record(file: Path, record: dict[str, Any]) -> None:
     try:
         write_atomically(file, as_text(record), durable=True)
     except OSError as error:
-        raise OSError(f"The record {file.name} cannot be written ({error}). Is the disk full?") from error
+        raise OSError(
+            f"The record {file.name} cannot be written ({error}). Is the disk full? Free some space and "
+            "rerun the same command."
+        ) from error
 
 
 def as_text(record: dict[str, Any]) -> str:
@@ -183,12 +191,17 @@ def problem_of(content: Mapping[str, Any]) -> str:
 
 
 def read_records(out: Path, runs: list[Run]) -> list[dict[str, Any]]:
-    """The records of those runs that are finished; damaged ones are left out with a warning."""
+    """The records of those runs that are finished; damaged ones are skipped with a warning, not moved."""
     found = []
     for file in (record_file(out, run) for run in runs):
-        if (record := read_record(file)) is None:
+        if not file.exists():
             continue
-        if problem := problem_of(record):
+        try:
+            record = _read(file)
+            problem = problem_of(record)
+        except (ValueError, OSError) as error:
+            problem = reason(error)
+        if problem:
             warnings.warn(
                 f"The record {file} is left out: it {problem}. Delete it, and elliptica run does it anew.",
                 EllipticWarning,

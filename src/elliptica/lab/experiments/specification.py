@@ -202,6 +202,8 @@ def _load_file(file: Path) -> Specification:
             "Rename the file."
         )
     try:
+        if file.exists() and not file.is_file():
+            raise OSError("it is a folder, a pipe or a device, not a regular file")
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         near = did_you_mean(file.name, [each.name for each in file.parent.glob("*.toml")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+import zlib
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -32,29 +33,61 @@ def save_checkpoint(file: Path, groups: dict[str, Tensors], state: dict[str, Any
     Args:
         file: File to write.
         groups: Tensors by group and name.
-        state: Values that JSON can hold.
+        state: Values that JSON can hold; the key "checksum" is taken.
+
+    Raises:
+        OSError: If it cannot be written.
     """
     flat = {
         f"{group}/{name}": t.contiguous() for group, tensors in groups.items() for name, t in tensors.items()
     }
-    with replacing(file) as part:
-        save_file(flat, part, metadata={"state": json.dumps(state)})
+    # one entry: safetensors writes several in random order, and equal runs must leave equal files
+    text = json.dumps({**state, "checksum": _checksum(flat, state)})
+    try:
+        with replacing(file) as part:
+            save_file(flat, part, metadata={"state": text})
+    except (SafetensorError, OSError) as error:
+        raise OSError(
+            f"The checkpoint {file.name} cannot be written ({error}). Is the disk full? Free some space and "
+            "rerun the same command: it resumes after the last epoch that was written."
+        ) from error
+
+
+def _checksum(tensors: Tensors, state: dict[str, Any]) -> str:
+    """Return a checksum of a checkpoint: safetensors has none, and a flipped bit would change the run."""
+    crc = zlib.crc32(json.dumps(state).encode())
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        crc = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode(), crc)
+        if value.numel():
+            crc = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
 
 
 def load_checkpoint(file: Path) -> tuple[dict[str, Tensors], dict[str, Any]] | None:
     """Read a file of `save_checkpoint`; None if there is none.
 
-    A file that cannot be read is set aside with a warning, never used and never deleted.
+    A file that cannot be read, or whose content has changed since it was written, is set aside with a
+    warning, never used and never deleted. Files of earlier versions have no checksum.
     """
     if not file.exists():
+        return None
+    if not file.is_file():  # reading a pipe would wait for ever
+        set_aside(file, "The checkpoint cannot be read (it is a folder, a pipe or a device)")
         return None
     groups: dict[str, Tensors] = {}
     try:
         with safe_open(file, framework="pt") as handle:
             state = json.loads(handle.metadata()["state"])
-            for key in handle.keys():  # noqa: SIM118 - not a mapping
-                group, _, name = key.partition("/")
-                groups.setdefault(group, {})[name] = handle.get_tensor(key)
+            tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118 - not a mapping
+        if not isinstance(state, dict):
+            raise ValueError(f"its state is a {type(state).__name__}")
+        expected = state.pop("checksum", None)
+        if expected is not None and expected != _checksum(tensors, state):
+            raise ValueError("its content has changed since it was written")
+        for key, value in tensors.items():
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = value
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         set_aside(file, f"The checkpoint cannot be read ({error})")
         return None
