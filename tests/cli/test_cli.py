@@ -1,15 +1,23 @@
 """The command line: quick to answer, and clear about what is missing."""
 
+import errno
+import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import elliptica
+from elliptica.__main__ import main
 from elliptica.cli import app
 
 runner = CliRunner()
@@ -317,3 +325,165 @@ def test_an_error_that_nobody_foresaw_is_one_sentence(monkeypatch):
     assert "ELLIPTICA_TRACEBACK=1" in done.output
     monkeypatch.setenv("ELLIPTICA_TRACEBACK", "1")
     assert isinstance(runner.invoke(app, ["list"]).exception, ZeroDivisionError)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("file", "place"), [(None, "The output"), ("runs/a.json", "runs/a.json")])
+def test_a_full_disk_is_said_in_one_sentence(monkeypatch, file, place):
+    """Every command writes something, if only to the screen."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([] if file is None else [file]))
+
+    monkeypatch.setattr("elliptica.cli.list.Console", full)
+    done = runner.invoke(app, ["list"])
+    assert done.exit_code == 1
+    assert f"error: {place} cannot be written (No space left on device)" in done.output
+    assert "ELLIPTICA_TRACEBACK" not in done.output
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("width", ["0", "00"])
+def test_a_width_of_zero_hides_nothing(monkeypatch, width):
+    """Some terminals of containers say that they have no columns, and rich believes them."""
+    monkeypatch.setenv("COLUMNS", width)
+    assert "table3" in runner.invoke(app, ["list"]).output
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-1", "cp1252"])
+def test_output_of_any_encoding(monkeypatch, encoding):
+    """What cannot be shown is escaped: a table has plus-minus signs, titles may have anything."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    with pytest.raises(SystemExit):
+        app(["data", "fetch", "± 尺"])
+    sys.stdout.flush()
+    assert r"\u5c3a" in written.getvalue().decode(encoding)
+
+
+@pytest.mark.bad_input
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_the_version_on_a_full_disk():
+    """Options that are read before everything else meet the same end."""
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "elliptica", "--version"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode != 0
+    assert "error: The output cannot be written (No space left on device)." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list", "pipe.toml"], "not a regular file"),
+        (["demo", "--quick", "--steps", "1", "--seeds", "1", "--sigma", "1e300"], "sigma"),
+        (["diagnose", "two-moons", "--seed", str(10**30)], "9223372036854775807"),
+        (["report", "two-moons", "--seed", str(2**64)], "9223372036854775807"),
+        (["diagnose", "two-moons", "--steps", "2", "--n", "10", "--out", "/proc/no/f.txt"], "/proc"),
+        (["diagnose", "two-moons", "--model", "ends:model"], "ends cannot be imported: SystemExit"),
+    ],
+    ids=["pipe", "noise", "seed", "seed of a page", "nowhere", "exits"],
+)
+def test_what_the_adversary_found(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.toml")
+    Path("ends.py").write_text("raise SystemExit(3)")
+    done = runner.invoke(app, words)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+    assert {each.name for each in tmp_path.iterdir()} <= {"pipe.toml", "ends.py", "__pycache__"}
+
+
+@pytest.mark.bad_input
+def test_the_demo_does_not_overwrite_other_results(tmp_path):
+    (tmp_path / "results.json").write_text('{"mine": 1}')
+    done = runner.invoke(app, ["demo", "--quick", "--seeds", "1", "--steps", "1", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "overwritten" in done.output
+    assert (tmp_path / "results.json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize("line", ["demo --quick", "diagnose two-moons --reports all"])
+def test_a_folder_that_is_not_writable_is_named_before_the_work(tmp_path, monkeypatch, line):
+    def read_only(**_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", read_only)
+    began = []
+    monkeypatch.setattr("elliptica.cli.demo.run_demo", lambda *_: began.append("demo"))
+    monkeypatch.setattr("elliptica.cli.model_source.fitted_from_code", lambda *_, **__: began.append("model"))
+    done = runner.invoke(app, [*line.split(), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "is not writable. Choose another --out." in " ".join(done.output.split())
+    assert not began
+    assert not list(tmp_path.iterdir())
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch):
+    """With its own status; a second one is not caught, so that a command that hangs can be ended."""
+    ended = []
+
+    def command(**_):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            ended.append(signal.getsignal(signal.SIGTERM))
+            raise SystemExit(130) from None
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("elliptica.__main__.app", command)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 143
+        assert ended == [signal.SIG_DFL]
+        monkeypatch.setattr("elliptica.__main__.app", lambda **_: sys.exit(2))
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_interruption_does_not_wait_for_threads_that_compute():
+    """They are inside torch, and would abort the process when Python exits."""
+    done = run_python(
+        """
+        import sys, threading
+        from multiprocessing.pool import ThreadPool
+        import elliptica.__main__ as program
+
+        begun = threading.Event()
+        def compute():
+            import torch
+            begun.set()
+            while True:
+                torch.randn(300, 300) @ torch.randn(300, 300)
+
+        def command(**_):
+            program.pool = ThreadPool(1)
+            program.pool.apply_async(compute)
+            begun.wait()
+            print("Interrupted.")
+            sys.exit(130)
+
+        program.app = command
+        program.main()
+        """
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == "Interrupted.\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.bad_input
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
+def test_a_folder_that_only_says_that_it_is_writable(tmp_path):
+    """Root may write everywhere, says the system; the demo failed after it had trained."""
+    result = CliRunner().invoke(app, ["demo", "--quick", "--out", "/proc/nothing/there"])
+    assert result.exit_code == 2
+    assert "The folder /proc is not writable" in result.output

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -208,6 +209,20 @@ def test_two_moons_from_nothing(tmp_path):
     values = record["reports"]["landscape"]["numbers"]["value"]
     assert len(values) == 200
     assert (tmp_path / "landscape.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped
+def test_a_full_disk_leaves_no_half_picture(tmp_path, monkeypatch):
+    def full(_, part, **__):
+        Path(part).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    done = run("two-moons", "--reports", "between", *QUICK, "--out", tmp_path)
+    assert done.exit_code == 2
+    told = "".join(done.output.split())  # a long path is wrapped
+    assert "landscape.pngcannotbewritten(Nospaceleftondevice).Freesomespace" in told
+    assert [file.name for file in tmp_path.iterdir()] == ["landscape.json"]
 
 
 @pytest.mark.bad_input  # typer cannot read signatures that the shape checker has wrapped

@@ -102,3 +102,12 @@ def test_wrong_models(model_file):
     torch.save(nn.Linear(2, 2), model_file / "pickled.pt")
     with pytest.raises(SourceError, match="cannot be read safely"):
         load_model("my_model_file:make", model_file / "pickled.pt")
+
+
+@pytest.mark.bad_input
+def test_labels_that_are_no_class_numbers(tmp_path):
+    """A billion outputs of a network fit into no memory."""
+    file = tmp_path / "data.npz"
+    np.savez(file, x=np.ones((4, 2)), y=np.array([0, 1, 2, 10**9]))
+    with pytest.raises(SourceError, match="the largest is 1,000,000,000"):
+        load_samples(str(file))

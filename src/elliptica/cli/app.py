@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -15,6 +19,7 @@ from typer.core import TyperGroup
 
 from elliptica import __version__
 from elliptica._utils.extras import import_extra
+from elliptica._utils.files import is_not_written, not_written
 from elliptica._utils.text import did_you_mean
 
 #: Removed commands and their replacements.
@@ -46,6 +51,18 @@ class _Program(TyperGroup):
             raise typer.Exit(2)
         return super().resolve_command(ctx, args)
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the program where everything that it prints can be shown."""
+        _prepare_output()
+        try:
+            return super().main(*args, **options)
+        except OSError as error:
+            if not _is_of_system(error) or os.environ.get(_TRACEBACK):
+                raise
+            text = f"{error.filename or 'The output'!s:.300} cannot be used ({error.strerror})."
+            typer.echo(f"error: {not_written(error) if is_not_written(error) else text}", err=True)
+            sys.exit(1)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error that nobody foresaw ends with one sentence instead of a traceback."""
         try:
@@ -53,7 +70,7 @@ class _Program(TyperGroup):
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            if isinstance(error, _USAGE) or os.environ.get(_TRACEBACK):
+            if isinstance(error, _USAGE) or _is_of_system(error) or os.environ.get(_TRACEBACK):
                 raise
             first, *_ = str(error).splitlines() or [""]
             typer.echo(
@@ -64,10 +81,29 @@ class _Program(TyperGroup):
             raise typer.Exit(1) from error
 
 
+def _prepare_output() -> None:
+    """Let no width of zero hide all output, and no encoding stop it: what it lacks is escaped."""
+    if os.environ.get("COLUMNS", "").strip("0") == "" and "COLUMNS" in os.environ:
+        del os.environ["COLUMNS"]
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 #: Wrong options: typer shows these itself, and its classes have moved between versions.
 _USAGE: tuple[type, ...] = tuple(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
+
+#: What the system says about paths, which any command may meet wherever it reads or writes.
+_SYSTEM = (errno.EACCES, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+
+
+def _is_of_system(error: Exception) -> bool:
+    """Return whether an error is the answer of the system about a disk or a path."""
+    if isinstance(error, FileNotFoundError):  # such as a new folder below /proc
+        return error.filename is not None
+    return isinstance(error, OSError) and (is_not_written(error) or error.errno in _SYSTEM)
+
 
 #: Environment variable that shows tracebacks of errors that nobody foresaw.
 _TRACEBACK = "ELLIPTICA_TRACEBACK"
@@ -80,6 +116,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+#: Largest seed of a generator.
+MOST_SEED = 2**63 - 1
 
 #: Option of every command that reads data.
 DataDir = Annotated[
@@ -112,6 +151,17 @@ def one_of(names: Any, *flags: str, **options: Any) -> Any:
         raise typer.BadParameter(f"Unknown value {value!r}. {hint}")
 
     return typer.Option(*flags, parser=parse, metavar=f"<{'|'.join(known)}>", **options)
+
+
+def check_place(file: Path) -> None:
+    """Raise a ValueError before the work if a file cannot be written. Creates nothing yet."""
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder. Pass the name of a file to --out.")
+    near = next(folder for folder in file.absolute().parents if folder.exists())
+    try:  # a folder like /proc says that it is writable, but is not
+        Path(tempfile.mkdtemp(dir=near)).rmdir()
+    except OSError as error:
+        raise ValueError(f"The folder {near} is not writable. Choose another --out.") from error
 
 
 def print_text(console: Console, text: str) -> None:

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
+from elliptica._utils.files import not_written
 from elliptica._utils.text import count
 from elliptica.cli.app import YOUR_DATA, app, one_of, print_point, print_text, require_extra
 from elliptica.cli.report import Request, write_report
@@ -363,9 +364,8 @@ def _not_written(error: OSError, session: Session | None, out: Path) -> int:
     """Report on the error stream what could not be written."""
     if isinstance(error, BrokenPipeError):
         raise error  # the reader has gone, as with | head
-    place = error.filename or "The output"
-    kept = f" Finished folds are kept in {out}. Rerun the same command to resume." if session else ""
-    typer.echo(f"error: {place} cannot be written ({error.strerror or error}).{kept}", err=True)
+    kept = f" Finished folds are kept in {out}." if session else ""
+    typer.echo(f"error: {not_written(error)}{kept}", err=True)
     return 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from elliptica.cli.app import TRY, DataDir, app, one_of, require_extra
+from elliptica._utils.files import is_not_written, not_written
+from elliptica._utils.untrusted import read_json
+from elliptica.cli.app import TRY, DataDir, app, check_place, one_of, require_extra
 
 if TYPE_CHECKING:
     from elliptica.lab.demo.results import MethodSummary
@@ -73,7 +74,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps per training.", show_default="1000")] = None,
     sigma: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Diffusion coefficient of the bridges.", show_default="0.2"),
+        typer.Option(min=0.0, max=1e6, help="Diffusion coefficient of the bridges.", show_default="0.2"),
     ] = None,
     variant: Annotated[
         Variant | None,
@@ -151,6 +152,12 @@ def demo(
     out = out or Path("demo")
     if out.is_file():
         raise typer.BadParameter(f"{out} is a file. Pass the name of a folder to --out.")
+    _check_own(out / "results.json")
+    try:
+        check_place(out / "results.json")
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
     require_extra("lab", "matplotlib", "plotly", "safetensors")
     from elliptica.lab.demo.training import QUICK, variant_settings
 
@@ -161,7 +168,24 @@ def demo(
         n_steps=steps or base.n_steps,
         sigma=base.sigma if sigma is None else sigma,
     )
-    raise typer.Exit(run_demo(settings, out, Console()))
+    try:
+        status = run_demo(settings, out, Console())
+    except ValueError as error:  # e.g. noise beyond all bounds
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    raise typer.Exit(status)
+
+
+def _check_own(file: Path) -> None:
+    """Raise instead of overwriting results that no demo wrote."""
+    if not file.exists():
+        return
+    try:
+        content = read_json(file)
+    except (ValueError, OSError):
+        content = None
+    if not isinstance(content, dict) or not {"experiment", "runs"} <= set(content):
+        raise typer.BadParameter(f"{file} is not of a demo and would be overwritten. Choose another --out.")
 
 
 def run_demo(settings: DemoSettings, out: Path, console: Console) -> int:
@@ -305,23 +329,15 @@ def draw_one(order: _Order, console: Console) -> int:
     from elliptica.lab.demo.figures import WIDTHS, save_figure
 
     try:
-        _check_place(order.file)
+        check_place(order.file)
         save_figure(_draw(order), order.file, order.format, order.command())
     except (ValueError, OSError) as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        text = not_written(error) if isinstance(error, OSError) and is_not_written(error) else str(error)
+        console.print(f"error: {text}", style="red", highlight=False, markup=False, soft_wrap=True)
         return 2
     text = f"{order.file} ({WIDTHS[order.width]} in wide): {_ABOUT[order.name]}"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     return 0
-
-
-def _check_place(file: Path) -> None:
-    """Raise before minutes of work if a figure cannot be written there. Creates nothing yet."""
-    if file.is_dir():
-        raise ValueError(f"{file} is a folder. Pass the name of a file to --out.")
-    near = next(folder for folder in file.absolute().parents if folder.exists())
-    if not near.is_dir() or not os.access(near, os.W_OK):
-        raise ValueError(f"The folder {near} is not writable. Choose another --out.")
 
 
 def _draw(order: _Order) -> Any:

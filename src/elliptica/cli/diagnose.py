@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from elliptica import __version__
-from elliptica._utils.files import write_atomically
+from elliptica._utils.files import is_not_written, not_written, write_atomically
 from elliptica._utils.text import did_you_mean
-from elliptica.cli.app import YOUR_DATA, app, one_of, require_extra
+from elliptica.cli.app import MOST_SEED, YOUR_DATA, app, check_place, one_of, require_extra
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ def diagnose(
     sigma: Annotated[
         str, typer.Option(help="Noise of the bridges: auto, green, or a number in units of x.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of all random numbers.")] = 0,
     format_: Annotated[Format, one_of(Format, "--format", help="Text or JSON.")] = "text",
     reports: Annotated[
         str | None,
@@ -205,10 +205,22 @@ def diagnose(
                 seed=seed,
             )
             _show_reports(network, wanted, options, data, out or _FOLDER)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
+        text = _text_of(error)
         messages.print("[red]error:[/red] ", end="")
-        messages.print(str(error), markup=False, highlight=False)
+        messages.print(text, markup=False, highlight=False)
         raise typer.Exit(2) from None
+
+
+def _text_of(error: Exception) -> str:
+    """Return the message of an error; of one of the system, with the file that it is about."""
+    if isinstance(error, BrokenPipeError):
+        raise error  # the reader has gone, as with | head
+    if isinstance(error, OSError) and is_not_written(error):
+        return not_written(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or 'The output'} cannot be used ({error.strerror or error})."
+    return str(error)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -230,6 +242,10 @@ def _check_kind(given: set[str], out: Path | None, *, has_reports: bool) -> None
         raise ValueError(f"--out {out} has an unknown ending. Use one of {', '.join(_SUFFIXES)}.")
     if out is not None and not has_reports and out.is_dir():
         raise ValueError(f"--out {out} is a folder. Pass the name of a file, e.g. {out / 'findings.txt'}.")
+    if has_reports:
+        check_place((out or _FOLDER) / "landscape.json")
+    elif out is not None:
+        check_place(out)
 
 
 def _wanted(reports: str) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ from elliptica.lab.data.toy import two_moons
 BUILT_IN = ("two-moons", "digits")
 #: Batch size of the built-in training.
 _BATCH = 64
+#: Each class becomes an output of the network.
+_MOST_CLASSES = 100_000
 _LOSSES: dict[str, Callable[[], nn.Module]] = {
     "cross-entropy": nn.CrossEntropyLoss,
     "mse": nn.MSELoss,
@@ -321,6 +323,11 @@ def _targets(name: str, array: Any, rows: int) -> Tensor:
             f"Labels in {name} must be at least 0, but the smallest is {int(value.min())}. "
             "Number them from 0."
         )
+    if (largest := int(value.max())) >= _MOST_CLASSES:
+        raise SourceError(
+            f"Labels in {name} number the classes from 0, but the largest is {largest:,}, and at most "
+            f"{_MOST_CLASSES:,} classes are supported. Number them from 0, or save floats for real targets."
+        )
     return value
 
 
@@ -364,7 +371,7 @@ def _imported(source: str) -> nn.Module:
         ) from error
     except AttributeError as error:
         raise SourceError(f"{module_name} has no {name!r}. Check the name after the colon.") from error
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise SourceError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
@@ -374,7 +381,7 @@ def _imported(source: str) -> nn.Module:
         )
     try:
         model = loaded if isinstance(loaded, nn.Module) else loaded()
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise SourceError(
             f"{source}() failed: {type(error).__name__}: {error}. It is called without arguments."
         ) from error

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from elliptica._utils.extras import missing_package
-from elliptica._utils.files import write_atomically
+from elliptica._utils.files import is_not_written, not_written, write_atomically
 from elliptica._utils.text import count
 from elliptica._utils.untrusted import read_json
 from elliptica.cli import options as shared
-from elliptica.cli.app import YOUR_DATA, DataDir, app, one_of, require_extra
+from elliptica.cli.app import MOST_SEED, YOUR_DATA, DataDir, app, one_of, require_extra
 from elliptica.cli.diagnose import Loss, Steps, Train, Weights
 from elliptica.cli.options import load_own
 
@@ -105,7 +105,7 @@ def report(
     title: Annotated[
         str | None, typer.Option(help="Title of the page.", show_default="what it is about")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of all random draws.")] = 0,
 ) -> None:
     """Write one HTML page to share: verdict, tables, charts, loss landscape.
 
@@ -146,7 +146,8 @@ def _print_report(request: Request, out: Path, console: Console) -> int:
         with console.status("reading"):
             content = write_report(request, out)
     except (ReportError, OSError) as error:
-        say(f"[red]error:[/red] {escape(str(error))}")
+        text = not_written(error) if isinstance(error, OSError) and is_not_written(error) else str(error)
+        say(f"[red]error:[/red] {escape(text)}")
         return 2
     except KeyboardInterrupt:
         say(f"Interrupted: {escape(str(out))} was not written.")

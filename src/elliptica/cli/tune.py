@@ -58,7 +58,9 @@ def tune(
             show_default="searches.journal in the folder of the records",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of a search.", show_default="0")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="Of a search.", show_default="0")
+    ] = None,
     epochs: shared.Epochs = None,
     precision: shared.Precision = None,
     match: shared.Match = None,
