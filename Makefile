@@ -8,6 +8,9 @@ STAMPS := $(VENV)/.installed
 # One worker more than there are cores, because some tests wait for processes; one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)") --dist worksteal
 
+# Another seed makes `make fuzz` try other cases.
+SEED ?= 0
+
 # What `make test` leaves to `make test-all`. Packages that only integrations and clusters need are not installed
 # for it: their tests say so and skip, their modules have no doctests to offer.
 FAST := -m "not slow and not distributed and not browser" --doctest-ignore-import-errors
@@ -25,7 +28,7 @@ FEATURES := waterbirds-features,waterbirds-features-mlp
 # Newer methods for regression, and ordinary training on their schedules.
 NEWER := ada,'erm as ada',foma,'foma as released','erm as foma'
 
-.PHONY: help demo test test-all lint types bench docs results clean
+.PHONY: help demo test test-all lint types bench fuzz docs results clean
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -64,6 +67,9 @@ types: $(STAMPS)-test
 bench: $(STAMPS)-bench   ## the cost table of benchmarks/README.md (takes long; leave the machine alone)
 	$(BIN)/python -m benchmarks
 
+fuzz: $(STAMPS)-all   ## hostile input for the library and the commands (half an hour; SEED=1 tries other cases)
+	OMP_NUM_THREADS=1 $(BIN)/python -m adversary cases --seed $(SEED)
+
 docs: $(STAMPS)-docs   ## the documentation site, in site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html, or serve it with search: $(BIN)/python -m http.server -d site"
@@ -74,7 +80,7 @@ TUNE := $(BIN)/elliptica tune --jobs 2 --out results/tables
 HIDDEN := 'elliptic hidden kernel'
 PARTS := 'one path,one path kernel,one path hidden,one path hidden kernel,one line hidden kernel,mixup hidden'
 
-results: $(STAMPS)-lab   ## every committed record and page (days; needs ELLIPTICA_DATA)
+results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days; needs ELLIPTICA_DATA)
 	$(BIN)/python studies/two_moons.py run
 	$(BIN)/python studies/sampling_modes.py
 	$(BIN)/python studies/loss_landscape.py run
@@ -119,6 +125,12 @@ results: $(STAMPS)-lab   ## every committed record and page (days; needs ELLIPTI
 	$(BIN)/python studies/idea_pictures.py
 	$(BIN)/python studies/compare_tables.py
 	$(BIN)/python studies/notebooks.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m adversary cases --out results/adversary/cases.json
+	$(BIN)/python -m adversary kills
+	$(BIN)/python -m adversary seeds
+	$(BIN)/python -m adversary determinism
+	$(BIN)/python -m adversary mutants
+	$(BIN)/python -m adversary page
 
 clean:
 	rm -rf $(VENV) demo site
