@@ -72,6 +72,8 @@ def cases(
     shrunk = [_shrunk(case, outcome, shrinking) for case, outcome in failures.values()]
     for case, outcome in shrunk:
         typer.echo(f"\n{outcome.outcome}: {outcome.detail}\n  {json.dumps(case)}")
+    if shrunk:
+        typer.echo("\nJudge a case again, with its traceback: python -m adversary case 'LINE'")
     if keep:
         write_kept([*read_kept(), *({**case, "was": f"{o.outcome}: {o.detail}"[:300]} for case, o in shrunk)])
     if out is not None:
@@ -87,6 +89,27 @@ def cases(
     total = sum(counts.values(), Counter())
     if any(total[name] for name in (WRONG, CRASH, HANG, BROKEN)) or total[DEEP] > 10:
         raise typer.Exit(1)
+
+
+@app.command("case")
+def one_case(
+    line: Annotated[str, typer.Argument(help="A case as `cases` prints it: one line of JSON.")],
+) -> None:
+    """Judge one case again; with an error, show where it came from."""
+    load_targets()
+    try:
+        case = json.loads(line)
+        target = TARGETS[case["target"]]
+        for axis, (name, *_) in case["choices"].items():
+            target.choice(axis, name)
+    except (ValueError, TypeError, KeyError) as error:
+        message = f"not a case ({type(error).__name__}: {error}). Pass a line that `cases` printed."
+        raise typer.BadParameter(message) from None
+    outcome = judge_one(case)
+    typer.echo(f"{outcome.outcome}: {outcome.detail}".rstrip(": "))
+    if outcome.trace:
+        typer.echo(outcome.trace)
+    raise typer.Exit(outcome.outcome in FAILURES)
 
 
 @app.command()

@@ -25,7 +25,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -265,6 +265,8 @@ class Outcome:
 
     outcome: str
     detail: str = ""
+    #: Traceback of the error, if there was one.
+    trace: str = ""
 
     def signature(self) -> str:
         """Return what equal failures have in common: the detail without its numbers."""
@@ -288,7 +290,7 @@ def judge(specification: Mapping[str, Any]) -> Outcome:
         except _Broken as error:
             return Outcome(BROKEN, str(error))
         except Exception as error:
-            return outcome_of(error, case)
+            return replace(outcome_of(error, case), trace="".join(traceback.format_exception(error)))
         if isinstance(result, Outcome):
             return result
         if case.owed == BAD:

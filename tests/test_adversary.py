@@ -145,3 +145,19 @@ def test_a_sample_of_cases(kind, number):
 def test_cases_that_failed_once():
     workers.load_targets()
     assert_none_fails(command.read_kept())
+
+
+def test_one_case_is_judged_again(monkeypatch, capsys):
+    """The line that a failure prints is enough to see it again, with its traceback."""
+    monkeypatch.setattr(command, "load_targets", lambda: None)
+    monkeypatch.setattr(command, "judge_one", cases.judge)
+    for ending, status, shown in (("right", 0, "right"), ("deep", 1, "Traceback (most recent call last)")):
+        with pytest.raises(SystemExit) as end:
+            command.app(["case", json.dumps(toy(ending))])
+        assert end.value.code == status
+        assert shown in capsys.readouterr().out
+    for line in ("{", "[]", '{"target": "absent"}', json.dumps(toy("absent"))):
+        with pytest.raises(SystemExit) as end:
+            command.app(["case", line])
+        assert end.value.code == 2
+        assert "not a case" in capsys.readouterr().err
