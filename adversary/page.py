@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adversary import kills
 from adversary.cases import OUTCOMES
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "adversary"
@@ -92,11 +93,7 @@ def cases_section(record: Mapping[str, Any], kept: int) -> str:
 
 def kills_section(record: Mapping[str, Any]) -> str:
     """Write what was done to running commands."""
-    lines = ["| scenario | what was done | outcome | details |", "|---|---|---|---|"]
-    for each in record["scenarios"]:
-        details = "; ".join(f"{k} {v}" for k, v in each["details"].items() if k != "problems")
-        lines.append(f"| {each['name']} | {_inert(each['done'])} | {each['outcome']} | {_inert(details)} |")
-    return KILLS.format(**record, table="\n".join(lines))
+    return KILLS.format(**record, table=kills.as_table(record["scenarios"]))
 
 
 def seeds_section(record: Mapping[str, Any]) -> str:
