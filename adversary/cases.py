@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import json
 import linecache
+import math
 import random
 import tempfile
 import traceback
@@ -137,6 +139,11 @@ class Target:
     #: Seconds after which a case hangs.
     limit: float = 30.0
 
+    @property
+    def module(self) -> str:
+        """Name of the module that declares it."""
+        return str(getattr(self.run, "func", self.run).__module__)
+
     def choice(self, axis: str, name: str) -> Choice:
         """Find a choice by name."""
         for each in self.axes[axis]:
@@ -144,35 +151,37 @@ class Target:
                 return each
         raise KeyError(f"{self.name} has no choice {name!r} for {axis}")
 
-    def strategy(self) -> st.SearchStrategy[dict[str, Any]]:
-        """Return a source of cases: most axes harmless, up to three hostile, some at other valid values."""
-
-        def one_of(choices: Iterable[Choice]) -> st.SearchStrategy[list[Any]]:
-            named = (
-                st.tuples(st.just(one.name), *([] if one.parameter is None else [one.parameter]))
-                for one in choices
-            )
-            return st.one_of(*(each.map(list) for each in named))
-
-        valid = {name: one_of(c for c in axis if c.owed == FINE) for name, axis in self.axes.items()}
-        hostile = {name: one_of(c for c in axis if c.owed != FINE) for name, axis in self.axes.items()}
+    def combination(self) -> st.SearchStrategy[dict[str, Any]]:
+        """Return a source of cases with several axes moved, at most three of them to hostile choices."""
+        valid = {name: _one_of(c for c in axis if c.owed == FINE) for name, axis in self.axes.items()}
+        hostile = {name: _one_of(c for c in axis if c.owed != FINE) for name, axis in self.axes.items()}
         hostile = {name: valid[name] if each.is_empty else each for name, each in hostile.items()}
 
         @st.composite
-        def cases(draw: st.DrawFn) -> dict[str, Any]:
+        def choices(draw: st.DrawFn) -> dict[str, Any]:
             # the numbers of axes are drawn first: hypothesis flattens nested alternatives, so that among
             # twenty choices a harmless one would be rare, and nearly all cases would end in a check
-            n_hostile = draw(st.sampled_from((0, 1, 1, 1, 2, 3)))
-            n_valid = draw(st.sampled_from((0, 1, 2, 4)))
+            n_hostile, n_valid = draw(st.sampled_from(_MOVED))
             order = draw(st.permutations(list(self.axes)))[: n_hostile + n_valid]
-            made = {
+            return {
                 axis: draw((hostile if number < n_hostile else valid)[axis])
                 for number, axis in enumerate(order)
             }
-            seed = draw(st.integers(0, 2**31 - 1))
-            return {"target": self.name, "seed": seed, "choices": made}
 
-        return cases()
+        return choices()
+
+
+#: Numbers of hostile and of other valid choices in a combination.
+_MOVED = ((0, 2), (0, 4), (0, 8), (1, 1), (1, 2), (1, 4), (2, 0), (2, 2), (3, 1))
+
+
+def _one_of(choices: Iterable[Choice]) -> st.SearchStrategy[list[Any]]:
+    """Return a source of names of choices, each with its parameter, if any."""
+    named = (
+        st.tuples(st.just(each.name), *([] if each.parameter is None else [each.parameter]))
+        for each in choices
+    )
+    return st.one_of(*(each.map(list) for each in named))
 
 
 TARGETS: dict[str, Target] = {}
@@ -286,7 +295,7 @@ def judge(specification: Mapping[str, Any]) -> Outcome:
         try:
             result = made.run(case)
         except Wrong as error:
-            return Outcome(WRONG, str(error))
+            return Outcome(WRONG, f"{error} [{_place(error)}]", "".join(traceback.format_exception(error)))
         except _Broken as error:
             return Outcome(BROKEN, str(error))
         except Exception as error:
@@ -296,6 +305,13 @@ def judge(specification: Mapping[str, Any]) -> Outcome:
         if case.owed == BAD:
             return Outcome(WRONG, f"accepted without an error: {_hostile(case)}")
     return Outcome(RIGHT)
+
+
+def _place(error: Wrong) -> str:
+    """Return file and line of the check that failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outer = [frame for frame in frames if Path(frame.filename) != Path(__file__)] or frames
+    return f"{Path(outer[-1].filename).name}:{outer[-1].lineno}"
 
 
 def _hostile(case: Case) -> str:
@@ -349,22 +365,48 @@ def _raise_lines(filename: str) -> frozenset[int]:
     return frozenset(line for node in found for line in range(node.lineno, (node.end_lineno or 0) + 1))
 
 
-def generate(targets: Iterable[Target], number: int, seed: int) -> list[dict[str, Any]]:
-    """Return about ``number`` cases of these targets, by their shares, in a fixed order for each seed."""
-    targets = list(targets)
-    total = sum(each.share for each in targets)
-    cases: list[dict[str, Any]] = []
+def each_choice(targets: Iterable[Target], seed: int) -> list[dict[str, Any]]:
+    """Return cases that try every choice of these targets alone, and the harmless case of each."""
+    cases = []
     for each in targets:
-        cases.extend(_draw(each, max(1, round(number * each.share / total)), seed))
+        choices = [(axis, choice) for axis, given in each.axes.items() for choice in given]
+        sources = [choice.parameter for _, choice in choices if choice.parameter is not None]
+        *_, drawn = _draw(st.tuples(*sources), 3, f"each choice {each.name} {seed}")  # the first is simple
+        parameters = iter(drawn)
+        for axis, choice in choices:
+            made = {axis: [choice.name, *([] if choice.parameter is None else [next(parameters)])]}
+            is_harmless = choice is each.axes[axis][0] and choice.parameter is None
+            cases += [] if is_harmless else [_case(each, made, seed)]
+        cases.append(_case(each, {}, seed))
     random.Random(seed).shuffle(cases)
     return cases
 
 
-def _draw(source: Target, number: int, seed: int) -> list[dict[str, Any]]:
-    """Let hypothesis draw different cases of one target."""
-    found: dict[str, dict[str, Any]] = {}
+def combinations(targets: Iterable[Target], number: int, seed: int) -> list[dict[str, Any]]:
+    """Return about ``number`` different cases of these targets, by their shares, that combine choices."""
+    targets = list(targets)
+    total = sum(each.share for each in targets)
+    cases = []
+    for each in targets:
+        own = math.ceil(number * each.share / total)
+        drawn = _draw(each.combination(), own, f"combinations {each.name} {seed}")
+        cases += [_case(each, choices, seed) for choices in drawn]
+    random.Random(seed).shuffle(cases)
+    return cases
 
-    @hypothesis.seed(f"{source.name} {seed}")
+
+def _case(target: Target, choices: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Make a case of choices, with a seed that follows from both."""
+    text = json.dumps([target.name, choices, seed], sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+    return {"target": target.name, "seed": int.from_bytes(digest, "big") >> 1, "choices": choices}
+
+
+def _draw(source: st.SearchStrategy[Any], number: int, seed: str) -> list[Any]:
+    """Let hypothesis draw different values, as many as there are up to ``number``."""
+    found: dict[str, Any] = {}
+
+    @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=number,
         phases=[hypothesis.Phase.generate],
@@ -372,9 +414,9 @@ def _draw(source: Target, number: int, seed: int) -> list[dict[str, Any]]:
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    @hypothesis.given(source.strategy())
-    def collect(case: dict[str, Any]) -> None:
-        found[json.dumps(case, sort_keys=True)] = case
+    @hypothesis.given(source)
+    def collect(value: Any) -> None:
+        found[json.dumps(value, sort_keys=True)] = value
 
     # hypothesis also draws constants from the source of whatever happens to be imported; without them the
     # same seed makes the same cases, in a test run as on the command line
@@ -423,3 +465,12 @@ def shrink(
                 best, improved = each, True
                 break
     return best
+
+
+def as_table(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """Format outcomes as Markdown, a row for each name; empty without rows."""
+    lines = [f"| | cases | {' | '.join(OUTCOMES)} |", "|---|--:|" + "--:|" * len(OUTCOMES)]
+    for name, row in counts.items():
+        numbers = [sum(row.values()), *(row.get(outcome, 0) for outcome in OUTCOMES)]
+        lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
+    return "\n".join(lines) if counts else ""

@@ -326,7 +326,7 @@ def interrupt(
 # -------------------------------------------------------------------------------------------------- measuring
 
 
-def difference(a: Values, b: Values) -> float:
+def difference(first: Values, second: Values) -> float:
     """Return the largest difference of two results, relative to the largest value of each array.
 
     Zero means that they have the same bits.
@@ -335,17 +335,24 @@ def difference(a: Values, b: Values) -> float:
         >>> difference({"x": np.array([2.0, 4.0])}, {"x": np.array([2.0, 3.0])})
         0.25
     """
-    if a.keys() != b.keys():
+    if first.keys() != second.keys():
         return float("inf")
     largest = 0.0
-    for name, one in a.items():
-        two = b[name]
+    for name, one in first.items():
+        two = second[name]
         if one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes():
             continue
         if one.dtype.kind not in "fiu" or one.shape != two.shape:
             return float("inf")
-        scale = np.nanmax(np.abs(one)) or 1.0
-        largest = max(largest, float(np.nanmax(np.abs(one.astype(float) - two)) / scale))
+        a, b = one.astype(float), two.astype(float)
+        finite = np.isfinite(a)
+        if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(
+            a[~finite], b[~finite], equal_nan=True
+        ):
+            return float("inf")
+        scale = np.abs(a[finite]).max(initial=0.0) or 1.0
+        least = np.finfo(float).tiny  # other bits are never the same, such as those of -0.0
+        largest = max(largest, least, float(np.abs(a - b)[finite].max(initial=0.0) / scale))
     return largest
 
 

@@ -941,11 +941,13 @@ def main(seed: int = 0, kills: int = 20, only: str | None = None, out: Path = RE
     began, found = time.monotonic(), list[Outcome]()
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
         ground = Ground(Path(name), seed, kills)
+        known = scenarios(ground)
+        chosen = {title: each for title, each in known.items() if only is None or only in title}
+        if not chosen:
+            raise ValueError(f"no scenario contains {only!r}. Known: {', '.join(known)}.")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unmount also then
         try:
-            for title, scenario in scenarios(ground).items():
-                if only and only not in title:
-                    continue
+            for scenario in chosen.values():
                 start = time.monotonic()
                 outcome = _without(str(ground.folder), scenario())
                 found.append(outcome)

@@ -482,6 +482,13 @@ def main(seed: int = 0, number: int = 150, only: str | None = None, out: Path = 
         only: a file or package, such as ``core/bridge.py``; verdicts on other files stay as recorded.
         out: the record, to which verdicts are added as they come.
     """
+    if out.exists():
+        recorded = json.loads(out.read_text(encoding="utf-8"))
+        if (recorded["seed"], recorded["number"]) != (seed, number):
+            raise ValueError(
+                f"{out.name} holds a sample of {recorded['number']} with seed {recorded['seed']}, which this "
+                "one would replace. Pass another file with --out."
+            )
     if SOURCE.name in sys.modules:  # forks would not see mutants
         words = [str(seed), str(number), only or "", str(out)]
         return not subprocess.run(
@@ -492,7 +499,10 @@ def main(seed: int = 0, number: int = 150, only: str | None = None, out: Path = 
     sources = read_sources()
     drawn = sample(sources, number, seed)
     run = Run(drawn, sources, out, {"seed": seed, "number": number})
-    remaining = [m for m in drawn if m.file.startswith(only or "") and not run.is_judged(m)]
+    chosen = [m for m in drawn if m.file.startswith(only or "")]
+    if not chosen:
+        raise ValueError(f"no mutant is in {only!r}. Files: {', '.join(sorted({m.file for m in drawn}))}.")
+    remaining = [m for m in chosen if not run.is_judged(m)]
     remaining.sort(key=lambda mutant: digest(mutant.key))  # packages mixed, so that an early end tells of all
     run.tests = coverage(list(dict.fromkeys(m.file.split("/")[0] for m in remaining)))
     run_all([run.task(mutant) for mutant in remaining])

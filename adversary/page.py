@@ -9,30 +9,39 @@ from pathlib import Path
 from typing import Any
 
 from adversary import kills
-from adversary.cases import OUTCOMES
+from adversary.cases import FAILURES, as_table
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "adversary"
 
-HEAD = """# The adversary
+HEAD = """# Robustness
 
-What hostile input, killed processes, other seeds and changed code did to the product. Every section is made
-from a record in this folder by `python -m adversary page`; the command above a table makes its record
-again.
-"""
-
-CASES = """## Hostile input
-
-`python -m adversary cases --out results/adversary/cases.json` (seed {seed}, {minutes:g} minutes).
-`make fuzz` does the same; another seed tries other cases. A case is *right* if its result agrees with a slow
-reference or an invariant, and a *clear error* if the product itself refused input that it may refuse.
-*Wrong* is any other result, also valid input that was refused and invalid input that was not. A *deep
-error* comes from a library below ours. A *broken case* is a fault of the adversary.
-`adversary/regressions.json` keeps {kept} cases that failed once; they are part of every run.
+How the library and the commands behave under fuzzing, killed processes and full disks, how the statistical
+tests behave under other seeds, and which mutations of the code the tests notice. This page is written from
+the records in this folder by `python -m adversary page`; the command above a table makes its record again.
 
 {table}
 """
 
-KILLS = """## Kills, full disks, lost nodes
+CASES = """## Fuzzing
+
+`make fuzz` writes no record; `python -m adversary cases --out results/adversary/cases.json` does (seed
+{seed}, {minutes:g} minutes, revision {revision}). It tries {choices:,} valid, unusual and invalid
+choices for arguments, options and files of {n_targets} targets, each one alone ({alone:,} cases). Then come
+{combined:,} random combinations, and {kept} regression cases that failed once. Another seed draws other
+parameters and combinations.
+
+- *Right*: the result agrees with a slow reference or an invariant.
+- *Clear error*: unusual or invalid input, and a message that the product raises on purpose.
+- *Wrong*: any other result; also valid input that raises, and invalid input that does not.
+- *Deep error*: an exception of a library below ours, or of a line that is not a `raise`.
+- *Broken case*: a fault of the fuzzer.
+
+{table}
+
+Outcomes of each target are in [the record](cases.json).
+"""
+
+KILLS = """## Fault injection
 
 `python -m adversary kills` (seed {seed}, {minutes:g} minutes). *Kept* means that nothing was lost: the same
 command completes, and every number, prediction and model equals that of an undisturbed run.
@@ -43,49 +52,66 @@ command completes, and every number, prediction and model equals that of an undi
 SEEDS = """## Statistical tests under other seeds
 
 `python -m adversary seeds` ({minutes:g} minutes): {tests} tests under {shifts} shifted seeds, {draws}
-draws. At the significance that the tests state, at most {expected_failures:.2g} failures are expected from
-right samplers. There were **{failed}**.
+draws. If every test rejects a correct sampler at most once in 10,000 draws, which is what they are designed
+for, at most {expected_failures:.2g} failures are expected. There were **{failed}**.
+{failures}"""
 
-{table}
-"""
+MUTANTS = """## Mutation testing
 
-CORRECTED = """
-In the first run {n} draws of four tests failed. No sampler was wrong: two tests did not always reject their
-wrong sampler, one allowed less than the confidence of its limit, one asked for a particular value. These
-four were corrected and run again under the same seeds; the counts above are those of the first run for all
-other tests, and of the second for these.
-
-{tests}
-"""
-
-MUTANTS = """## Mutants
-
-`python -m adversary mutants` (seed {seed}). Changes of the syntax tree in `core`, `landscape` and
-`compare`, each judged by the tests of its package. *Survived at first* counts changes that no test of the
-package noticed before tests were added for them, so the last column holds for this sample, and a new sample
-would show new survivors.
+`python -m adversary mutants` (seed {seed}) changes operators, constants, conditions, arguments and
+statements in `core`, `landscape` and `compare`, one at a time, and runs the tests of the package. The first
+run of this sample killed **{first:.0%}**; that is the score to expect of a new sample. Tests were added for
+survivors, and now **{now:.0%}** are killed.
 
 {table}
 
 {survivors}
 """
 
-DETERMINISM = """## The same result again
+DETERMINISM = """## Reproducibility
 
 `python -m adversary determinism`: see [At scale](../../docs/scale.md#the-same-result-again).
 """
 
 
-def cases_section(record: Mapping[str, Any], kept: int) -> str:
-    """Write the outcomes by kind and target."""
-    lines = [f"| target | cases | {' | '.join(OUTCOMES)} |", "|---|--:|" + "--:|" * len(OUTCOMES)]
-    for kind in ("library", "commands"):
-        names = [name for name in record["counts"] if record["kinds"][name] == kind]
-        total = sum((Counter(record["counts"][name]) for name in names), Counter())
-        for name, counts in [(f"**{kind}**", total), *((name, record["counts"][name]) for name in names)]:
-            numbers = [str(counts.get(outcome, 0)) for outcome in OUTCOMES]
-            lines.append(f"| {name} | {sum(counts.values())} | {' | '.join(numbers)} |")
-    text = CASES.format(**record, kept=kept, table="\n".join(lines))
+#: Rows of the table of cases: modules of the fuzzer, and what their targets are.
+AREAS = {
+    "library_core": "core, partners",
+    "library_methods": "baselines",
+    "library_landscape": "landscape, diagnostics, several processes",
+    "library_files": "estimators, files",
+}
+
+
+def totals(record: Mapping[str, Any]) -> dict[str, Counter[str]]:
+    """Add up the outcomes of the library and of the commands."""
+    found = {"library": Counter[str](), "commands": Counter[str]()}
+    for each in record["targets"].values():
+        found["commands" if each["module"] == "commands" else "library"].update(each["counts"])
+    return found
+
+
+def cases_section(record: Mapping[str, Any]) -> str:
+    """Write the outcomes by area and command."""
+    rows: dict[str, Counter[str]] = {f"**{kind}**": each for kind, each in totals(record).items()}
+    library, commands = rows
+    parts: dict[str, dict[str, Counter[str]]] = {library: {}, commands: {}}
+    for name, each in record["targets"].items():
+        area = AREAS.get(each["module"])
+        own = parts[commands if area is None else library]
+        own.setdefault(area or f"`{name}`", Counter()).update(each["counts"])
+    table = as_table({k: v for kind in rows for k, v in {kind: rows[kind], **parts[kind]}.items()})
+    cases = sum(sum(each.values()) for each in rows.values())
+    combined = record["combinations"]
+    text = CASES.format(
+        **{**record, **record["versions"]},
+        table=table,
+        choices=sum(each["choices"] for each in record["targets"].values()),
+        n_targets=len(record["targets"]),
+        combined=combined,
+        alone=cases - combined - record["regression_cases"],
+        kept=record["regression_cases"],
+    )
     for failure in record["failures"]:
         text += f"\n- {failure['outcome']}: {_inert(failure['detail'])} `{json.dumps(failure['case'])}`\n"
     return text
@@ -97,20 +123,16 @@ def kills_section(record: Mapping[str, Any]) -> str:
 
 
 def seeds_section(record: Mapping[str, Any]) -> str:
-    """Write how many statistical tests failed under other seeds, at first and after corrections."""
-    lines = ["| significance of a test | tests |", "|--:|--:|"]
-    lines += [f"| {level} | {number} |" for level, number in record["by_significance"].items()]
-    for failure in record["failures"]:
-        lines.append(f"\n- `{failure['test']}`, seed {failure['shift']}: {_inert(failure['message'])}")
-    text = SEEDS.format(**record, failed=len(record["failures"]), table="\n".join(lines))
-    if first := record.get("corrected"):
-        names = [f"- `{each['test']}`, seed {each['shift']}: {_inert(each['message'])}" for each in first]
-        text += CORRECTED.format(n=len(first), tests="\n".join(names))
-    return text
+    """Write how many statistical tests failed under other seeds."""
+    failures = [
+        f"\n- `{each['test']}`, seed {each['shift']}: {_inert(each['message'])}"
+        for each in record["failures"]
+    ]
+    return SEEDS.format(**{**record, "failures": "".join(failures)}, failed=len(failures))
 
 
 def mutants_section(record: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
-    """Write the mutation score, and why each survivor is equivalent."""
+    """Write the mutation score, and why each survivor remains."""
     lines = ["| package | mutants | survived at first | survive now | killed |", "|---|--:|--:|--:|--:|"]
     packages = sorted({each["file"].split("/")[0] for each in record["mutants"]})
     for package in (*packages, "all"):
@@ -124,7 +146,39 @@ def mutants_section(record: Mapping[str, Any], reasons: Mapping[str, str]) -> st
         for each in record["mutants"]
         if each["outcome"] == "survived"
     ]
-    return MUTANTS.format(**record, table="\n".join(lines), survivors="\n".join(survivors))
+    return MUTANTS.format(
+        seed=record["seed"],
+        first=1 - first / len(own),
+        now=1 - now / len(own),
+        table="\n".join(lines),
+        survivors="\n".join(survivors),
+    )
+
+
+def summary(records: Mapping[str, Any]) -> str:
+    """Write a table with one row for each record."""
+    lines = ["| what | how much | result |", "|---|---|---|"]
+    if record := records["cases"]:
+        found = totals(record)
+        failed = sum(each[outcome] for each in found.values() for outcome in FAILURES)
+        amount = " and ".join(f"{sum(each.values()):,} cases of the {kind}" for kind, each in found.items())
+        lines.append(f"| [fuzzing](#fuzzing) | {amount} | {failed} failures |")
+    if record := records["kills"]:
+        kept = sum(each["outcome"] == kills.KEPT for each in record["scenarios"])
+        number = sum(each["details"].get("kills", 0) for each in record["scenarios"])
+        amount = f"{len(record['scenarios'])} scenarios, {number} of the kills at random moments"
+        lines.append(
+            f"| [fault injection](#fault-injection) | {amount} | {kept} kept all results, to the last bit |"
+        )
+    if record := records["seeds"]:
+        place = "#statistical-tests-under-other-seeds"
+        amount = f"{record['tests']} tests, {record['shifts']} seeds"
+        lines.append(f"| [other seeds]({place}) | {amount} | {len(record['failures'])} failures |")
+    if record := records["mutants"]:
+        killed = sum(each["outcome"] == "killed" for each in record["mutants"])
+        amount = f"{len(record['mutants'])} mutants"
+        lines.append(f"| [mutation testing](#mutation-testing) | {amount} | {killed} killed |")
+    return "\n".join(lines)
 
 
 def _inert(text: str) -> str:
@@ -134,22 +188,22 @@ def _inert(text: str) -> str:
 
 def page(folder: Path = RESULTS) -> str:
     """Make the page from the records that exist."""
-    from adversary.__main__ import read_kept
     from adversary.mutants import reasons
 
     def read(name: str) -> Any:
         path = folder / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    parts = [HEAD]
-    if record := read("cases"):
-        parts.append(cases_section(record, len(read_kept())))
-    if record := read("kills"):
+    records = {name: read(name) for name in ("cases", "kills", "seeds", "mutants", "determinism")}
+    parts = [HEAD.format(table=summary(records))]
+    if record := records["cases"]:
+        parts.append(cases_section(record))
+    if record := records["kills"]:
         parts.append(kills_section(record))
-    if record := read("seeds"):
+    if record := records["seeds"]:
         parts.append(seeds_section(record))
-    if record := read("mutants"):
+    if record := records["mutants"]:
         parts.append(mutants_section(record, reasons()))
-    if read("determinism"):
+    if records["determinism"]:
         parts.append(DETERMINISM)
     return "\n".join(part.rstrip() + "\n" for part in parts)

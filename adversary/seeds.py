@@ -39,12 +39,12 @@ class Test:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-def main(shifts: int = 10, out: Path = RECORD, *, only: Sequence[str] = (), jobs: int = 2) -> bool:
+def main(shifts: int = 10, out: Path | None = RECORD, *, only: Sequence[str] = (), jobs: int = 2) -> bool:
     """Run the statistical tests under EXTRA_SEED = 1, 2, ... and write a record.
 
     Args:
         shifts: Number of shifted seeds.
-        out: File of the record.
+        out: File of the record; None writes none.
         only: Paths or names of tests to run, instead of all.
         jobs: Processes at a time.
 
@@ -62,8 +62,9 @@ def main(shifts: int = 10, out: Path = RECORD, *, only: Sequence[str] = (), jobs
         print(f"EXTRA_SEED={shift}: {failed} of {len(tests)} failed, {minutes:.1f} minutes", flush=True)
     found = summarise(tests, shifts)
     found["minutes"] = round(minutes, 1)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(
         f"{found['tests']} tests, {found['draws']} draws: {len(found['failures'])} failures, at most "
         f"{found['expected_failures']:.2g} expected; {len(found['unmoved'])} tests did not move"

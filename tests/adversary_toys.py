@@ -22,6 +22,8 @@ AXES = {
         odd("hang", "hang"),
         fine("broken", lambda case: 1 / 0),
         odd("clash", "clash"),
+        bad("excused", "excused"),
+        odd("outside", "outside"),
         odd("size", lambda case, n: n, st.integers(0, 1000)),
     ),
     "noise": (fine("none", 0), odd("some", lambda case, text: text, st.text(max_size=20))),
@@ -49,5 +51,9 @@ def run_toy(case):
         time.sleep(60)
     elif ending == "clash":
         case.owe(BAD)
+    elif ending == "excused":
+        case.excuse()
+    elif ending == "outside":
+        raise ValueError("a fault of the target, not of the product")
     elif isinstance(ending, int):
         check(ending < 100, "too large")

@@ -1,15 +1,19 @@
 """The adversary itself: its judgement must be able to fail, and a sample of its cases must pass."""
 
+import dataclasses
 import json
+import random
+import shlex
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from adversary import __main__ as command
-from adversary import cases, workers
-from adversary.page import RESULTS, page
+from adversary import cases, kills, workers
+from adversary.page import RESULTS, page, totals
 
 import adversary_toys
 
@@ -32,6 +36,8 @@ def toy(ending, *parameter, **choices):
         ("deep", cases.DEEP, "ZeroDivisionError"),
         ("broken", cases.BROKEN, "ending=broken: ZeroDivisionError"),
         ("clash", cases.WRONG, "accepted without an error"),
+        ("excused", cases.RIGHT, ""),
+        ("outside", cases.BROKEN, "a fault of the target"),
     ],
 )
 def test_every_ending_is_judged(ending, outcome, detail):
@@ -56,6 +62,40 @@ def test_an_error_in_our_own_line_is_no_message():
     assert cases._is_raised(caught.tb)
 
 
+@pytest.mark.parametrize(
+    ("message", "outcome"), [("bad", cases.DEEP), ("x must be finite, but", cases.CLEAR)]
+)
+def test_a_message_says_something(message, outcome):
+    source = cases.SOURCE / "_utils" / "checks.py"
+    line = min(cases._raise_lines(str(source)))
+    case = cases.Case(cases.TARGETS["toy"], 0, {"other": ["b"]}, Path())
+    with pytest.raises(ValueError, match=message) as caught:
+        exec(compile("\n" * (line - 1) + f"raise ValueError({message!r})\n", str(source), "exec"), {})
+    assert cases.outcome_of(caught.value, case).outcome == outcome
+
+
+def test_close_means_close():
+    one = torch.tensor([1.0, float("nan"), -1e4])
+    cases.check_close(one, one.clone(), "same")
+    cases.check_close(one, one + torch.tensor([0.0, 0.0, 0.05]), "within the tolerance")
+    for other in (
+        one + torch.tensor([1.0, 0.0, 0.0]),
+        one + torch.tensor([0.0, 0.0, 1.0]),
+        torch.tensor([1.0, 0.0, -1e4]),
+        torch.tensor([float("nan"), float("nan"), -1e4]),
+        torch.tensor([float("inf"), float("nan"), -1e4]),
+        one[:2],
+        one[:, None],
+    ):
+        with pytest.raises(cases.Wrong):
+            cases.check_close(one, other, "differs")
+    with pytest.raises(cases.Wrong, match="1 instead of 2 at"):
+        cases.check_close(torch.ones(2), torch.tensor([1.0, 2.0]), "differs")
+    cases.check(True, "fine")
+    with pytest.raises(cases.Wrong, match="differs"):
+        cases.check(torch.tensor(False), "differs")
+
+
 @pytest.mark.slow
 def test_crashes_and_hangs_end_one_case_and_not_the_run():
     made = [toy(each) for each in ("crash", "right", "hang", "wrong", "right")]
@@ -78,27 +118,101 @@ def test_failures_shrink_to_what_matters():
     assert 100 <= best["choices"]["ending"][1] < 200
 
 
+def test_every_choice_is_tried_alone():
+    target = cases.TARGETS["toy"]
+    made = cases.each_choice([target], 1)
+    assert cases.each_choice([target], 1) == made != cases.each_choice([target], 2)
+    tried = [(axis, name) for case in made for axis, (name, *_) in case["choices"].items()]
+    harmless = {(axis, choices[0].name) for axis, choices in target.axes.items()}
+    assert sorted([*tried, *harmless]) == sorted(
+        (axis, each.name) for axis, choices in target.axes.items() for each in choices
+    )
+    assert all(len(case["choices"]) <= 1 for case in made)
+    assert {} in [case["choices"] for case in made]
+    sizes = {cases.each_choice([target], seed)[0]["seed"] for seed in range(5)}
+    assert len(sizes) == 5
+
+
 def test_cases_are_the_same_for_the_same_seed():
     target = cases.TARGETS["toy"]
-    first, again, other = (cases.generate([target], 50, seed) for seed in (1, 1, 2))
+    first, again, other = (cases.combinations([target], 50, seed) for seed in (1, 1, 2))
     assert first == again != other
-    assert len(first) == len({json.dumps(case) for case in first})
+    assert len(first) == len({json.dumps(case["choices"]) for case in first})
     assert json.loads(json.dumps(first)) == first
     names = {case["choices"].get("ending", ["right"])[0] for case in first}
     assert len(names) > 7  # not the harmless one again and again
+    assert all(len(case["choices"]) > 1 for case in first)
 
 
 def test_cases_do_not_depend_on_what_else_is_imported():
     """hypothesis would draw constants from the source of the modules of this test run."""
+    made = "[*{0}.each_choice([{0}.TARGETS['toy']], 5), *{0}.combinations([{0}.TARGETS['toy']], 200, 5)]"
     script = (
         "import sys, json; sys.path.insert(0, 'tests'); import adversary_toys; from adversary import cases;"
-        "print(json.dumps(cases.generate([cases.TARGETS['toy']], 200, 5)))"
+        f"print(json.dumps({made.format('cases')}))"
     )
-    here = cases.generate([cases.TARGETS["toy"]], 200, 5)
+    here = eval(made.format("cases"))
     there = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert json.loads(there) == here
+
+
+@pytest.fixture
+def only_toys(tmp_path, monkeypatch):
+    """The command on toy targets, judged in this process, without those that would end it."""
+    endings = [each for each in adversary_toys.AXES["ending"] if each.name not in ("crash", "hang")]
+    made = dataclasses.replace(
+        cases.TARGETS["toy"], kind="library", axes={**adversary_toys.AXES, "ending": tuple(endings)}
+    )
+    for module in (command, cases):
+        monkeypatch.setattr(module, "TARGETS", {"toy": made})
+    monkeypatch.setattr(command, "load_targets", lambda: None)
+    monkeypatch.setattr(command, "judge_one", cases.judge)
+    monkeypatch.setattr(command, "judge_all", lambda made, jobs: ((each, cases.judge(each)) for each in made))
+    monkeypatch.setattr(command, "KEPT", tmp_path / "kept.json")
+    return endings
+
+
+def fuzz(*words):
+    with pytest.raises(SystemExit) as end:
+        command.app(["cases", "--library", "20", *words])
+    return end.value.code
+
+
+def test_the_command_reports_failures(only_toys, tmp_path, capsys):
+    assert fuzz("--keep", "--out", str(tmp_path / "record.json")) == 1
+    shown = capsys.readouterr().out
+    record = json.loads((tmp_path / "record.json").read_text())
+    counts = record["targets"]["toy"]["counts"]
+    for outcome in (cases.WRONG, cases.DEEP, cases.BROKEN, cases.RIGHT, cases.CLEAR):
+        assert counts[outcome] > 0
+    alone = record["targets"]["toy"]["choices"] - 2  # three harmless ones in one case
+    assert sum(counts.values()) == record["combinations"] + alone
+    alone = {"target": "toy", "choices": {"ending": ["wrong"]}}
+    kept = command.read_kept()
+    assert alone in [{k: each[k] for k in alone} for each in kept]  # shrunk
+    assert len(kept) == len(record["failures"]) == shown.count("python -m adversary case")
+    line = next(each for each in shown.splitlines() if '"wrong"' in each)
+    case = json.loads(shlex.split(line)[-1])
+    assert cases.judge(case).outcome == cases.WRONG
+    assert fuzz("--no-each", "--library", "1") == 1  # kept cases are judged again
+
+
+def test_the_command_ends_well_without_failures(only_toys, monkeypatch, capsys):
+    only_toys[:] = [each for each in only_toys if each.name in ("right", "clear")]
+    target = dataclasses.replace(
+        cases.TARGETS["toy"], axes={**adversary_toys.AXES, "ending": tuple(only_toys)}
+    )
+    for module in (command, cases):
+        monkeypatch.setattr(module, "TARGETS", {"toy": target})
+    assert fuzz() == 0
+    assert "0 different failures" in capsys.readouterr().out
+
+
+def test_an_unknown_target_is_an_error(only_toys, capsys):
+    assert fuzz("--only", "toyy") == 2
+    assert "Did you mean 'toy'?" in " ".join(capsys.readouterr().err.split())
 
 
 def test_kept_cases_are_written_once(tmp_path, monkeypatch):
@@ -123,13 +237,19 @@ def test_the_page_follows_from_the_records():
 def test_the_committed_table_of_cases():
     """What the page promises: enough cases, and nothing that nobody should meet."""
     record = json.loads((RESULTS / "cases.json").read_text(encoding="utf-8"))
-    for kind, least in (("library", 3000), ("commands", 1000)):
-        counts = [record["counts"][name] for name in record["counts"] if record["kinds"][name] == kind]
-        assert sum(sum(each.values()) for each in counts) >= least
-    total = sum((Counter(each) for each in record["counts"].values()), Counter())
-    assert not {name: total[name] for name in cases.FAILURES if name != cases.DEEP and total[name]}
-    assert total[cases.DEEP] <= 10
+    for kind, counts in totals(record).items():
+        assert sum(counts.values()) >= {"library": 3000, "commands": 1000}[kind]
+        assert not {name: counts[name] for name in cases.FAILURES if counts[name]}
+    assert record["each_choice"]
     assert record["minutes"] <= 30
+
+
+def test_the_committed_kills():
+    record = json.loads((RESULTS / "kills.json").read_text(encoding="utf-8"))
+    assert {each["outcome"] for each in record["scenarios"]} == {kills.KEPT}
+    found = {each["name"]: each["details"] for each in record["scenarios"]}
+    assert found.keys() == kills.scenarios(None).keys()
+    assert all(found[f"{name} killed"]["kills"] == 20 for name in ("run", "compare"))
 
 
 @pytest.mark.slow
@@ -138,7 +258,9 @@ def test_a_sample_of_cases(kind, number):
     """``make fuzz`` tries thousands; this many must pass in every run of all tests."""
     workers.load_targets()
     targets = [each for each in cases.TARGETS.values() if each.kind == kind]
-    assert_none_fails(cases.generate(targets, number, seed=2026))
+    alone = random.Random(2026).sample(cases.each_choice(targets, 2026), number // 2)
+    combined = random.Random(2026).sample(cases.combinations(targets, number, 2026), number // 2)
+    assert_none_fails([*alone, *combined])
 
 
 @pytest.mark.slow

@@ -28,6 +28,9 @@ def test_differences():
     assert difference(one, {**one, "s": np.array("mixup")}) == np.inf  # another decision
     assert difference(one, {"x": one["x"]}) == np.inf
     assert difference(one, {**one, "n": np.array(4)}) == pytest.approx(1 / 3)
+    assert difference(one, {**one, "x": np.full(3, np.nan)}) == np.inf
+    assert difference(one, {**one, "x": np.array([np.inf, np.nan, -4.0])}) == np.inf
+    assert difference({"x": np.array([0.0])}, {"x": np.array([-0.0])}) > 0  # other bits
 
 
 def test_clocks_are_no_result():
@@ -81,7 +84,8 @@ def test_the_record_is_complete(record):
 def test_only_threads_and_torchrun_round_differently(record):
     for name, found in record.items():
         for way, value in found.items():
-            assert value == 0 or way in ("2 threads", "torchrun"), f"{name}, {way}: {value}"
+            most = 1e-5 if way == "torchrun" or (way == "2 threads" and "steps" in name) else 0
+            assert value <= most, f"{name}, {way}: {value}"
 
 
 def test_the_page_shows_the_record(record):
