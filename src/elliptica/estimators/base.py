@@ -460,7 +460,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             checks.flag(name, getattr(self, name))
         if self.verbose not in (0, 1):
             checks.flag("verbose", self.verbose)
-        check_device(self.device)
+        checks.device(self.device)
         if self.module is None:
             check_hidden(self.hidden)
         checks.number("validation_fraction", self.validation_fraction)
@@ -592,20 +592,6 @@ def check_hidden(hidden: object) -> None:
         )
     for width in hidden:
         checks.count("hidden", width)
-
-
-def check_device(device: object) -> None:
-    """Raise unless tensors with values can be made on a device."""
-    try:
-        place = torch.device(device)  # type: ignore[call-overload]
-        torch.zeros(1, device=place)
-    except (AssertionError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        first, *_ = str(error).splitlines() or [""]
-        raise ValueError(
-            f'device={device!r:.60} cannot be used on this machine ({first:.120}). Use "cpu".'
-        ) from error
-    if place.type == "meta":
-        raise ValueError('device="meta" keeps shapes only, so nothing can be learnt there. Use "cpu".')
 
 
 def make_network(
