@@ -1958,6 +1958,8 @@ LOSSES = (
     bad("ignored class", lambda case: nn.CrossEntropyLoss(ignore_index=1)),
     bad("likelihood", lambda case: nn.NLLLoss()),
     bad("margin", lambda case: nn.MultiMarginLoss()),
+    bad("three arguments", lambda case: nn.GaussianNLLLoss()),
+    bad("scripted", lambda case: torch.jit.script(nn.CrossEntropyLoss())),
     bad("summed", lambda case: nn.CrossEntropyLoss(reduction="sum")),
     bad("scalar", lambda case: lambda o, y: _own_loss(o, y).mean()),
     bad("a number", lambda case: lambda o, y: 0.5),

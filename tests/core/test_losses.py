@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 import pickle
 
 import numpy as np
@@ -410,3 +411,63 @@ def test_a_sparse_loss_is_refused():
         PerSampleLoss(lambda output, target: output.sum(1).to_sparse())(
             torch.ones(ROWS, 2), torch.ones(ROWS, 2)
         )
+
+
+class _Focal(nn.CrossEntropyLoss):
+    """A loss that is no mean over rows of itself."""
+
+    def forward(self, output, target):
+        """Lower the loss of rows that are easy."""
+        loss = super().forward(output, target)
+        return (1 - (-loss).exp()) ** 2 * loss
+
+
+def test_a_subclass_of_a_known_loss_is_averaged_over_rows(logits, soft):
+    expected = _Focal(reduction="none")(logits, soft).mean()
+    loss = PerSampleLoss(_Focal())
+    assert torch.allclose(loss.mean(logits, soft), expected, rtol=1e-12)
+    assert torch.allclose(loss(logits, soft).mean(), expected, rtol=1e-12)
+    assert not torch.allclose(_Focal()(logits, soft), expected, rtol=1e-3)
+
+
+def test_a_compiled_loss_stays_as_it_is(logits, soft):
+    compiled = torch.compile(nn.MSELoss(), backend="eager")
+    loss = PerSampleLoss(compiled)
+    assert compiled.reduction == "mean"
+    assert torch.allclose(loss(logits, soft), (logits - soft).square().mean(1), rtol=1e-12)
+
+
+def test_weights_of_positives_move_with_the_loss(logits, soft):
+    own = nn.BCEWithLogitsLoss(pos_weight=torch.ones(CLASSES))
+    moved = PerSampleLoss(own).to("meta")
+    assert moved.mean(logits.float().to("meta"), soft.float().to("meta")).device.type == "meta"
+    assert own.pos_weight.device.type == "cpu"
+
+
+def test_a_mean_of_many_rows_in_half_precision_is_finite():
+    logits = torch.zeros(100_000, 2, dtype=torch.float16)
+    mean = PerSampleLoss(nn.CrossEntropyLoss()).mean(logits, torch.full_like(logits, 0.5))
+    assert math.isclose(float(mean), math.log(2), rel_tol=1e-3)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("loss_fn", "message"),
+    [
+        (nn.GaussianNLLLoss(), "missing a required argument: 'var'"),
+        (nn.TripletMarginLoss(), "missing a required argument: 'negative'"),
+        (lambda output: output, "too many positional arguments"),
+        (nn.MultiLabelMarginLoss(), "labels only"),
+    ],
+)
+def test_a_loss_of_other_arguments_is_refused(loss_fn, message):
+    with pytest.raises(TypeError, match=message):
+        PerSampleLoss(loss_fn)
+
+
+@pytest.mark.bad_input
+def test_a_scripted_loss_must_not_be_reduced(logits, soft):
+    with pytest.raises(TypeError, match="scripted"):
+        PerSampleLoss(torch.jit.script(nn.MSELoss()))
+    loss = PerSampleLoss(torch.jit.script(nn.MSELoss(reduction="none")))
+    assert torch.allclose(loss(logits, soft), (logits - soft).square().mean(1), rtol=1e-12)

@@ -493,3 +493,9 @@ def test_equal_ends_have_finite_gradients_of_first_and_second_order(sigma, gener
     slope.square().sum().backward()
     assert torch.isfinite(slope).all()
     assert torch.isfinite(start.grad).all()
+
+
+def test_auto_sigma_of_columns_in_very_different_units(generator):
+    x = torch.randn(50, 3, generator=generator)
+    unit = torch.tensor([1e30, 1.0, 1e-30])
+    assert torch.allclose(auto_sigma(x * unit) / unit, auto_sigma(x), rtol=1e-4)

@@ -231,3 +231,9 @@ def test_numbers_of_numpy_are_numbers(generator):
     options = {"batch_size": np.int64(7), "confidence": np.float32(0.9), "landscape": False}
     found = elliptica.diagnose(nn.Linear(3, 2), LOSS, x, (x[:, 0] > 0).long(), **options)
     assert json.loads(json.dumps(found.to_dict()))
+
+
+def test_constant_targets_are_in_no_other_unit(generator):
+    x = torch.randn(60, 3, generator=generator)
+    found = elliptica.diagnose(nn.Linear(3, 1), nn.MSELoss(), x, torch.zeros(60, 1), landscape=False)
+    assert "unit" not in found.headline()

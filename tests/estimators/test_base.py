@@ -8,7 +8,7 @@ from sklearn.datasets import load_diabetes, make_blobs, make_multilabel_classifi
 from torch import nn
 
 from elliptica._utils.random import stream, stream_seed
-from elliptica.estimators import EllipticClassifier, EllipticRegressor, base, fit
+from elliptica.estimators import EllipticClassifier, EllipticRegressor, base, fit, save
 from elliptica.estimators.stacked import StackedJob, train_stacked
 from elliptica.lab.models import mlp
 
@@ -381,3 +381,65 @@ def test_blocks_of_one_thread_nest():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     assert fit._outside == []
+
+
+@pytest.mark.parametrize("unit", [1e200, 1e-200, 1e300, 1e-300])
+def test_units_do_not_matter_however_extreme(line, unit):
+    x, y = line
+    expected = EllipticRegressor(**QUICK).fit(x, y).predict(x)
+    assert np.allclose(EllipticRegressor(**QUICK).fit(x * unit, y).predict(x * unit), expected)
+    assert np.allclose(EllipticRegressor(**QUICK).fit(x, y * unit).predict(x) / unit, expected)
+
+
+def test_a_constant_column_of_extreme_numbers_has_scale_one():
+    x = np.column_stack(
+        [np.full(4, 1e200), np.full(4, 1e-200), [1e200, -1e200, 1e200, -1e200], [1, -1, 1, -1]]
+    )
+    mean, scale = fit.location_and_scale(x, None, True)
+    assert np.allclose(mean / [1e200, 1e-200, 1e200, 1], [1, 1, 0, 0])
+    assert np.allclose(scale, [1, 1, 1e200, 1], rtol=1e-12)
+
+
+@pytest.mark.bad_input
+def test_weights_too_large_to_be_summed_are_refused(line):
+    x, y = line
+    with pytest.raises(ValueError, match="sample_weight is as large as 1e\\+308"):
+        EllipticRegressor(**QUICK).fit(x, y, sample_weight=np.full(len(x), 1e308))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("n_networks", [1, 3])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"n_times": 2.5}, "n_times must be an integer"),
+        ({"horizon": -1}, "horizon must be finite and above 0"),
+        ({"horizon": "a"}, "horizon must be a number"),
+        ({"sigma": True}, "sigma must be a number"),
+        ({"sigma": True, "method": "noise"}, "sigma must be a number"),
+        ({"sigma_y": "a"}, "sigma_y must be a number"),
+    ],
+)
+def test_several_networks_refuse_what_one_refuses(line, n_networks, setting, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        EllipticRegressor(**QUICK, n_networks=n_networks, **setting).fit(*line)
+
+
+def test_a_number_of_numpy_trains_several_networks_as_one_of_python(line):
+    models = [EllipticRegressor(**QUICK, n_networks=2, sigma=s).fit(*line) for s in (0.5, np.float32(0.5))]
+    assert is_same(*models)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("changed", [{"hidden": (4,)}, {"n_networks": 2}])
+def test_networks_cannot_be_changed_after_training(line, changed, tmp_path):
+    model = EllipticRegressor(**QUICK, warm_start=True).fit(*line).set_params(**changed)
+    for go_on in (
+        lambda: model.fit(*line),
+        lambda: model.partial_fit(*line),
+        lambda: save(model, tmp_path / "a"),
+    ):
+        with pytest.raises(ValueError, match="was changed after training"):
+            go_on()
+    model.set_params(hidden=[16], n_networks=1).fit(*line)
+    assert model.n_iter_ == 6

@@ -105,3 +105,21 @@ def test_several_labels_have_no_temperature_and_no_smoothing():
         EllipticClassifier(calibrate="isotonic").fit(x, labels[:, 0])
     with pytest.raises(ValueError, match="switch off early_stopping and calibrate"):
         EllipticClassifier(calibrate="temperature").fit(x[:1], [1])
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, "heavy", None])
+def test_a_weight_of_a_class_must_be_a_number(value):
+    x, y = overlapping(2)
+    with pytest.raises((TypeError, ValueError), match=r"class_weight\[0\] must be"):
+        EllipticClassifier(max_iter=1, class_weight={0: value, 1: 1}).fit(x, y)
+
+
+def test_nullable_labels_of_pandas_stay_exact():
+    pandas = pytest.importorskip("pandas")
+    x, y = overlapping(2)
+    large = pandas.Series(2**53 + y, dtype="Int64")
+    model = EllipticClassifier(max_iter=1, random_state=0).fit(x, large)
+    assert model.classes_.tolist() == [2**53, 2**53 + 1]
+    truth = pandas.Series(y > 0, dtype="boolean")
+    assert EllipticClassifier(max_iter=1).fit(x, truth).predict(x[:1]).dtype == bool

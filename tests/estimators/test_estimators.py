@@ -494,7 +494,7 @@ def test_own_modules(blobs):
         ({"learning_rate": 0.0}, "learning_rate must be finite and above 0"),
         ({"sigma": -1.0}, "sigma must be finite and at least 0"),
         ({"validation_fraction": 1.0}, "validation_fraction must be above 0 and below 1"),
-        ({"class_weight": {"a": -1.0}}, "class_weight must be at least 0"),
+        ({"class_weight": {"a": -1.0}}, "must be finite and at least 0, but got -1"),
         ({"module": lambda _a, _b: 3}, "the function returned int"),
         ({"hidden": (0,)}, "hidden must be at least 1"),
         ({"early_stopping": True, "validation_fraction": 0.999}, "too few on one side"),

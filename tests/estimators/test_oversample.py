@@ -299,3 +299,13 @@ def test_dates_are_not_counted_in_units_of_numpy():
     for X, words in ((days, "times"), (frame, "a")):
         with pytest.raises((TypeError, ValueError), match=words):
             BridgeOverSampler().fit_resample(X, [0, 0, 0, 1])
+
+
+@pytest.mark.parametrize("unit", [1e200, 1e-200])
+def test_units_do_not_matter_however_extreme(rng, unit):
+    x, label, real = rng.normal(size=(40, 3)), np.arange(40) < 8, rng.normal(size=40) ** 3
+    for y, y_unit in ((label, 1), (real, unit)):
+        expected_x, expected_y = BridgeOverSampler(random_state=0).fit_resample(x, y)
+        found_x, found_y = BridgeOverSampler(random_state=0).fit_resample(x * unit, y * y_unit)
+        assert np.allclose(found_x / unit, expected_x)
+        assert np.allclose(found_y / y_unit, expected_y)

@@ -1,5 +1,7 @@
 """Regions: distances and projections against brute force, and what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -259,3 +261,10 @@ def test_radii_of_another_number(shape, generator, own_checks):
 def test_a_polytope_of_lists(own_checks):
     with pytest.raises(TypeError, match=r"Polytope.normals must be a torch.Tensor"):
         Polytope([[1.0]], torch.ones(1))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-9, 1e30])
+def test_a_hull_of_any_size(size):
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    middle = torch.tensor([[0.25, 0.25]], dtype=torch.float64)
+    assert math.isclose(Polytope.hull(size * corners).distance(size * middle) / size, 0.25, rel_tol=1e-9)

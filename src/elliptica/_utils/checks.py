@@ -179,6 +179,21 @@ def path_counts(n_times: int, n_bridges: int, antithetic: bool = False) -> None:
         )
 
 
+def device(value: object, remedy: str = 'Use "cpu".') -> torch.device:
+    """Return a device; raise unless tensors with values can be made there."""
+    try:
+        place = torch.device(value)  # type: ignore[call-overload]  # anything may come
+        torch.zeros(1, device=place)
+    except (AssertionError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise ValueError(
+            f"device={value!r:.60} cannot be used on this machine ({first:.120}). {remedy}"
+        ) from error
+    if place.type == "meta":
+        raise ValueError(f"device={value!r} keeps shapes only, so nothing can be computed there. {remedy}")
+    return place
+
+
 def finite(name: str, value: Tensor) -> None:
     """Raise for NaN or infinity (one pass over the data; a synchronisation on an accelerator)."""
     # the sum of values with a NaN or infinity is never finite; check all only if the sum is not

@@ -25,7 +25,8 @@ _REMEDY = (
 )
 
 
-_LABEL_LOSSES = (nn.NLLLoss, nn.MultiMarginLoss)
+_LABEL_LOSSES = (nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
+_LABEL_FUNCTIONS = (F.nll_loss, F.multi_margin_loss, F.multilabel_margin_loss)
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
 _ELEMENTWISE_FUNCTIONS = (
     F.mse_loss,
@@ -64,16 +65,26 @@ class PerSampleLoss(nn.Module):
                 f"loss_fn must be an instance, but got the class {loss_fn.__name__}. "
                 f"Pass {loss_fn.__name__}()."
             )
+        is_script = isinstance(loss_fn, torch.jit.ScriptModule)
+        if is_script and getattr(loss_fn, "reduction", "none") != "none":
+            raise TypeError(
+                "loss_fn is a TorchScript module, whose reduction cannot be switched off. Pass the module "
+                "that was scripted."
+            )
+        # torch.compile makes a wrapper that would pass every change on to the original
+        loss_fn = getattr(loss_fn, "_orig_mod", loss_fn)
+        _check_arguments(loss_fn)
         if isinstance(loss_fn, nn.CrossEntropyLoss) and loss_fn.ignore_index != -100:
             raise ValueError(
                 f"loss_fn has ignore_index={loss_fn.ignore_index}, but labels become probabilities along a "
                 "bridge, so none can be ignored. Drop those rows before the call."
             )
-        if isinstance(loss_fn, _LABEL_LOSSES) or loss_fn in (F.nll_loss, F.multi_margin_loss):
+        if isinstance(loss_fn, _LABEL_LOSSES) or loss_fn in _LABEL_FUNCTIONS:
             name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
             raise TypeError(
                 f"loss_fn={name} accepts labels only, but labels become probabilities along a bridge. Use "
-                "torch.nn.CrossEntropyLoss(), which equals NLLLoss on outputs of log_softmax, too."
+                "torch.nn.CrossEntropyLoss(), which equals NLLLoss on outputs of log_softmax, too, or "
+                "torch.nn.BCEWithLogitsLoss() for several labels per row."
             )
         reduction = getattr(loss_fn, "reduction", "mean")
         if reduction not in ("mean", "none", "batchmean"):
@@ -82,12 +93,14 @@ class PerSampleLoss(nn.Module):
                 "multiply the result if you need another scale."
             )
         self._sums_features = reduction == "batchmean"
-        known = isinstance(loss_fn, (nn.CrossEntropyLoss, *_ELEMENTWISE)) and reduction == "mean"
-        #: the loss itself if its own mean is the mean over rows; a tuple, so that it is not registered
-        self._own_mean = (loss_fn,) if known and getattr(loss_fn, "weight", None) is None else None
+        #: the loss itself if its own mean is the mean over rows (a subclass may compute anything), and if it
+        #: has no weights to move with this module; a tuple, so that it is not registered
+        known = type(loss_fn) in (nn.CrossEntropyLoss, *_ELEMENTWISE) and reduction == "mean"
+        weighted = any(getattr(loss_fn, name, None) is not None for name in ("weight", "pos_weight"))
+        self._own_mean = (loss_fn,) if known and not weighted else None
         #: with labels, but not with soft targets, torch divides a class-weighted mean by the labels' weights
         self._class_weighted = isinstance(loss_fn, nn.CrossEntropyLoss) and reduction == "mean"
-        if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction"):
+        if isinstance(loss_fn, nn.Module) and hasattr(loss_fn, "reduction") and not is_script:
             loss_fn = copy.copy(loss_fn)
             loss_fn._buffers = dict(loss_fn._buffers)  # otherwise moving the copy would move the original
             loss_fn.reduction = "none"  # type: ignore[assignment]  # nn.Module attributes are untyped
@@ -112,7 +125,12 @@ class PerSampleLoss(nn.Module):
 
     def mean(self, output: object, target: Tensor) -> Tensor:
         """Average the loss over rows, in one operation where the loss can do it."""
-        if self._own_mean is None or self._forward_hooks or not isinstance(output, Tensor):
+        if (
+            self._own_mean is None
+            or self._forward_hooks
+            or not isinstance(output, Tensor)
+            or output.dtype == torch.float16  # torch would sum many rows in float16, which ends at 65504
+        ):
             mean: Tensor = self(output, target).mean()
             return mean
         self._check_shapes(output, target)
@@ -219,6 +237,22 @@ def _is_of_torch(loss_fn: Any) -> bool:
     function = getattr(loss_fn, "func", loss_fn)
     own = type(loss_fn) if isinstance(loss_fn, nn.Module) else function
     return getattr(own, "__module__", "") in ("torch.nn.modules.loss", "torch.nn.functional")
+
+
+def _check_arguments(loss_fn: Any) -> None:
+    """Raise unless a loss can be called with an output and a target."""
+    try:
+        signature = inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
+    except (TypeError, ValueError):  # a builtin has none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        raise TypeError(
+            f"loss_fn is called as loss_fn(output, target), but {name} cannot be ({error}). Wrap it in a "
+            "function of these two that returns one value per sample, with target_space=... beside it."
+        ) from error
 
 
 def _parameters(function: object) -> list[str]:

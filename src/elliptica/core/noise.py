@@ -146,9 +146,10 @@ def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR)
     checks.finite("x", x)
     values = x.detach().to(compute_dtype(x.dtype))
     spread = values.std(dim=0)
-    if x.numel() and not 1e-15 < float(spread.max()) < 1e15:  # squares may overflow, or vanish
-        size = values.abs().max().clamp_min(torch.finfo(values.dtype).tiny)
-        spread = (values / size).std(dim=0) * size
+    extreme = (spread < 1e-15) | ~(spread < 1e15)  # squares may vanish, or overflow
+    if bool(extreme.any()):
+        size = values.abs().amax(dim=0).clamp_min(torch.finfo(values.dtype).tiny)
+        spread = torch.where(extreme, (values / size).std(dim=0) * size, spread)
     return factor * spread.to(x.dtype)
 
 

@@ -460,16 +460,7 @@ def _placed(model: nn.Module, device: torch.device | str | None, x: Tensor) -> t
     home = next((p.device for p in model.parameters()), x.device)
     if device is None:
         return model, home
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        raise ValueError(
-            f"device={device!r} cannot be used ({str(error).splitlines()[0]}). Pass e.g. device='cpu', or "
-            "omit it."
-        ) from error
-    if place.type == "meta":
-        raise ValueError("device='meta' keeps shapes only, so nothing can be computed there. Use 'cpu'.")
+    place = checks.device(device, 'Use "cpu", or omit it.')
     return (model if place == home else copy.deepcopy(model).to(place)), place
 
 

@@ -108,7 +108,7 @@ def _rescaled(e: Evidence, sample: Sample) -> Finding | None:
         return None  # a drift of an input also moves predictions along a line
     f, y = sample.outputs[:, 0], sample.y[:, 0]
     spread = float((f - f.mean()).square().mean())
-    if spread == 0:
+    if spread == 0 or bool((y == y[0]).all()):  # a constant has no unit
         return None
     slope = float(((f - f.mean()) * (y - y.mean())).mean()) / spread
     offset = float(y.mean()) - slope * float(f.mean())

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -52,6 +53,9 @@ from elliptica.estimators.stacked import GROUP_METHODS, StackedJob, train_stacke
 ModuleLike = nn.Module | Callable[[int, int], nn.Module]
 
 _CHUNK = 8192  # rows that are predicted at once
+
+#: Weights from here on are refused.
+LARGE_WEIGHT = 1e100
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -136,6 +140,8 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             epochs: Epochs of a `partial_fit`; None means ``max_iter``.
         """
         self._check_parameters()
+        if goes_on:
+            self.check_networks()
         self._check_stack(groups, goes_on or epochs is not None)
         if weight is not None:
             x, y, weight, groups = take(weight > 0, x, y, weight, groups)
@@ -345,6 +351,21 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Return the networks, one or several."""
         return list(self.module_.networks) if isinstance(self.module_, Ensemble) else [self.module_]
 
+    def check_networks(self) -> None:
+        """Raise if parameters no longer describe the trained networks, which set_params does not change."""
+        networks = self._networks()
+        linear = [layer for layer in networks[0].modules() if isinstance(layer, nn.Linear)]
+        pairs: dict[str, tuple[Any, Any]] = {"n_networks": (self.n_networks, len(networks))}
+        if self.module is None:
+            pairs["hidden"] = (tuple(self.hidden), tuple(layer.out_features for layer in linear[:-1]))
+        for name, (now, trained) in pairs.items():
+            if now != trained:
+                raise ValueError(
+                    f"{name}={now!r:.60} was changed after training, but the networks have {name}="
+                    f"{trained!r:.60}. Change it back, set_params({name}={trained!r:.60}), or train from "
+                    "scratch (warm_start=False)."
+                )
+
     def _threads(self, n_features: int, n_rows: int) -> contextlib.AbstractContextManager[None]:
         """Use one thread for small default networks on the CPU, otherwise the user's setting."""
         is_ours = self.module is None and torch.device(self.device).type == "cpu"
@@ -445,6 +466,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 "sample_weight must be at least zero, and above zero for some row. Drop rows that should not "
                 "count, or give them weight 0."
             )
+        check_total("sample_weight", weight)
         return np.asarray(weight)
 
     def _check_parameters(self) -> None:
@@ -460,7 +482,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             checks.flag(name, getattr(self, name))
         if self.verbose not in (0, 1):
             checks.flag("verbose", self.verbose)
-        check_device(self.device)
+        checks.device(self.device)
         if self.module is None:
             check_hidden(self.hidden)
         checks.number("validation_fraction", self.validation_fraction)
@@ -549,7 +571,7 @@ def stacked_method(parameters: dict[str, Any], kind: str) -> tuple[str, dict[str
     settings: dict[str, Any] = {
         name: parameters[name] for name in ("max_iter", "learning_rate", "weight_decay")
     }
-    if method in ("noise", "elliptic") and not isinstance(sigma, int | float):
+    if method in ("noise", "elliptic") and not isinstance(sigma, numbers.Real):
         return None
     if method == "elliptic":
         plain = {"sampling": "marginal", "n_bridges": 1, "pairing": "permutation"}
@@ -559,6 +581,7 @@ def stacked_method(parameters: dict[str, Any], kind: str) -> tuple[str, dict[str
             return None
         if kind == "classes" and sigma_y != 0 and (sigma_y is not None or sigma != 0):
             return None
+        Settings(**{name: parameters[name] for name in ("sigma", "sigma_y", "n_times", "horizon", "xi")})
         spread = math.sqrt(parameters["horizon"])
         settings |= {"sigma": sigma * spread, "n_times": parameters["n_times"]}
         if kind == "real":
@@ -572,6 +595,15 @@ def stacked_method(parameters: dict[str, Any], kind: str) -> tuple[str, dict[str
         if method in ("mixup", "c-mixup", "lisa") and alpha is not None:
             settings["alpha"] = alpha
     return (method, settings) if kind != "labels" else None
+
+
+def check_total(name: str, weight: np.ndarray) -> None:
+    """Raise if weights are too large for weighted sums of squares."""
+    if not weight.max() < LARGE_WEIGHT:
+        raise ValueError(
+            f"{name} is as large as {weight.max():.3g}, so weighted sums overflow. Divide it by its mean: "
+            "weights are frequencies, and an epoch has at most ten times as many rows as X."
+        )
 
 
 def takes_batches(estimator: EllipticEstimator) -> bool:
@@ -592,20 +624,6 @@ def check_hidden(hidden: object) -> None:
         )
     for width in hidden:
         checks.count("hidden", width)
-
-
-def check_device(device: object) -> None:
-    """Raise unless tensors with values can be made on a device."""
-    try:
-        place = torch.device(device)  # type: ignore[call-overload]
-        torch.zeros(1, device=place)
-    except (AssertionError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        first, *_ = str(error).splitlines() or [""]
-        raise ValueError(
-            f'device={device!r:.60} cannot be used on this machine ({first:.120}). Use "cpu".'
-        ) from error
-    if place.type == "meta":
-        raise ValueError('device="meta" keeps shapes only, so nothing can be learnt there. Use "cpu".')
 
 
 def make_network(

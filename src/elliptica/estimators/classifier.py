@@ -17,7 +17,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
 from elliptica._utils import checks
-from elliptica.estimators.base import EllipticEstimator, pool, takes_batches
+from elliptica.estimators.base import EllipticEstimator, check_total, pool, takes_batches
 from elliptica.estimators.columns import check_table
 from elliptica.estimators.fit import Held
 from elliptica.estimators.stacked import GROUP_METHODS
@@ -286,12 +286,14 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             share = sizes.sum() / np.count_nonzero(sizes)
             of_class = np.divide(share, sizes, out=np.ones_like(sizes), where=sizes > 0)
         else:
+            if isinstance(self.class_weight, Mapping):
+                for label, value in self.class_weight.items():
+                    checks.nonnegative_number(f"class_weight[{label!r:.40}]", value)
             of_class = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[codes])
-        if (of_class < 0).any():
-            raise ValueError(f"class_weight must be at least 0, but got {self.class_weight}.")
         combined = of_class[codes] if weight is None else weight * of_class[codes]
         if not combined.any():
             raise ValueError("class_weight and sample_weight give every row weight zero. Increase some.")
+        check_total("class_weight times sample_weight", combined)
         return np.asarray(combined)
 
     def _decide(self, outputs: np.ndarray) -> np.ndarray:

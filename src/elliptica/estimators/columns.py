@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from sklearn.utils.validation import validate_data
 from torch import Tensor
+
+from elliptica._utils import checks
 
 Kind = Literal["number", "category", "date", "text"]
 
@@ -131,7 +135,7 @@ def _read_objects(name: str, array: np.ndarray, as_strings: bool) -> tuple[Kind,
     """Read a column of Python objects: numbers if all are and strings are not requested, else categories."""
     missing = np.array([_is_missing(value) for value in array], dtype=bool)
     present = array[~missing]
-    odd = next((v for v in present if not isinstance(v, (str, numbers.Number))), None)
+    odd = next((v for v in present if not _is_text_or_number(v)), None)
     if odd is not None:
         raise TypeError(
             f"Column {name!r} holds {type(odd).__name__} values ({odd!r:.40}), but every argument must be a "
@@ -145,6 +149,12 @@ def _read_objects(name: str, array: np.ndarray, as_strings: bool) -> tuple[Kind,
     text = np.full(len(array), MISSING, dtype=object)
     text[~missing] = [_as_text(value) for value in present]
     return "category", text
+
+
+def _is_text_or_number(value: object) -> bool:
+    """Return whether a value is a string or a real number."""
+    is_complex = isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
+    return isinstance(value, (str, numbers.Number)) and not is_complex
 
 
 def _is_missing(value: object) -> bool:
@@ -178,11 +188,11 @@ def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_
         y_numeric: Whether targets must be numbers.
     """
     options: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": False, "reset": reset}
-    X = _without_gradient(X)
-    check_names(X)
+    X = _readable("X", X)
+    check_names(estimator, X, reset=reset)
     if not (isinstance(y, str) and y == _NO_TARGETS):
-        y = _without_gradient(y)
-        check_objects(y)
+        y = _readable("y", y)
+        check_objects(y, y_numeric)
         options |= {"y": y, "multi_output": True, "y_numeric": y_numeric}
     try:
         if times := _time_columns(X):
@@ -191,6 +201,7 @@ def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_
     except (TypeError, ValueError) as error:
         odd = _odd_columns(X)
         if not odd:
+            _explain_columns(X)
             raise
         name, kind = type(estimator).__name__, TypeError if isinstance(error, TypeError) else ValueError
         first, *_ = str(error).splitlines()
@@ -202,8 +213,8 @@ def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_
         ) from error
 
 
-def check_names(X: Any) -> None:
-    """Raise if a frame is lazy or has two columns of one name."""
+def check_names(estimator: Any, X: Any, *, reset: bool) -> None:
+    """Raise if a frame is lazy, has two columns of one name, or the columns of training in another order."""
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a lazy frame, which has no values yet. Pass X.collect().")
     names = [str(name) for name in X.columns] if is_frame(X) else []
@@ -211,15 +222,35 @@ def check_names(X: Any) -> None:
         {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()
     ):
         raise ValueError(f"X has several columns named {double[0]!r:.60}. Rename all but one of them.")
+    # scikit-learn compares names with those of training only if they are strings
+    before = names if reset else getattr(estimator, "_frame_names", names)
+    if reset:
+        estimator._frame_names = names
+    elif names != before and set(names) == set(before):
+        at = next(i for i, pair in enumerate(zip(names, before, strict=True)) if len(set(pair)) > 1)
+        raise ValueError(
+            "The feature names should match those that were passed during fit. Feature names must be in the "
+            f"same order as they were in fit, but column {at} is {names[at]!r:.60} instead of "
+            f"{before[at]!r:.60}. Select the columns in that order first."
+        )
 
 
-def _without_gradient(values: Any) -> Any:
-    """Return a tensor as NumPy can read it; other values stay as they are."""
-    return values.detach().cpu() if isinstance(values, Tensor) else values
+def _readable(name: str, values: Any) -> Any:
+    """Return tensors and nullable integers of pandas as NumPy reads them exactly; others stay as they are."""
+    if isinstance(values, Tensor):
+        checks.tensor(name, values)
+        values = values.detach().cpu()
+        return values.float() if values.dtype == torch.bfloat16 else values
+    if isinstance(values, np.ndarray) and values.dtype.kind == "T":  # scikit-learn cannot read these strings
+        return values.astype(object)
+    own = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
+    if isinstance(own, np.dtype) and own.kind in "biu" and not values.isna().any():
+        return values.to_numpy(dtype=own)  # scikit-learn would take float64, which cannot hold all of them
+    return values
 
 
-def check_objects(y: Any) -> None:
-    """Raise for targets that are missing, or whose types cannot be compared with each other."""
+def check_objects(y: Any, numeric: bool = False) -> None:
+    """Raise for targets that are missing, no numbers if these are needed, or of types that do not compare."""
     if not isinstance(getattr(y, "dtype", None), np.dtype):
         if isinstance(y, str) or not hasattr(y, "__len__"):
             return
@@ -236,6 +267,12 @@ def check_objects(y: Any) -> None:
             raise ValueError(
                 f"y contains NaN or None: it is missing in row {row} (counted from 0). Drop such rows."
             )
+    odd = next((v for v in flat.ravel() if not isinstance(v, (str, numbers.Number, np.bool_))), None)
+    if numeric and odd is not None:
+        raise TypeError(
+            f"y must hold numbers, but holds {type(odd).__name__} values ({odd!r:.40}). Convert them first, "
+            "dates for instance to days."
+        )
     kinds = {"text" if isinstance(value, str) else "other" for value in flat.ravel()}
     if len(kinds) > 1:
         raise TypeError("y mixes strings with other types, which cannot be sorted. Convert all to strings.")
@@ -251,6 +288,13 @@ def _time_columns(X: Any) -> list[str]:
         ]
     is_time = isinstance(X, np.ndarray) and X.dtype.kind in "Mm" and X.ndim == 2
     return [f"x{j}" for j in range(X.shape[1])] if is_time else []
+
+
+def _explain_columns(X: Any) -> None:
+    """Raise for the first column of a frame that holds neither numbers nor text nor times."""
+    for name, values in named_columns(X) if is_frame(X) else ():
+        with contextlib.suppress(AttributeError, ValueError):
+            read_column(name, values)
 
 
 def _odd_columns(X: Any) -> str:

@@ -145,6 +145,7 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
     members: dict[str, bytes] = {}
     if isinstance(model, EllipticEstimator):
         check_is_fitted(model, "module_")
+        model.check_networks()
         tensors, described = _network_tensors(model), _describe(model)
     else:
         check_is_fitted(model)

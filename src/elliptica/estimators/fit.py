@@ -137,8 +137,22 @@ def location_and_scale(
     n = values.shape[1]
     if not standardize:
         return np.zeros(n), np.ones(n)
-    scaler = StandardScaler().fit(values, sample_weight=weight)
-    return scaler.mean_, scaler.scale_
+    scaled, exponent = in_squarable_units(values)
+    scaler = StandardScaler().fit(scaled, sample_weight=weight)
+    is_constant = (scaler.scale_ == 1) & (exponent != 0)  # other columns in these units have a scale below 1
+    return np.ldexp(scaler.mean_, exponent), np.ldexp(scaler.scale_, np.where(is_constant, 0, exponent))
+
+
+def in_squarable_units(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Divide columns by powers of two, so that their squares neither overflow nor vanish.
+
+    Returns:
+        The columns, and the exponent of each; 0 for columns of ordinary numbers, which stay as they are.
+    """
+    largest = np.abs(values).max(axis=0)
+    is_ordinary = (largest == 0) | ((largest > 1e-100) & (largest < 1e100))
+    exponent = np.where(is_ordinary, 0, np.frexp(largest)[1])
+    return (values if is_ordinary.all() else np.ldexp(values, -exponent)), exponent
 
 
 def hold_out(

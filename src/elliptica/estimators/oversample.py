@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from elliptica._utils import checks
 from elliptica.core.bridge import marginal_rows
 from elliptica.estimators.columns import check_table
-from elliptica.estimators.fit import draw_seed
+from elliptica.estimators.fit import draw_seed, in_squarable_units
 
 Task = Literal["auto", "classification", "regression"]
 
@@ -110,7 +110,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """
         x, target, member, is_real = self._plan(X, y)
         generator = torch.Generator().manual_seed(draw_seed(self.random_state))
-        deviation = torch.from_numpy(x.std(axis=0, dtype=np.float64))
+        deviation = torch.from_numpy(_deviation(x))
         sigma_y = self.sigma if self.sigma_y is None else self.sigma_y
         more_x, more_y = [x], [target]
         for number, n_new in enumerate(self.sampling_strategy_.values()):
@@ -121,7 +121,7 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             u = torch.rand(n_new, generator=generator, dtype=torch.float64)
             more_x.append(_bridged(x, start, end, u, self.sigma * deviation, generator).astype(x.dtype))
             if is_real:
-                spread = torch.tensor([sigma_y * float(target.std())], dtype=torch.float64)
+                spread = sigma_y * torch.from_numpy(_deviation(target[:, None]))
                 new = _bridged(target[:, None], start, end, u, spread, generator)[:, 0]
                 more_y.append(new.clip(target.min(), target.max()) if self.bounded else new)
             else:
@@ -173,7 +173,9 @@ class BridgeOverSampler(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if len(own) == 1:
             return own[first], own[first]
         k = min(self.k_neighbors, len(own) - 1)
-        near = NearestNeighbors(n_neighbors=k).fit(x[own]).kneighbors(return_distance=False)
+        unit = int(in_squarable_units(x)[1].max())  # one for all columns, so that distances keep their order
+        points = np.ldexp(x[own], -unit) if unit else x[own]
+        near = NearestNeighbors(n_neighbors=k).fit(points).kneighbors(return_distance=False)
         which = torch.randint(k, (n_new,), generator=generator).numpy()
         return own[first], own[near[first, which]]
 
@@ -191,6 +193,12 @@ def _is_real(target: np.ndarray) -> bool:
             'Pass task="classification" or task="regression".'
         )
     return True
+
+
+def _deviation(values: np.ndarray) -> np.ndarray:
+    """Return the standard deviation of each column."""
+    scaled, exponent = in_squarable_units(values)
+    return np.ldexp(scaled.std(axis=0, dtype=np.float64), exponent)
 
 
 def _bridged(

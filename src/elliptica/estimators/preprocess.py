@@ -307,7 +307,7 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     def _check(self, X: Any, reset: bool) -> Any:
         """Check names and number of columns, and the values of arrays."""
         if is_frame(X):
-            check_names(X)
+            check_names(self, X, reset=reset)
             validate_data(self, X, reset=reset, skip_check_array=True)
             if len(X) == 0:
                 raise ValueError("The frame has 0 rows, but a minimum of 1 is required.")

@@ -175,6 +175,9 @@ def check_job(job: StackedJob, table: Table) -> None:
         raise ValueError(f"Method {job.method!r} needs the group of each row. Pass groups=.")
     if job.settings.get("sigma_y") and table.of_classes:
         raise ValueError("sigma_y is the noise of real targets. Omit it for classes.")
+    for name, value in job.settings.items():
+        if value is not None:
+            checks.number(name, value)
     for name in (*SHARED, *METHODS[job.method]):
         low, high = _RANGES.get(name, (0.0, math.inf))
         if not low <= job.setting(name) <= high:

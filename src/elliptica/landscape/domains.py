@@ -177,6 +177,7 @@ class Polytope:
         """Raise if the region is unbounded or empty."""
         optimize: Any = _scipy("optimize")
         a, b = self.normals.double().cpu().numpy(), self.offsets.double().cpu().numpy()
+        b = b / (abs(b).max(initial=0.0) or 1.0)  # tolerances of the solver are absolute
         dim = a.shape[1]
         # the largest ball inside: maximise t subject to a z + t <= b
         cost = [0.0] * dim + [-1.0]

@@ -664,8 +664,8 @@ def test_the_command_names_what_is_wrong(tmp_path):
         (["run", "3"], "Did you mean 'table3'"),
         (["run", "table3", "--methods", ""], "No method is named"),
         (["run", "table3", "--methods", "lisa"], "lisa is in table11"),
-        (["run", "table3", "--device", "nowhere"], "There is no device 'nowhere'"),
-        (["run", "table3", "--device", "meta"], "There is no device 'meta'"),
+        (["run", "table3", "--device", "nowhere"], "device='nowhere' cannot be used on this machine"),
+        (["run", "table3", "--device", "meta"], "device='meta' keeps shapes only"),
         (
             ["run", "table3", "--out", str(file / "runs")],
             "is not a folder). Choose another folder with --out",

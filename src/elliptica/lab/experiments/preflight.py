@@ -9,8 +9,7 @@ from collections.abc import Collection
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-import torch
-
+from elliptica._utils import checks
 from elliptica._utils.text import did_you_mean
 from elliptica.lab.data.catalogue import ENTRIES, plain_name
 from elliptica.lab.experiments.methods import METHODS
@@ -105,10 +104,9 @@ def _cannot_write(out: Path, why: object) -> str:
 def device_problem(device: str) -> str | None:
     """Why a device of this machine cannot be used; None if it can."""
     try:
-        torch.zeros(1, device=device).cpu()  # a device without contents, such as meta, fails here
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).splitlines()[0]
-        return f"There is no device {device!r} here ({first}). Use --device cpu."
+        checks.device(device, "Use --device cpu.")
+    except ValueError as error:
+        return str(error)
     return None
 
 
