@@ -6,9 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from elliptica.compare.columns import read_inputs
 from elliptica.compare.csv import TableError
 from elliptica.compare.problem import MIN_ROWS, TableProblem, make_problem
-from elliptica.compare.table import Table
+from elliptica.compare.table import Table, read_table
 from table_cases import problem_of, rows
 
 bad_input = pytest.mark.bad_input
@@ -67,6 +68,39 @@ def test_csv_and_frame_give_the_same_problem(tmp_path):
     frame.write_csv(tmp_path / "data.csv")
     one, two = problem_of(tmp_path / "data.csv"), problem_of(frame)
     assert one.digest() == two.digest()
+
+
+def read_again(problem, file):
+    """Read a file as predictions do."""
+    return read_inputs(problem.readings, read_table(file, as_text=True), notices=[])
+
+
+def test_thousands_beside_decimal_commas_are_read_alike_in_training_and_later(tmp_path):
+    people = [37 * i for i in range(60)]
+    lines = "\n".join(
+        f"{f'{n:,}'.replace(',', '.')};{1 + i % 9},{i:03};{'ab'[i % 2]}" for i, n in enumerate(people)
+    )
+    file = write(tmp_path, f"people;size;y\n0;80,25;b\n{lines}\n")
+    problem = problem_of(file)
+    assert problem.features["people"].to_list() == [0.0, *map(float, people)]
+    assert problem.features["size"].to_list()[:3] == [80.25, 1.0, 2.001]
+    assert read_again(problem, file).equals(problem.features)
+    alone = write(tmp_path, "people;size\n1.998;1,054\n", "new.csv")  # without a sign of its own
+    assert read_again(problem, alone).rows() == [(1998.0, 1.054)]
+
+
+@pytest.mark.parametrize(
+    "write_number",
+    [lambda v: f"${v:,.2f}", lambda v: f"{v}.0 kg", lambda v: f"{v}.5 %", lambda v: f"{v:,}"],
+    ids=["money", "unit", "percent", "thousands"],
+)
+@pytest.mark.parametrize("values", [range(980, 1040), [1000, 2000] * 30], ids=["numbers", "classes"])
+def test_written_numbers_are_targets_of_test_files(write_number, values):
+    cells = [write_number(v) for v in values]
+    test = table(y=[*cells[:20], *cells[-10:]])
+    problem = problem_of(rows(y=cells), test=test)
+    target = problem.target.tolist()
+    assert target[60:] == [*target[:20], *target[50:60]]
 
 
 @bad_input

@@ -148,6 +148,11 @@ class Reading:
     form: Mapping[str, Any] = field(default_factory=dict)
     text_as_missing: bool = False  # whether cells of text count as missing
 
+    @property
+    def notation(self) -> Notation:
+        """The notation of the numbers in training."""
+        return Notation(**{name: self.form[name] for name in Notation._fields if name in self.form})
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to values that JSON can store."""
         return {
@@ -165,7 +170,8 @@ class Reading:
             TableError: If ``state`` is not of this form.
         """
         form = state.get("form", {})
-        if state.get("kind") not in get_args(Kind)[:4] or not isinstance(form, Mapping):
+        is_form = isinstance(form, Mapping) and isinstance(form.get("sign", ""), str)
+        if state.get("kind") not in get_args(Kind)[:4] or not is_form:
             raise TableError("The model file does not say how to read its columns. Save the model again.")
         return cls(str(state.get("name")), state["kind"], form, bool(state.get("text_as_missing")))
 
@@ -280,11 +286,16 @@ def find_notation(
     n_point = int((plain | (grouped["."] & ~no_thousand)).sum())
     n_comma = int((comma | whole | (grouped[","] & ~no_thousand)).sum())
     if n_point == n_comma and int((comma | (plain & ~whole)).sum()):  # every such cell is ambiguous
-        prefer_comma = decimal_comma or (known is not None and known.decimal == "," and known.grouped)
+        prefer_comma = decimal_comma or _knows_commas(known, has_commas=bool(comma.any()))
     else:
         prefer_comma = n_comma > n_point
     decimal = "," if prefer_comma else "."
     return Notation(decimal, sign, bool((grouped[decimal] & ~no_thousand).any()))
+
+
+def _knows_commas(known: Notation | None, *, has_commas: bool) -> bool:
+    """Return whether training decides for decimal commas: it had them, and its points were no decimals."""
+    return known is not None and known.decimal == "," and (known.grouped or has_commas)
 
 
 def _without_sign(cells: pl.Series, sign: str) -> pl.Series:
@@ -489,10 +500,17 @@ def _decide(column: pl.Series, decimal_comma: bool, notices: list[str]) -> Readi
     if dtype.is_integer() and _is_compact_date(column):
         return Reading(name, "date", {"format": "%Y%m%d"})
     if dtype.is_numeric():
-        return Reading(name, "category", {"numeric": True}) if _is_code(column) else Reading(name, "number")
+        if _is_code(column):
+            return Reading(name, "category", {"numeric": True})
+        return Reading(name, "number", _file_notation(column, decimal_comma))
     if dtype == pl.String:
         return _decide_text(column, decimal_comma, notices)
     return Reading(name, "category")
+
+
+def _file_notation(column: pl.Series, decimal_comma: bool) -> dict[str, str]:
+    """Note that decimals had commas, for ambiguous cells of other files; the reader has parsed them here."""
+    return {"decimal": ","} if decimal_comma and column.dtype.is_float() else {}
 
 
 def _decide_text(column: pl.Series, decimal_comma: bool, notices: list[str]) -> Reading | None:
@@ -597,7 +615,7 @@ def _override(column: pl.Series, decimal_comma: bool, as_: Override) -> Reading:
             column.dtype in (pl.Boolean, pl.Date, pl.Datetime, pl.Duration, pl.Time)
             or column.dtype.is_numeric()
         ):
-            return Reading(name, "number")
+            return Reading(name, "number", _file_notation(column, decimal_comma))
         if known.str.contains(_CLOCK).all():
             return Reading(name, "number", {"clock": True})
         notation = find_notation(text, decimal_comma=decimal_comma)
@@ -692,9 +710,7 @@ def _read_numbers(column: pl.Series, reading: Reading, decimal_comma: bool, noti
         text = column.cast(pl.String)
         if reading.form.get("clock"):
             return _clock(text)
-        known = Notation(**{k: reading.form[k] for k in Notation._fields if k in reading.form})
-        notation = find_notation(text, decimal_comma=decimal_comma, known=known)
-        strays = find_strays(text, notation=notation._replace(sign=known.sign))
+        strays = read_written_numbers(text, reading, decimal_comma=decimal_comma)
         _comment_on_strays(strays, reading, notices)
         column = strays.numbers
     numbers = column.cast(pl.Float64)
@@ -710,6 +726,13 @@ def _read_numbers(column: pl.Series, reading: Reading, decimal_comma: bool, noti
         )
         numbers = numbers.clip(-LARGEST, LARGEST)
     return numbers
+
+
+def read_written_numbers(text: pl.Series, reading: Reading, *, decimal_comma: bool = False) -> Strays:
+    """Parse text as numbers in the notation of training, which decides ambiguous cells and the unit."""
+    known = reading.notation
+    notation = find_notation(text, decimal_comma=decimal_comma, known=known)
+    return find_strays(text, notation=notation._replace(sign=known.sign))
 
 
 def _time_as_number(column: pl.Series) -> pl.Series:
@@ -818,7 +841,7 @@ def _change(name: str, kind: str) -> str:
 
 def _describe_number(column: pl.Series, values: pl.Series, reading: Reading) -> tuple[list[str], str]:
     known = values.drop_nulls()
-    notation = Notation(**{k: reading.form[k] for k in Notation._fields if k in reading.form})
+    notation = reading.notation
     parts = notation.words()
     if reading.form.get("clock") or column.dtype == pl.Time:
         parts.append("time of day in hours")
