@@ -466,3 +466,25 @@ def test_test_rows_are_sorted_among_themselves():
     problem = problem_of(rows(t=[2 * i for i in range(60)]), time="t", test=test)
     assert problem.times.tolist() == [*(2.0 * i for i in range(60)), *range(1, 31)]
     assert problem.target.tolist()[60:] == test.frame["y"].to_list()[::-1]
+
+
+def test_text_of_frames_is_stripped_like_that_of_files(tmp_path):
+    frame = rows(c=[" u ", "v", " "] * 20)
+    frame.write_csv(tmp_path / "data.csv")
+    problem = problem_of(frame)
+    assert set(problem.features["c"]) == {"u", "v", "(missing)"}
+    assert read_again(problem, tmp_path / "data.csv").equals(problem.features)
+
+
+def test_decimals_with_fractions_are_no_codes():
+    values = pl.Series(["101.25", "205.50", "333.75"] * 20).cast(pl.Decimal(10, 2))
+    assert problem_of(rows(c=values)).kind_of["c"] == "number"
+
+
+def test_times_of_day_of_frames_are_read_from_files(tmp_path):
+    frame = rows(c=[datetime.time(i % 24, i, 30) for i in range(60)])
+    frame.write_csv(tmp_path / "data.csv")  # with nine digits after the seconds
+    problem = problem_of(frame)
+    assert problem.features["c"][1] == pytest.approx(1 + 1 / 60 + 30 / 3600)
+    again = read_again(problem, tmp_path / "data.csv")["c"].to_numpy()
+    np.testing.assert_allclose(again, problem.features["c"].to_numpy(), rtol=1e-12)

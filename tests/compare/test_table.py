@@ -123,6 +123,7 @@ def test_pandas_frames_of_all_kinds():
         (b"\x1f\x8b\x08\0", "compressed by gzip"),
         (b"PAR1\x15\0", "ends in .parquet"),
         ("a,b\n1,2,3\n1,2\n", "Line 2 of data.csv has 3 cells, but the header has 2"),
+        ("sep=;\na;b\n1;2\n", "names the separator for Excel.*tail -n"),
         ("a,b,c\n1,2,3\n\n1,2\n4,5,6\n7,8,9\n", "Line 4 of data.csv has 2 cells, but the header has 3"),
     ],
 )
@@ -233,6 +234,8 @@ def test_missing_file_and_folder(tmp_path):
         read_table(tmp_path / "no.csv")
     with pytest.raises(TableError, match="is a folder"):
         read_table(tmp_path)
+    with pytest.raises(TableError, match="/dev/null is a pipe or a device"):
+        read_table("/dev/null")
 
 
 @bad_input

@@ -93,7 +93,7 @@ _GROUPED = {
     ",": r"^[-+]?\d{1,3}([.\s'\x{2019}]\d{3})+(,\d+)?$",
 }
 _BETWEEN_GROUPS = {".": r"[,\s'\x{2019}]", ",": r"[.\s'\x{2019}]"}
-_CLOCK = r"^([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?$"
+_CLOCK = r"^([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?$"
 _DATES = (
     "%Y-%m-%d",
     "%Y/%m/%d",
@@ -432,10 +432,11 @@ def recognise(
 
 
 def _without_blanks(column: pl.Series) -> pl.Series:
-    """Replace blank cells of text by missing values, in frames and files alike."""
+    """Strip cells of text and replace blank ones by missing values, in frames and files alike."""
     if column.dtype != pl.String:
         return column
-    return column.set(column.str.contains(r"^\s*$").fill_null(False), None)
+    text = column.str.strip_chars()
+    return text.set((text == "").fill_null(False), None)
 
 
 def _useless(column: pl.Series) -> str | None:
@@ -496,7 +497,7 @@ def _decide(column: pl.Series, decimal_comma: bool, notices: list[str]) -> Readi
     if dtype in (pl.Date, pl.Datetime):
         return Reading(name, "date")
     if dtype in (pl.Duration, pl.Time):
-        return Reading(name, "number")
+        return Reading(name, "number", {"clock": True} if dtype == pl.Time else {})
     if dtype.is_integer() and _is_compact_date(column):
         return Reading(name, "date", {"format": "%Y%m%d"})
     if dtype.is_numeric():
@@ -582,7 +583,7 @@ def _is_compact_date(column: pl.Series) -> bool:
 def _is_code(column: pl.Series) -> bool:
     """Return whether whole numbers are labels, by rule 4 of the module."""
     known = column.drop_nulls()
-    if column.dtype.is_float() and not bool((known % 1 == 0).all()):
+    if not column.dtype.is_integer() and not bool((known.cast(pl.Float64) % 1 == 0).all()):
         return False
     values = known.unique()
     n_values, n_rows = len(values), len(known)

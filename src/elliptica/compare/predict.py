@@ -31,6 +31,8 @@ _TOO_LONG = "because all of them are held in memory. Split the table, or raise -
 _WHENCE = "which elliptica compare writes."
 #: Text that a spreadsheet would run as a formula, unless it is a number.
 _FORMULA = r"^[=+\-@\t\r]"
+#: Types of Parquet files that CSV files cannot hold, besides nested ones.
+_NOT_IN_CSV = (pl.Binary, pl.Duration, pl.Object)
 
 
 def predict_file(
@@ -74,10 +76,9 @@ def predict_file(
     if out is not None:
         _check_out(out)
     table = read_table(source, max_rows=max_rows, as_text=True, too_long=_TOO_LONG)
-    columns = {
-        "row": pl.Series(range(1, len(table.frame) + 1), dtype=pl.Int64),
-        **_ids(table, ids, saved.notes),
-    }
+    named = _ids(table, ids, saved.notes)
+    _check_ids(named, out)
+    columns = {"row": pl.Series(range(1, len(table.frame) + 1), dtype=pl.Int64), **named}
     inputs, notices = _read_inputs(saved, table, set(columns))
     if saved.notes.get("predicts") is False:
         notices.insert(
@@ -179,9 +180,13 @@ def _unwritable(out: Path, error: OSError) -> TableError:
     )
 
 
+def _is_parquet(out: Path) -> bool:
+    return out.suffix.lower() == ".parquet"
+
+
 def _write(result: pl.DataFrame, out: Path) -> None:
     """Write predictions; a regular file is replaced as a whole or not at all."""
-    as_parquet = out.suffix.lower() == ".parquet"
+    as_parquet = _is_parquet(out)
     content = result if as_parquet else quote_formulas(result)
     try:
         if out.exists() and not out.is_file():
@@ -237,6 +242,17 @@ def _ids(table: Table, wanted: Sequence[str], notes: Mapping[str, Any]) -> dict[
         check_column(table, name, "id")
     known = [name for name in _names(notes, "ids") if name in table.frame.columns]
     return {name: table.frame[name] for name in dict.fromkeys((*known, *wanted))}
+
+
+def _check_ids(columns: Mapping[str, pl.Series], out: Path | None) -> None:
+    """Raise for ids that the file of predictions cannot hold."""
+    for name, column in columns.items():
+        kind = column.dtype
+        if out is not None and not _is_parquet(out) and (kind.is_nested() or kind in _NOT_IN_CSV):
+            raise TableError(
+                f"The id column {name!r} is of type {kind}, which a CSV file cannot hold. Pass another --id, "
+                "or an --out that ends in .parquet."
+            )
 
 
 def _names(notes: Mapping[str, Any], key: str) -> list[str]:

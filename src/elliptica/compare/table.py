@@ -113,7 +113,8 @@ def read_table(
     if not file.exists() and str(source) in BUILT_IN:
         return _from_frame(_built_in(str(source)), limit, str(source))
     if not file.is_file():
-        what = "is a folder" if file.is_dir() else "does not exist"
+        other = "is a pipe or a device" if file.exists() else "does not exist"
+        what = "is a folder" if file.is_dir() else other
         hint = did_you_mean(str(source), BUILT_IN) or f"Tables that need no file: {', '.join(BUILT_IN)}."
         raise TableError(f"{file} {what}. Pass the path of a CSV or Parquet file. {hint}")
     if file.suffix.lower() in (".parquet", ".pq"):
