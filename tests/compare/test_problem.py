@@ -488,3 +488,10 @@ def test_times_of_day_of_frames_are_read_from_files(tmp_path):
     assert problem.features["c"][1] == pytest.approx(1 + 1 / 60 + 30 / 3600)
     again = read_again(problem, tmp_path / "data.csv")["c"].to_numpy()
     np.testing.assert_allclose(again, problem.features["c"].to_numpy(), rtol=1e-12)
+
+
+def test_groups_are_the_same_as_whole_and_as_real_numbers():
+    test = table(g=[1.0, 2.0, 1.0] * 10)
+    problem = problem_of(rows(g=[1, 2] * 30), group="g", test=test)
+    assert sorted(set(problem.groups)) == ["1", "2"]
+    assert not any("Groups only in the test file" in notice for notice in problem.notices)

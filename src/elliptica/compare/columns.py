@@ -699,7 +699,7 @@ def read_column(
         return _read_numbers(column, reading, decimal_comma, notices)
     if reading.kind == "date":
         return _read_dates(column, reading, notices)
-    text = _as_text(column, bool(reading.form.get("numeric")))
+    text = as_text(column, numeric=bool(reading.form.get("numeric")))
     return text.fill_null(MISSING if reading.kind == "category" else "")
 
 
@@ -794,8 +794,13 @@ def _comment_on_strays(found: Strays, reading: Reading, notices: list[str]) -> N
     notices.append(f"Warning: {found.words(reading.name, reading.kind)}. Treated as missing.")
 
 
-def _as_text(column: pl.Series, numeric: bool) -> pl.Series:
-    """Convert categories to text; 1, 1.0 and 01 are the same number."""
+def as_text(column: pl.Series, *, numeric: bool = False) -> pl.Series:
+    """Convert categories to text; 1, 1.0 and 01 are the same number.
+
+    Example:
+        >>> as_text(pl.Series([1.0, 2.5])).to_list()
+        ['1', '2.5']
+    """
     if column.dtype.is_numeric() or numeric:
         numbers = column.cast(pl.Float64, strict=False)
         whole = numbers.cast(pl.Int64, strict=False)

@@ -19,6 +19,7 @@ from elliptica.compare.columns import (
     ColumnUse,
     Override,
     Reading,
+    as_text,
     days_since_1970,
     find_notation,
     find_strays,
@@ -715,5 +716,5 @@ def _use_by_role(column: pl.Series, roles: _Roles) -> ColumnUse | None:
 
 
 def _joined(parts: Sequence[_Rows], name: str) -> pl.Series:
-    """Join a column of the table and of the test file, as text."""
-    return pl.concat([part.frame[name].cast(pl.String) for part in parts])
+    """Join a column of the table and of the test file, as text; 1 and 1.0 are equal."""
+    return pl.concat([as_text(part.frame[name]) for part in parts])
