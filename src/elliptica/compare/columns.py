@@ -76,6 +76,7 @@ _OWNER_NAMES = frozenset(
 )
 _ID_NAMES = frozenset(["id", "ids", "uuid", "guid", "key", "identifier"])
 _CURRENCY = r"[$€£¥₹]|EUR|USD|GBP|CHF|JPY|CAD|AUD|Rs\.?"
+_SIGN_OF = {"EUR": "€", "USD": "$", "GBP": "£", "JPY": "¥", "Rs": "₹", "Rs.": "₹"}
 _PREFIX = rf"^([-+]?)\s*(?:{_CURRENCY})\s*"
 _SUFFIX = rf"\s*(?:{_CURRENCY}|%)$"
 #: Characters that may follow a number: letters, degrees, squares, a fraction of two units.
@@ -713,6 +714,7 @@ def _read_numbers(column: pl.Series, reading: Reading, decimal_comma: bool, noti
             return _clock(text)
         strays = read_written_numbers(text, reading, decimal_comma=decimal_comma)
         _comment_on_strays(strays, reading, notices)
+        _comment_on_sign(text, reading, notices)
         column = strays.numbers
     numbers = column.cast(pl.Float64)
     n_infinite = int(numbers.is_infinite().sum())
@@ -792,6 +794,16 @@ def _comment_on_strays(found: Strays, reading: Reading, notices: list[str]) -> N
             "values."
         )
     notices.append(f"Warning: {found.words(reading.name, reading.kind)}. Treated as missing.")
+
+
+def _comment_on_sign(text: pl.Series, reading: Reading, notices: list[str]) -> None:
+    """Warn if numbers are in another currency than in training."""
+    now, known = (_SIGN_OF.get(each, each) for each in (_sign(text.drop_nulls()), reading.notation.sign))
+    if now and known and now != known:
+        notices.append(
+            f"Warning: column {reading.name!r} was in {known} when the model was trained, but is in {now} "
+            "now. The numbers are not converted: convert them first."
+        )
 
 
 def as_text(column: pl.Series, *, numeric: bool = False) -> pl.Series:
