@@ -384,3 +384,16 @@ def test_several_units_are_asked_about():
         found([f"{i % 12 + 1}{['st', 'nd', 'rd', 'th'][min(i % 12, 3)]}" for i in range(300)])[0].kind
         == "category"
     )
+
+
+@bad_input
+@pytest.mark.parametrize(
+    ("cells", "sign"),
+    [(["€5.00", "€1,200.50"], "€"), (["5 %", "1,200.50 %"], "%"), (["$5", "USD 9"], ""), (["5", "9"], "")],
+)
+def test_another_currency_than_in_training(cells, sign):
+    notices = []
+    reading = Reading("c", "number", Notation(".", "$", True)._asdict())
+    read_column(pl.Series("c", cells), reading, notices=notices)
+    wanted = f"Warning: column 'c' was in $ when the model was trained, but is in {sign} now"
+    assert [each.startswith(wanted) for each in notices] == ([True] if sign else [])

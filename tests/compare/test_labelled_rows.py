@@ -68,3 +68,32 @@ def test_targets_that_are_not_finite_are_missing(tmp_path):
     rows = read_labelled(file, pd.DataFrame({"x": x[:, 0], "y": y}), "y")
     assert rows.target.tolist() == y[2:]
     assert rows.notices == ("2 of 20 rows have no target and are dropped.",)
+
+
+@pytest.mark.parametrize(
+    ("form", "cells", "values"),
+    [
+        ({"sign": "EUR", "grouped": True}, ["1,234.50 EUR", "87 EUR"], [1234.5, 87.0]),
+        ({"decimal": ",", "grouped": True}, ["1.234", "987"], [1234.0, 987.0]),
+        ({}, ["1,234", "987"], [1234.0, 987.0]),
+    ],
+    ids=["money", "points", "no notation"],
+)
+def test_written_numbers_as_targets(tmp_path, form, cells, values):
+    model = EllipticRegressor(**QUICK).fit(np.arange(20.0)[:, None], np.arange(20.0))
+    notes = {"reading": {"target": {"name": "y", "kind": "number", "form": form}}}
+    file = save(model, tmp_path / "m.elliptica", notes=notes)
+    table = tmp_path / "t.csv"
+    table.write_text("x;y\n" + "".join(f"{i};{cells[i % 2]}\n" for i in range(20)))
+    assert read_labelled(file, table, "y").target.tolist() == values * 10
+
+
+@pytest.mark.bad_input
+def test_a_damaged_notation(tmp_path):
+    model = EllipticRegressor(**QUICK).fit(np.arange(20.0)[:, None], np.arange(20.0))
+    notes = {"reading": {"target": {"name": "y", "kind": "number", "form": {"sign": 7}}}}
+    file = save(model, tmp_path / "m.elliptica", notes=notes)
+    table = tmp_path / "t.csv"
+    table.write_text("x,y\n1,2\n3,4\n")
+    with pytest.raises(TableError, match="does not say how to read its columns"):
+        read_labelled(file, table, "y")

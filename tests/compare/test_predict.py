@@ -306,3 +306,24 @@ def test_paths_that_lead_nowhere(tmp_path):
         for paths in [(bad, "a.csv", "b.csv"), ("model", bad, "b.csv"), ("model", "a.csv", bad)]:
             with pytest.raises(TableError, match="cannot be used"):
                 predict_file(*paths)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "name",
+    [
+        pl.Series([[i] for i in range(N)]),
+        pl.Series([b"a"] * N),
+        pl.Series([{"a": 1}] * N),
+        pl.Series(range(N)).cast(pl.Duration("us")),
+    ],
+    ids=["list", "bytes", "struct", "duration"],
+)
+def test_ids_that_a_csv_file_cannot_hold(rows, tmp_path, name):
+    _, model = saved(tmp_path, rows, Ridge(), "price", ids=["name"])
+    table = rows.with_columns(name.alias("name"))
+    with pytest.raises(TableError, match=r"'name' is of type .*, which a CSV file cannot hold.*\.parquet"):
+        predict_file(model, table, tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()
+    predict_file(model, table, tmp_path / "p.parquet")
+    assert pl.read_parquet(tmp_path / "p.parquet")["name"].to_list() == name.to_list()

@@ -6,9 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from elliptica.compare.columns import read_inputs
 from elliptica.compare.csv import TableError
 from elliptica.compare.problem import MIN_ROWS, TableProblem, make_problem
-from elliptica.compare.table import Table
+from elliptica.compare.table import Table, read_table
 from table_cases import problem_of, rows
 
 bad_input = pytest.mark.bad_input
@@ -67,6 +68,39 @@ def test_csv_and_frame_give_the_same_problem(tmp_path):
     frame.write_csv(tmp_path / "data.csv")
     one, two = problem_of(tmp_path / "data.csv"), problem_of(frame)
     assert one.digest() == two.digest()
+
+
+def read_again(problem, file):
+    """Read a file as predictions do."""
+    return read_inputs(problem.readings, read_table(file, as_text=True), notices=[])
+
+
+def test_thousands_beside_decimal_commas_are_read_alike_in_training_and_later(tmp_path):
+    people = [37 * i for i in range(60)]
+    lines = "\n".join(
+        f"{f'{n:,}'.replace(',', '.')};{1 + i % 9},{i:03};{'ab'[i % 2]}" for i, n in enumerate(people)
+    )
+    file = write(tmp_path, f"people;size;y\n0;80,25;b\n{lines}\n")
+    problem = problem_of(file)
+    assert problem.features["people"].to_list() == [0.0, *map(float, people)]
+    assert problem.features["size"].to_list()[:3] == [80.25, 1.0, 2.001]
+    assert read_again(problem, file).equals(problem.features)
+    alone = write(tmp_path, "people;size\n1.998;1,054\n", "new.csv")  # without a sign of its own
+    assert read_again(problem, alone).rows() == [(1998.0, 1.054)]
+
+
+@pytest.mark.parametrize(
+    "write_number",
+    [lambda v: f"${v:,.2f}", lambda v: f"{v}.0 kg", lambda v: f"{v}.5 %", lambda v: f"{v:,}"],
+    ids=["money", "unit", "percent", "thousands"],
+)
+@pytest.mark.parametrize("values", [range(980, 1040), [1000, 2000] * 30], ids=["numbers", "classes"])
+def test_written_numbers_are_targets_of_test_files(write_number, values):
+    cells = [write_number(v) for v in values]
+    test = table(y=[*cells[:20], *cells[-10:]])
+    problem = problem_of(rows(y=cells), test=test)
+    target = problem.target.tolist()
+    assert target[60:] == [*target[:20], *target[50:60]]
 
 
 @bad_input
@@ -432,3 +466,32 @@ def test_test_rows_are_sorted_among_themselves():
     problem = problem_of(rows(t=[2 * i for i in range(60)]), time="t", test=test)
     assert problem.times.tolist() == [*(2.0 * i for i in range(60)), *range(1, 31)]
     assert problem.target.tolist()[60:] == test.frame["y"].to_list()[::-1]
+
+
+def test_text_of_frames_is_stripped_like_that_of_files(tmp_path):
+    frame = rows(c=[" u ", "v", " "] * 20)
+    frame.write_csv(tmp_path / "data.csv")
+    problem = problem_of(frame)
+    assert set(problem.features["c"]) == {"u", "v", "(missing)"}
+    assert read_again(problem, tmp_path / "data.csv").equals(problem.features)
+
+
+def test_decimals_with_fractions_are_no_codes():
+    values = pl.Series(["101.25", "205.50", "333.75"] * 20).cast(pl.Decimal(10, 2))
+    assert problem_of(rows(c=values)).kind_of["c"] == "number"
+
+
+def test_times_of_day_of_frames_are_read_from_files(tmp_path):
+    frame = rows(c=[datetime.time(i % 24, i, 30) for i in range(60)])
+    frame.write_csv(tmp_path / "data.csv")  # with nine digits after the seconds
+    problem = problem_of(frame)
+    assert problem.features["c"][1] == pytest.approx(1 + 1 / 60 + 30 / 3600)
+    again = read_again(problem, tmp_path / "data.csv")["c"].to_numpy()
+    np.testing.assert_allclose(again, problem.features["c"].to_numpy(), rtol=1e-12)
+
+
+def test_groups_are_the_same_as_whole_and_as_real_numbers():
+    test = table(g=[1.0, 2.0, 1.0] * 10)
+    problem = problem_of(rows(g=[1, 2] * 30), group="g", test=test)
+    assert sorted(set(problem.groups)) == ["1", "2"]
+    assert not any("Groups only in the test file" in notice for notice in problem.notices)

@@ -36,6 +36,21 @@ def test_decimal_commas(tmp_path):
     assert table.frame["a"].to_list() == [1.5, -2.25]
 
 
+def test_points_that_may_be_thousands_are_left_as_text_beside_decimal_commas(tmp_path):
+    """As numbers, 1.234 would be smaller than 987."""
+    file = write(tmp_path, "people;height\n987;1,5\n1.234;2,25\n")
+    assert read_table(file).frame["people"].to_list() == ["987", "1.234"]
+    alone = write(tmp_path, "people;c\n987;u\n1.234;v\n")
+    assert read_table(alone).frame["people"].to_list() == [987.0, 1.234]
+    assert read_table(alone, decimal_comma=True).frame["people"].to_list() == ["987", "1.234"]
+
+
+@pytest.mark.parametrize("cell", ["n/a", "<NA>", "NaT", "#DIV/0!", "#NAME?"])
+def test_missing_values_and_errors_of_other_programs(tmp_path, cell):
+    frame = read_table(write(tmp_path, f"a,b\n1,x\n{cell},y\n3,{cell}\n")).frame
+    assert frame.rows() == [(1, "x"), (None, "y"), (3, None)]
+
+
 def test_commas_that_may_be_thousands_are_left_as_text(tmp_path):
     """The column is looked at as a whole later, so that there is no silent factor of a thousand."""
     for other, decimal_comma in (("1.5", False), ("1,5", True), ("x", False)):
@@ -108,6 +123,7 @@ def test_pandas_frames_of_all_kinds():
         (b"\x1f\x8b\x08\0", "compressed by gzip"),
         (b"PAR1\x15\0", "ends in .parquet"),
         ("a,b\n1,2,3\n1,2\n", "Line 2 of data.csv has 3 cells, but the header has 2"),
+        ("sep=;\na;b\n1;2\n", "names the separator for Excel.*tail -n"),
         ("a,b,c\n1,2,3\n\n1,2\n4,5,6\n7,8,9\n", "Line 4 of data.csv has 2 cells, but the header has 3"),
     ],
 )
@@ -218,6 +234,8 @@ def test_missing_file_and_folder(tmp_path):
         read_table(tmp_path / "no.csv")
     with pytest.raises(TableError, match="is a folder"):
         read_table(tmp_path)
+    with pytest.raises(TableError, match="/dev/null is a pipe or a device"):
+        read_table("/dev/null")
 
 
 @bad_input

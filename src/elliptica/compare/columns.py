@@ -76,6 +76,7 @@ _OWNER_NAMES = frozenset(
 )
 _ID_NAMES = frozenset(["id", "ids", "uuid", "guid", "key", "identifier"])
 _CURRENCY = r"[$€£¥₹]|EUR|USD|GBP|CHF|JPY|CAD|AUD|Rs\.?"
+_SIGN_OF = {"EUR": "€", "USD": "$", "GBP": "£", "JPY": "¥", "Rs": "₹", "Rs.": "₹"}
 _PREFIX = rf"^([-+]?)\s*(?:{_CURRENCY})\s*"
 _SUFFIX = rf"\s*(?:{_CURRENCY}|%)$"
 #: Characters that may follow a number: letters, degrees, squares, a fraction of two units.
@@ -93,7 +94,7 @@ _GROUPED = {
     ",": r"^[-+]?\d{1,3}([.\s'\x{2019}]\d{3})+(,\d+)?$",
 }
 _BETWEEN_GROUPS = {".": r"[,\s'\x{2019}]", ",": r"[.\s'\x{2019}]"}
-_CLOCK = r"^([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?$"
+_CLOCK = r"^([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?$"
 _DATES = (
     "%Y-%m-%d",
     "%Y/%m/%d",
@@ -148,6 +149,11 @@ class Reading:
     form: Mapping[str, Any] = field(default_factory=dict)
     text_as_missing: bool = False  # whether cells of text count as missing
 
+    @property
+    def notation(self) -> Notation:
+        """The notation of the numbers in training."""
+        return Notation(**{name: self.form[name] for name in Notation._fields if name in self.form})
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to values that JSON can store."""
         return {
@@ -165,7 +171,8 @@ class Reading:
             TableError: If ``state`` is not of this form.
         """
         form = state.get("form", {})
-        if state.get("kind") not in get_args(Kind)[:4] or not isinstance(form, Mapping):
+        is_form = isinstance(form, Mapping) and isinstance(form.get("sign", ""), str)
+        if state.get("kind") not in get_args(Kind)[:4] or not is_form:
             raise TableError("The model file does not say how to read its columns. Save the model again.")
         return cls(str(state.get("name")), state["kind"], form, bool(state.get("text_as_missing")))
 
@@ -280,11 +287,16 @@ def find_notation(
     n_point = int((plain | (grouped["."] & ~no_thousand)).sum())
     n_comma = int((comma | whole | (grouped[","] & ~no_thousand)).sum())
     if n_point == n_comma and int((comma | (plain & ~whole)).sum()):  # every such cell is ambiguous
-        prefer_comma = decimal_comma or (known is not None and known.decimal == "," and known.grouped)
+        prefer_comma = decimal_comma or _knows_commas(known, has_commas=bool(comma.any()))
     else:
         prefer_comma = n_comma > n_point
     decimal = "," if prefer_comma else "."
     return Notation(decimal, sign, bool((grouped[decimal] & ~no_thousand).any()))
+
+
+def _knows_commas(known: Notation | None, *, has_commas: bool) -> bool:
+    """Return whether training decides for decimal commas: it had them, and its points were no decimals."""
+    return known is not None and known.decimal == "," and (known.grouped or has_commas)
 
 
 def _without_sign(cells: pl.Series, sign: str) -> pl.Series:
@@ -421,10 +433,11 @@ def recognise(
 
 
 def _without_blanks(column: pl.Series) -> pl.Series:
-    """Replace blank cells of text by missing values, in frames and files alike."""
+    """Strip cells of text and replace blank ones by missing values, in frames and files alike."""
     if column.dtype != pl.String:
         return column
-    return column.set(column.str.contains(r"^\s*$").fill_null(False), None)
+    text = column.str.strip_chars()
+    return text.set((text == "").fill_null(False), None)
 
 
 def _useless(column: pl.Series) -> str | None:
@@ -485,14 +498,21 @@ def _decide(column: pl.Series, decimal_comma: bool, notices: list[str]) -> Readi
     if dtype in (pl.Date, pl.Datetime):
         return Reading(name, "date")
     if dtype in (pl.Duration, pl.Time):
-        return Reading(name, "number")
+        return Reading(name, "number", {"clock": True} if dtype == pl.Time else {})
     if dtype.is_integer() and _is_compact_date(column):
         return Reading(name, "date", {"format": "%Y%m%d"})
     if dtype.is_numeric():
-        return Reading(name, "category", {"numeric": True}) if _is_code(column) else Reading(name, "number")
+        if _is_code(column):
+            return Reading(name, "category", {"numeric": True})
+        return Reading(name, "number", _file_notation(column, decimal_comma))
     if dtype == pl.String:
         return _decide_text(column, decimal_comma, notices)
     return Reading(name, "category")
+
+
+def _file_notation(column: pl.Series, decimal_comma: bool) -> dict[str, str]:
+    """Note that decimals had commas, for ambiguous cells of other files; the reader has parsed them here."""
+    return {"decimal": ","} if decimal_comma and column.dtype.is_float() else {}
 
 
 def _decide_text(column: pl.Series, decimal_comma: bool, notices: list[str]) -> Reading | None:
@@ -564,7 +584,7 @@ def _is_compact_date(column: pl.Series) -> bool:
 def _is_code(column: pl.Series) -> bool:
     """Return whether whole numbers are labels, by rule 4 of the module."""
     known = column.drop_nulls()
-    if column.dtype.is_float() and not bool((known % 1 == 0).all()):
+    if not column.dtype.is_integer() and not bool((known.cast(pl.Float64) % 1 == 0).all()):
         return False
     values = known.unique()
     n_values, n_rows = len(values), len(known)
@@ -597,7 +617,7 @@ def _override(column: pl.Series, decimal_comma: bool, as_: Override) -> Reading:
             column.dtype in (pl.Boolean, pl.Date, pl.Datetime, pl.Duration, pl.Time)
             or column.dtype.is_numeric()
         ):
-            return Reading(name, "number")
+            return Reading(name, "number", _file_notation(column, decimal_comma))
         if known.str.contains(_CLOCK).all():
             return Reading(name, "number", {"clock": True})
         notation = find_notation(text, decimal_comma=decimal_comma)
@@ -680,7 +700,7 @@ def read_column(
         return _read_numbers(column, reading, decimal_comma, notices)
     if reading.kind == "date":
         return _read_dates(column, reading, notices)
-    text = _as_text(column, bool(reading.form.get("numeric")))
+    text = as_text(column, numeric=bool(reading.form.get("numeric")))
     return text.fill_null(MISSING if reading.kind == "category" else "")
 
 
@@ -692,10 +712,9 @@ def _read_numbers(column: pl.Series, reading: Reading, decimal_comma: bool, noti
         text = column.cast(pl.String)
         if reading.form.get("clock"):
             return _clock(text)
-        known = Notation(**{k: reading.form[k] for k in Notation._fields if k in reading.form})
-        notation = find_notation(text, decimal_comma=decimal_comma, known=known)
-        strays = find_strays(text, notation=notation._replace(sign=known.sign))
+        strays = read_written_numbers(text, reading, decimal_comma=decimal_comma)
         _comment_on_strays(strays, reading, notices)
+        _comment_on_sign(text, reading, notices)
         column = strays.numbers
     numbers = column.cast(pl.Float64)
     n_infinite = int(numbers.is_infinite().sum())
@@ -710,6 +729,13 @@ def _read_numbers(column: pl.Series, reading: Reading, decimal_comma: bool, noti
         )
         numbers = numbers.clip(-LARGEST, LARGEST)
     return numbers
+
+
+def read_written_numbers(text: pl.Series, reading: Reading, *, decimal_comma: bool = False) -> Strays:
+    """Parse text as numbers in the notation of training, which decides ambiguous cells and the unit."""
+    known = reading.notation
+    notation = find_notation(text, decimal_comma=decimal_comma, known=known)
+    return find_strays(text, notation=notation._replace(sign=known.sign))
 
 
 def _time_as_number(column: pl.Series) -> pl.Series:
@@ -770,8 +796,23 @@ def _comment_on_strays(found: Strays, reading: Reading, notices: list[str]) -> N
     notices.append(f"Warning: {found.words(reading.name, reading.kind)}. Treated as missing.")
 
 
-def _as_text(column: pl.Series, numeric: bool) -> pl.Series:
-    """Convert categories to text; 1, 1.0 and 01 are the same number."""
+def _comment_on_sign(text: pl.Series, reading: Reading, notices: list[str]) -> None:
+    """Warn if numbers are in another currency than in training."""
+    now, known = (_SIGN_OF.get(each, each) for each in (_sign(text.drop_nulls()), reading.notation.sign))
+    if now and known and now != known:
+        notices.append(
+            f"Warning: column {reading.name!r} was in {known} when the model was trained, but is in {now} "
+            "now. The numbers are not converted: convert them first."
+        )
+
+
+def as_text(column: pl.Series, *, numeric: bool = False) -> pl.Series:
+    """Convert categories to text; 1, 1.0 and 01 are the same number.
+
+    Example:
+        >>> as_text(pl.Series([1.0, 2.5])).to_list()
+        ['1', '2.5']
+    """
     if column.dtype.is_numeric() or numeric:
         numbers = column.cast(pl.Float64, strict=False)
         whole = numbers.cast(pl.Int64, strict=False)
@@ -818,7 +859,7 @@ def _change(name: str, kind: str) -> str:
 
 def _describe_number(column: pl.Series, values: pl.Series, reading: Reading) -> tuple[list[str], str]:
     known = values.drop_nulls()
-    notation = Notation(**{k: reading.form[k] for k in Notation._fields if k in reading.form})
+    notation = reading.notation
     parts = notation.words()
     if reading.form.get("clock") or column.dtype == pl.Time:
         parts.append("time of day in hours")

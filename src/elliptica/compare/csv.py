@@ -150,6 +150,11 @@ def _head(file: Path) -> str:
         raise _not_utf8(file) from error
     if any(ord(c) < 32 and c not in "\t\r\n\f" for c in text):
         raise _no_text(file, "it contains control characters")
+    if re.match(r"\s*sep=.?\s*$", text, re.MULTILINE):
+        raise TableError(
+            f"The first line of {file.name} names the separator for Excel, where column names are expected. "
+            f"Remove it: tail -n +2 {file.name} > plain-{file.name}"
+        )
     if "\r" in text and "\n" not in text:
         raise TableError(
             f"The lines of {file.name} end in carriage returns only, as on old Macs. Save it with Unix or "

@@ -17,12 +17,12 @@ from sklearn.pipeline import Pipeline
 
 from elliptica._utils.files import replacing
 from elliptica._utils.text import count
-from elliptica.compare.columns import Reading, read_inputs, readings_of
+from elliptica.compare.columns import Reading, read_inputs, read_written_numbers, readings_of
 from elliptica.compare.plan import NAMES
 from elliptica.compare.problem import has_target
 from elliptica.compare.store import check_writable
 from elliptica.compare.table import MAX_ROWS as SAMPLE_ROWS
-from elliptica.compare.table import Table, TableError, as_numbers, check_column, check_path, read_table
+from elliptica.compare.table import Table, TableError, check_column, check_path, read_table
 from elliptica.diagnostics.fitted_model import FittedModel, Predictor
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, read_notes
 
@@ -31,6 +31,8 @@ _TOO_LONG = "because all of them are held in memory. Split the table, or raise -
 _WHENCE = "which elliptica compare writes."
 #: Text that a spreadsheet would run as a formula, unless it is a number.
 _FORMULA = r"^[=+\-@\t\r]"
+#: Types of Parquet files that CSV files cannot hold, besides nested ones.
+_NOT_IN_CSV = (pl.Binary, pl.Duration, pl.Object)
 
 
 def predict_file(
@@ -74,10 +76,9 @@ def predict_file(
     if out is not None:
         _check_out(out)
     table = read_table(source, max_rows=max_rows, as_text=True, too_long=_TOO_LONG)
-    columns = {
-        "row": pl.Series(range(1, len(table.frame) + 1), dtype=pl.Int64),
-        **_ids(table, ids, saved.notes),
-    }
+    named = _ids(table, ids, saved.notes)
+    _check_ids(named, out)
+    columns = {"row": pl.Series(range(1, len(table.frame) + 1), dtype=pl.Int64), **named}
     inputs, notices = _read_inputs(saved, table, set(columns))
     if saved.notes.get("predicts") is False:
         notices.insert(
@@ -179,9 +180,13 @@ def _unwritable(out: Path, error: OSError) -> TableError:
     )
 
 
+def _is_parquet(out: Path) -> bool:
+    return out.suffix.lower() == ".parquet"
+
+
 def _write(result: pl.DataFrame, out: Path) -> None:
     """Write predictions; a regular file is replaced as a whole or not at all."""
-    as_parquet = out.suffix.lower() == ".parquet"
+    as_parquet = _is_parquet(out)
     content = result if as_parquet else quote_formulas(result)
     try:
         if out.exists() and not out.is_file():
@@ -237,6 +242,17 @@ def _ids(table: Table, wanted: Sequence[str], notes: Mapping[str, Any]) -> dict[
         check_column(table, name, "id")
     known = [name for name in _names(notes, "ids") if name in table.frame.columns]
     return {name: table.frame[name] for name in dict.fromkeys((*known, *wanted))}
+
+
+def _check_ids(columns: Mapping[str, pl.Series], out: Path | None) -> None:
+    """Raise for ids that the file of predictions cannot hold."""
+    for name, column in columns.items():
+        kind = column.dtype
+        if out is not None and not _is_parquet(out) and (kind.is_nested() or kind in _NOT_IN_CSV):
+            raise TableError(
+                f"The id column {name!r} is of type {kind}, which a CSV file cannot hold. Pass another --id, "
+                "or an --out that ends in .parquet."
+            )
 
 
 def _names(notes: Mapping[str, Any], key: str) -> list[str]:
@@ -514,7 +530,7 @@ def read_labelled(
     is_sample = any("random sample" in notice for notice in table.notices)
     known = has_target(table.frame[target]).to_list()
     numbers = None if is_sample else [i + 1 for i, each in enumerate(known) if each]
-    labels = _labels(rows, target, network)
+    labels = _labels(rows, _target_reading(saved, target), network)
     groups = None
     if group is not None:
         groups = rows.frame[group].cast(pl.String).fill_null("(missing)").to_list()
@@ -537,8 +553,17 @@ def _with_target(table: Table, target: str) -> tuple[Table, list[str]]:
     return replace(table, frame=frame), notices
 
 
-def _labels(table: Table, target: str, network: Any) -> np.ndarray:
+def _target_reading(saved: SavedModel, target: str) -> Reading:
+    """Return how numbers of the target are parsed; older models and other columns have no notation."""
+    reading = saved.notes.get("reading")
+    noted = reading.get("target") if isinstance(reading, dict) else None
+    known = Reading.from_dict(noted) if isinstance(noted, dict) else None
+    return known if known is not None and known.name == target else Reading(target, "number")
+
+
+def _labels(table: Table, reading: Reading, network: Any) -> np.ndarray:
     """Return the targets as the model learnt them: numbers, or labels among its classes."""
+    target = reading.name
     column = table.frame[target]
     classes = getattr(network, "classes_", None)
     if column.dtype == pl.Boolean and classes is not None and classes.dtype.kind in "biuf":
@@ -548,8 +573,8 @@ def _labels(table: Table, target: str, network: Any) -> np.ndarray:
         places = {str(label): i for i, label in enumerate(classes.tolist())}
         class_numbers: list[int | None] = [places.get(value) for value in text.to_list()]
     else:
-        numbers = text.str.to_lowercase().replace({"true": "1", "false": "0"})
-        values = as_numbers(numbers, decimal_comma=table.decimal_comma)
+        numbers = text.str.replace("(?i)^true$", "1").str.replace("(?i)^false$", "0")
+        values = read_written_numbers(numbers, reading, decimal_comma=table.decimal_comma).numbers
         if classes is None:
             _refuse(target, text, values.is_null().to_list(), "not a number, but the model predicts numbers")
             return values.to_numpy()

@@ -19,12 +19,14 @@ from elliptica.compare.columns import (
     ColumnUse,
     Override,
     Reading,
+    as_text,
     days_since_1970,
     find_notation,
     find_strays,
     is_usable,
     read_column,
     read_inputs,
+    read_written_numbers,
     recognise,
     time_reading,
 )
@@ -80,6 +82,7 @@ class TableProblem:
     #: Whether the target is positive and skewed, so that its logarithm is worth trying.
     log_target_candidate: bool = False
     giveaways: tuple[str, ...] = ()  # inputs that alone predict the target almost perfectly
+    target_reading: Reading | None = None  # how a numeric target is parsed from other tables
 
     @property
     def classes(self) -> list[Any]:
@@ -92,8 +95,9 @@ class TableProblem:
         return dict(zip(self.features.columns, self.kinds, strict=True))
 
     def reading(self) -> dict[str, Any]:
-        """Return how the inputs are parsed, for JSON; `columns.read_inputs` parses other tables with it."""
-        return {"columns": [reading.to_dict() for reading in self.readings]}
+        """Return how the columns are parsed, for JSON; `columns.read_inputs` parses other tables with it."""
+        target = {} if self.target_reading is None else {"target": self.target_reading.to_dict()}
+        return {"columns": [reading.to_dict() for reading in self.readings], **target}
 
     def digest(self) -> str:
         """Return a fingerprint of inputs, targets, groups, blocks, times, test rows and target rows."""
@@ -153,6 +157,7 @@ def make_problem(
     notices = list(table.notices)
     main = _prepare(table, roles, notices)
     kind, labels = _target(main.frame[target], task, notices, table.decimal_comma)
+    reading = _target_reading(main.frame[target], labels, table.decimal_comma)
     inputs = _recognise_inputs(main.frame, table, roles, notices)
     inputs, giveaways = _warn_of_giveaways(inputs, target, labels, kind, notices)
     copies = find_copies(_with_labels(inputs.features, labels))
@@ -161,7 +166,7 @@ def make_problem(
     is_test = wanted = None
     if test is not None:
         said = list(test.notices)
-        other, more = _read_test(test, table, roles, main.time, (kind, labels), said)
+        other, more = _read_test(test, table, roles, main.time, (labels, reading), said)
         rows = replace(test, frame=other.frame)
         features.append(read_inputs(inputs.readings, rows, what="inputs", notices=said))
         _say_known_rows(inputs.features, labels, features[-1], more, said)
@@ -195,6 +200,7 @@ def make_problem(
         readings=inputs.readings,
         log_target_candidate=kind == "regression" and is_log_candidate(labels),
         giveaways=giveaways,
+        target_reading=reading,
     )
 
 
@@ -405,7 +411,7 @@ def _read_test(
     table: Table,
     roles: _Roles,
     time: Reading | None,
-    learnt: tuple[str, np.ndarray],
+    learnt: tuple[np.ndarray, Reading | None],
     notices: list[str],
 ) -> tuple[_Rows, np.ndarray]:
     """Return the rows of the test file that can be scored, and their targets."""
@@ -438,7 +444,7 @@ def _check_test(test: Table, table: Table, roles: _Roles) -> None:
 
 
 def _test_target(
-    column: pl.Series, task: str, labels: np.ndarray, notices: list[str], test: Table
+    column: pl.Series, labels: np.ndarray, reading: Reading | None, notices: list[str], test: Table
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the test file that can be scored, and their targets.
 
@@ -446,12 +452,11 @@ def _test_target(
     they do not show which one is better. If they are the majority, the labels are probably written
     differently, which raises.
     """
-    if task == "regression":
-        reading = Reading(column.name, "number", {}, text_as_missing=False)
+    if reading is not None and labels.dtype.kind == "f":
         values = read_column(column, reading, decimal_comma=test.decimal_comma, notices=notices).to_numpy()
         known = np.isfinite(values)
         return known, values[known]
-    names = _labels(column).astype(str)
+    names = _label_names(column, reading, test.decimal_comma)
     classes = {str(label): label for label in np.unique(labels).tolist()}
     known = np.isin(names, list(classes))
     if not known.all():
@@ -469,6 +474,15 @@ def _test_target(
             f"Warning: {words} never saw ({shown}). They are dropped, as no method can predict them."
         )
     return known, np.asarray([classes[label] for label in names[known].tolist()], dtype=labels.dtype)
+
+
+def _label_names(column: pl.Series, reading: Reading | None, decimal_comma: bool) -> np.ndarray:
+    """Return labels as text, whole numbers without signs and separators."""
+    if reading is None or column.dtype != pl.String:
+        return _labels(column).astype(str)
+    numbers = read_written_numbers(column, reading, decimal_comma=decimal_comma).numbers.to_list()
+    pairs = zip(column.to_list(), numbers, strict=True)
+    return np.asarray([text if value is None or value % 1 else str(int(value)) for text, value in pairs])
 
 
 def is_log_candidate(values: np.ndarray) -> bool:
@@ -528,6 +542,15 @@ def _target(
     labels = _labels(column)
     _check_classes(labels, column)
     return "classification", labels
+
+
+def _target_reading(column: pl.Series, labels: np.ndarray, decimal_comma: bool) -> Reading | None:
+    """Return how numbers, also those that are classes, are parsed from other tables; None for text."""
+    if labels.dtype.kind not in "if":
+        return None
+    if column.dtype != pl.String:
+        return Reading(column.name, "number", {"decimal": ","} if decimal_comma else {})
+    return Reading(column.name, "number", find_notation(column, decimal_comma=decimal_comma)._asdict())
 
 
 def _written_numbers(column: pl.Series, notices: list[str], decimal_comma: bool) -> pl.Series:
@@ -693,5 +716,5 @@ def _use_by_role(column: pl.Series, roles: _Roles) -> ColumnUse | None:
 
 
 def _joined(parts: Sequence[_Rows], name: str) -> pl.Series:
-    """Join a column of the table and of the test file, as text."""
-    return pl.concat([part.frame[name].cast(pl.String) for part in parts])
+    """Join a column of the table and of the test file, as text; 1 and 1.0 are equal."""
+    return pl.concat([as_text(part.frame[name]) for part in parts])

@@ -52,8 +52,13 @@ class _Limit(NamedTuple):
     too_long: str
 
 
-#: Cells of a CSV file that mean "missing", besides empty ones.
-MISSING = ("NA", "N/A", "#N/A", "NaN", "nan", "null", "NULL", "?")
+#: Cells of a CSV file that mean "missing", besides empty ones; the last line are errors of spreadsheets.
+MISSING = (
+    *("NA", "N/A", "#N/A", "n/a", "#NA", "<NA>", "NaN", "nan", "NaT", "null", "NULL", "?"),
+    *("#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!"),
+)
+#: Points that separate thousands if the file has decimal commas.
+_GROUPED = r"^[-+]?[1-9]\d{0,2}(\.\d{3})+$"
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ def read_table(
     sample: bool = False,
     seed: int = 0,
     as_text: bool = False,
+    decimal_comma: bool = False,
     too_long: str = TOO_LONG,
 ) -> Table:
     """Read a table from a file, or take it from a frame.
@@ -87,6 +93,8 @@ def read_table(
         sample: Use a random sample of ``max_rows`` rows of a longer table instead of raising.
         seed: Seed of that sample.
         as_text: Leave the cells of a CSV file as text.
+        decimal_comma: Whether the table that this one belongs to has decimal commas, so that ``3.655`` may
+            be three thousand here as well.
         too_long: Reason and remedy in the error for longer tables.
 
     Raises:
@@ -105,15 +113,16 @@ def read_table(
     if not file.exists() and str(source) in BUILT_IN:
         return _from_frame(_built_in(str(source)), limit, str(source))
     if not file.is_file():
-        what = "is a folder" if file.is_dir() else "does not exist"
+        other = "is a pipe or a device" if file.exists() else "does not exist"
+        what = "is a folder" if file.is_dir() else other
         hint = did_you_mean(str(source), BUILT_IN) or f"Tables that need no file: {', '.join(BUILT_IN)}."
         raise TableError(f"{file} {what}. Pass the path of a CSV or Parquet file. {hint}")
     if file.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(file, limit)
-    return _read_csv(file, limit, as_text)
+    return _read_csv(file, limit, as_text, decimal_comma)
 
 
-def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
+def _read_csv(file: Path, limit: _Limit, as_text: bool, decimal_comma: bool) -> Table:
     dialect = read_dialect(file)
     _check_width(file.name, len(dialect.header))
     # read all cells as text: we decide types later, and an odd value far down must not stop the reader
@@ -149,7 +158,8 @@ def _read_csv(file: Path, limit: _Limit, as_text: bool) -> Table:
     if dialect.separator != ",":
         notices.append(f"Cells are separated by {dialect.separator!r}.")
     if not as_text:
-        frame = frame.with_columns(_typed(column, dialect.decimal_comma) for column in frame.iter_columns())
+        commas = dialect.decimal_comma or decimal_comma
+        frame = frame.with_columns(_typed(column, commas) for column in frame.iter_columns())
     headless = looks_like_numbers(dialect.header)
     return Table(frame, file.name, tuple(notices), headless, dialect.decimal_comma)
 
@@ -158,13 +168,16 @@ def _typed(column: pl.Series, decimal_comma: bool) -> pl.Series:
     """Convert to integers or floats if all cells are numbers, otherwise keep text; kinds are decided later.
 
     Codes with leading zeros and integers that no type can hold stay text, because as numbers they would lose
-    digits.
+    digits. In a file with decimal commas, so do columns whose points may all separate thousands.
     """
     whole = column.cast(pl.Int64, strict=False)
     if whole.null_count() == column.null_count():
         return column if column.str.contains(r"^[-+]?0\d").any() else whole
     numbers = as_numbers(column, decimal_comma=decimal_comma)
     if numbers.null_count() > column.null_count() or column.str.contains(r"^[-+]?\d{19,}$|^[-+]?0\d").any():
+        return column
+    points = column.filter(column.str.contains(".", literal=True))
+    if decimal_comma and len(points) and points.str.contains(_GROUPED).all():
         return column
     return numbers
 
