@@ -542,7 +542,6 @@ def _parameters(case: Case) -> dict[str, Any]:
     if case.owed == BAD and (
         (method != "elliptic" and named & {*_OF_BRIDGES, "sigma"})
         or ("module" in named and "hidden" in named)
-        or (method in _GROUPED and named & {"sigma", *_OF_BRIDGES})
     ):
         case.excuse()  # the method has no use for it
     return values
@@ -855,10 +854,7 @@ COLUMNS = (
     fine("booleans", _mix(True, False)),
     fine("words", _mix("red", "green", "blue")),
     fine("words with gaps", _mix("red", "green", None)),
-    fine(
-        "odd words",
-        _mix("", " ", "\0", "\U0001f600", "x" * 5000, "(missing)", "nan"),
-    ),
+    fine("odd words", _mix("", " ", "\0", "\U0001f600", "x" * 5000, "(missing)", "nan")),
     fine("dates", _column(lambda case, n: [each.date() for each in _moments(case, n, 1)])),
     fine("times", _column(lambda case, n: _moments(case, n, 0.01))),
     fine("dates with gaps", _column(lambda case, n: [None, *_moments(case, n - 1, 30)])),
@@ -870,10 +866,7 @@ COLUMNS = (
     fine("a word per row", _column(lambda case, n: [f"id {i}" for i in range(n)])),
     odd("huge numbers", _mix(1e308, -1e308, 1e-320)),
     odd("huge integers", _mix(2**62, -(2**62), 3)),
-    odd(
-        "far dates",
-        _mix(datetime.date(1, 1, 1), datetime.date(9999, 12, 31)),
-    ),
+    odd("far dates", _mix(datetime.date(1, 1, 1), datetime.date(9999, 12, 31))),
     bad("infinite", _column(lambda case, n: [inf] * n)),
     bad("lists", _column(lambda case, n: [[1, 2]] * n)),
 )
