@@ -540,12 +540,16 @@ _ABSENT = tuple(choice.name for choice in PLACES if choice.owed == BAD)
 def _out(
     flag: str, name: str, blame: str = "", make: Callable[[Path], object] | None = None
 ) -> Callable[[Case], Words]:
-    """Name a place of results, of which an error must mention a part; ``make`` puts something there."""
+    """Name a place of results, of which an error must mention a part; ``make`` puts something there.
+
+    If it is a folder, the error may mention the option instead.
+    """
+    is_folder = flag == "--out" and not Path(name).suffix and not name.startswith("/dev")
 
     def made(case: Case) -> Words:
         if make is not None:
             make(folder_of(case) / (blame or name))
-        return Words((flag, name), (blame or name[:40] or ".",))
+        return Words((flag, name), (blame or name[:40] or ".", *([flag] if is_folder else [])))
 
     return made
 
