@@ -106,6 +106,7 @@ def cases(
             "regression_cases": len(kept),
             "targets": {
                 name: {
+                    "kind": TARGETS[name].kind,
                     "module": TARGETS[name].module.rpartition(".")[2],
                     "choices": sum(len(axis) for axis in TARGETS[name].axes.values()),
                     "counts": dict(counts[name]),

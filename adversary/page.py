@@ -87,7 +87,7 @@ def totals(record: Mapping[str, Any]) -> dict[str, Counter[str]]:
     """Add up the outcomes of the library and of the commands."""
     found = {"library": Counter[str](), "commands": Counter[str]()}
     for each in record["targets"].values():
-        found["commands" if each["module"] == "commands" else "library"].update(each["counts"])
+        found[each["kind"]].update(each["counts"])
     return found
 
 
