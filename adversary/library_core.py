@@ -590,6 +590,10 @@ PAIRINGS = (
 )
 
 
+#: Points whose distances cannot be measured.
+UNMEASURED = ("integers", "booleans", "nan", "infinite", "minus infinite", "complex")
+
+
 @target(
     "sample_partners",
     {
@@ -612,7 +616,7 @@ def run_sample_partners(case: Case) -> None:
     names = ("n_bridges", "power", "bandwidth", "among")
     how = {name: case[name] for name in names} | {"pairing": pairing, "labels": labels}
     known = pairing if isinstance(pairing, str) else ""
-    if pairing == "permutation" and case.name("x") in ("integers", "booleans", "nan", "infinite", "complex"):
+    if pairing == "permutation" and case.name("x") in UNMEASURED:
         case.excuse()  # no distance is measured
     unused = {"permutation": ("power", "bandwidth"), "nearest": ("power", "bandwidth")}.get(known, ())
     unused = {"inverse_distance": ("bandwidth",), "label_kernel": ("power",)}.get(known, unused)

@@ -785,7 +785,10 @@ def run_over_sampler(case: Case) -> None:
     named = set(first) | set(second)
     if case.owed == BAD and (set(first) & set(second) or named & {"sampling_strategy", "task", "sigma_y"}):
         case.excuse()  # only one of them counts, or it is for the other task
-    if np.ndim(y) > 1 or case.name("x") in ("one row", "two rows") or case.name("y") == "integers":
+    if case.name("y") == "words" and case.owed == BAD:
+        case.excuse()  # a class
+    odd_targets = case.name("y") in ("integers", "objects that are numbers")
+    if np.ndim(y) > 1 or case.name("x") in ("one row", "two rows") or odd_targets:
         case.owe(ODD)
     before = [_snapshot(each) for each in (x, y)]
     more_x, more_y = BridgeOverSampler(**values).fit_resample(x, y)

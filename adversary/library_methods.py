@@ -1668,7 +1668,8 @@ def run_find_errors(case: Case) -> None:
     kept.check()
     check(errors.shape == (count_rows(case),) and errors.dtype == torch.bool, "errors have another shape")
     if case.name("model") in CALM_MODELS and case.name("y") in ("plain", "soft", "not contiguous"):
-        output = copy.deepcopy(model).eval()(only(x)).detach()
+        with torch.no_grad():
+            output = copy.deepcopy(model).eval()(only(x))
         label = y.argmax(1) if is_classes(case) and y.is_floating_point() else y.flatten()
         found = output.argmax(1) if is_classes(case) else (output.flatten() > 0).to(label)
         check(torch.equal(errors, found != label), "other errors than a loop finds")

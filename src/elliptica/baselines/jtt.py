@@ -166,6 +166,7 @@ def is_correct(output: Any, y: Tensor) -> Bool[Tensor, " batch"]:
         )
     checks.same_rows("y", y, len(output), "output")
     checks.finite("output", output)
+    checks.finite("y", y)
     output, y = output.detach(), y.detach()
     if output.ndim == 1 or output.shape[1] == 1:
         if y.numel() != len(output):

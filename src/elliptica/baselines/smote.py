@@ -50,6 +50,8 @@ def smote_rows(
     check_generator(generator, x.device)
     classes, counts = (v.tolist() for v in y.unique(return_counts=True))
     largest = max(counts)
+    if x.shape[1] == 0:
+        raise ValueError(f"x has no features, shape {tuple(x.shape)}, so its rows have no neighbours.")
     for label, count in zip(classes, counts, strict=True):
         if count == 1 < largest:
             raise ValueError(

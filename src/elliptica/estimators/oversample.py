@@ -223,6 +223,8 @@ def _missing_rows(strategy: object, classes: list[Any], sizes: list[int]) -> dic
         unknown = [label for label in strategy if label not in classes]
         if unknown:
             raise ValueError(f"sampling_strategy names classes {unknown}, but y has only {classes}.")
+        for label, size in strategy.items():
+            checks.count(f"sampling_strategy[{label!r}]", size, 0)
         wanted = {label: strategy.get(label, size) for label, size in zip(classes, sizes, strict=True)}
     elif isinstance(strategy, str):
         checks.choice("sampling_strategy", strategy, ("auto", "not majority", "minority"))

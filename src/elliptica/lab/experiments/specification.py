@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from elliptica._utils import checks
 from elliptica._utils.text import did_you_mean
 
 if sys.version_info >= (3, 11):
@@ -315,6 +316,8 @@ def _runs_of_row(
 def _stretched(epochs: int, spec: DatasetSpec, training: dict[str, Any] | None) -> int:
     """A row's own number of epochs, changed as much as that of all others."""
     usual = spec.training.get("epochs", epochs)
+    checks.count("epochs", epochs)
+    checks.count("training.epochs of the data set", usual)
     return max(round(epochs * (training or {}).get("epochs", usual) / usual), 1)
 
 
