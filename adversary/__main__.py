@@ -131,6 +131,19 @@ def mutants(
         raise typer.Exit(1)
 
 
+@app.command()
+def teeth(
+    seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 0,
+    number: Annotated[int, typer.Option(help="Cases for each defect.")] = 200,
+    only: Annotated[str, typer.Option(help="Only defects whose target or name contains this.")] = "",
+) -> None:
+    """Plant known defects in a copy of the library, and see whether hostile input notices them."""
+    from adversary import teeth as part
+
+    if not part.main(seed, number, only):
+        raise typer.Exit(1)
+
+
 @app.command("page")
 def write_page() -> None:
     """Write results/adversary/README.md from the records."""

@@ -426,7 +426,7 @@ def run_pair_laws(case: Case) -> None:
     unit = draw(dataclasses.replace(made, scale=1.0))
     apart, once = found - chord, unit - chord
     floor = 1e-44 + 3 * digits(x) * float(torch.cat([chord.abs(), found.abs(), unit.abs()]).max())
-    near(apart, once * float(case["scale"]), "noise scales with scale", digits(x), floor)
+    near(apart, once * float(case["scale"]), "noise scales with scale", max(digits(x), 1e-6), floor)
     still = (flat(x) == flat(end)).all(1)
     check(not bool(apart[still].any()), "a pair of equal points moved")
     if case.owed == FINE and float(case["scale"]) > 0.1 and x.dtype in (torch.float32, torch.float64):
@@ -441,7 +441,7 @@ def _check_variances(law: elliptica.Green | elliptica.Screened, x: Tensor, end: 
     rate = getattr(law, "rate", 0.0)
     paths = elliptica.sample_bridge(x, end, sigma=law, n_times=3, n_bridges=2000)[:, :, 1].detach().double()
     middle = (x.double() + end.double())[:, None] / 2
-    found = ((paths - middle) * 2 / law.scale).flatten(2).square().sum(2).log()
+    found = ((paths - middle) * 2 / law.scale).reshape(len(x), 2000, -1).square().sum(2).log()
     for row, length in zip(found, r.tolist(), strict=True):
         if length == 0 or rate * length**2 > 1e3:
             continue
@@ -1368,6 +1368,7 @@ def _check_law_of_points(case: Case, x: Tensor, y: Tensor) -> None:
     start_y = (F.one_hot(y, CLASSES) if y.dtype == torch.long else y).to(dtype)
     settings = {name: case[name] for name in SETTINGS if name not in ("bn", "chunk_size")}
     settings |= {"n_bridges": many, "target_space": kind.space, "num_classes": CLASSES, "same_partner": False}
+    settings |= {"pairing": "permutation", "among": "all", "bandwidth": None}
     far = y.new_tensor(end_y.argmax(1).tolist()) if y.dtype == torch.long else end_y.to(y.dtype)
     paths = elliptica.sample_paths(x.detach(), y, **settings, end=(end, far), generator=_stream(case))
     sigma = 0.1 * x.detach().double().std(0) if case.name("sigma") == "auto" else case["sigma"]

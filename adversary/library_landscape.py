@@ -1282,10 +1282,22 @@ def run_weights_report(case: Case) -> None:
     kept.check()
     text = str(found)
     check("nan" not in text.lower().split(), "the text says nan")
-    if logs.ndim == 1 and case.owed == FINE:
-        w = (logs.double() - logs.double().max()).exp()
-        effective = float(w.sum() ** 2 / w.square().sum())
-        check(abs(found.effective - effective) < 1e-6 * effective, f"{found.effective}, not {effective}")
+    if case.owed != FINE:
+        return
+    rows = (logs[None] if logs.ndim == 1 else logs).detach().double()
+    shares = [(row - row.max()).exp() / (row - row.max()).exp().sum() for row in rows]
+    effective = sum(float(1 / share.square().sum()) for share in shares)
+    mean = float(rows.exp().mean()) if logs.ndim == 1 else None
+    error = None if mean is None else float(rows.exp().std()) / math.sqrt(rows.numel())
+    for found_, wanted in (
+        (found.effective, effective),
+        (found.effective_share, effective / rows.numel()),
+        (found.largest_share, max(float(share.max()) for share in shares)),
+        (found.mean_weight, mean),
+        (found.mean_stderr, error),
+    ):
+        same = found_ is wanted if wanted is None else abs(found_ - wanted) <= 1e-5 * abs(wanted) + 1e-9
+        check(same, f"{found_}, not {wanted}")
 
 
 @target(

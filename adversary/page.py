@@ -69,6 +69,17 @@ would show new survivors.
 {survivors}
 """
 
+TEETH = """## Planted defects
+
+`python -m adversary teeth` (seed {seed}, at most {number} cases each). A wrong weight, sign or scale is
+planted in a copy of the library, one at a time, and the target that should notice it runs until a case fails.
+**{noticed} of {all}** were noticed.
+
+{table}
+
+{missed}
+"""
+
 DETERMINISM = """## The same result again
 
 `python -m adversary determinism`: see [At scale](../../docs/scale.md#the-same-result-again).
@@ -130,6 +141,18 @@ def mutants_section(record: Mapping[str, Any], reasons: Mapping[str, str]) -> st
     return MUTANTS.format(**record, table="\n".join(lines), survivors="\n".join(survivors))
 
 
+def teeth_section(record: Mapping[str, Any]) -> str:
+    """Write how many planted defects were noticed by package, and which were missed."""
+    lines = ["| package | defects | noticed |", "|---|--:|--:|"]
+    defects = record["defects"]
+    for package in sorted({each["file"].split("/")[0] for each in defects}):
+        own = [each for each in defects if each["file"].startswith(f"{package}/")]
+        lines.append(f"| {package} | {len(own)} | {sum(bool(each['by']) for each in own)} |")
+    missed = [f"- missed: {each['name']} (`{each['file']}`)" for each in defects if not each["by"]]
+    numbers = {"all": len(defects), "noticed": len(defects) - len(missed)}
+    return TEETH.format(**record, **numbers, table="\n".join(lines), missed="\n".join(missed))
+
+
 def _inert(text: str) -> str:
     """Keep text inside one cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
@@ -153,6 +176,8 @@ def page(folder: Path = RESULTS) -> str:
         parts.append(seeds_section(record))
     if record := read("mutants"):
         parts.append(mutants_section(record, reasons()))
+    if record := read("teeth"):
+        parts.append(teeth_section(record))
     if read("determinism"):
         parts.append(DETERMINISM)
     return "\n".join(part.rstrip() + "\n" for part in parts)
