@@ -190,6 +190,19 @@ def mutants(
         raise typer.Exit(1)
 
 
+@app.command()
+def teeth(
+    seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 0,
+    number: Annotated[int, typer.Option(min=1, help="Combinations for each defect.")] = 100,
+    only: Annotated[str, typer.Option(help="Only defects whose target or name contains this.")] = "",
+) -> None:
+    """Plant known defects in a copy of the library, and see whether hostile input notices them."""
+    from adversary import teeth as part
+
+    if not part.main(seed, number, only):
+        raise typer.Exit(1)
+
+
 def _reported(work: Callable[..., Any], *arguments: Any) -> Any:
     """Run a part; show what is wrong with its arguments."""
     try:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import elliptica
 import reference
-from adversary.cases import BAD, ODD, Case, Choice, bad, check, check_close, fine, just, odd, target
+from adversary.cases import BAD, FINE, ODD, Case, Choice, bad, check, check_close, fine, just, odd, target
 from elliptica import Elliptic
 from elliptica.core.epoch import epoch_paths
 from elliptica.core.formulations import DynkinSum, SourceTerm
@@ -306,13 +306,13 @@ def run_project_to_simplex(case: Case) -> None:
         found = elliptica.project_to_simplex(y, how)
     check(found.shape == y.shape and found.dtype == y.dtype, "another shape or dtype")
     expected = torch.tensor(
-        [_projected(row.tolist(), how) for row in y.detach().double().reshape(-1, y.shape[-1])],
+        [projected(row.tolist(), how) for row in y.detach().double().reshape(-1, y.shape[-1])],
         dtype=torch.float64,
     ).reshape(y.shape)
     near(found, expected, "projection", 0.0, max(digits(y), 1e-6))
 
 
-def _projected(row: list[float], how: str) -> list[float]:
+def projected(row: list[float], how: str) -> list[float]:
     """Project one point, the euclidean case by bisection for the shift."""
     if how == "abs":
         largest = max(map(abs, row))
@@ -426,9 +426,34 @@ def run_pair_laws(case: Case) -> None:
     unit = draw(dataclasses.replace(made, scale=1.0))
     apart, once = found - chord, unit - chord
     floor = 1e-44 + 3 * digits(x) * float(torch.cat([chord.abs(), found.abs(), unit.abs()]).max())
-    near(apart, once * float(case["scale"]), "noise scales with scale", digits(x), floor)
+    near(apart, once * float(case["scale"]), "noise scales with scale", max(digits(x), 1e-6), floor)
     still = (flat(x) == flat(end)).all(1)
     check(not bool(apart[still].any()), "a pair of equal points moved")
+    ordinary = case.target.choice("x", case.name("x")).owed == FINE and case.owed != BAD
+    if ordinary and float(case["scale"]) > 0.1 and x.dtype in (torch.float32, torch.float64):
+        _check_variances(made, x.detach()[:2], end[:2])
+
+
+def _check_variances(law: elliptica.Green | elliptica.Screened, x: Tensor, end: Tensor) -> None:
+    """Compare the mean logarithm of squared noise with that of the density of the variance, on a grid."""
+    r = (flat(end) - flat(x)).norm(dim=1)
+    features = flat(x).shape[1]
+    n = float(features if law.dim is None else law.dim)
+    rate = getattr(law, "rate", 0.0)
+    paths = elliptica.sample_bridge(x, end, sigma=law, n_times=3, n_bridges=2000)[:, :, 1].detach().double()
+    middle = (x.double() + end.double())[:, None] / 2
+    found = ((paths - middle) * 2 / law.scale).reshape(len(x), 2000, -1).square().sum(2).log()
+    for row, length in zip(found, r.tolist(), strict=True):
+        if length == 0 or rate * length**2 > 1e3:
+            continue
+        log_v = torch.linspace(-60, 60, 20_001, dtype=torch.float64) + 2 * math.log(length)
+        weight = ((1 - n / 2) * log_v - length**2 / 2 * (-log_v).exp() - rate * log_v.exp()).softmax(0)
+        half = torch.tensor(features / 2, dtype=torch.float64)  # the noise is chi-squared times the variance
+        mean = float((weight * log_v).sum() + math.log(2) + torch.special.digamma(half))
+        spread = float((weight * (log_v - (weight * log_v).sum()) ** 2).sum() + torch.polygamma(1, half))
+        gap = abs(float(row.mean()) - mean)
+        slack = 6 * math.sqrt(spread / len(row)) + 1e-3
+        check(gap <= slack, f"log-variances have the mean {float(row.mean())}, not {mean}")
 
 
 # ------------------------------------------------------------------------------------------- schedules
@@ -994,6 +1019,14 @@ def run_sample_bridge(case: Case) -> None:
     if not found.requires_grad:
         for time, given in ((0, start), (-1, end)):
             check(bool((found[:, :, time] == given.unsqueeze(1)).all()), "a path does not end at its end")
+    if case["antithetic"] and case["n_times"] > 2 and not found.requires_grad:
+        half, twice = n_bridges // 2, (start + end).detach().double()[:, None]
+        both = (found[:, :half] + found[:, half:]).double()
+        slack = 20 * digits(start) * float(found.double().abs().max()) if found.numel() else 0.0
+        sums = both + both.flip(2)  # opposite noise, at a time and at the opposite one
+        near(sums, 2 * twice[:, :, None].expand_as(sums), "opposite bridges", 0.0, slack)
+    if isinstance(sigma, str) and sigma == "auto":
+        sigma = 0.1 * start.detach().double().std(0)
     if not isinstance(sigma, str | tuple | elliptica.Green | elliptica.Screened):
         expected = _bridges(case, sigma)
         if expected is None:
@@ -1330,6 +1363,53 @@ def _check_points(case: Case, paths: Any, x: Tensor, y: Tensor) -> None:
             near(paths.weight, line, "weights change linearly", 10 * slack)
 
 
+def _check_law_of_points(case: Case, x: Tensor, y: Tensor) -> None:
+    """Compare many bridges between the same ends with their mean and covariance, and with their space."""
+    many, kind, dtype = 240, case["kind"], case["dtype"]
+    given = _far_points(case, x.detach(), F.one_hot(y, CLASSES) if y.dtype == torch.long else y)
+    if given is None or isinstance(case["sigma"], tuple | elliptica.Green) or case["sigma"] == "green":
+        return
+    end, end_y = (z[:, 0].to(dtype) for z in given)
+    start_y = (F.one_hot(y, CLASSES) if y.dtype == torch.long else y).to(dtype)
+    settings = {name: case[name] for name in SETTINGS if name not in ("bn", "chunk_size")}
+    settings |= {"n_bridges": many, "target_space": kind.space, "num_classes": CLASSES, "same_partner": False}
+    settings |= {"pairing": "permutation", "among": "all", "bandwidth": None}
+    far = y.new_tensor(end_y.argmax(1).tolist()) if y.dtype == torch.long else end_y.to(y.dtype)
+    paths = elliptica.sample_paths(x.detach(), y, **settings, end=(end, far), generator=_stream(case))
+    sigma = 0.1 * x.detach().double().std(0) if case.name("sigma") == "auto" else case["sigma"]
+    sigma_y = case["sigma_y"]
+    if sigma_y is None:
+        sigma_y = sigma if kind.space == "real" and not isinstance(sigma, Tensor) else 0.0
+        if kind.space == "real" and isinstance(sigma, Tensor):
+            return
+    s = paths.s.double()[..., None]
+    free = paths.y if paths.free_y is None else paths.free_y
+    for z, a, b, size in ((paths.x, x, end, sigma), (free, start_y, end_y, sigma_y)):
+        line = (1 - s) * a.detach().double()[:, None, None] + s * b.double()[:, None, None]
+        noise = z.detach().double() - line
+        std = torch.as_tensor(size).double() * math.sqrt(case["horizon"]) * torch.ones(z.shape[-1])
+        if case["antithetic"]:
+            near(noise[:, : many // 2], -noise[:, many // 2 :], "opposite noise", 1e-6, 1e-4)
+            noise = noise[:, : many // 2]
+        spread = (s * (1 - s))[:, : noise.shape[1]]
+        inner = spread.squeeze(3) > 1e-6
+        unit = (noise / spread.sqrt().clamp_min(1e-9))[inner] / std.clamp_min(1e-30)
+        unit = unit[:, std > 0]
+        check(not bool((noise[..., std == 0].abs() > 1e-4).any()), "noise where there is none")
+        count = unit.numel() / max(case["n_times"] - 2, 1)  # times of one path are correlated
+        if count > 300:
+            mean, variance = float(unit.mean()), float(unit.var())
+            check(abs(mean) < 6 / math.sqrt(count), f"noise has the mean {mean}")
+            check(abs(variance - 1) < 9 / math.sqrt(count), f"noise has {variance} of its variance")
+    if kind.space == "real":
+        return
+    rows = free.detach().double().reshape(-1, free.shape[-1])[:400]
+    how = (lambda row: [min(max(v, 0.0), 1.0) for v in row]) if kind.space == "unit" else None
+    wanted = [how(row) if how else projected(row, case["simplex"]) for row in rows.tolist()]
+    shown = paths.y.detach().double().reshape(-1, free.shape[-1])[:400]
+    near(shown, torch.tensor(wanted, dtype=torch.float64), "targets in their space", 1e-5, 1e-5)
+
+
 def _partners(case: Case) -> Tensor:
     each = case["ends"]["partners"].long()
     return each if each.ndim == 2 else each[:, None].expand(-1, case["n_bridges"])
@@ -1426,6 +1506,8 @@ def _run_objective(case: Case, weighting: str = "none", xi: float = 1.0, drift: 
     with untouched(x, y, case["weight"]):
         paths = objective.sample(x, y, **given, generator=_stream(case))
     _check_points(case, paths, x, y)
+    if n > 1:
+        _check_law_of_points(case, x, y)
     _check_horizon(case, settings, given, paths, x, y)
     if case["weight"] is None and case["ends"] is None:  # single points have a fast path of their own
         ones = torch.ones(n, dtype=dtype)
@@ -2176,8 +2258,8 @@ def run_several_inputs(case: Case) -> None:
         case.owe(BAD)
     end = None
     if case["end"] is not None:
-        far = {"far": x, "one": (a,), "other": {"c": a, "d": b}}[case["end"]]
-        end = (far, y.flip(0))
+        far = {"far": _as_mapping(case, a.flip(0), _flipped(b)), "one": (a,), "other": {"c": a, "d": b}}
+        end = (far[case["end"]], y.flip(0))
     names = ("bridged", "sampling", "n_bridges", "sigma", "weighting", "chunk_size")
     settings = {name: case[name] for name in names}
     model = TwoInputs()
@@ -2193,6 +2275,8 @@ def run_several_inputs(case: Case) -> None:
         near_start = paths.s <= 0.5
         rows = given[:, None, None].expand_as(shown[place])
         check(bool((shown[place] == rows)[near_start].all()), "an input that is not bridged moved")
+        if case["end"] == "far":
+            check(bool((shown[place] == rows.flip(0))[~near_start].all()), "an input is not that of its end")
         check(shown[place].dtype == given.dtype, "an input that is not bridged changed its dtype")
     if case["weighting"] == "none":
         first, second = (z.transpose(0, 2).flatten(0, 2) for z in shown)
@@ -2266,10 +2350,16 @@ def run_hidden(case: Case) -> None:
     loss.backward()
     check(hooks == [len(layer._forward_hooks) for layer in model.modules()], "a hook stays in the model")
     check(bool(torch.isfinite(loss)), "the loss is not finite")
-    is_linear = case["at"] == "0" and case.name("sigma") == "0" and case["weighting"] == "none"
-    if is_linear and (case["ends"] != "drawn" or case["pairing"] == "permutation"):
-        plain = Elliptic(model, nn.CrossEntropyLoss(), **settings)
-        check_close(loss, plain(x, y, **given, generator=_stream(case)), "bridges in a linear layer", 1e-4)
+    if case.name("sigma") == "auto" and (case["n_bridges"] > 1 or case["sampling"] == "path"):
+        return  # measured on the rows of all bridges
+    place = int(case["at"]) + 1
+    inputs = model[:place](x).detach()
+    given |= {"end": (model[:place](x.flip(0)).detach(), y.flip(0))} if case["ends"] == "far" else {}
+    plain = Elliptic(
+        nn.Sequential(*model[place:]), nn.CrossEntropyLoss(), pairing=case["pairing"], **settings
+    )
+    expected = plain(inputs, y, **given, generator=_stream(case))
+    check_close(loss, expected, "bridges of the inputs of the other layers", 1e-4)
 
 
 # ------------------------------------------------------------------------- points and losses on their own
@@ -2372,7 +2462,7 @@ def run_path_functions(case: Case) -> None:
             return
         raise
     if drift == "both":
-        check(bool(torch.isfinite(found).all()), "weights are not finite")
+        check_close(found, _both_log_weights(model, kind, paths, float(xi)), "log-weights of both", 1e-7)
         return
     expected = reference.log_weights(
         model,
@@ -2385,6 +2475,21 @@ def run_path_functions(case: Case) -> None:
     )
     table = torch.stack([torch.stack(row) for row in expected])
     check_close(found, table, "log-weights", 1e-7)
+
+
+def _both_log_weights(model: nn.Module, kind: Kind, paths: Any, xi: float) -> Tensor:
+    """Return the log-weight of each path for the loss gradient by input and target."""
+    variances = (paths.variance["x"], paths.variance_y)
+    table = torch.zeros(paths.s.shape[:2], dtype=torch.float64)
+    for i, j in np.ndindex(*table.shape):
+        for t in range(paths.s.shape[2] - 1):
+            x, y = (z[i, j, t].detach().clone().requires_grad_() for z in (paths.x, paths.y))
+            slopes = torch.autograd.grad(kind.row(model(x.unsqueeze(0))[0], y), (x, y))
+            ds = paths.s[i, j, t + 1] - paths.s[i, j, t]
+            for z, slope, variance in zip((paths.x, paths.free_y), slopes, variances, strict=True):
+                linear = (slope * (z[i, j, t + 1] - z[i, j, t])).sum()
+                table[i, j] += xi * linear - 0.5 * xi**2 * (variance * slope**2).sum() * ds
+    return table
 
 
 @target(
@@ -2581,14 +2686,20 @@ def run_formulations(case: Case) -> None:
         check_close(loss, clean + case["duration"] * along, "start plus integral", max(1e-5, digits(x)))
     elif not source and case["sigma"] == 0:
         check_close(loss, clean, "without noise", max(1e-4, 10 * digits(x)))
-    elif not source and case["n_steps"] == 1 and case["generator"] is not None and case["sigma"] > 0:
-        z = torch.randn(x.shape, dtype=double, generator=_stream(case))
-        dx = (z * float(case["sigma"]) * math.sqrt(case["horizon"])).to(x.dtype)
-        both = [F.cross_entropy(model(p), target, reduction="none") for p in (x + dx, x - dx)]
-        each = (both[0] + both[1]) / 2
-        check_close(
-            loss, (each if weight is None else each * weight).mean(), "one step", max(1e-4, digits(x))
-        )
+    elif not source and case["generator"] is not None and case["sigma"] > 0:
+        stream, n_steps, z = _stream(case), int(case["n_steps"]), x
+        size = float(case["sigma"]) * math.sqrt(float(case["horizon"]) / n_steps)
+        each = torch.zeros(len(x))
+        for step in range(n_steps):
+            dx, on = (
+                (torch.randn(x.shape, dtype=double, generator=stream) * size).to(x.dtype) for _ in range(2)
+            )
+            both = [F.cross_entropy(model(p), target, reduction="none") for p in (z + dx, z - dx)]
+            start = F.cross_entropy(model(z), target, reduction="none") if step else 0.0
+            each = each + (both[0] + both[1]) / 2 - start
+            z = z + on
+        expected = (each if weight is None else each * weight).mean()
+        check_close(loss, expected, "Dynkin's sum", max(1e-4, 5 * digits(x)))
 
 
 @target(
@@ -2649,6 +2760,8 @@ def run_epoch_paths(case: Case) -> None:
     check(sum(sizes) == len(order) and max(sizes) - min(sizes) <= 1, f"batches of {sizes}")
     check(max(sizes) <= case["batch_size"], f"batches of {sizes}")
     begin = 0
+    units: list[Tensor] = []
+    gaps: list[Tensor] = []
     for paths in found:
         rows = order[begin : begin + len(paths.s)].long()
         begin += len(rows)
@@ -2662,3 +2775,19 @@ def run_epoch_paths(case: Case) -> None:
         check(bool((gap <= spread + 8 * digits(x) * (1 + size)).all()), "points lie too far from the chord")
         total = paths.y.double().sum(3)
         check_close(total, torch.ones_like(total), "sum of probabilities", 1e-2)
+        one_hot = (y if y.is_floating_point() else F.one_hot(y.long(), CLASSES)).double()[rows]
+        s = paths.s.double().view(-1, *[1] * (one_hot.ndim - 1))
+        free = (paths.y if paths.free_y is None else paths.free_y).double().squeeze(1).squeeze(1)
+        noise = free - (1 - s) * one_hot - s * one_hot.roll(-1, 0)
+        units.append((noise / (0.1 * (s * (1 - s)).sqrt()))[((s > 0) & (s < 1)).flatten()].flatten())
+        shown = paths.y.double().squeeze(1).squeeze(1)
+        wanted = free.abs() / free.abs().sum(1, keepdim=True) if case["sigma_y"] else free
+        near(shown, wanted, "targets", 0.0, 1e-2)
+        gaps.append(
+            (gap / (0.1 * spread / 8 / 0.3)).flatten() if case.name("sigma") == "0.1" else gap[:0].flatten()
+        )
+    for unit in (torch.cat(units) if case["sigma_y"] else units[0][:0], torch.cat(gaps)):
+        unit = unit[unit.isfinite()]
+        if len(unit) > 20 and size < 100 and x.dtype in (torch.float32, torch.float64):
+            share = float(unit.square().mean())
+            check(abs(share - 1) < 9 / math.sqrt(len(unit)), f"noise has {share} of its variance")

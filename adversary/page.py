@@ -68,6 +68,17 @@ survivors, and now **{now:.0%}** are killed.
 {survivors}
 """
 
+TEETH = """## Planted defects
+
+`python -m adversary teeth` (seed {seed}, every choice alone and up to {number} combinations). A wrong weight, sign or scale is
+planted in a copy of the library, one at a time, and the target that should notice it runs until a case fails.
+**{noticed} of {all}** were noticed.
+
+{table}
+
+{missed}
+"""
+
 DETERMINISM = """## Reproducibility
 
 `python -m adversary determinism`: see [At scale](../../docs/scale.md#the-same-result-again).
@@ -181,6 +192,18 @@ def summary(records: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def teeth_section(record: Mapping[str, Any]) -> str:
+    """Write how many planted defects were noticed by package, and which were missed."""
+    lines = ["| package | defects | noticed |", "|---|--:|--:|"]
+    defects = record["defects"]
+    for package in sorted({each["file"].split("/")[0] for each in defects}):
+        own = [each for each in defects if each["file"].startswith(f"{package}/")]
+        lines.append(f"| {package} | {len(own)} | {sum(bool(each['by']) for each in own)} |")
+    missed = [f"- missed: {each['name']} (`{each['file']}`)" for each in defects if not each["by"]]
+    numbers = {"all": len(defects), "noticed": len(defects) - len(missed)}
+    return TEETH.format(**record, **numbers, table="\n".join(lines), missed="\n".join(missed))
+
+
 def _inert(text: str) -> str:
     """Keep text inside one cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
@@ -194,7 +217,7 @@ def page(folder: Path = RESULTS) -> str:
         path = folder / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    records = {name: read(name) for name in ("cases", "kills", "seeds", "mutants", "determinism")}
+    records = {name: read(name) for name in ("cases", "kills", "seeds", "mutants", "teeth", "determinism")}
     parts = [HEAD.format(table=summary(records))]
     if record := records["cases"]:
         parts.append(cases_section(record))
@@ -204,6 +227,8 @@ def page(folder: Path = RESULTS) -> str:
         parts.append(seeds_section(record))
     if record := records["mutants"]:
         parts.append(mutants_section(record, reasons()))
+    if record := records["teeth"]:
+        parts.append(teeth_section(record))
     if records["determinism"]:
         parts.append(DETERMINISM)
     return "\n".join(part.rstrip() + "\n" for part in parts)

@@ -680,6 +680,13 @@ class TestBadInput:
         with pytest.raises(TypeError, match=r"IRM scales the model's output.*the model returned a tuple"):
             objective(x, y % 3, EVEN)
 
+        class Mean(nn.Module):
+            def forward(self, x):
+                return x.mean()
+
+        with pytest.raises(ValueError, match="the model's output must have as many rows as y"):
+            IRM(Mean(), nn.MSELoss())(x, x[:, :1], EVEN)
+
 
 @pytest.mark.parametrize("sizes", ["many", [1j, 2j], [[1], [2, 3]]])
 def test_sizes_of_groups_that_are_no_numbers(sizes):

@@ -496,6 +496,11 @@ def test_first_stages_refuse_what_they_cannot_judge(own_checks):
         find_errors(lambda value: value, x, y)
     with pytest.raises(TypeError, match="Return scores, not labels"):
         ErrorRecorder(3).update(torch.arange(3), y, y)
+    for width, wrong in ((2, torch.full((3, 2), torch.nan)), (1, torch.full((3,), torch.nan))):
+        with pytest.raises(ValueError, match="y must be finite"):
+            ErrorRecorder(3).update(torch.arange(3), torch.zeros(3, width), wrong)
+    with pytest.raises(TypeError, match=r"y must hold labels, but has dtype torch\.complex64"):
+        ErrorRecorder(3).update(torch.arange(3), torch.zeros(3, 1), y.to(torch.complex64))
     with pytest.raises(ValueError, match="x must be finite"):
         find_errors(nn.Tanh(), x / 0, y)
     for function in (upsampled_rows, error_weights):

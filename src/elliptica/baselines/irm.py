@@ -101,6 +101,7 @@ class IRM(AnnealedObjective):
                 f"returned a {type(output).__name__}. Wrap the model so that it returns its logits only."
             )
         checks.floating("the model's output", output)
+        checks.same_rows("the model's output", output, len(target), "y")
         output = output.to(compute_dtype(output.dtype))
         with torch.enable_grad():
             scale = output.new_ones(len(output), *[1] * (output.ndim - 1)).requires_grad_()

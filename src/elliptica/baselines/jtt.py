@@ -166,6 +166,8 @@ def is_correct(output: Any, y: Tensor) -> Bool[Tensor, " batch"]:
         )
     checks.same_rows("y", y, len(output), "output")
     checks.finite("output", output)
+    if y.is_complex():
+        raise TypeError(f"y must hold labels, but has dtype {y.dtype}. Use y.real.")
     checks.finite("y", y)
     output, y = output.detach(), y.detach()
     if output.ndim == 1 or output.shape[1] == 1:
