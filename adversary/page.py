@@ -70,9 +70,9 @@ survivors, and now **{now:.0%}** are killed.
 
 TEETH = """## Planted defects
 
-`python -m adversary teeth` (seed {seed}, every choice alone and up to {number} combinations). A wrong weight, sign or scale is
-planted in a copy of the library, one at a time, and the target that should notice it runs until a case fails.
-**{noticed} of {all}** were noticed.
+`python -m adversary teeth` (seed {seed}). A wrong weight, sign or scale is planted in a copy of the library,
+one at a time. The target that should notice it tries every choice alone and up to {number} combinations,
+until a case fails that passes without the defect. **{noticed} of {all}** were noticed.
 
 {table}
 

@@ -2,8 +2,8 @@
 
 ``teeth.toml`` lists the defects: a wrong weight, sign or scale that no error message betrays. Each one runs
 in a fork, on its own copy of the sources, against cases of the target that should notice it, until one fails.
-A case that fails without the defect, too, does not count. A defect that is missed needs a sharper reference in
-that target.
+A case that fails without the defect, too, does not count. A defect that is missed needs a sharper reference
+in that target.
 """
 
 from __future__ import annotations

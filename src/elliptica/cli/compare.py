@@ -51,6 +51,8 @@ _IN_REPORTS = ("How rows were held out:", "Intervals compare methods")
 
 def _names(values: list[str]) -> list[str]:
     """Split names that are repeated, separated by commas, or both."""
+    if any(not each.strip(" ,") for each in values):
+        raise typer.BadParameter("--methods names no method. Name one, or omit the option.")
     return [name.strip() for each in values for name in each.split(",") if name.strip()]
 
 

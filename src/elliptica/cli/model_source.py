@@ -292,10 +292,10 @@ def _groups(name: str, array: Any, rows: int) -> list[str]:
 
 
 def _inputs(name: str, array: Any) -> Tensor:
-    if array.dtype.kind not in "fiu" or array.ndim < 2 or len(array) < 2:
+    if array.dtype.kind not in "fiu" or array.ndim < 2 or len(array) < 2 or array.size == 0:
         raise SourceError(
-            f"{name} must be numbers of shape (rows, *feature) with at least two rows, but has shape "
-            f"{array.shape} and dtype {array.dtype}."
+            f"{name} must be numbers of shape (rows, *feature) with at least two rows and one feature, but "
+            f"has shape {array.shape} and dtype {array.dtype}."
         )
     value = torch.as_tensor(array).float()
     if not bool(value.isfinite().all()):

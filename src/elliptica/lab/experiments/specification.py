@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -82,6 +83,15 @@ class DatasetSpec(_Strict):
     #: The paper's values, by method and column.
     paper: dict[str, dict[str, PaperValue]] = Field(default_factory=dict)
     note: str = ""  # printed below the table
+
+    @field_validator("training")
+    @classmethod
+    def _check_epochs(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Rows of their own length and options that change it are computed from this number."""
+        epochs = value.get("epochs", 1)
+        if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
+            raise ValueError(f"epochs must be a whole number of at least 1, but got {epochs!r:.60}")
+        return value
 
 
 class Specification(_Strict):
@@ -317,7 +327,6 @@ def _stretched(epochs: int, spec: DatasetSpec, training: dict[str, Any] | None) 
     """A row's own number of epochs, changed as much as that of all others."""
     usual = spec.training.get("epochs", epochs)
     checks.count("epochs", epochs)
-    checks.count("training.epochs of the data set", usual)
     return max(round(epochs * (training or {}).get("epochs", usual) / usual), 1)
 
 
@@ -404,6 +413,8 @@ class Range(BaseModel):
             return self
         if self.low is None or self.high is None:
             raise ValueError("give low and high, or choices")
+        if not math.isfinite(self.low) or not math.isfinite(self.high):
+            raise ValueError("low and high must be finite")
         if self.low > self.high or (self.log and self.low <= 0):
             raise ValueError("low must not exceed high, and must be positive with log = true")
         if self.integer and (self.low % 1 or self.high % 1):
