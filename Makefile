@@ -67,7 +67,7 @@ types: $(STAMPS)-test
 bench: $(STAMPS)-bench   ## the cost table of benchmarks/README.md (takes long; leave the machine alone)
 	$(BIN)/python -m benchmarks
 
-fuzz: $(STAMPS)-all   ## hostile input for the library and the commands (half an hour; SEED=1 tries other cases)
+fuzz: $(STAMPS)-all   ## hostile input for the library and the commands (a quarter of an hour; SEED=1 tries other cases)
 	OMP_NUM_THREADS=1 $(BIN)/python -m adversary cases --seed $(SEED)
 
 docs: $(STAMPS)-docs   ## the documentation site, in site/ (open site/index.html)
@@ -130,6 +130,7 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(BIN)/python -m adversary seeds
 	$(BIN)/python -m adversary determinism
 	$(BIN)/python -m adversary mutants
+	$(BIN)/python -m adversary teeth
 	$(BIN)/python -m adversary page
 
 clean:

@@ -257,7 +257,8 @@ def test_the_committed_kills():
 def test_a_sample_of_cases(kind, number):
     """``make fuzz`` tries thousands; this many must pass in every run of all tests."""
     workers.load_targets()
-    targets = [each for each in cases.TARGETS.values() if each.kind == kind]
+    known = [each for each in cases.TARGETS.values() if each.module in workers.MODULES]  # not the docs' own
+    targets = [each for each in known if each.kind == kind]
     alone = random.Random(2026).sample(cases.each_choice(targets, 2026), number // 2)
     combined = random.Random(2026).sample(cases.combinations(targets, number, 2026), number // 2)
     assert_none_fails([*alone, *combined])

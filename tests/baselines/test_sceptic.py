@@ -734,6 +734,12 @@ def test_smote_of_imbalanced_learn(k, generator):
     check_balanced(generator, k)
 
 
+@pytest.mark.bad_input
+def test_smote_needs_features():
+    with pytest.raises(ValueError, match="x has no features"):
+        smote_rows(torch.zeros(4, 0), torch.tensor([0, 0, 0, 1]))
+
+
 def test_smote_names_the_extra(monkeypatch, generator):
     monkeypatch.setitem(sys.modules, "imblearn", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "imblearn.over_sampling", raising=False)

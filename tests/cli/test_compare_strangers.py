@@ -357,6 +357,7 @@ def test_notes_of_a_strange_model_do_no_harm(clinic, tmp_path):
         (["--methods", "eliptic"], "Unknown method 'eliptic'. Did you mean 'elliptic'?"),
         (["--methods", "svm"], "Unknown method 'svm'. There are erm, noise, smoothing, mixup,"),
         (["--methods", ","], "The list of methods is empty."),
+        (["--methods", "erm", "--methods", ""], "The list of methods is empty."),
         (["--repeats", "0"], "Invalid value for '--repeats'"),
         (["--folds", "1"], "Invalid value for '--folds'"),
         (["--budget", "soon"], "The budget 'soon' is not a positive time. Write it like 90s, 2m or 1h."),

@@ -41,6 +41,9 @@ def test_wrong_files(tmp_path):
     np.savez(tmp_path / "nan.npz", x=np.full((3, 2), np.nan), y=np.zeros(3))
     with pytest.raises(SourceError, match="x holds NaN"):
         load_samples(str(tmp_path / "nan.npz"))
+    np.savez(tmp_path / "narrow.npz", x=np.zeros((3, 0)), y=np.zeros(3))
+    with pytest.raises(SourceError, match=r"at least two rows and one feature, but has shape \(3, 0\)"):
+        load_samples(str(tmp_path / "narrow.npz"))
     np.savez(tmp_path / "rows.npz", x=np.zeros((3, 2)), y=np.zeros(4))
     with pytest.raises(SourceError, match="for each of the 3 rows"):
         load_samples(str(tmp_path / "rows.npz"))

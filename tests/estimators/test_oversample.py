@@ -232,6 +232,9 @@ def test_in_a_pipeline_of_imbalanced_learn(classes):
         ({"sampling_strategy": {"none": 3}}, "but y has only"),
         ({"sampling_strategy": {"many": 3}}, "never removed"),
         ({"sampling_strategy": None}, "sampling_strategy must be a number"),
+        ({"sampling_strategy": {"many": "x"}}, r"sampling_strategy\['many'\] must be an integer"),
+        ({"sampling_strategy": {"many": float("nan")}}, r"sampling_strategy\['many'\] must be an integer"),
+        ({"sampling_strategy": {"many": 60.5}}, r"sampling_strategy\['many'\] must be an integer"),
     ],
 )
 def test_bad_parameters(classes, options, message):

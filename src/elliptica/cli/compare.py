@@ -50,10 +50,9 @@ _IN_REPORTS = ("How rows were held out:", "Intervals compare methods")
 
 
 def _names(values: list[str]) -> list[str]:
-    """Split names that are repeated, separated by commas, or both."""
-    if any(not each.strip(" ,") for each in values):
-        raise typer.BadParameter("--methods names no method. Name one, or omit the option.")
-    return [name.strip() for each in values for name in each.split(",") if name.strip()]
+    """Split names that are repeated, separated by commas, or both; a value without any empties the list."""
+    parts = [[name.strip() for name in each.split(",") if name.strip()] for each in values]
+    return [name for part in parts for name in part] if all(parts) else []
 
 
 def _trees_are_default(given: bool) -> bool:

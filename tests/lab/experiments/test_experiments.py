@@ -505,6 +505,12 @@ def test_wrong_specifications():
         parse_specification(TOY.replace("training = ", "trainig = "), "toy")
     with pytest.raises(SpecificationError, match="not valid TOML"):
         parse_specification("title = ", "toy")
+    for epochs in ("0", "0.5", "true", '"many"'):
+        with pytest.raises(SpecificationError, match="epochs must be a whole number of at least 1"):
+            parse_specification(re.sub(r"epochs = \d+", f"epochs = {epochs}", TOY), "toy")
+    search = "search = { lr = { low = 1e-4, high = inf } }\n[methods"
+    with pytest.raises(SpecificationError, match="low and high must be finite"):
+        parse_specification(TOY.replace("[methods", search, 1), "toy")
     with pytest.raises(SpecificationError, match=r"no table 'tabel3'. Did you mean 'table3'"):
         load_specification("tabel3")
     specification = load_specification("table3")
