@@ -358,6 +358,8 @@ CONTENTS = (
     fine("tiny", _column("tiny", lambda i: [1e-310, -1e-300, 0.0][i % 3])),
     fine("infinite", _column("x", lambda i: ["inf", "-inf", "1.5", str(i)][i % 4])),
     fine("not a number", _column("x", lambda i: "NaN" if i % 3 else i * 0.5)),
+    fine("spreadsheet errors", _column("x", lambda i: "#DIV/0!" if i % 3 == 0 else i * 0.5)),
+    fine("n/a", _column("x", lambda i: "n/a" if i % 3 == 0 else i * 0.5)),
     fine("mixed", _column("mixed", lambda i: ["a", 1, 2.5, None, "2020-01-01"][i % 5])),
     fine("leading zeros", _column("zip", lambda i: f"0{1000 + i % 9}")),
     fine("odd dates", _column("when", lambda i: f"{1 + i % 28:02}/{1 + i % 12:02}/20{i % 30:02}")),
@@ -370,6 +372,9 @@ CONTENTS = (
     fine("some targets missing", _target(lambda y: _every(y, 9, None))),
     fine("skewed target", _target(lambda y: [2.0 ** (v / 20) for v in y], "numbers")),
     fine("negative target", _target(lambda y: [-v for v in y], "numbers")),
+    fine("money as target", _target(lambda y: [f"${v + 1000:,.2f}" for v in y], "numbers")),
+    fine("percent as target", _target(lambda y: [f"{v:.1f} %" for v in y], "numbers")),
+    fine("thousands as target", _target(lambda y: [f"{int(10 * v) + 5000:,}" for v in y], "numbers")),
     fine("one input", _edited(lambda s: s.only("size", "kind"))),
     odd("target of 1e300", _target(lambda y: [v * 1e298 for v in y], "numbers")),
     odd("target of 1e-300", _target(lambda y: [v * 1e-302 for v in y], "numbers")),
@@ -431,6 +436,8 @@ RENDERINGS = (
     fine("padded", _raw(lambda s: to_csv(s, pad="" if '"' in to_csv(s) else " "))),
     fine("blank lines", _raw(lambda s: "\n\n" + to_csv(s) + "\n\n")),
     fine("no last line end", _raw(lambda s: to_csv(s)[:-1])),
+    bad("separator for Excel", _raw(lambda s: "sep=,\n" + to_csv(s))),
+    bad("a title", _raw(lambda s: "Report 2021\n" + to_csv(s))),
     bad("empty", _raw(lambda s: "")),
     bad("blank", _raw(lambda s: "\n \n")),
     bad("header only", _raw(lambda s: to_csv(s).partition("\n")[0])),
@@ -834,7 +841,7 @@ def check_comparison(out: Path, source: Path, sheet: Sheet, is_plain: bool) -> N
     for name, row in scores.items():
         check(all(v is None or np.isfinite(v) for v in row.values()), f"scores of {name} are not finite")
     # infinity counts as missing, and the command says so
-    known = [value for value in sheet.columns[sheet.target] if value not in (None, "inf")]
+    known = [_plain(value) for value in sheet.columns[sheet.target] if value not in (None, "inf")]
     if is_plain:
         check(results["about"]["rows"] == len(known), f"{results['about']['rows']} rows, not {len(known)}")
         check_scores(out, source, sheet.target, known, summary)
@@ -855,6 +862,12 @@ def _is_number(value: Any) -> bool:
     with contextlib.suppress(ValueError):
         return bool(np.isfinite(float(value)))
     return False
+
+
+def _plain(value: Any) -> Any:
+    """Return a number that is written with a sign and grouped digits as a number."""
+    text = str(value).strip("$ %").replace(",", "")
+    return float(text) if text != str(value) and _is_number(text) else value
 
 
 def check_scores(out: Path, source: Path, name: str, targets: list[Any], summary: Mapping[str, Any]) -> None:
@@ -1540,7 +1553,7 @@ ENGINE_OPTIONS = (
     *options("""
 fine {--keep-models|--every-epoch|--jobs 1|--tensorboard board}
 bad --device {gpu|''|cuda|meta} ! gpu cuda meta device
-bad {--address auto|--retries 1|--cpus-per-run nan}
+bad {--address auto|--retries 1|--cpus-per-run nan|--gpus-per-run -1}
 """),
     *numbers(jobs=1),
     *names_of("--engine"),

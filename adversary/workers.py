@@ -85,7 +85,7 @@ class _Worker:
         if self.connection.poll():
             try:
                 outcome = self.connection.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):
                 self.process.join(5)
                 code = self.process.exitcode
                 outcome = Outcome(CRASH, f"the process ended with {_describe(code)}")

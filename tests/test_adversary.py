@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from adversary import __main__ as command
 from adversary import cases, kills, workers
 from adversary.page import RESULTS, page, totals
 
 import adversary_toys
+from elliptica.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 TOYS = (adversary_toys.__name__,)
@@ -284,3 +286,14 @@ def test_one_case_is_judged_again(monkeypatch, capsys):
             command.app(["case", line])
         assert end.value.code == 2
         assert "not a case" in capsys.readouterr().err
+
+
+def test_every_option_of_every_command_is_tried():
+    text = "".join((ROOT / "adversary" / f"{name}.py").read_text() for name in ("commands", "program"))
+    program = typer.main.get_command(app)
+    context = typer.Context(program)
+    for name in program.list_commands(context):
+        for parameter in program.get_command(context, name).params:
+            for flag in (*parameter.opts, *parameter.secondary_opts):
+                short = flag.removeprefix("--").replace("-", "_")
+                assert not flag.startswith("--") or flag in text or f"{short}=" in text, f"{name} {flag}"
