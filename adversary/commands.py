@@ -1866,7 +1866,7 @@ _UNCERTAINTY = ("--figure", "uncertainty", "--runs")
 FIGURES = (
     fine("2", Words(("--figure", "2"))),
     bad("uncertainty", Words((*_UNCERTAINTY, "missing"), ("missing", "records"))),
-    bad("of no records", lambda case: Words((*_UNCERTAINTY, _made(case, "r")), ("records",))),
+    bad("of no records", lambda case: Words((*_UNCERTAINTY, _made(case, "r")), ("record",))),
 )
 
 

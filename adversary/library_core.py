@@ -1010,6 +1010,8 @@ def run_sample_bridge(case: Case) -> None:
     n_bridges = case["n_bridges"]
     if isinstance(n_bridges, int) and n_bridges % 2 and case["antithetic"] in (True, np.True_):
         case.owe(BAD)
+    if case.name("start") == "no feature axis" and isinstance(sigma, Tensor) and sigma.ndim:
+        case.owe(ODD)
     with untouched(start, end, case["generator"]):
         found = elliptica.sample_bridge(start, end, **how, generator=case["generator"])
     again(case, lambda g: elliptica.sample_bridge(start, end, **how, generator=g), found)

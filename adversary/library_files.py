@@ -69,7 +69,7 @@ from elliptica.compare.problem import make_problem
 from elliptica.compare.store import Store
 from elliptica.compare.summary import summarise
 from elliptica.compare.table import read_table
-from elliptica.distributed import load_checkpoint
+from elliptica.distributed import load_checkpoint, save_checkpoint
 from elliptica.estimators import (
     BridgeOverSampler,
     EllipticClassifier,
@@ -1210,7 +1210,7 @@ def _stored(folder: Path) -> Store:
 
 
 def _unpack(folder: Path, files: dict[str, bytes]) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
 
@@ -1357,7 +1357,7 @@ def _interrupted() -> bytes:
 def run_distributed(case: Case) -> None:
     """Restore exactly what was saved, or raise and change nothing."""
     root = case.folder / "checkpoints"
-    shutil.copytree(FIXTURES / "distributed", root)
+    _unpack(root / "checkpoint-000001", _saved_checkpoint())
     path = root / "checkpoint-000001" / case["file"]
     _spoil(case, path)
     if case.name("place") == "a link":
@@ -1380,6 +1380,16 @@ def run_distributed(case: Case) -> None:
     check(is_usable, f"step {found.step!r:.40}, extra {found.extra!r:.40}")
     made[0](torch.ones(4, 3), torch.ones(4, 1), generator=noise).backward()
     made[1].step()
+
+
+@functools.cache
+def _saved_checkpoint() -> dict[str, bytes]:
+    """Return the files of the checkpoint of an earlier version, saved again by this one."""
+    made, noise = _small_objective(), torch.Generator()
+    load_checkpoint(FIXTURES / "distributed", *made, generators={"noise": noise})
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(folder, *made, step=3, extra={"epoch": 1}, generators={"noise": noise})
+        return _contents(Path(folder) / "checkpoint-000001")
 
 
 def _small_objective() -> tuple[Any, Any]:

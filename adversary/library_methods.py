@@ -2130,7 +2130,8 @@ def run_smote(case: Case) -> None:
         near = [(i, j) for i in range(len(own)) for j in range(len(own)) if i != j]
         near = [(i, j) for i, j in near if apart[i, j] <= apart[i].sort().values[k] * (1 + 1e-6)]
         gaps = [_from_segment(row, own[i], own[j]) for i, j in near]
-        check(min(gaps) <= 1e-4 * float(own.abs().max()), "a new row is not between a row and its neighbour")
+        slack = 1e-4 * float(own.abs().max()) + torch.finfo(x.dtype).smallest_normal
+        check(min(gaps) <= slack, "a new row is not between a row and its neighbour")
 
 
 def _from_segment(point: Tensor, start: Tensor, end: Tensor) -> float:

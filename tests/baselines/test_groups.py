@@ -688,6 +688,7 @@ class TestBadInput:
             IRM(Mean(), nn.MSELoss())(x, x[:, :1], EVEN)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("sizes", ["many", [1j, 2j], [[1], [2, 3]]])
 def test_sizes_of_groups_that_are_no_numbers(sizes):
     with pytest.raises(TypeError, match="group_sizes must hold integer numbers of rows"):

@@ -421,12 +421,14 @@ def test_the_kernel_draws_for_row_numbers_only(index, own_checks):
         TargetKernel(torch.randn(3, 1), 1.0).sample(index)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("limit", "error"), [("big", TypeError), (math.nan, ValueError)])
 def test_a_limit_of_memory_is_a_number(limit, error):
     with pytest.raises(error, match="max_bytes"):
         TargetKernel(torch.randn(3, 1), 1.0, max_bytes=limit)
 
 
+@pytest.mark.bad_input
 def test_a_share_is_no_flag():
     with pytest.raises(TypeError, match="share must be a number, but got True"):
         mixup_batch(torch.randn(4, 2), torch.eye(4), share=True)

@@ -155,6 +155,7 @@ def test_a_variance_beyond_the_numbers_is_refused(dim):
         noise_std(Screened(1e-300), start, end, 1.0, torch.Generator().manual_seed(0))
 
 
+@pytest.mark.bad_input
 def test_the_law_in_one_dimension_may_be_asked_for():
     x = torch.linspace(-1, 1, 8)[:, None]
 

@@ -726,6 +726,7 @@ def test_a_kernel_too_narrow_to_compute_takes_the_nearest(generator):
     assert torch.equal(partners, nearest[:, None].expand(-1, 3))
 
 
+@pytest.mark.bad_input
 def test_a_table_of_numbers_is_one_of_points_on_a_line(generator):
     x = torch.randn(30, generator=generator)
     assert torch.equal(differences(PartnerTable(x)), differences(PartnerTable(x[:, None])))

@@ -207,6 +207,7 @@ def test_wrong_rows_are_explained():
         elliptica.diagnose(Function(lambda x: sure(x) * torch.nan), LOSS, x, y)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
@@ -226,6 +227,7 @@ def test_settings_that_cannot_be(settings, error, match, generator):
         elliptica.diagnose(nn.Linear(3, 2), LOSS, x, (x[:, 0] > 0).long(), **settings)
 
 
+@pytest.mark.bad_input
 def test_numbers_of_numpy_are_numbers(generator):
     x = torch.randn(20, 3, generator=generator)
     options = {"batch_size": np.int64(7), "confidence": np.float32(0.9), "landscape": False}

@@ -360,6 +360,7 @@ def test_an_estimate_needs_one_tensor():
         estimated_lipschitz(Pair(2, 1), torch.zeros(2, 2))
 
 
+@pytest.mark.bad_input
 def test_constants_of_models_that_have_none():
     layer = nn.Linear(2, 1)
     nn.init.constant_(layer.weight, torch.nan)

@@ -246,6 +246,7 @@ def test_the_centre_of_a_ball_is_projected_to_its_surface(generator):
     assert torch.allclose(domain.distance(on), torch.zeros(5).double(), atol=1e-12)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("outer", [3, ["ball"], Ball, None])
 def test_an_outer_region_is_an_object(outer, generator):
     with pytest.raises(TypeError, match=r"outer must have the methods distance\(z\) and project\(z\)"):

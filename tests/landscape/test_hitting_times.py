@@ -602,6 +602,7 @@ def test_modes_that_differ_are_named_once_in_each_direction(generator):
             objective(*starts)
 
 
+@pytest.mark.bad_input
 def test_a_number_of_classes_is_an_integer(generator):
     x, y = moons_like(generator)
     with pytest.raises(TypeError, match="num_classes must be an integer"):

@@ -552,6 +552,7 @@ def test_a_class_is_no_domain():
         estimate_landscape(zero, Ball, AT)
 
 
+@pytest.mark.bad_input
 def test_numbers_of_numpy_are_numbers(generator):
     found = estimate_landscape(
         harmonic, DISK, AT, n_walks=np.int64(10), chunk_size=np.int64(1), generator=generator

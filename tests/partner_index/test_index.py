@@ -621,6 +621,7 @@ def test_tensors_that_are_not_ordinary_are_refused():
         PartnerIndex.build(torch.randn(9, 2), exact="no")
 
 
+@pytest.mark.bad_input
 def test_errors_of_sample():
     index = PartnerIndex.build(torch.randn(9, 2))
     with pytest.raises(ValueError, match=r"rows of the data set, 0\.\.8, but spans 3 to 9"):

@@ -362,8 +362,9 @@ def next_name(root: Path) -> str:
 
 def finish(writing: Path, target: Path, description: dict[str, Any]) -> None:
     """Describe a written checkpoint, flush it to disk, and give it its final name."""
+    whole = {"format": _FORMAT, **description}
     with (writing / _DESCRIPTION).open("w") as handle:
-        json.dump({"format": _FORMAT, **description}, handle, indent=1)
+        json.dump({**whole, "digest": _digest(whole)}, handle, indent=1)
         handle.flush()
         os.fsync(handle.fileno())
     writing.rename(target)
@@ -406,7 +407,15 @@ def described(path: Path) -> dict[str, Any]:
     if there != set(description["files"]):
         odd = ", ".join(sorted(there ^ set(description["files"])))
         raise ValueError(damaged(path, f"missing or unexpected files: {odd}"))
+    expected = description.pop("digest", None)  # earlier versions wrote none
+    if expected is not None and expected != _digest(description):
+        raise ValueError(damaged(path, f"{_DESCRIPTION} has changed since it was written"))
     return description
+
+
+def _digest(description: dict[str, Any]) -> str:
+    """Return a digest of a description: a changed learning rate would change the run without a word."""
+    return hashlib.blake2b(json.dumps(description, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _is_count(value: object, least: int) -> bool:
