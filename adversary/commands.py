@@ -57,7 +57,7 @@ from adversary.program import (
 )
 from elliptica._utils.files import FileLock
 from elliptica.compare.comparison import Options, Session
-from elliptica.compare.predict import predict_file
+from elliptica.compare.predict import load_model, predict_file
 from elliptica.estimators import load, read_notes
 
 # ---------------------------------------------------------------------------------------------------------
@@ -851,7 +851,7 @@ def check_comparison(out: Path, source: Path, sheet: Sheet, is_plain: bool) -> N
     if summary["task"] == "classification":
         classes = {str(each) for each in summary["classes"]}
         check({str(each) for each in found} <= classes, f"predicts {set(found)}, not {classes}")
-    elif summary["bounded"]:
+    elif load_model(out / "model.elliptica").notes["bounded"]:  # networks are, linear models are not
         numbers = [float(value) for value in known if _is_number(value)]
         room = 1e-6 * max(map(abs, numbers))
         inside = all(min(numbers) - room <= each <= max(numbers) + room for each in found)
