@@ -177,7 +177,7 @@ def summary(records: Mapping[str, Any]) -> str:
     if record := records["kills"]:
         kept = sum(each["outcome"] == kills.KEPT for each in record["scenarios"])
         number = sum(each["details"].get("kills", 0) for each in record["scenarios"])
-        amount = f"{len(record['scenarios'])} scenarios, {number} of the kills at random moments"
+        amount = f"{len(record['scenarios'])} scenarios, {number} kills at random moments among them"
         lines.append(
             f"| [fault injection](#fault-injection) | {amount} | {kept} kept all results, to the last bit |"
         )
