@@ -38,7 +38,7 @@ parameters and combinations.
 
 {table}
 
-Outcomes of each target are in [the record](cases.json).
+`cases.json` in this folder has the outcomes of each target.
 """
 
 KILLS = """## Fault injection
