@@ -306,7 +306,7 @@ def test_nodes_are_tried_before_any_work(cluster, tmp_path, monkeypatch):
         assert (left, problems[0][:13]) == ([], "--device cuda")
         left, problems = engine.check(wanted, dataclasses.replace(options, device="nowhere"))
         assert left == []
-        assert "no device 'nowhere'" in problems[0]
+        assert "device='nowhere' cannot be used" in problems[0]
 
         from elliptica.lab.experiments import ray_engine
 
