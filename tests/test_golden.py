@@ -267,7 +267,7 @@ def comparison():
     draws = np.random.default_rng(0)
     x = draws.normal(size=(120, 2))
     frame = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": x[:, 0] + 0.3 * draws.normal(size=120)})
-    sizes = {"trials": 2, "epochs": 40, "networks": 1, "hidden": (8,), "folds": 3, "jobs": 1}
+    sizes = {"trials": 3, "epochs": 150, "networks": 1, "hidden": (8,), "folds": 3, "jobs": 1}
     return compare(frame, "y", methods=["erm", "elliptic", "linear"], **sizes)
 
 
