@@ -84,6 +84,7 @@ def stream(seed):
 
 ROWS = 8
 X, REAL, LABELS, GROUPS = waves(ROWS, 3), waves(ROWS, 1, phase=9), torch.arange(ROWS) % 3, torch.arange(8) % 2
+FAR = 1.5 * (torch.arange(ROWS) // 4)[:, None].double()  # two clusters, so that partners matter
 MANY = (waves(ROWS, 4, phase=5) > 0).double()
 PARTNERS = torch.tensor([[3, 3], [0, 0], [5, 5], [7, 7], [1, 1], [6, 6], [2, 2], [4, 4]])
 
@@ -206,10 +207,10 @@ def drawn_baselines(n_draws):
     }
     found = {}
     for name, (kind, settings, given) in cases.items():
-        y, loss, n_out = (LABELS, CE, 3) if "num_classes" in settings else (REAL, MSE, 1)
+        y, loss, n_out = (LABELS, CE, 3) if "num_classes" in settings else (REAL + FAR, MSE, 1)
         module = kind(network(n_out), loss, **settings)
         found[name] = mean_over_draws(
-            lambda g, m=module, y=y, given=given: m(X, y, generator=g, **given), n_draws
+            lambda g, m=module, y=y, given=given: m(X + FAR, y, generator=g, **given), 3 * n_draws
         )
     return found
 
@@ -222,22 +223,22 @@ def green_variance(generator):
     return (variance * (8 - 4) / (ends[1] - ends[0]).square().sum(1)).mean()
 
 
-def drawn(n_draws=60):
+def drawn(n_draws=100):
     """Means over draws: every pairing, weighting and sampling, then the baselines."""
     found = {}
     for pairing in PAIRINGS:
         for sampling in ("marginal", "path"):
             for name in WEIGHTINGS if sampling == "path" else ("none", "gradient_norm", "gradient_softmax"):
-                how = {"sampling": sampling, "n_times": 4, "n_bridges": 2, "sigma": 0.3}
+                how = {"sampling": sampling, "n_times": 6, "n_bridges": 8, "sigma": 1.0, "sigma_y": 0.3}
                 o = Elliptic(network(), MSE, **how, **paired(pairing), **weighted(name))
                 found[f"{pairing} {sampling} {name}"] = mean_over_draws(
-                    lambda g, o=o: o(X, REAL, generator=g), n_draws
+                    lambda g, o=o: o(X + FAR, REAL + FAR, generator=g), n_draws
                 )
     for name, sigma in (
         ("green", elliptica.Green()),
         ("per feature", torch.tensor([0.1, 0.4, 0.9]).double()),
     ):
-        o = Elliptic(network(), MSE, sigma=sigma, n_bridges=2)
+        o = Elliptic(network(), MSE, sigma=sigma, n_bridges=8)
         found[f"sigma {name}"] = mean_over_draws(lambda g, o=o: o(X, REAL, generator=g), n_draws)
     found["Green's variance"] = mean_over_draws(green_variance, n_draws)
     return {**found, **drawn_baselines(n_draws)}
@@ -426,7 +427,7 @@ def write():
     with tempfile.TemporaryDirectory() as folder:
         sections = {
             **{section.__name__: section() for section in (objective, laws, objectives_without_draws)},
-            "drawn": drawn(600),
+            "drawn": drawn(800),
             "estimators": estimators(),
             "compare": {"best": compared.best, "rmse": {m: s["rmse"] for m, s in compared.scores.items()}},
             "lab": lab(Path(folder)),
