@@ -64,7 +64,7 @@ types: $(STAMPS)-test
 bench: $(STAMPS)-bench   ## the cost table of benchmarks/README.md (takes long; leave the machine alone)
 	$(BIN)/python -m benchmarks
 
-fuzz: $(STAMPS)-all   ## tests/fuzz with many more, other examples; kills of commands (half an hour)
+fuzz: $(STAMPS)-all   ## tests/fuzz with many more, other examples; kills of commands (a quarter of an hour)
 	FUZZ=100 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/fuzz
 
 docs: $(STAMPS)-docs   ## the documentation site, in site/ (open site/index.html)
