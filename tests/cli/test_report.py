@@ -153,7 +153,7 @@ def test_committed_tables_agree_with_the_tables_of_the_command_line():
     from elliptica.lab.experiments.specification import load_specification
     from elliptica.lab.experiments.table import make_table, render
 
-    report = make_report(Request(str(RESULTS / "tables"), landscape=False))
+    report = make_report(Request(str(RESULTS / "tables")))
     study = next(s for s in report.studies if s.name.startswith("table4-waterbirds-features-settings-tuned"))
     wanted = Choice("table4", ["waterbirds-features"], tuned=True).runs(RESULTS / "tables")
     records = read_records(RESULTS / "tables", wanted)
@@ -289,7 +289,7 @@ def test_a_page_does_not_take_the_place_of_a_device(tmp_path):
     write_records(tmp_path / "runs", [make_record("erm", seed, 0.5) for seed in range(2)])
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ReportError, match="pipe is a device or a pipe"):
-        write_report(Request(source=str(tmp_path / "runs"), landscape=False), tmp_path / "pipe")
+        write_report(Request(source=str(tmp_path / "runs")), tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
 
 

@@ -204,7 +204,7 @@ def test_a_saved_model_with_its_table(compared, tmp_path):
     assert study.curves
     assert [part.kind for part in study.parts] == ["group", "class"]
     assert len(study.versions["sha256 of the model"]) == 16
-    (same,) = make_report(Request(str(model), data=compared / "table.csv", landscape=False)).studies
+    (same,) = make_report(Request(str(model), data=compared / "table.csv")).studies
     assert same.values == study.values  # it knows its target
     for wrong, said in (
         (Request(str(model)), "needs a table with targets"),
@@ -228,7 +228,7 @@ def test_a_network_without_its_preprocessor_has_a_page(tmp_path):
     network = EllipticRegressor(hidden=(4,), max_iter=2, random_state=0).fit(x, 10 * x[:, 0])
     model, table = save(network, tmp_path / "bare.elliptica"), tmp_path / "table.csv"
     pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 10 * x[:, 0]}).write_csv(table)
-    request = Request(str(model), data=table, target="y", landscape=False)
+    request = Request(str(model), data=table, target="y")
     (study,) = make_report(request).studies
     rmse = float(np.mean((network.predict(x) - 10 * x[:, 0]) ** 2) ** 0.5)
     assert study.values["average"][study.methods[0]][0] == pytest.approx(rmse, rel=1e-4)
