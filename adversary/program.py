@@ -29,6 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import elliptica.diagnostics.landscape_figure
+import elliptica.diagnostics.landscape_reports
+
 # everything that commands import late, so that each case finds it in memory
 import matplotlib.pyplot  # noqa: F401
 import optuna  # noqa: F401
@@ -42,8 +45,6 @@ from rich.console import Console
 
 import elliptica.cli.model_source
 import elliptica.compare.page
-import elliptica.diagnostics.landscape_figure
-import elliptica.diagnostics.landscape_reports
 import elliptica.lab.demo.expected_loss
 import elliptica.lab.demo.page
 import elliptica.lab.demo.uncertainty

@@ -127,9 +127,7 @@ def test_what_does_not_help_does_not_stand_out(compared):
         assert row[2][2] == row[2][0].endswith(" better") * (row[0][0] == study.verdict.best)
 
 
-def test_trees_have_no_landscape_and_the_page_says_so(regression):
-    report = make_report(Request(str(regression / "out"), data=regression / "table.csv"))
-    assert "holds boosted trees, not a network" in report.studies[0].missing["landscape"]
+def test_trees_have_no_page_and_are_diagnosed(regression):
     model = regression / "out" / "model.elliptica"
     code, output = run("report", model, "--data", regression / "table.csv", "-o", regression / "page.html")
     assert code == 2
@@ -139,39 +137,12 @@ def test_trees_have_no_landscape_and_the_page_says_so(regression):
     assert "400 training rows" in output
 
 
-@pytest.mark.slow
-def test_a_landscape_of_the_chosen_network(compared):
-    request = Request(str(compared / "out"), data=compared / "table.csv")
-    (study,) = make_report(request).studies
-    assert study.landscapes[0]["features"] == 2
-    assert study.landscapes[0]["planes"][0]["axes"] == ["a", "b"]
-    (without,) = make_report(Request(str(compared / "out"))).studies
-    assert "--data" in without.missing["landscape"]
-
-
-@pytest.mark.slow
-def test_a_table_that_is_given_must_be_there_and_fit(compared, tmp_path):
-    page = tmp_path / "page.html"
-    pl.DataFrame({"a": [1.0] * 20, "kind": ["no"] * 20}).write_csv(tmp_path / "other.csv")
-    for data, said in (("nope.csv", "nope.csv does not exist"), ("other.csv", "no column 'b'")):
-        code, output = run("report", compared / "out", "--data", tmp_path / data, "-o", page)
-        assert code == 2, output
-        assert said in " ".join(output.split())
-        assert not page.exists()
-    code, output = run("report", compared / "out", "-o", page)
-    assert code == 0, output
-    assert "landscape is missing. It needs the table that was compared: elliptica report" in output
-    code, output = run("report", compared / "out", "-o", page, "--no-landscape")
-    assert "left out" not in output
-
-
 def test_half_a_comparison_shows_what_is_there(compared, tmp_path):
     results = json.loads((compared / "out" / "results.json").read_text())
     results["summary"]["finished"] = [2, 3]
     (tmp_path / "results.json").write_text(json.dumps(results))
     (study,) = make_report(Request(str(tmp_path))).studies
     assert study.missing["seeds"].startswith("Not finished: 2 of 3 folds are finished and kept.")
-    assert "holds no model.elliptica" in study.missing["landscape"]
     summary = results["summary"]
     for place, said in (
         ({"summary": {**summary, "methods": {"a": 1}}}, "is damaged"),

@@ -5,7 +5,10 @@ import torch
 
 from elliptica.landscape import Ball, DataDomain, Operator, check_maximum_principle, estimate_landscape
 
-pytestmark = pytest.mark.statistical
+pytestmark = [
+    pytest.mark.statistical,
+    pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning"),
+]
 
 
 def loss(z):
@@ -23,7 +26,7 @@ def region(around_data, generator):
     if not around_data:
         return ball
     points = 0.4 * torch.randn(6, 3, dtype=torch.float64, generator=generator).clamp(-1, 1)
-    return DataDomain(points, epsilon=0.02, outer=ball)
+    return DataDomain(points, outer=ball)
 
 
 def least_landscape(source, around_data, generator):
@@ -49,9 +52,8 @@ def holds(source, around_data, generator):
 def test_the_boundary_bounds_the_landscape(around_data, generator):
     """``A u = l >= 0``: subharmonic, so that the largest value is on the boundary."""
     assert holds(lambda z: -loss(z), around_data, generator)
-    assert (
-        float(least_landscape(lambda z: -loss(z), around_data, generator).min()) < 0
-    )  # not an expected loss
+    strong = least_landscape(lambda z: -8 * loss(z), around_data, generator)
+    assert float(strong.min()) < 0  # below every loss, so it is not an expected one
 
 
 @pytest.mark.parametrize("around_data", [False, True])

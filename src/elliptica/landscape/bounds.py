@@ -28,6 +28,7 @@ _SAMPLES = 16
 _PER_QUERY = 8
 
 _SHIFT_NOTES = (
+    "The Lipschitz constant is the largest sampled gradient, so neither bound is a guarantee.",
     "The bound of the loss assumes that targets do not change when the inputs move.",
     "The bound of u is of the expected loss on the boundary, not of the loss at the shifted input.",
 )
@@ -121,38 +122,20 @@ def shift_bound(
     moved, _ = shifted_probes(x, y, *transform)
     z = join(moved, y) if joint else moved.reshape(len(moved), -1)
     settings.setdefault("operator", Operator(diffusion=diffusion))
-    estimate = loss_map(
-        field,
-        domain,
-        moved,
-        y,
-        labels="joint" if joint else "carry",
-        n_walks=n_walks,
-        generator=generator,
-        **settings,
-    )
-    n_outputs = y[0].numel()
-    error = (field(x, y).double() * n_outputs).sqrt()
+    settings |= {"labels": "joint" if joint else "carry", "n_walks": n_walks, "generator": generator}
+    estimate = loss_map(field, domain, moved, y, **settings)
+    value, stderr, n_outputs = estimate.value, estimate.stderr, y[0].numel()
+    error, loss = (field(x, y).double() * n_outputs).sqrt(), field(moved, y).double()
     shift = (moved - x).reshape(len(x), -1).double().norm(dim=1)
     constant, certified = _constant(field, x, moved, ball, lipschitz, generator)
     spread = ball.radius**2 - (z - ball.centre.to(z)).double().square().sum(1)  # E |Z_tau - z|^2
-    loss_root = error + constant * shift
+    time = spread / (z.shape[1] * diffusion)
+    root = error + constant * shift
+    loss_bound = root.square() / n_outputs
     # Minkowski: the root of E (a + b)^2 is at most the sum of the roots
-    root = loss_root + ((constant**2 + float(joint)) * spread).sqrt()
-    guess = "The Lipschitz constant is the largest sampled gradient, so neither bound is a guarantee."
-    return ShiftBound(
-        error,
-        shift,
-        field(moved, y).double(),
-        loss_root.square() / n_outputs,
-        spread / (z.shape[1] * diffusion),
-        root.square() / n_outputs,
-        estimate.value,
-        estimate.stderr,
-        constant,
-        certified,
-        (*estimate.notes, *(() if certified else (guess,)), *_SHIFT_NOTES),
-    )
+    bound = (root + ((constant**2 + float(joint)) * spread).sqrt()).square() / n_outputs
+    notes = (*estimate.notes, *_SHIFT_NOTES[int(certified) :])
+    return ShiftBound(error, shift, loss, loss_bound, time, bound, value, stderr, constant, certified, notes)
 
 
 def _ball(domain: Domain) -> Ball | None:
@@ -292,13 +275,11 @@ class OrderingReport(Result):
 
     @property
     def sufficient(self) -> bool:
-        """Whether ``m E tau_rare >= M E tau_common``: with equal losses rare points must lie higher."""
-        return self.least * self.rare.exit_time >= self.largest * self.common.exit_time
+        """Whether ``m E tau_rare >= M E tau_common``: with equal losses rare points must lie higher.
 
-    @property
-    def sufficient_with_losses(self) -> bool:
-        """The same with the losses as they are."""
-        return self.rare.lower >= self.common.upper
+        With the losses as they are, compare ``rare.lower`` with ``common.upper``.
+        """
+        return self.least * self.rare.exit_time >= self.largest * self.common.exit_time
 
     @property
     def order(self) -> str:

@@ -160,7 +160,15 @@ def loss_map(
     if values is None or points is None or labels == "joint":  # points of a joint domain hold targets, too
         return estimate
     far = _nearest_rows(at, points, 1)[0][:, 0] > _usual_distance(points)
-    return replace(estimate, notes=(*estimate.notes, *_ceiling(far, values, estimate.outer_share)))
+    if not bool(far.any()):
+        return estimate
+    note = (
+        f"{int(far.sum())} of {len(far)} queries lie outside the training region (further from its rows than "
+        f"{_USUAL:.0%} of those lie from each other). There u cannot exceed the largest training loss "
+        f"({float(values.max()):.3g}), except for the {float(estimate.outer_share[far].mean()):.0%} of their "
+        "walks that end on the outer boundary."
+    )
+    return replace(estimate, notes=(*estimate.notes, note))
 
 
 def _nearest_label(
@@ -184,18 +192,6 @@ def _points(domain: Domain | Whitened) -> Tensor | None:
     if not isinstance(inner, DataDomain):
         return None
     return domain.from_inner(inner.points) if isinstance(domain, Whitened) else inner.points
-
-
-def _ceiling(far: Tensor, values: Tensor, outer_share: Tensor) -> Iterator[str]:
-    """Say why ``u`` is no forecast outside the training region, if queries lie there."""
-    if bool(far.any()):
-        yield (
-            f"{int(far.sum())} of {len(far)} queries lie outside the training region (further from every "
-            f"training row than {_USUAL:.0%} of those lie from their nearest other one). There u cannot "
-            f"exceed the largest training loss ({float(values.max()):.3g}), except for the "
-            f"{float(outer_share[far].mean()):.0%} of their walks that end on the outer boundary: it is an "
-            "average of losses on the boundary, however large the loss at the query is."
-        )
 
 
 @dataclass(frozen=True)
@@ -292,7 +288,7 @@ class HittingReport(Result):
     Attributes:
         hit: Share of the finished walks that hit a ball around a data point before the outer boundary.
         hit_stderr: Its standard error (binomial, with one success and one failure added).
-        hit_bound: ``sum (eps / r)^(n-2)``, at most 1: an upper bound of the share (n >= 3).
+        hit_bound: ``sum (eps / r)^(n-2)``, an upper bound of the share; 1, and void, for n < 3.
         exit_time: Expected time to a ball or to the outer boundary.
         exit_time_stderr: Its standard error.
         notes: Cases in which these numbers mean nothing.
@@ -328,7 +324,6 @@ def hitting_report(
     """
     flat = at.reshape(len(at), -1)
     inner = domain.inner if isinstance(domain, Whitened) else domain
-    balls = inner if isinstance(inner, DataDomain) else None
     settings.setdefault("solver", "spheres")  # counts hits and measures times
     estimate = estimate_landscape(0.0, domain, flat, n_walks=n_walks, generator=generator, **settings)
     finished = 1 - estimate.unfinished_share
@@ -336,36 +331,29 @@ def hitting_report(
     count = n_walks * finished
     smoothed = (hit * count + 1) / (count + 2)  # so that zero hits do not have a standard error of zero
     bound = torch.zeros_like(hit)
-    if balls is not None:
-        bound = union_bound(balls, domain.to_inner(flat) if isinstance(domain, Whitened) else flat)
-    return HittingReport(
-        hit,
-        (smoothed * (1 - smoothed) / count).sqrt(),
-        bound,
-        *exit_times(estimate),
-        _hitting_notes(balls, hit, bound, flat.shape[1], estimate.unfinished_share),
-    )
-
-
-def _hitting_notes(
-    balls: DataDomain | None, hit: Tensor, bound: Tensor, dim: int, unfinished: Tensor
-) -> tuple[str, ...]:
+    if isinstance(inner, DataDomain):
+        bound = union_bound(inner, domain.to_inner(flat) if isinstance(domain, Whitened) else flat)
+    stderr = (smoothed * (1 - smoothed) / count).sqrt()
     few = int(((hit < FEW_HITS) | (bound < FEW_HITS)).sum())
-    reflects = balls is not None and getattr(balls.domain, "wall", "absorb") == "reflect"
-    absorbs = balls is not None and not reflects
-    remarks = {
-        "The domain has no balls around data, so p_hit is 0 by construction.": balls is None,
-        "Between reflecting walls every walk hits a ball: p_hit is 1 by construction. Use E tau.": reflects,
-        f"At {few} of {len(hit)} queries fewer than {FEW_HITS:.0%} of the walks hit the data (dimension "
-        f"{dim}): the outer boundary dominates there. p_hit is noise and at best repeats the "
-        "nearest-neighbour distance.": absorbs and few > 0,
-        "E tau also falls towards the outer boundary, so a short time can mean near to the data or near to "
-        "the edge of the domain.": absorbs,
-        "In fewer than 3 dimensions the bound sum (eps/r)^(n-2) says nothing (it is 1).": dim < 3,
-        "More than 1 % of the walks ran out of steps at some query. p_hit and E tau skip them and are "
-        "biased. Raise max_steps.": bool((unfinished > 0.01).any()),
-    }
-    return tuple(text for text, applies in remarks.items() if applies)
+    notes = tuple(_hitting_notes(inner, estimate, few))
+    return HittingReport(hit, stderr, bound, *exit_times(estimate), notes)
+
+
+def _hitting_notes(domain: Domain, estimate: LandscapeEstimate, few: int) -> Iterator[str]:
+    """Say where hits mean nothing."""
+    if not isinstance(domain, DataDomain):
+        yield "The domain has no balls around data, so p_hit is 0 by construction."
+    elif getattr(domain.domain, "wall", "absorb") == "reflect":
+        yield "Between reflecting walls every walk hits a ball: p_hit is 1 by construction. Use E tau."
+    else:
+        yield "E tau also falls towards the outer boundary: a short time can mean near to its edge."
+        if few:
+            yield (
+                f"At {few} of {len(estimate)} queries fewer than {FEW_HITS:.0%} of the walks hit the data: "
+                "p_hit is noise there and at best repeats the nearest-neighbour distance."
+            )
+    if bool((estimate.unfinished_share > 0.01).any()):
+        yield "Some walks ran out of steps. p_hit and E tau skip them and are biased. Raise max_steps."
 
 
 def exit_times(estimate: LandscapeEstimate) -> tuple[Tensor, Tensor]:
