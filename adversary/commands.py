@@ -1230,25 +1230,17 @@ NETWORKS = (
 
 DIAGNOSE_OPTIONS = common(
     """
-fine {--all|--format json|--seed 3|--sigma 0.1|--sigma green|--reports between --probes 10 --walks 16}
+fine {--all|--format json|--seed 3}
 fine --out {f.txt|f.json|a/b/f.html|[red]f.md}
-odd --reports test,weights --probes 10 --walks 16 ! test weights
-odd --reports subharmonicity --probes 10 --walks 16 ! report
-odd --sigma {0|1e300}
-bad --sigma {-1|nan|inf|''|Auto}
 bad --out f.pdf ! f.pdf
 bad --out /proc/nothing/f.txt ! /proc
 bad --out /dev/full ! /dev/full
 bad --out . ! .
-bad --reports everything ! everything
-bad --reports between --probes 10 --walks 16 --fraction {-1|nan} ! fraction
-bad --reports between --shift nan ! shift
-bad --reports between --n 10 ! --n
-bad {--walks 16|--test missing.csv|--target kind}
+bad {--test missing.csv|--target kind}
 """,
-    *numbers(n=10, steps=1),
+    *numbers(steps=1),
     *_SEED,
-    *names_of("--format", "--train", "--loss", "--domain"),
+    *names_of("--format", "--train", "--loss"),
 )
 
 
@@ -1268,20 +1260,15 @@ def _diagnose(case: Case, words: Sequence[str], more: Sequence[str], names: Sequ
     def results(ran: Ran) -> None:
         out = _value(more, "--out", "")
         file = ran.folder / out
-        if "--reports" in more:
-            folder = ran.folder / (out or "landscape")
-            strict_json((folder / "landscape.json").read_text())
-            check_picture(folder / "landscape.png")
-        elif file.suffix == ".html":
+        if file.suffix == ".html":
             check_page(file)
         else:
             text = file.read_text() if out else ran.out
             is_json = file.suffix == ".json" or "json" in more
             check(strict_json(text) if is_json else len(text.strip()) > 100, f"says too little: {text!r}")
 
-    few = [] if "--reports" in more else ["--n", "10"]
-    leave = ("__pycache__", "landscape/landscape.json")
-    return run(case, ["diagnose", *words, *few, *more], names=names, results=results, may_leave=leave)
+    leave = ("__pycache__",)
+    return run(case, ["diagnose", *words, *more], names=names, results=results, may_leave=leave)
 
 
 TABLE_OPTIONS = common(
@@ -1291,7 +1278,6 @@ fine {--test|--unlabelled} other.csv
 odd --test out/model.elliptica ! model.elliptica
 odd --target {size|colour} ! size colour
 odd --group {size|kind} ! size kind
-odd --reports between --probes 10 --walks 16 ! network
 bad {--target|--group} nothing ! nothing
 bad --target '' ! column target
 bad {--test|--unlabelled} missing.csv ! missing.csv
@@ -1377,7 +1363,6 @@ SOURCES = (
 
 REPORT_OPTIONS = common(
     """
-fine --no-landscape
 fine --title '<script>alert(7)</script> [red] {{7*7}}'
 fine --seed 3
 odd --title ''

@@ -1233,7 +1233,7 @@ def run_comparison_folders(case: Case) -> None:
     if gone or path.name == "predictions.npz":
         case.excuse()  # a new comparison begins, or folds without predictions are done again
     if case["read"] == "report":
-        report = _read(case, lambda: comparison_report(folder, landscape=False), path, folder)
+        report = _read(case, lambda: comparison_report(folder), path, folder)
         with _watched():
             page = render_page(report)
         check(len(page) > 1000, "an empty page")
@@ -1300,7 +1300,7 @@ def run_records(case: Case) -> None:
         content = json.loads(record.file.read_text("utf-8"))
         check(_same_json(record.content, content), "another record than in the file")
     with _watched():
-        page = render_page(runs_report(root, landscape=False))
+        page = render_page(runs_report(root))
     check(len(page) > 1000, "an empty page")
 
 

@@ -59,7 +59,7 @@ from adversary.library_methods import (
     same_error,
     vector,
 )
-from elliptica import diagnostics, distributed
+from elliptica import distributed, landscape
 from elliptica.landscape import Ball, Box, DataDomain, LossField, Operator, Polytope, Whitened
 
 # ---- domains and queries
@@ -1114,10 +1114,10 @@ def _flat_ball(case: Case, dim: int) -> Any:
 
 
 REPORT = {
-    "loss_map": lambda case, x, y: diagnostics.loss_map(
+    "loss_map": lambda case, x, y: landscape.loss_map(
         _field(case), Ball(torch.zeros(FEATURES), 10.0), x, y, n_walks=20, generator=case["generator"]
     ),
-    "nearest": lambda case, x, y: diagnostics.loss_map(
+    "nearest": lambda case, x, y: landscape.loss_map(
         _field(case),
         Ball(torch.zeros(FEATURES), 10.0),
         x,
@@ -1126,7 +1126,7 @@ REPORT = {
         n_walks=20,
         generator=case["generator"],
     ),
-    "occupation": lambda case, x, y: diagnostics.occupation_report(
+    "occupation": lambda case, x, y: landscape.occupation_report(
         _field(case),
         Ball(torch.zeros(FEATURES + 1), 10.0),
         x,
@@ -1135,7 +1135,7 @@ REPORT = {
         joint=True,
         generator=case["generator"],
     ),
-    "hitting": lambda case, x, y: diagnostics.hitting_report(
+    "hitting": lambda case, x, y: landscape.hitting_report(
         DataDomain(x.detach(), outer=Ball(torch.zeros(FEATURES), 10.0))
         if isinstance(x, Tensor)
         else Ball(torch.zeros(FEATURES), 10.0),
@@ -1145,9 +1145,9 @@ REPORT = {
         generator=case["generator"],
         max_steps=500,
     ),
-    "maximum": lambda case, x, y: diagnostics.maximum_principle_report(_field(case), (x, y), (x, y)),
-    "neighbours": lambda case, x, y: diagnostics.neighbour_loss(_field(case), x, (x, y), k=3),
-    "ordering": lambda case, x, y: diagnostics.ordering_report(
+    "maximum": lambda case, x, y: landscape.maximum_principle_report(_field(case), (x, y), (x, y)),
+    "neighbours": lambda case, x, y: landscape.neighbour_loss(_field(case), x, (x, y), k=3),
+    "ordering": lambda case, x, y: landscape.ordering_report(
         _field(case),
         Ball(torch.zeros(FEATURES + 1), 10.0),
         (x[:4], y[:4]),
@@ -1156,13 +1156,13 @@ REPORT = {
         n_walks=20,
         generator=case["generator"],
     ),
-    "bridges": lambda case, x, y: diagnostics.bridge_probes(
+    "bridges": lambda case, x, y: landscape.bridge_probes(
         x, y, target_space="real", sigma=0.1, generator=case["generator"]
     ),
-    "shifted": lambda case, x, y: diagnostics.shifted_probes(
+    "shifted": lambda case, x, y: landscape.shifted_probes(
         x, y, torch.eye(FEATURES) * 2, torch.ones(FEATURES)
     ),
-    "shift bound": lambda case, x, y: diagnostics.shift_bound(
+    "shift bound": lambda case, x, y: landscape.shift_bound(
         _field(case),
         x,
         y,
@@ -1172,8 +1172,8 @@ REPORT = {
         lipschitz=2.0,
         generator=case["generator"],
     ),
-    "lipschitz": lambda case, x, y: diagnostics.estimated_lipschitz(case["model"], x),
-    "subharmonicity": lambda case, x, y: diagnostics.subharmonicity_report(
+    "lipschitz": lambda case, x, y: landscape.estimated_lipschitz(case["model"], x),
+    "subharmonicity": lambda case, x, y: landscape.subharmonicity_report(
         _field(case), x, y, 0.1, 16, generator=case["generator"]
     ),
 }
@@ -1280,7 +1280,7 @@ def run_weights_report(case: Case) -> None:
     if case.name("log_weights") == "a column":
         case.owe(BAD)
     kept = Kept([logs])
-    found = diagnostics.weights_report(logs)
+    found = landscape.weights_report(logs)
     kept.check()
     text = str(found)
     check("nan" not in text.lower().split(), "the text says nan")
@@ -1329,7 +1329,7 @@ def run_weights_report(case: Case) -> None:
 def run_lipschitz(case: Case) -> None:
     """Certify a Lipschitz constant: slopes between random points never exceed it."""
     model = case["model"]
-    bound = diagnostics.certified_lipschitz(model)
+    bound = landscape.certified_lipschitz(model)
     check(math.isfinite(bound) and bound >= 0, f"the constant is {bound}")
     if case.owed != FINE:
         return
@@ -1337,7 +1337,7 @@ def run_lipschitz(case: Case) -> None:
     with torch.no_grad():
         slopes = (model(x[:32]) - model(x[32:])).norm(dim=1) / (x[:32] - x[32:]).norm(dim=1)
     check(float(slopes.max()) <= bound * (1 + 1e-5), "two points are steeper than the constant")
-    check(diagnostics.estimated_lipschitz(model, x) <= bound * (1 + 1e-5), "the estimate exceeds the bound")
+    check(landscape.estimated_lipschitz(model, x) <= bound * (1 + 1e-5), "the estimate exceeds the bound")
 
 
 def _nan_layer() -> nn.Module:

@@ -29,9 +29,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import elliptica.diagnostics.landscape_figure
-import elliptica.diagnostics.landscape_reports
-
 # everything that commands import late, so that each case finds it in memory
 import matplotlib.pyplot  # noqa: F401
 import optuna  # noqa: F401

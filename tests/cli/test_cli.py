@@ -382,7 +382,7 @@ def test_the_version_on_a_full_disk():
         (["demo", "--quick", "--steps", "1", "--seeds", "1", "--sigma", "1e300"], "sigma"),
         (["diagnose", "two-moons", "--seed", str(10**30)], "9223372036854775807"),
         (["report", "two-moons", "--seed", str(2**64)], "9223372036854775807"),
-        (["diagnose", "two-moons", "--steps", "2", "--n", "10", "--out", "/proc/no/f.txt"], "/proc"),
+        (["diagnose", "two-moons", "--steps", "2", "--out", "/proc/no/f.txt"], "/proc"),
         (["diagnose", "two-moons", "--model", "ends:model"], "ends cannot be imported: SystemExit"),
     ],
     ids=["pipe", "noise", "seed", "seed of a page", "nowhere", "exits"],
