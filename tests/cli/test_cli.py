@@ -192,9 +192,9 @@ def test_a_misspelt_name_is_answered_with_the_nearest(line, hint):
     [
         ("watch runs", "elliptica run --tensorboard"),
         ("gallery results -o page", "make docs"),
-        ("cost", "elliptica.diagnostics.step_cost"),
+        ("cost", "elliptica.landscape.step_cost"),
         ("figure 3 -o f.pdf", "elliptica demo --figure"),
-        ("landscape two-moons", "elliptica diagnose DATA --reports all"),
+        ("landscape two-moons", "elliptica.landscape"),
     ],
 )
 def test_a_command_that_is_gone_names_what_replaced_it(line, instead):
@@ -383,7 +383,7 @@ def test_the_demo_does_not_overwrite_other_results(tmp_path):
     assert (tmp_path / "results.json").read_text() == '{"mine": 1}'
 
 
-@pytest.mark.parametrize("line", ["demo --quick", "diagnose two-moons --reports all"])
+@pytest.mark.parametrize("line", ["demo --quick"])
 def test_a_folder_that_is_not_writable_is_named_before_the_work(tmp_path, monkeypatch, line):
     def read_only(**_):
         raise OSError(30, "Read-only file system")

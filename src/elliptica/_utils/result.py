@@ -18,6 +18,21 @@ class Result:
         """Return every field as plain numbers, lists and strings; values that are not finite become None."""
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
+    def __str__(self) -> str:
+        """List single values (properties, too), tables of what there is one of per row, and the notes."""
+        names = [field.name for field in dataclasses.fields(self)]
+        names += [name for name, value in vars(type(self)).items() if isinstance(value, property)]
+        values = {name: getattr(self, name) for name in names}
+        notes = values.pop("notes", ())
+        columns = {name: v.tolist() for name, v in values.items() if isinstance(v, Tensor) and v.ndim == 1}
+        tables = {name: rows for name, v in values.items() if (rows := _rows(v))}
+        rest = [name for name, v in values.items() if not isinstance(v, Tensor) and name not in tables]
+        lines = [f"{type(self).__name__}", *(f"  {name}: {_cell(values[name])}" for name in rest)]
+        for name, rows in tables.items():
+            lines += [f"  {name}:", *table([*vars(rows[0])], [[*vars(row).values()] for row in rows], 20)]
+        lines += table([*columns], list(zip(*columns.values(), strict=True))) if columns else []
+        return "\n".join([*lines, *notes_lines(notes)])
+
 
 def plain(value: Any) -> Any:
     """Convert a value to one that `json.dumps` accepts."""
@@ -46,7 +61,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 10
     return lines
 
 
+def _rows(value: object) -> tuple[Any, ...]:
+    """Return a dataclass, or some of one class, as rows of a table; nothing for other values."""
+    rows = value if isinstance(value, tuple) else (value,)
+    return tuple(row for row in rows if dataclasses.is_dataclass(row))
+
+
 def _cell(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_cell, value[:10])) + (", ..." if len(value) > 10 else "") if value else "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -1,17 +1,20 @@
-"""Compare the loss between or beyond the data with the loss at the data, with confidence limits."""
+"""Compare the loss between or beyond the data with the loss at the data (Prop. 1, as an observation)."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from elliptica._utils import checks
+from elliptica._utils.result import Result
 from elliptica._utils.statistics import check_level, clopper_pearson
+from elliptica.core.elliptic import sample_paths
+from elliptica.core.targets import TargetSpace
 from elliptica.core.types import Inputs
-from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.loss import LossField
 from elliptica.landscape.maximum import MaximumPrinciple, check_maximum_principle
 
@@ -21,6 +24,47 @@ _NOTES = (
     "Proposition 1 bounds the landscape u, not the loss of the network. The bound is inherited where the "
     "loss is subharmonic: see subharmonicity_report.",
 )
+
+
+def bridge_probes(
+    x: Tensor,
+    y: Tensor,
+    *,
+    target_space: TargetSpace,
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> tuple[Tensor, Tensor]:
+    """Draw points on bridges between rows, as in training: inputs and (mixed) targets, one row each.
+
+    Args:
+        x: Inputs.
+        y: Targets.
+        target_space: ``"real"``, ``"simplex"`` (labels; pass ``num_classes``) or ``"unit"``.
+        generator: Source of randomness.
+        **settings: Those of `elliptica.Elliptic`, e.g. ``sigma``, ``n_times``, ``n_bridges``.
+    """
+    settings.setdefault("sampling", "path")  # every inner time of the grid
+    paths = sample_paths(x, y, target_space=target_space, generator=generator, **settings)
+    assert isinstance(paths.x, Tensor)
+    inner = (paths.s > 0) & (paths.s < 1)  # the ends are the data themselves
+    return paths.x[inner], paths.y[inner]
+
+
+def shifted_probes(
+    x: Tensor,
+    y: Tensor,
+    matrix: Float[Tensor, "dim dim"] | None = None,
+    offset: Float[Tensor, " dim"] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Apply the map ``T x = matrix x + offset`` to inputs (flattened features); targets do not change."""
+    moved = x.reshape(len(x), -1)
+    if offset is not None and offset.shape != moved.shape[1:]:  # it would broadcast
+        raise ValueError(f"offset has shape {tuple(offset.shape)}, inputs {moved.shape[1]} features.")
+    if matrix is not None:
+        moved = moved @ matrix.to(moved).T
+    if offset is not None:
+        moved = moved + offset.to(moved)
+    return moved.reshape(x.shape), y
 
 
 @dataclass(frozen=True)
@@ -55,8 +99,7 @@ class MaximumPrincipleReport(Result):
     Attributes:
         check: Extremes and verdicts of `check_maximum_principle`.
         overall: All probes together.
-        by_class: One entry per class, if the targets of the probes are integer labels.
-        by_group: One entry per group, if groups were given.
+        parts: One entry per class, if the targets of the probes are integer labels, and per group.
         worst: Numbers of the probes with the largest losses, worst first.
         worst_losses: Their losses.
         confidence: Confidence level of the limits, for each line separately.
@@ -65,30 +108,11 @@ class MaximumPrincipleReport(Result):
 
     check: MaximumPrinciple
     overall: Violations
-    by_class: tuple[Violations, ...]
-    by_group: tuple[Violations, ...]
+    parts: tuple[Violations, ...]
     worst: tuple[int, ...]
     worst_losses: tuple[float, ...]
     confidence: float
     notes: tuple[str, ...] = _NOTES
-
-    def __str__(self) -> str:
-        all_, c = self.overall, self.check
-        lines = [
-            f"maximum principle, observed at {all_.n} probes: {all_.count} above the largest loss at the "
-            f"data ({c.boundary_max:.4g})",
-            f"  rate {all_.rate:.3%}, {self.confidence:.0%} limits {all_.lower:.3%} to {all_.upper:.3%}; "
-            f"worst excess {all_.worst_excess:+.4g}",
-            "  largest losses: "
-            + ", ".join(
-                f"{loss:.4g} (probe {i})" for i, loss in zip(self.worst, self.worst_losses, strict=True)
-            ),
-        ]
-        for title, rows in (("class", self.by_class), ("group", self.by_group)):
-            if rows:
-                head = (title, "probes", "above", "rate", "lower", "upper", "worst excess", "mean loss")
-                lines += table(head, [tuple(vars(row).values()) for row in rows], limit=20)
-        return "\n".join([*lines, *notes_lines(self.notes)])
 
 
 def maximum_principle_report(
@@ -111,19 +135,20 @@ def maximum_principle_report(
         n_worst: How many of the worst probes to list.
     """
     check_level("confidence", confidence)
-    checks.count("n_worst", n_worst)
-    at_data = field(*boundary)
-    losses = field(*probes)
-    result = check_maximum_principle(at_data, losses)
-    excess = losses.double() - result.boundary_max
-    labels = probes[1]
-    is_label = labels.ndim == 1 and not labels.is_floating_point()
+    at_data, losses = field(*boundary), field(*probes)
+    check = check_maximum_principle(at_data, losses)
+    excess = losses.double() - check.boundary_max
+    labels, parts = probes[1], list[Violations]()
+    if labels.ndim == 1 and not labels.is_floating_point():
+        parts += _split("class", labels.tolist(), excess, losses, confidence)
+    if group is not None:
+        names = group.flatten().tolist() if isinstance(group, Tensor) else list(group)
+        parts += _split("group", names, excess, losses, confidence)
     worst = losses.argsort(descending=True)[:n_worst]
     return MaximumPrincipleReport(
-        result,
+        check,
         _violations("all", excess, losses, confidence),
-        _split(labels.tolist(), excess, losses, confidence) if is_label else (),
-        () if group is None else _split(_names(group, len(losses)), excess, losses, confidence),
+        tuple(parts),
         tuple(worst.tolist()),
         tuple(losses[worst].tolist()),
         confidence,
@@ -139,20 +164,8 @@ def _violations(name: str, excess: Tensor, losses: Tensor, confidence: float) ->
 
 
 def _split(
-    names: Sequence[Hashable], excess: Tensor, losses: Tensor, confidence: float
-) -> tuple[Violations, ...]:
-    rows: dict[Hashable, list[int]] = {}
-    for i, name in enumerate(names):
-        rows.setdefault(name, []).append(i)
-    parts = []
-    for name in sorted(rows, key=lambda key: (isinstance(key, str), key)):
-        at = torch.tensor(rows[name], device=losses.device)
-        parts.append(_violations(str(name), excess[at], losses[at], confidence))
-    return tuple(parts)
-
-
-def _names(group: Tensor | Sequence[Hashable], n: int) -> Sequence[Hashable]:
-    names = group.flatten().tolist() if isinstance(group, Tensor) else list(group)
-    if len(names) != n:
-        raise ValueError(f"group must have one entry per probe ({n}), but has {len(names)}.")
-    return names
+    kind: str, names: list[Any], excess: Tensor, losses: Tensor, confidence: float
+) -> Iterator[Violations]:
+    for name in sorted(set(names), key=lambda key: (isinstance(key, str), key)):
+        at = torch.tensor([other == name for other in names], device=losses.device)
+        yield _violations(f"{kind} {name}", excess[at], losses[at], confidence)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from elliptica import log_weights, sample_paths
-from elliptica.diagnostics import weights_report
+from elliptica.landscape import weights_report
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -28,12 +28,9 @@ def test_a_change_of_measure_is_trusted_and_others_are_not(generator):
     good = weights_report(0.7 * z - 0.7**2 / 2)
     assert good.trust
     assert math.isclose(good.effective_share, math.exp(-(0.7**2)), rel_tol=0.1)
-    assert "trust" in str(good)
     assert not weights_report(0.7 * z).trust  # the compensator forgotten: mean e^(s^2/2)
     uneven = weights_report(3 * z - 4.5)
     assert not uneven.trust
-    assert "do not trust" in str(uneven)
-    assert "below 10%" in str(uneven)
 
 
 @pytest.mark.parametrize("drift", ["input", "both"])
@@ -50,8 +47,7 @@ def test_weights_of_bridges(drift, generator):
     assert math.isclose(report.row_effective_share, float(each.min()) / 4, rel_tol=1e-6)
     assert math.isclose(report.largest_share, float(logs.softmax(1).max()), rel_tol=1e-6)
     assert report.trust
-    assert "within a row" in report.notes[-1]
-    assert "mean weight" not in str(report)
+    assert report.mean_weight is None
     json.dumps(report.to_dict(), allow_nan=False)
     pairs = 20 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
     shifted = weights_report(logs + pairs)
@@ -59,21 +55,21 @@ def test_weights_of_bridges(drift, generator):
     assert shifted.trust
     uneven = weights_report(log_weights(model, nn.MSELoss(), paths, xi=300.0, drift=drift))
     assert not uneven.trust
-    assert "further bridges of a pair" in str(uneven)
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    ("bad", "match"),
+    "bad",
     [
-        (torch.tensor([0.0, torch.nan]), "NaN"),
-        (torch.full((3,), -torch.inf), "All weights are zero"),
-        (torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]]), "in 1 of 2 rows"),
-        (torch.zeros(40, 1), "n_bridges=2 or more and same_partner=True"),
-        (torch.zeros(1), "at least two"),
-        (torch.zeros(2, 2, 2), "shape"),
+        torch.tensor([0.0, torch.nan]),
+        torch.tensor([0.0, torch.inf]),
+        torch.full((3,), -torch.inf),
+        torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]]),
+        torch.zeros(40, 1),
+        torch.zeros(1),
+        torch.zeros(2, 2, 2),
     ],
 )
-def test_weights_that_say_nothing_are_refused(bad, match):
-    with pytest.raises(ValueError, match=match):
+def test_weights_that_say_nothing(bad, own_checks):
+    with pytest.raises(ValueError, match="log_weights"):
         weights_report(bad)

@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from elliptica.diagnostics import (
+from elliptica.landscape import (
     certified_lipschitz,
     estimated_lipschitz,
     ordering_report,
     shift_bound,
     subharmonicity_report,
 )
-from elliptica.landscape.data_domain import DataDomain, Whitened
+from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball, Box
-from elliptica.landscape.exits import ball_exit_time
 from elliptica.landscape.loss import LossField, join
 
 STAY = (None, None)
@@ -29,6 +28,13 @@ def absolute_value():
     return LossField(model, nn.MSELoss())
 
 
+def printed_bound(model, report):
+    """``2 |W1 W0|^2 tau + C |D| (|D| + 2 e)``: the right side of Prop. 2 as printed, which is not a bound."""
+    product = (model[2].weight @ model[0].weight).detach().square().sum()
+    shift = report.lipschitz * report.shift * (report.shift + 2 * report.error)
+    return 2 * product * report.exit_time + shift
+
+
 def interval():
     return Ball(torch.zeros(1).double(), 1.0)
 
@@ -40,27 +46,22 @@ def one(value):
 @pytest.mark.parametrize(("y", "u"), [(0.5, 0.25), (-0.5, 2.25)])
 def test_the_printed_bound_fails_at_a_kink(y, u, generator):
     """f = |x| on (-1, 1) from 1/2: every walk ends where |x| = 1, so u is known without error."""
-    report = shift_bound(
-        absolute_value(), one(0.5), one(y), STAY, interval(), joint=False, generator=generator
-    )
+    field = absolute_value()
+    report = shift_bound(field, one(0.5), one(y), STAY, interval(), joint=False, generator=generator)
     assert float(report.value) == pytest.approx(u, abs=1e-9)
-    assert float(report.printed) == 0.0  # 2 W1 W0 (W1 W0)^T tau, and no shift
-    assert report.printed_violations == 1
+    assert float(printed_bound(field.model, report)) == 0.0  # 2 W1 W0 (W1 W0)^T tau, and no shift
     assert report.violations == 0
     assert float(report.bound) >= u
-    text = str(report)
-    assert "as printed, not a bound" in text
-    assert "certified" in text
+    assert report.certified
 
 
 def test_a_bound_on_the_gradient_alone_does_not_bound_the_landscape(generator):
     """l + C^2 E tau = 1.75 with C = 1, but u = 2.25: the kink contributes, too."""
     field = absolute_value()
-    exit_time = float(ball_exit_time(one(0.5), torch.zeros(1).double(), 1.0))
-    assert float(field(one(0.5), one(-0.5))) + exit_time == pytest.approx(1.75)
     report = shift_bound(
         field, one(0.5), one(-0.5), STAY, interval(), joint=False, lipschitz=1.0, generator=generator
     )
+    assert float(field(one(0.5), one(-0.5)) + report.exit_time) == pytest.approx(1.75)
     assert float(report.value) == pytest.approx(2.25, abs=1e-9)
     assert float(report.bound) > 2.25
 
@@ -141,13 +142,6 @@ def test_the_bound_of_the_loss_holds_for_every_shift_of_that_length(n_outputs, g
     assert bool((report.loss_bound >= (report.error + slope * 0.7).square() / n_outputs).all())
 
 
-def test_the_bound_of_the_loss_is_printed_first(generator):
-    report = shift_bound(absolute_value(), one(0.5), one(0.5), STAY, interval(), joint=False, n_walks=20)
-    text = str(report)
-    assert text.index("bound of the loss") < text.index("bound of u")
-    assert text.startswith("loss after the shift at 1 rows, targets kept")
-
-
 @pytest.mark.statistical
 def test_linear_regression_is_known_exactly(generator):
     """u = (w.x - y)^2 + sigma^2 (|w|^2 + 1) E tau, and not without the target's share."""
@@ -199,7 +193,8 @@ def test_the_bound_is_never_missed_by_random_networks(joint, scale, generator):
             generator=generator,
         )
         violations += report.violations
-        printed += report.printed_violations
+        above = report.value - 4 * report.stderr > printed_bound(model, report)
+        printed += int(above.sum())
     assert violations == 0
     if scale == 0.3:
         assert printed > 60  # of 200: the check has teeth
@@ -217,7 +212,6 @@ def test_several_outputs_and_balls_around_data(generator):
     report = shift_bound(field, x, y, (None, offset), domain, n_walks=200, generator=generator)
     torch.testing.assert_close(report.error, (model(x) - y).norm(dim=1).detach())
     assert report.violations == 0
-    assert report.printed is None
     json.dumps(report.to_dict(), allow_nan=False)
 
 
@@ -245,7 +239,6 @@ def test_an_estimated_constant_is_below_the_certified_one_and_flagged(generator)
         field, x[:4], y[:4], STAY, Ball.around(join(x, y), 1.5), lipschitz="estimated", generator=generator
     )
     assert not report.certified
-    assert "NOT a certificate" in str(report)
 
 
 @pytest.mark.statistical
@@ -271,12 +264,11 @@ def test_ordering_of_linear_regression_is_that_of_the_exit_times(generator):
         assert abs(side.value - side.loss - (truth - 2) * side.exit_time) > 10 * side.stderr
     assert report.rare.exit_time > report.common.exit_time
     assert report.sufficient
-    assert report.found == "rare higher"
+    assert report.order == "rare higher"
     swapped = ordering_report(field, ball, outer, inner, n_walks=4000, generator=generator)
     assert not swapped.sufficient
-    assert swapped.found == "common higher"
+    assert swapped.order == "common higher"
     json.dumps(swapped.to_dict(), allow_nan=False)
-    assert "common higher" in str(swapped)
 
 
 def test_ordering_with_fixed_labels_and_own_probes(generator):
@@ -299,75 +291,35 @@ def test_ordering_with_fixed_labels_and_own_probes(generator):
 
 
 @pytest.mark.bad_input
-class TestErrors:
-    def test_only_the_squared_loss(self, own_checks):
-        field = LossField(nn.Linear(2, 1), nn.L1Loss())
-        with pytest.raises(ValueError, match="squared loss"):
-            shift_bound(field, torch.zeros(1, 2), torch.zeros(1, 1), STAY, Ball(torch.zeros(3), 1.0))
-
-    def test_only_a_ball(self, own_checks):
-        field = LossField(nn.Linear(2, 1), nn.MSELoss())
-        with pytest.raises(TypeError, match="needs a ball"):
-            shift_bound(field, torch.zeros(1, 2), torch.zeros(1, 1), STAY, Box(-torch.ones(3), torch.ones(3)))
-
-    def test_shifted_out_of_the_ball(self, own_checks):
-        field = LossField(nn.Linear(2, 1), nn.MSELoss())
-        far = (None, torch.tensor([5.0, 0.0]))
-        with pytest.raises(ValueError, match="inside the ball"):
-            shift_bound(field, torch.zeros(1, 2), torch.zeros(1, 1), far, Ball(torch.zeros(3), 1.0))
-
-    @pytest.mark.parametrize("layer", [nn.GELU(), nn.LayerNorm(3), nn.Conv1d(1, 1, 1), nn.Bilinear(2, 2, 2)])
-    def test_an_unknown_layer_names_the_remedy(self, layer):
-        with pytest.raises(TypeError, match='lipschitz="estimated"'):
-            certified_lipschitz(nn.Sequential(nn.Linear(2, 3), layer))
-
-    def test_a_subclass_or_a_hook_may_do_anything(self):
-        class Twice(nn.Linear):
-            def forward(self, x):
-                return 2 * super().forward(x)
-
-        hooked = nn.Sequential(nn.Linear(2, 2))
-        hooked.register_forward_hook(lambda m, x, out: 2 * out)
-        for model in (Twice(2, 2), hooked):
-            with pytest.raises(TypeError):
-                certified_lipschitz(model)
-
-    def test_classes_cannot_diffuse(self, own_checks):
-        field, y = LossField(nn.Linear(2, 2), nn.CrossEntropyLoss()), torch.tensor([0])
-        pair = (torch.zeros(1, 2), y)
-        with pytest.raises(TypeError, match="joint=False"):
-            ordering_report(field, Ball(torch.zeros(2), 1.0), pair, pair)
-
-    def test_ordering_on_a_box_needs_probes(self, own_checks):
-        field = LossField(nn.Linear(1, 1), nn.MSELoss())
-        pair = (torch.zeros(1, 1), torch.zeros(1, 1))
-        with pytest.raises(ValueError, match="Pass probes"):
-            ordering_report(field, Box(-torch.ones(2), torch.ones(2)), pair, pair)
-
-    def test_ordering_on_a_whitened_domain(self, own_checks):
-        field = LossField(nn.Linear(1, 1), nn.MSELoss())
-        pair = (torch.zeros(1, 1), torch.zeros(1, 1))
-        with pytest.raises(TypeError, match=r"domain\.inner"):
-            ordering_report(field, Whitened.ball(torch.randn(9, 2)), pair, pair)
-
-
-def test_an_estimate_needs_one_tensor():
-    class Pair(nn.Linear):
-        def forward(self, x):
-            return super().forward(x), x
-
-    with pytest.raises(TypeError, match="must return one tensor, but returned a tuple"):
-        estimated_lipschitz(Pair(2, 1), torch.zeros(2, 2))
+def test_only_what_the_proof_covers():
+    x, y = torch.zeros(1, 2), torch.zeros(1, 1)
+    squared, absolute = (LossField(nn.Linear(2, 1), loss) for loss in (nn.MSELoss(), nn.L1Loss()))
+    ball, box = Ball(torch.zeros(3), 1.0), Box(-torch.ones(3), torch.ones(3))
+    for field, domain in ((absolute, ball), (squared, box)):
+        with pytest.raises(ValueError, match="MSELoss"):
+            shift_bound(field, x, y, STAY, domain)
+    with pytest.raises(ValueError, match="outside"):
+        shift_bound(squared, x, y, (None, torch.tensor([5.0, 0.0])), ball)
 
 
 @pytest.mark.bad_input
-def test_constants_of_models_that_have_none():
+def test_layers_without_a_known_constant():
+    class Twice(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    hooked = nn.Sequential(nn.Linear(2, 2))
+    hooked.register_forward_hook(lambda m, x, out: 2 * out)
+    for model in (Twice(2, 2), hooked, nn.GELU(), nn.LayerNorm(3), nn.Conv1d(1, 1, 1)):
+        with pytest.raises(TypeError, match="lipschitz"):
+            certified_lipschitz(nn.Sequential(model))
+
+
+@pytest.mark.bad_input
+def test_a_model_that_gives_no_numbers_has_no_constant():
     layer = nn.Linear(2, 1)
     nn.init.constant_(layer.weight, torch.nan)
-    with pytest.raises(ValueError, match="NaN or infinite, so there is no constant"):
-        certified_lipschitz(layer)
-    with pytest.raises(ValueError, match="gradient of the model is NaN or infinite"):
-        estimated_lipschitz(layer, torch.zeros(2, 2))
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, but got function"):
-        certified_lipschitz(lambda x: x)
+    for constant in (certified_lipschitz, lambda model: estimated_lipschitz(model, torch.zeros(2, 2))):
+        with pytest.raises(RuntimeError):
+            constant(layer)
     assert certified_lipschitz(nn.Linear(0, 2)) == 0
