@@ -8,9 +8,6 @@ STAMPS := $(VENV)/.installed
 # One worker more than there are cores, because some tests wait for processes; one thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)") --dist worksteal
 
-# Another seed makes `make fuzz` try other cases.
-SEED ?= 0
-
 # What `make test` leaves to `make test-all`. Packages that only integrations and clusters need are not installed
 # for it: their tests say so and skip, their modules have no doctests to offer.
 FAST := -m "not slow and not distributed and not browser" --doctest-ignore-import-errors
@@ -67,8 +64,8 @@ types: $(STAMPS)-test
 bench: $(STAMPS)-bench   ## the cost table of benchmarks/README.md (takes long; leave the machine alone)
 	$(BIN)/python -m benchmarks
 
-fuzz: $(STAMPS)-all   ## hostile input for the library and the commands (a quarter of an hour; SEED=1 tries other cases)
-	OMP_NUM_THREADS=1 $(BIN)/python -m adversary cases --seed $(SEED)
+fuzz: $(STAMPS)-all   ## tests/fuzz with many more, other examples; kills of commands (a quarter of an hour)
+	FUZZ=100 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/fuzz
 
 docs: $(STAMPS)-docs   ## the documentation site, in site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -125,13 +122,6 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(BIN)/python studies/idea_pictures.py
 	$(BIN)/python studies/compare_tables.py
 	$(BIN)/python studies/notebooks.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m adversary cases --out results/adversary/cases.json
-	$(BIN)/python -m adversary kills
-	$(BIN)/python -m adversary seeds
-	$(BIN)/python -m adversary determinism
-	$(BIN)/python -m adversary mutants
-	$(BIN)/python -m adversary teeth
-	$(BIN)/python -m adversary page
 
 clean:
 	rm -rf $(VENV) demo site

@@ -24,10 +24,8 @@ from torch import Tensor, nn
 from anticipation_table import write_table
 from elliptica._utils.statistics import spearman
 from elliptica.core.types import EllipticWarning
-from elliptica.diagnostics import loss_map, neighbour_loss
-from elliptica.diagnostics.probes import region
 from elliptica.lab.models import mlp
-from elliptica.landscape import LossField
+from elliptica.landscape import Ball, Box, DataDomain, LossField, loss_map, neighbour_loss
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "anticipation"
 SEEDS = (0, 1, 2)
@@ -185,7 +183,9 @@ def estimates(
     """Return every estimate for the held-out rows, none of which sees their labels, and facts about ``u``."""
     (x, y), at = parts.train, parts.test.x
     losses = field(x, y)
-    domain, _ = region(x, "auto", 0.3, torch.cat([x, at]))
+    around = torch.cat([x, at])
+    outer = Box.around(around, wall="reflect") if x.shape[1] <= 3 else Ball.around(around)
+    domain = DataDomain(x, fraction=0.3, outer=outer)
     began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EllipticWarning)

@@ -40,7 +40,7 @@ BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
 def diagnose(situation: Situation) -> Any:
-    """Diagnose a situation with all that is known of its rows; the landscape adds no finding that counts."""
+    """Diagnose a situation with all that is known of its rows."""
     held_out = None if situation.x_test is None else (situation.x_test, situation.y_test)
     return elliptica.diagnose(
         situation.model,
@@ -51,7 +51,6 @@ def diagnose(situation: Situation) -> Any:
         groups=situation.groups,
         held_out_groups=situation.test_groups,
         unlabelled=situation.unlabelled,
-        landscape=False,
     )
 
 
@@ -193,7 +192,7 @@ def _elliptic(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
 PAGE = f"""# Diagnosis of models whose fault is known
 
 `python studies/diagnose_battery.py run` builds the situations of `tests/diagnostics/battery.py` for some
-seeds, calls `elliptica.diagnose` on each (`landscape=False`, nothing else set), follows the advice, and
+seeds, calls `elliptica.diagnose` on each (nothing else set), follows the advice, and
 rewrites this page from `battery.json`.
 
 A finding counts if its severity is *look* or *warning*. A sick model is diagnosed right if one of the names

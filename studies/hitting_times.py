@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 import elliptica
 from elliptica.baselines import ERM, InputNoise, Mixup
-from elliptica.diagnostics import bridge_probes
 from elliptica.lab.models import mlp
-from elliptica.landscape import HittingTimes, LossField
+from elliptica.landscape import HittingTimes, LossField, bridge_probes
 from elliptica.landscape.loss import excess_cross_entropy
 from loss_landscape import load_two_moons
 

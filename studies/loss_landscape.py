@@ -25,10 +25,19 @@ from torch.nn import functional as F
 
 import elliptica
 from elliptica.baselines import ERM, Mixup
-from elliptica.diagnostics import bridge_probes, maximum_principle_report, subharmonicity_report
 from elliptica.lab.data import two_moons
 from elliptica.lab.models import mlp
-from elliptica.landscape import Ball, Box, DataDomain, LossField, Monopoles, Operator
+from elliptica.landscape import (
+    Ball,
+    Box,
+    DataDomain,
+    LossField,
+    Monopoles,
+    Operator,
+    bridge_probes,
+    maximum_principle_report,
+    subharmonicity_report,
+)
 from elliptica.landscape.loss import excess_cross_entropy
 from elliptica.landscape.nearest import nearest_other
 from elliptica.landscape.spheres import walk_on_spheres

@@ -15,13 +15,6 @@ from browser import visit as visit
 
 torch.set_num_threads(1)
 
-#: Imported twice, as a helper and for its doctests, it would register its targets twice.
-collect_ignore = ["adversary_toys.py"]
-
-#: How often a statistical test may reject what is right, unless its marker says otherwise: a few checks at
-#: `laws.ALPHA`, or a dozen numbers within 4.5 standard errors.
-SIGNIFICANCE = 1e-4
-
 #: Fixtures that open a browser, start processes or read data, and the markers of tests that use them.
 _NEEDS = {
     "chromium": "browser",
@@ -33,10 +26,8 @@ _NEEDS = {
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items):
-    """Mark tests by the fixtures that they use, and note the significance of statistical ones."""
+    """Mark tests by the fixtures that they use."""
     for item in items:
-        if (mark := item.get_closest_marker("statistical")) is not None:
-            item.user_properties.append(("alpha", mark.kwargs.get("alpha", SIGNIFICANCE)))
         for fixture, marker in _NEEDS.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
@@ -47,34 +38,21 @@ def _seed(request, stream):
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
 
 
-def _note(request, stream):
-    """Record that a test used a stream that EXTRA_SEED moves: `adversary/seeds.py` reads it."""
-    request.node.user_properties.append(("stream", stream))
-
-
 @pytest.fixture(autouse=True)
 def initial_weights(request):
     """Networks made in a test get the same weights in every run."""
-    start = torch.manual_seed(_seed(request, "weights")).get_state()
-    yield
-    if torch.initial_seed() == _seed(request, "weights") and not torch.equal(start, torch.get_rng_state()):
-        _note(request, "weights")
+    torch.manual_seed(_seed(request, "weights"))
 
 
 @pytest.fixture
 def generator(request):
     """A stream owned by this test; EXTRA_SEED moves every stream at once."""
-    stream = torch.Generator().manual_seed(_seed(request, ""))
-    start = stream.get_state()
-    yield stream
-    if stream.initial_seed() == _seed(request, "") and not torch.equal(start, stream.get_state()):
-        _note(request, "generator")
+    return torch.Generator().manual_seed(_seed(request, ""))
 
 
 @pytest.fixture
 def seed(request):
     """A seed owned by this test, for what takes a number and no generator; EXTRA_SEED moves it."""
-    _note(request, "seed")
     return _seed(request, "number") % 2**31
 
 

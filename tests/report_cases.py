@@ -92,7 +92,7 @@ def hostile_report():
         settings=dict.fromkeys(methods, HOSTILE[1]),
         commands=[HOSTILE[1]],
         versions={HOSTILE[0]: HOSTILE[1]},
-        missing={"rows": HOSTILE[0], "landscape": HOSTILE[1]},
+        missing={"rows": HOSTILE[0], "parts": HOSTILE[1]},
         notes=[HOSTILE[0]],
     )
     return Report(HOSTILE[1], HOSTILE[0], HOSTILE[1], [study], [(HOSTILE[0], HOSTILE[1])], [HOSTILE[2]])

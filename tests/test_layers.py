@@ -148,6 +148,7 @@ print(elliptica.Elliptic, elliptica.core.noise.Green, elliptica.__version__, tor
 #: Where else than in `cli` and `__init__` a module of ours is imported late, and why.
 LATE = {
     "_utils/compiler.py": "importing the compiler takes as long as importing all of torch",
+    "diagnostics/fitted_model.py": "compare and predict do without the landscape",
     "lab/experiments/engines.py": "Ray may be absent",
     "lab/experiments/ray_engine.py": "a node asks its own copy of our code which version it is",
 }
@@ -224,6 +225,14 @@ def test_importing_the_core_loads_no_extra():
         "| {'polars', 'lightning', 'transformers', 'accelerate', 'faiss', 'ray', 'optuna'};"
         "print(sorted(extras & set(sys.modules)))"
     )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_comparing_and_predicting_do_without_the_landscape():
+    modules = "comparison", "page", "predict"
+    code = "".join(f"import elliptica.compare.{name};" for name in modules)
+    code = f"import sys;{code}print([name for name in sys.modules if 'elliptica.landscape' in name])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 

@@ -78,7 +78,7 @@ def test_records_give_the_table_that_they_gave():
 
 @pytest.mark.parametrize("source", [RESULTS / "two_moons", FOLDER / "runs"])
 def test_results_become_a_page(source, tmp_path):
-    run("report", source, "--no-landscape", "-o", tmp_path / "page.html")
+    run("report", source, "-o", tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size > 1e5
 
 

@@ -192,9 +192,9 @@ def test_a_misspelt_name_is_answered_with_the_nearest(line, hint):
     [
         ("watch runs", "elliptica run --tensorboard"),
         ("gallery results -o page", "make docs"),
-        ("cost", "elliptica.diagnostics.step_cost"),
+        ("cost", "elliptica.landscape.step_cost"),
         ("figure 3 -o f.pdf", "elliptica demo --figure"),
-        ("landscape two-moons", "elliptica diagnose DATA --reports all"),
+        ("landscape two-moons", "elliptica.landscape"),
     ],
 )
 def test_a_command_that_is_gone_names_what_replaced_it(line, instead):
@@ -375,29 +375,6 @@ def test_the_version_on_a_full_disk():
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["list", "pipe.toml"], "not a regular file"),
-        (["demo", "--quick", "--steps", "1", "--seeds", "1", "--sigma", "1e300"], "sigma"),
-        (["diagnose", "two-moons", "--seed", str(10**30)], "9223372036854775807"),
-        (["report", "two-moons", "--seed", str(2**64)], "9223372036854775807"),
-        (["diagnose", "two-moons", "--steps", "2", "--n", "10", "--out", "/proc/no/f.txt"], "/proc"),
-        (["diagnose", "two-moons", "--model", "ends:model"], "ends cannot be imported: SystemExit"),
-    ],
-    ids=["pipe", "noise", "seed", "seed of a page", "nowhere", "exits"],
-)
-def test_what_the_adversary_found(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe.toml")
-    Path("ends.py").write_text("raise SystemExit(3)")
-    done = runner.invoke(app, words)
-    assert done.exit_code == 2
-    assert message in " ".join(done.output.split())
-    assert {each.name for each in tmp_path.iterdir()} <= {"pipe.toml", "ends.py", "__pycache__"}
-
-
-@pytest.mark.bad_input
 def test_the_demo_does_not_overwrite_other_results(tmp_path):
     (tmp_path / "results.json").write_text('{"mine": 1}')
     done = runner.invoke(app, ["demo", "--quick", "--seeds", "1", "--steps", "1", "--out", str(tmp_path)])
@@ -406,7 +383,7 @@ def test_the_demo_does_not_overwrite_other_results(tmp_path):
     assert (tmp_path / "results.json").read_text() == '{"mine": 1}'
 
 
-@pytest.mark.parametrize("line", ["demo --quick", "diagnose two-moons --reports all"])
+@pytest.mark.parametrize("line", ["demo --quick"])
 def test_a_folder_that_is_not_writable_is_named_before_the_work(tmp_path, monkeypatch, line):
     def read_only(**_):
         raise OSError(30, "Read-only file system")

@@ -127,9 +127,7 @@ def test_what_does_not_help_does_not_stand_out(compared):
         assert row[2][2] == row[2][0].endswith(" better") * (row[0][0] == study.verdict.best)
 
 
-def test_trees_have_no_landscape_and_the_page_says_so(regression):
-    report = make_report(Request(str(regression / "out"), data=regression / "table.csv"))
-    assert "holds boosted trees, not a network" in report.studies[0].missing["landscape"]
+def test_trees_have_no_page_and_are_diagnosed(regression):
     model = regression / "out" / "model.elliptica"
     code, output = run("report", model, "--data", regression / "table.csv", "-o", regression / "page.html")
     assert code == 2
@@ -139,39 +137,12 @@ def test_trees_have_no_landscape_and_the_page_says_so(regression):
     assert "400 training rows" in output
 
 
-@pytest.mark.slow
-def test_a_landscape_of_the_chosen_network(compared):
-    request = Request(str(compared / "out"), data=compared / "table.csv")
-    (study,) = make_report(request).studies
-    assert study.landscapes[0]["features"] == 2
-    assert study.landscapes[0]["planes"][0]["axes"] == ["a", "b"]
-    (without,) = make_report(Request(str(compared / "out"))).studies
-    assert "--data" in without.missing["landscape"]
-
-
-@pytest.mark.slow
-def test_a_table_that_is_given_must_be_there_and_fit(compared, tmp_path):
-    page = tmp_path / "page.html"
-    pl.DataFrame({"a": [1.0] * 20, "kind": ["no"] * 20}).write_csv(tmp_path / "other.csv")
-    for data, said in (("nope.csv", "nope.csv does not exist"), ("other.csv", "no column 'b'")):
-        code, output = run("report", compared / "out", "--data", tmp_path / data, "-o", page)
-        assert code == 2, output
-        assert said in " ".join(output.split())
-        assert not page.exists()
-    code, output = run("report", compared / "out", "-o", page)
-    assert code == 0, output
-    assert "landscape is missing. It needs the table that was compared: elliptica report" in output
-    code, output = run("report", compared / "out", "-o", page, "--no-landscape")
-    assert "left out" not in output
-
-
 def test_half_a_comparison_shows_what_is_there(compared, tmp_path):
     results = json.loads((compared / "out" / "results.json").read_text())
     results["summary"]["finished"] = [2, 3]
     (tmp_path / "results.json").write_text(json.dumps(results))
     (study,) = make_report(Request(str(tmp_path))).studies
     assert study.missing["seeds"].startswith("Not finished: 2 of 3 folds are finished and kept.")
-    assert "holds no model.elliptica" in study.missing["landscape"]
     summary = results["summary"]
     for place, said in (
         ({"summary": {**summary, "methods": {"a": 1}}}, "is damaged"),
@@ -204,7 +175,7 @@ def test_a_saved_model_with_its_table(compared, tmp_path):
     assert study.curves
     assert [part.kind for part in study.parts] == ["group", "class"]
     assert len(study.versions["sha256 of the model"]) == 16
-    (same,) = make_report(Request(str(model), data=compared / "table.csv", landscape=False)).studies
+    (same,) = make_report(Request(str(model), data=compared / "table.csv")).studies
     assert same.values == study.values  # it knows its target
     for wrong, said in (
         (Request(str(model)), "needs a table with targets"),
@@ -228,7 +199,7 @@ def test_a_network_without_its_preprocessor_has_a_page(tmp_path):
     network = EllipticRegressor(hidden=(4,), max_iter=2, random_state=0).fit(x, 10 * x[:, 0])
     model, table = save(network, tmp_path / "bare.elliptica"), tmp_path / "table.csv"
     pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": 10 * x[:, 0]}).write_csv(table)
-    request = Request(str(model), data=table, target="y", landscape=False)
+    request = Request(str(model), data=table, target="y")
     (study,) = make_report(request).studies
     rmse = float(np.mean((network.predict(x) - 10 * x[:, 0]) ** 2) ** 0.5)
     assert study.values["average"][study.methods[0]][0] == pytest.approx(rmse, rel=1e-4)

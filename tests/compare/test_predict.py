@@ -73,10 +73,10 @@ def test_trees_have_probabilities(rows, tmp_path):
     np.testing.assert_allclose(found.select(pl.col("^probability.*$")).to_numpy(), expected)
 
 
-def test_trees_have_no_landscape_and_say_so(rows, tmp_path):
+def test_trees_have_no_page_and_say_so(rows, tmp_path):
     model = HistGradientBoostingClassifier(max_iter=2)
     _, file = saved(tmp_path, rows, model, method="trees")
-    with pytest.raises(TableError, match="holds boosted trees, not a network, and only networks have a loss"):
+    with pytest.raises(TableError, match="holds boosted trees, not a network"):
         read_labelled(file, rows)
     assert load_model(file).model.max_iter == 2
 

@@ -15,7 +15,6 @@ from elliptica.core.bridge import draw_bridges, is_single
 from elliptica.core.epoch import epoch_paths
 from elliptica.core.inputs import read_batch
 from elliptica.core.partners import choose_ends, random_cycles
-from elliptica.diagnostics import step_cost
 
 CPU = torch.device("cpu")
 SPACES = {
@@ -275,19 +274,3 @@ def test_the_paper_has_whole_paths_and_noise_on_labels():
     for sigma in ("green", "auto", torch.ones(3)):  # as strong on targets as what?
         with pytest.raises(ValueError, match="Pass sigma_y= as well"):
             Elliptic.paper(nn.Linear(3, 2), nn.MSELoss(), sigma=sigma)
-
-
-# What is kept from call to call
-
-
-@pytest.mark.parametrize("sampling", ["marginal", "path"])
-def test_predicting_a_cost_leaves_no_fake_tensors_behind(sampling, generator):
-    """Sizes that nobody else uses, so that the first call is the one with fake tensors."""
-    classes, n_times = (31, 17) if sampling == "marginal" else (37, 19)
-    objective = Elliptic(
-        nn.Linear(2, classes), nn.CrossEntropyLoss(), num_classes=classes, sampling=sampling, n_times=n_times
-    )
-    x, y = torch.randn(4, 2, generator=generator), torch.arange(4)
-    step_cost(objective, x, y)
-    assert objective(x, y, generator=generator).isfinite()
-    step_cost(objective, x, y)  # nor do the real ones that stay disturb it

@@ -28,7 +28,7 @@ def test_hostile_names_stay_text():
     page = render_page(hostile_report())
     plain = Elements()
     plain.feed(page)
-    assert plain.tags.count("script") == 2 + 7  # data, plotly and our own
+    assert plain.tags.count("script") == 2 + 6  # data, plotly and our own
     assert plain.links == ["#verdict"]
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     data = page.split('id="report-data">')[1].split("</script>")[0]

@@ -4,12 +4,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import torch
-from torch import nn
 
 from elliptica.cli.report import Request, make_report
-from elliptica.diagnostics.fitted_model import FittedModel
-from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.report import render_page
 from report_cases import HOSTILE, hostile_report, make_record, write_records
 
@@ -25,20 +21,12 @@ DRAW_ALL = """async () => {
 }"""
 
 
-NO_SURFACE = "figure[data-chart=surface] { display: none !important; }"
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
-
-
-def look(name, features, seed=0):
-    torch.manual_seed(seed)
-    x = torch.randn(40, features)
-    network = nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, 3))
-    return loss_surfaces(FittedModel(network, nn.CrossEntropyLoss(), x, torch.arange(40) % 3, name=name))
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """Five seeds of four methods with all that new records hold, and two landscapes."""
+    """Five seeds of four methods with all that new records hold."""
     folder = tmp_path_factory.mktemp("report")
     bins = {"rows": [0, 40, 60], "confidence": [0, 22.0, 54.0], "right": [0, 20, 50]}
     records = []
@@ -51,7 +39,7 @@ def page(tmp_path_factory):
             records.append(record)
     report = make_report(Request(str(write_records(folder, records))))
     (study,) = report.studies
-    study = replace(study, missing={}, landscapes=[look("erm, seed 0", 2), look("elliptic, seed 0", 6)])
+    study = replace(study, missing={})
     file = folder / "report.html"
     file.write_text(render_page(replace(report, studies=[study])), encoding="utf-8")
     return file
@@ -59,23 +47,14 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hostile_page(tmp_path_factory):
-    report = hostile_report()
-    landscape = look(HOSTILE[0], 4)
-    landscape["planes"][0]["points"]["label"][:5] = HOSTILE
-    landscape["bridges"]["from"][:5] = HOSTILE
-    study = replace(report.studies[0], landscapes=[landscape, {**landscape, "name": HOSTILE[2]}])
     file = tmp_path_factory.mktemp("hostile") / "report.html"
-    file.write_text(render_page(replace(report, studies=[study])), encoding="utf-8")
+    file.write_text(render_page(hostile_report()), encoding="utf-8")
     return file
 
 
 @pytest.fixture(scope="module")
 def phone(shared_visit, page):
-    """The page on a small dark screen, every chart drawn.
-
-    Without a graphics card a surface takes seconds to draw, and fewest where it is small; the screen is so
-    high that it stays in view once it is drawn.
-    """
+    """The page on a small dark screen, every chart drawn."""
     seen = shared_visit(page, width=375, height=2400, dark=True, reduced_motion=True)
     seen.page.evaluate(DRAW_ALL)
     return seen
@@ -83,9 +62,8 @@ def phone(shared_visit, page):
 
 @pytest.fixture(scope="module")
 def desk(shared_visit, page):
-    """The same on a large light screen, without the surface: that is looked at on the phone."""
+    """The same on a large light screen."""
     seen = shared_visit(page, reduced_motion=True)
-    seen.page.add_style_tag(content=NO_SURFACE)
     seen.page.evaluate(DRAW_ALL)
     return seen
 
@@ -95,7 +73,6 @@ def test_everything_is_drawn_without_errors_or_requests(phone):
     charts = phone.page.eval_on_selector_all("figure[data-chart]", "all => all.map((f) => f.dataset.chart)")
     assert charts == [
         *("seeds", "differences", "parts-0", "parts-1", "reliability", "uncertainty", "cost", "curves"),
-        *("surface", "contour", "bridges"),
     ]
     assert phone.page.locator("figure .main-svg").count() >= len(charts)
     assert phone.page.locator("figure .waiting").count() == 0
@@ -139,46 +116,6 @@ def test_colours_follow_the_system_and_the_switch(desk):
     assert desk.low_contrast() == []  # charts, too
     desk.page.click("#theme")  # as the system
     assert desk.page.evaluate(background) == day
-
-
-def eye(page):
-    camera = "document.querySelector('figure[data-chart=surface] .plot')._fullLayout.scene.camera.eye"
-    return page.evaluate(camera)
-
-
-def wait_until_moved(page, before, by):
-    """Until the camera is elsewhere; fails when the time of the page is over."""
-    page.wait_for_function(
-        """([before, by]) => {
-          const { eye } = document.querySelector('figure[data-chart=surface] .plot')._fullLayout.scene.camera;
-          return 'xyz'.split('').reduce((sum, a) => sum + Math.abs(eye[a] - before[a]), 0) > by;
-        }""",
-        arg=[before, by],
-    )
-
-
-def test_the_surface_turns_on_drag_and_by_keyboard(phone):
-    plot = phone.page.locator("figure[data-chart=surface] .plot")
-    plot.evaluate("plot => plot.scrollIntoView({block: 'center'})")
-    plot.locator("canvas").first.wait_for()
-    before = eye(phone.page)
-    box = plot.bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    phone.page.mouse.move(x, y)
-    phone.page.mouse.down()
-    phone.page.mouse.move(x + 80, y + 20)
-    phone.page.mouse.up()
-    wait_until_moved(phone.page, before, 0.1)
-    plot.focus()
-    dragged = eye(phone.page)
-    phone.page.keyboard.press("ArrowRight")
-    wait_until_moved(phone.page, dragged, 0.05)
-    # another model, in more dimensions, has planes to choose from
-    phone.page.locator("figure[data-chart=surface] select").first.select_option("1")
-    planes = phone.page.locator("figure[data-chart=surface] label:has-text('Plane') option").all_inner_texts()
-    assert planes[0] == "Two principal directions"
-    assert sum(name.startswith("Through rows") for name in planes) == 3
-    assert phone.problems == []
 
 
 def column(page, number):
@@ -255,7 +192,7 @@ def test_methods_can_be_put_into_colour(desk):
 def test_printing_draws_what_was_not_in_view(visit, page):
     seen = visit(page, dark=True)
     seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert seen.page.locator("figure:not([data-chart=surface]) .waiting").count() == 0
+    assert seen.page.locator("figure .waiting").count() == 0
     assert seen.page.evaluate("document.documentElement.dataset.theme") == "light"
     wide = "all => Math.max(...all.map((svg) => svg.getBoundingClientRect().width))"
     assert 600 < seen.page.eval_on_selector_all(".main-svg", wide) <= 688  # A4 without margins of 14 mm
@@ -268,7 +205,6 @@ def test_printing_draws_what_was_not_in_view(visit, page):
 def test_hostile_names_are_text_everywhere(visit, hostile_page):
     seen = visit(hostile_page, width=700)
     seen.page.on("dialog", lambda dialog: seen.problems.append(f"dialog {dialog.message}"))
-    seen.page.add_style_tag(content=NO_SURFACE)
     seen.page.evaluate(DRAW_ALL)
     assert seen.page.title() == HOSTILE[1]
     assert (seen.problems, seen.requests, seen.overflow()) == ([], [], [])

@@ -145,7 +145,7 @@ def test_seeds_that_split_the_same_rows_have_wider_intervals():
     values = [3.0, 4.5, 2.5, 4.0]
     _, low, high = mean_interval(values, test_share=0.25)
     assert (high - low) / (mean_interval(values)[2] - mean_interval(values)[1]) == pytest.approx(math.sqrt(2))
-    report = make_report(Request(str(RESULTS / "tables" / "table3"), landscape=False))
+    report = make_report(Request(str(RESULTS / "tables" / "table3")))
     study = next(s for s in report.studies if s.name == "table3-no2")
     assert study.test_share == 0.25
     erm, columns = study.values["average"]["erm"], report_data(report)["studies"]

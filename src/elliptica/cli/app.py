@@ -24,10 +24,10 @@ from elliptica._utils.text import did_you_mean
 
 #: Removed commands and their replacements.
 _REPLACED = {
-    "cost": "call elliptica.diagnostics.step_cost in Python",
+    "cost": "call elliptica.landscape.step_cost in Python",
     "figure": "use elliptica demo --figure NAME",
     "gallery": "make docs puts committed results on the documentation site; elliptica report makes one page",
-    "landscape": "use elliptica diagnose DATA --reports all",
+    "landscape": "call the reports of elliptica.landscape in Python",
     "watch": "use elliptica run --tensorboard FOLDER, and TensorBoard on that folder",
 }
 

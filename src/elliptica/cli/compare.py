@@ -505,7 +505,7 @@ def _write_page(folder: Path) -> str:
     from elliptica.report.content import ReportError
 
     try:
-        write_report(Request(str(folder), landscape=False), folder / "report.html")
+        write_report(Request(str(folder)), folder / "report.html")
     except (ModuleNotFoundError, ReportError, OSError) as error:
         return f" (without charts: {error})"
     return ""

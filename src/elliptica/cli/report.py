@@ -15,7 +15,7 @@ from elliptica._utils.extras import missing_package
 from elliptica._utils.files import is_not_written, not_written, read_json, write_atomically
 from elliptica._utils.text import count
 from elliptica.cli import options as shared
-from elliptica.cli.app import MOST_SEED, YOUR_DATA, DataDir, app, one_of, require_extra
+from elliptica.cli.app import MOST_SEED, YOUR_DATA, app, one_of, require_extra
 from elliptica.cli.diagnose import Loss, Steps, Train, Weights
 from elliptica.cli.options import load_own
 
@@ -42,9 +42,7 @@ class Request:
         train: How to train a small network if there is no model.
         steps: Number of training steps.
         loss: Loss of the model.
-        data_dir: Folder of the paper's data, for models that `elliptica run` kept.
         tables: Your own TOML tables that the records belong to.
-        landscape: Whether to show the loss between the data if there is a model.
         seed: Seed of all random draws.
         title: Title of the page; by default what it is about.
     """
@@ -58,9 +56,7 @@ class Request:
     train: str = "erm"
     steps: int = 2000
     loss: str = "auto"
-    data_dir: Path | None = None
     tables: tuple[str, ...] = ()
-    landscape: bool = True
     seed: int = 0
     title: str | None = None
 
@@ -90,7 +86,6 @@ def report(
     train: Train = "erm",
     steps: Steps = 2000,
     loss: Annotated[Loss, one_of(Loss, help="Loss of your model, as in elliptica diagnose.")] = "auto",
-    data_dir: DataDir = None,
     table: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,15 +93,12 @@ def report(
         ),
     ] = None,
     plugin: shared.Plugins = None,
-    no_landscape: Annotated[
-        bool, typer.Option("--no-landscape", help="Skip the loss between the data, which takes time.")
-    ] = False,
     title: Annotated[
         str | None, typer.Option(help="Title of the page.", show_default="what it is about")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of all random draws.")] = 0,
 ) -> None:
-    """Write one HTML page to share: verdict, tables, charts, loss landscape.
+    """Write one HTML page to share: verdict, tables, charts.
 
     The page loads nothing from the network. Exit status: 0, or 2 if the source cannot be used. Example:
     elliptica report runs -o report.html
@@ -125,9 +117,7 @@ def report(
         train=train,
         steps=steps,
         loss=loss,
-        data_dir=data_dir,
         tables=tuple(table or ()),
-        landscape=not no_landscape,
         seed=seed,
         title=title,
     )
@@ -152,9 +142,6 @@ def _print_report(request: Request, out: Path, console: Console) -> int:
         say(f"Interrupted: {escape(str(out))} was not written.")
         return 130
     say(escape(content.headline))
-    reasons = list(dict.fromkeys(s.missing["landscape"] for s in content.studies if "landscape" in s.missing))
-    if request.landscape and len(reasons) == 1:
-        say(escape(f"The loss landscape is missing. {reasons[0]}"))
     if content.unusable:
         say(f"[yellow]{count(len(content.unusable), 'file')} could not be used[/yellow]; the page says why.")
     kind = f"{content.kind[:1].upper()}{content.kind[1:]}"
@@ -238,24 +225,16 @@ def _is_page(file: Path) -> bool:
 def _folder_report(path: Path, request: Request) -> Report:
     from elliptica.report.content import ReportError
 
-    for name in ("model", "weights"):
+    for name in ("model", "weights", "data"):
         if getattr(request, name) is not None:
-            raise ReportError(
-                f"--{name} is only for data (an .npz file), but {request.source} is a folder. Omit it."
-            )
+            raise ReportError(f"--{name} is not for a folder, but {request.source} is one. Omit it.")
     kind = _kind_of_results(path / RESULTS)
     if kind == "compare":
         try:
             from elliptica.compare.page import comparison_report
         except ModuleNotFoundError as error:
             raise ReportError(str(missing_package("A comparison", "tables", error.name))) from error
-        return comparison_report(
-            path, data=request.data, landscape=request.landscape, seed=request.seed, title=request.title
-        )
-    if request.data is not None:
-        raise ReportError(
-            f"--data is only for model.elliptica or a folder of elliptica compare, but {path} is neither."
-        )
+        return comparison_report(path, title=request.title)
     if kind == "demo":
         from elliptica.lab.demo.results import demo_report
 
@@ -288,14 +267,7 @@ def _runs_report(path: Path, request: Request) -> Report:
         from elliptica.lab.experiments.page import runs_report
     except ModuleNotFoundError as error:
         raise ReportError(str(missing_package("A page of records", "lab", error.name))) from error
-    return runs_report(
-        path,
-        landscape=request.landscape,
-        data_dir=request.data_dir,
-        seed=request.seed,
-        title=request.title,
-        tables=request.tables,
-    )
+    return runs_report(path, title=request.title, tables=request.tables)
 
 
 def _saved_model_report(file: Path, request: Request) -> Report:
@@ -310,7 +282,6 @@ def _saved_model_report(file: Path, request: Request) -> Report:
         request.data,
         request.target,
         request.group,
-        landscape=request.landscape,
         seed=request.seed,
         title=request.title,
     )
@@ -358,4 +329,4 @@ def _own_model_report(request: Request) -> Report:
         },
     )
     title = request.title or f"{fitted.name} on {name}"
-    return model_report(study, fitted, title, landscape=request.landscape, seed=request.seed)
+    return model_report(study, fitted, title, seed=request.seed)

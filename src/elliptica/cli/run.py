@@ -42,9 +42,7 @@ def run(
     data_dir: DataDir = None,
     device: shared.Device = "cpu",
     tensorboard: shared.Board = None,
-    keep_models: Annotated[
-        bool, typer.Option("--keep-models", help="Keep the selected weights, for the landscape of a report.")
-    ] = False,
+    keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep the selected weights.")] = False,
     every_epoch: Annotated[
         bool,
         typer.Option(

@@ -15,12 +15,11 @@ from elliptica._utils.text import count
 from elliptica.compare.markdown import footnotes, more_sections, progress_words, range_words, shown_scores
 from elliptica.compare.metrics import Metric
 from elliptica.compare.plan import CONSTANT, NAMES, REFERENCE
-from elliptica.compare.predict import LabelledRows, load_model, read_labelled
-from elliptica.compare.store import MODEL, RESULTS
+from elliptica.compare.predict import LabelledRows, read_labelled
+from elliptica.compare.store import RESULTS
 from elliptica.compare.summary import Summary
 from elliptica.compare.table import TableError
 from elliptica.diagnostics.model_page import model_report, model_study
-from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.report.content import (
     DASH,
     Grid,
@@ -40,14 +39,8 @@ from elliptica.report.content import (
 MIN_ROWS = 10
 
 
-def comparison_report(
-    folder: Path, *, data: Path | None = None, landscape: bool = True, seed: int = 0, title: str | None = None
-) -> Report:
+def comparison_report(folder: Path, *, title: str | None = None) -> Report:
     """Build a report from ``results.json``; an unfinished comparison is shown as far as it got."""
-    if data is not None and not data.is_file():
-        raise ReportError(
-            f"The table {data} does not exist. Pass the file that was compared to --data, or omit --data."
-        )
     try:
         content = read_json(folder / RESULTS)
         if not isinstance(content, dict):
@@ -74,8 +67,6 @@ def comparison_report(
         ) from error
     if not summary.methods:
         raise ReportError(f"{folder / RESULTS} holds no finished fold yet. Rerun the same command to resume.")
-    if landscape:
-        study = _with_landscape(study, folder, summary.target, data, seed)
     return Report(
         title=title or f"Comparison on {summary.name}",
         kind=f"comparison of {count(len(summary.trained), 'method')}",
@@ -237,37 +228,16 @@ def _parts(found: Summary, names: Mapping[str, str]) -> Parts:
     return Parts(label, list(sizes), values, sizes=sizes, counted="tested rows")
 
 
-def _with_landscape(study: Study, folder: Path, target: str, data: Path | None, seed: int) -> Study:
-    """Add the landscape of the chosen model if the table is given."""
-    if not (folder / MODEL).is_file():
-        reason = f"The folder holds no {MODEL}, which elliptica compare writes when it finishes."
-    elif data is None:  # paths in the folder's files are untrusted, so not followed
-        command = shlex.join(["elliptica", "report", str(folder), "--data"])
-        reason = f"It needs the table that was compared: {command} table.csv."
-    else:
-        try:
-            load_model(folder / MODEL).check_network()
-        except TableError as error:
-            return replace(study, missing={**study.missing, "landscape": str(error)})
-        rows = _read_rows(folder / MODEL, data, target)  # raises if they do not fit
-        try:
-            return replace(study, landscapes=[loss_surfaces(rows.fitted(), seed)])
-        except ReportError as error:
-            reason = str(error)
-    return replace(study, missing={**study.missing, "landscape": reason})
-
-
 def saved_model_report(
     file: Path,
     data: Path | None,
     target: str | None = None,
     group: str | None = None,
     *,
-    landscape: bool = True,
     seed: int = 0,
     title: str | None = None,
 ) -> Report:
-    """Build a page with scores, findings and landscape of a saved model on the rows of a table."""
+    """Build a page with scores and findings of a saved model on the rows of a table."""
     if data is None:
         raise ReportError(
             f"A page about a saved model needs a table with targets: elliptica report {file} --data "
@@ -297,7 +267,7 @@ def saved_model_report(
         },
     )
     title = title or f"{file.name} on {data.name}"
-    return model_report(study, fitted, title, landscape=landscape, seed=seed)
+    return model_report(study, fitted, title, seed=seed)
 
 
 def _read_rows(file: Path, data: Path, target: str | None, group: str | None = None) -> LabelledRows:

@@ -281,7 +281,7 @@ class SavedModel:
             return
         kind = NAMES.get(str(self.notes.get("method")), type(self.model).__name__)
         raise TableError(
-            f"{self.name} holds {kind}, not a network, and only networks have a loss landscape and a page. "
+            f"{self.name} holds {kind}, not a network, and only networks have a page. "
             "elliptica predict uses the model, and the report of the comparison shows its scores. To get a "
             "network, exclude trees and linear: elliptica compare ... --methods erm,mixup,elliptic."
         )
@@ -421,15 +421,12 @@ class LabelledRows:
         """Return the network with its rows in the form that it was trained on."""
         network = self.network
         rows = network.network_rows(self.inputs, self.target)
-        in_plane = rows.x.shape[1] == 2
         return FittedModel(
             *rows,
             name=f"{type(network).__name__}, {network.method}",
             groups=self.groups,
             class_names=[str(label) for label in getattr(network, "classes_", ())],
             feature_names=self.names,
-            location=network.x_mean_.tolist() if in_plane else (0.0, 0.0),
-            scale=network.x_scale_.tolist() if in_plane else (1.0, 1.0),
         )
 
 

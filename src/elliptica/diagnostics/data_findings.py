@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from elliptica._utils.statistics import bonferroni
-from elliptica.diagnostics.evidence import Difference, Evidence, number_rows
+from elliptica.diagnostics.evidence import NEIGHBOURS, Difference, Evidence, number_rows
 from elliptica.diagnostics.findings import Finding, Quantity, RowsOf, Severity, fine, skipped
-from elliptica.diagnostics.neighbours import NEIGHBOURS
 
 #: Deep inside a class, labels that differ from their neighbours are normal up to this share, and in a
 #: single class up to the second one.

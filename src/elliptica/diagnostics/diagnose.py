@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.statistics import check_level
-from elliptica.core.noise import Sigma
 from elliptica.core.targets import TargetSpace
 from elliptica.core.types import EllipticWarning, LossFn
 from elliptica.diagnostics import data_findings as data
-from elliptica.diagnostics import landscape_findings as landscape_of
 from elliptica.diagnostics import model_findings as model_of
 from elliptica.diagnostics.evidence import Evidence
-from elliptica.diagnostics.findings import LANDSCAPE, SEVERITIES, Diagnosis, Finding
+from elliptica.diagnostics.findings import SEVERITIES, Diagnosis, Finding
 from elliptica.diagnostics.fitted_model import FittedModel
 
 Found = Finding | tuple[Finding, ...]
@@ -49,16 +47,6 @@ JUDGES: dict[str, Callable[[Evidence], Found]] = {
 _ORDER = [*JUDGES]
 _ORDER.insert(_ORDER.index("overfitting"), "shift")
 
-#: The loss between and around the rows.
-LANDSCAPE_JUDGES: dict[str, Callable[[FittedModel], Found]] = {
-    "between": landscape_of.judge_between,
-    "profile": landscape_of.judge_profile,
-    "noise": landscape_of.judge_noise,
-    "slope": landscape_of.judge_slope,
-    "curvature": landscape_of.judge_curvature,
-    "dimension": landscape_of.judge_dimension,  # and "pde"
-}
-
 #: Findings that a more serious one explains; they are dropped.
 EXPLAINED = {
     "outputs": ("label_order", "constant", "underfit", "confidence"),
@@ -85,9 +73,6 @@ def diagnose(
     held_out_groups: Tensor | Sequence[Hashable] | None = None,
     class_names: Sequence[Hashable] | None = None,
     feature_names: Sequence[str] = (),
-    landscape: bool = True,
-    n: int = 1000,
-    sigma: Sigma = "auto",
     num_classes: int | None = None,
     target_space: TargetSpace | None = None,
     confidence: float = 0.95,
@@ -112,9 +97,6 @@ def diagnose(
         held_out_groups: Group of each held-out row.
         class_names: Names of the classes, in the order of the model's outputs. None: 0, 1, ...
         feature_names: Names of the features of flat inputs. Empty: 0, 1, ...
-        landscape: Whether to examine the loss between and around the rows, too (for information).
-        n: Number of points between the rows for that, and largest number of rows that they join.
-        sigma: Noise of the bridges, as in `elliptica.Elliptic`: a number is in units of ``x``.
         num_classes: Number of classes of integer labels. None infers it from the model's output.
         target_space: Kind of targets, needed for custom losses: ``"simplex"``, ``"unit"`` or ``"real"``.
         confidence: Confidence level of all limits.
@@ -132,7 +114,7 @@ def diagnose(
         >>> x = torch.linspace(-1, 1, 60)[:, None] * torch.tensor([[1.0, 2.0]])
         >>> model = nn.Linear(2, 1, bias=False)
         >>> _ = nn.init.zeros_(model.weight)
-        >>> diagnose(model, nn.MSELoss(), x, x[:, :1], landscape=False).headline()
+        >>> diagnose(model, nn.MSELoss(), x, x[:, :1]).headline()
         'No better than a constant; The model has not learnt its data.'
     """
     fitted = FittedModel(
@@ -151,42 +133,28 @@ def diagnose(
         unlabelled=unlabelled,
     )
     return diagnose_fitted(
-        fitted,
-        n=n,
-        sigma=sigma,
-        confidence=confidence,
-        generator=generator,
-        device=device,
-        landscape=landscape,
-        max_rows=max_rows,
+        fitted, confidence=confidence, generator=generator, device=device, max_rows=max_rows
     )
 
 
 def diagnose_fitted(
     fitted: FittedModel,
     *,
-    n: int = 1000,
-    sigma: Sigma = "auto",
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
-    landscape: bool | FittedModel = True,
     max_rows: int = MAX_ROWS,
     first_row: int = 0,
 ) -> Diagnosis:
     """Diagnose a model with its rows; arguments are those of `diagnose`.
 
-    ``landscape`` may be another form of the model: a network whose loss has a gradient. ``first_row`` is the
-    number of the first row, for messages.
+    ``first_row`` is the number of the first row, for messages.
     """
     check_level("confidence", confidence)
     confidence = float(confidence)
-    if not isinstance(landscape, bool | FittedModel):
-        raise TypeError(f"landscape must be True or False, but got {landscape!r}.")
     checks.count("batch_size", fitted.batch_size)
     fitted = replace(fitted, batch_size=int(fitted.batch_size))  # torch splits by plain integers only
     checks.count("max_rows", max_rows, 10)
-    checks.count("n", n, 10)
     source = torch.Generator().manual_seed(0) if generator is None else generator
     with (
         torch.random.fork_rng(devices=_accelerators(fitted.model)),
@@ -198,10 +166,6 @@ def diagnose_fitted(
         evidence = Evidence(judged)
         findings = list(_run(JUDGES, evidence))
         findings = [_numbered(finding, fitted, judged, first_row) for finding in findings]
-        if landscape is not False:
-            network = judged if landscape is True else landscape
-            sampled = network.sample(n, sigma=sigma, confidence=confidence, generator=source)
-            findings += _run(LANDSCAPE_JUDGES, sampled)
         return Diagnosis(
             _about(evidence), tuple(_ordered(findings)), len(judged.x), len(fitted.x), confidence, first_row
         )
@@ -223,9 +187,8 @@ def _run(judges: dict[str, Callable[..., Found]], subject: object) -> Iterator[F
         try:
             result = judge(subject)
         except (ValueError, RuntimeError) as error:
-            severity = "info" if name in LANDSCAPE else "look"
             advice = "Fix the cause in the message and run again. The other findings are valid."
-            yield Finding(name, severity, f"Not computed: {error}", advice, computed=False)  # type: ignore[arg-type]
+            yield Finding(name, "look", f"Not computed: {error}", advice, computed=False)
             continue
         yield from result if isinstance(result, tuple) else (result,)
 
@@ -236,12 +199,7 @@ def _ordered(found: Iterable[Finding]) -> list[Finding]:
     grave = {f.name for f in found if f.severity == "warning"}
     explained = {name for cause in grave for name in EXPLAINED.get(cause, ())}
     kept = [f for f in found if f.name not in explained or f.severity in ("fine", "info")]
-    order = [*_ORDER, *LANDSCAPE]
-
-    def rank(finding: Finding) -> tuple[bool, int, int]:
-        return finding.name in LANDSCAPE, -SEVERITIES.index(finding.severity), order.index(finding.name)
-
-    return sorted(kept, key=rank)
+    return sorted(kept, key=lambda f: (-SEVERITIES.index(f.severity), _ORDER.index(f.name)))
 
 
 def _about(e: Evidence) -> tuple[str, ...]:

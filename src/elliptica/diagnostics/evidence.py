@@ -16,10 +16,11 @@ from elliptica._utils.statistics import student_quantile
 from elliptica.core.batchnorm import evaluation_mode
 from elliptica.diagnostics.findings import RowsOf
 from elliptica.diagnostics.fitted_model import FittedModel, Labelled, sample_by_part
-from elliptica.diagnostics.neighbours import NEIGHBOURS
 
 #: Kind of targets: one class per row, one or several numbers, or something else that only has a loss.
 Task = Literal["classes", "values", "other"]
+#: Default number of neighbours.
+NEIGHBOURS = 10
 #: Largest number of distances to compute, times the number of features.
 _DISTANCES = 2e10
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,20 +12,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from elliptica import __version__
-from elliptica._utils.statistics import clopper_pearson, incomplete_beta, student_quantile
+from elliptica._utils.result import Result
+from elliptica._utils.statistics import clopper_pearson, student_quantile
 from elliptica._utils.text import count
-from elliptica.diagnostics.result import Result
 
 #: Lines of a breakdown that are printed; `Finding.breakdown` holds all of them.
 _SHOWN = 6
 _WIDTH = 100
 
-#: ``"info"`` is a fact about the loss landscape that requires no action by itself.
+#: ``"info"`` is a fact that requires no action by itself.
 Severity = Literal["fine", "info", "look", "warning"]
 #: From best to worst.
 SEVERITIES: tuple[Severity, ...] = ("fine", "info", "look", "warning")
-#: Findings about the loss between and around the rows.
-LANDSCAPE = ("between", "profile", "noise", "slope", "curvature", "dimension", "pde")
 #: Rows that a finding points at.
 RowsOf = Literal["training", "held-out", "unlabelled"]
 
@@ -39,10 +36,9 @@ class Quantity:
         value: The estimate.
         lower: Lower confidence limit; ``value`` itself for a number that is not estimated.
         upper: Upper confidence limit.
-        stderr: Standard error of a mean; None for shares and medians, whose limits are exact.
+        stderr: Standard error of a mean; None for shares, whose limits are exact.
         n: Number of values behind it.
-        kind: ``"mean"`` (Student's limits), ``"share"`` (Clopper-Pearson), ``"median"`` (order
-            statistics), or ``"number"`` (no limits).
+        kind: ``"mean"`` (Student's limits), ``"share"`` (Clopper-Pearson), or ``"number"`` (no limits).
     """
 
     value: float
@@ -50,7 +46,7 @@ class Quantity:
     upper: float
     stderr: float | None
     n: int
-    kind: Literal["mean", "share", "median", "number"]
+    kind: Literal["mean", "share", "number"]
 
     @classmethod
     def mean(cls, values: Float[Tensor, " n"], confidence: float, floor: float = -math.inf) -> Quantity:
@@ -73,17 +69,6 @@ class Quantity:
         return cls(count / n, lower, upper, None, n, "share")
 
     @classmethod
-    def median(cls, values: Float[Tensor, " n"], confidence: float) -> Quantity:
-        """Return the median; its limits are two of the ordered values, for any distribution."""
-        ordered = values.detach().double().sort().values
-        n = len(ordered)
-        rank = median_rank(n, confidence)
-        middle = float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        if rank is None:  # too few values for limits at this level
-            return cls(middle, -math.inf, math.inf, None, n, "median")
-        return cls(middle, float(ordered[rank]), float(ordered[n - 1 - rank]), None, n, "median")
-
-    @classmethod
     def number(cls, value: float, n: int = 1) -> Quantity:
         """Wrap a number without limits."""
         return cls(value, value, value, None, n, "number")
@@ -92,21 +77,7 @@ class Quantity:
         as_text = "{:.1%}".format if self.kind == "share" else "{:.3g}".format
         if self.kind == "number":
             return as_text(self.value)
-        if math.isinf(self.lower):
-            return f"{as_text(self.value)} ({self.n} values are too few for limits)"
         return f"{as_text(self.value)} ({as_text(self.lower)} to {as_text(self.upper)})"
-
-
-def median_rank(n: int, confidence: float) -> int | None:
-    """Return the largest ``k`` such that the ``k``-th lowest and highest values enclose the median."""
-    tail = (1 - confidence) / 2
-
-    def cdf(k: int) -> float:
-        """Return P(Binomial(n, 1/2) <= k), by the beta law."""
-        return incomplete_beta(float(n - k), float(k + 1), 0.5)
-
-    enough = bisect.bisect_right(range(n // 2), tail, key=cdf)
-    return enough - 1 if enough else None
 
 
 def worst(*severities: Severity) -> Severity:
@@ -213,11 +184,6 @@ class Diagnosis(Result):
         """Findings to act on or to look at."""
         return tuple(f for f in self.findings if f.severity in ("warning", "look"))
 
-    @property
-    def landscape(self) -> tuple[Finding, ...]:
-        """Findings about the loss between and around the rows, for information."""
-        return tuple(f for f in self.findings if f.name in LANDSCAPE)
-
     def __getitem__(self, name: str) -> Finding:
         for finding in self.findings:
             if finding.name == name:
@@ -250,7 +216,7 @@ class Diagnosis(Result):
         return _wrapped(" ".join(about), "", "")
 
     def closing(self) -> list[str]:
-        """List what was checked without a problem, what could not be judged, and how to see the landscape."""
+        """List what was checked without a problem, and what could not be judged."""
         checked = [f.name for f in self.findings if f.severity == "fine" and f.computed]
         lines = _wrapped(f"Checked, no problem: {', '.join(checked) or 'none'}.", "", "  ")
         left: dict[str, list[str]] = {}
@@ -261,12 +227,10 @@ class Diagnosis(Result):
                 )
         for reason, names in left.items():
             lines += _wrapped(f"Not judged: {', '.join(names)} ({reason}).", "", "  ")
-        if self.landscape:
-            lines.append("To see the loss between and around the rows: .everything(), or --all.")
         return lines
 
     def everything(self) -> str:
-        """Return all findings with their breakdowns, including the landscape."""
+        """Return all findings with their breakdowns."""
         return "\n\n".join(["\n".join(self.preface()), *map(str, self.findings)])
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""A trained model with its data, checked once and subsampled, and its losses at and between the rows."""
+"""A trained model with its data, checked once and subsampled, and its losses at the rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Hashable, Sequence, Sized
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +18,11 @@ from torch import Tensor, nn
 from elliptica._utils import checks, random
 from elliptica._utils.random import draw_permutation, stream
 from elliptica.core.batchnorm import evaluation_mode
-from elliptica.core.noise import Sigma, auto_sigma, check_sigma
 from elliptica.core.targets import TARGET_SPACES, TargetSpace, encode_targets, infer_target_space
 from elliptica.core.types import LossFn
-from elliptica.diagnostics.probes import Bridges, draw_bridges
-from elliptica.landscape.loss import (
-    LossField,
-    constant_loss,
-    excess_loss,
-    least_loss,
-    loss_kind,
-)
+
+if TYPE_CHECKING:
+    from elliptica.landscape.loss import LossField
 
 #: Losses that can be zero for any target, so there is no least loss to subtract.
 _REACH_ZERO = ("squared", "absolute", "distance")
@@ -71,10 +65,7 @@ class FittedModel:
         unlabelled_row_numbers: The same for the unlabelled rows.
         feature_names: Names of the inputs.
         scales_inputs: Whether the model scales its inputs itself, so that their units do not matter.
-        location: Offset, and
-        scale: factor that convert inputs in the plane to the units of the data.
         batch_size: Rows per call of the model.
-        drawn: Points between the rows; see `sample`.
         n_given: Rows before subsampling; 0 without.
         confidence: Confidence level of all limits.
         seed: Seed of the random streams of the findings.
@@ -98,10 +89,7 @@ class FittedModel:
     unlabelled_row_numbers: Sequence[int] | None = None
     feature_names: Sequence[str] = ()
     scales_inputs: bool = False
-    location: Sequence[float] = (0.0, 0.0)
-    scale: Sequence[float] = (1.0, 1.0)
     batch_size: int = 1024
-    drawn: Bridges | None = None
     n_given: int = 0
     confidence: float = 0.95
     seed: int = 0
@@ -173,48 +161,6 @@ class FittedModel:
         strata = [f"{label}/{_item(groups, i)}" for i, label in enumerate(labels)]
         return sample_by_part(strata, n, generator, floor=1)  # in proportion: no overall number is biased
 
-    def sample(
-        self,
-        n: int,
-        *,
-        generator: torch.Generator,
-        sigma: Sigma = "auto",
-        confidence: float = 0.95,
-        device: torch.device | str | None = None,
-    ) -> FittedModel:
-        """Return the model on at most ``n`` of its rows, with ``n`` points on bridges between them.
-
-        Rows, bridges and the seed of later streams are drawn in this order.
-
-        Args:
-            n: Most rows; fewer are taken as they are.
-            generator: Source of randomness.
-            sigma: Noise of the bridges, as in `elliptica.Elliptic`.
-            confidence: Level of the limits.
-            device: Where to compute; None is where the model is. A model that is elsewhere is copied.
-
-        Raises:
-            ValueError: If model, loss and rows do not go together.
-        """
-        self._check()
-        checks.count("n", n, 10)
-        model, place = _placed(self.model, device, self.x)
-        random.check_generator(generator, place)
-        x, y, groups = self.rows.take(self._sampled(self.rows, n, generator))
-        x, y = x.detach().to(place), y.detach().to(place)
-        sampled = replace(self, model=model, x=x, y=y, groups=groups)
-        targets = sampled.targets
-        _forward(model, x)
-        sigma = check_sigma(sigma)
-        noise = auto_sigma(x) if isinstance(sigma, str) else sigma
-        bridges = draw_bridges(x, targets, n, target_space=sampled.space, sigma=noise, generator=generator)
-        seed = int(torch.randint(2**62, (1,), device=generator.device, generator=generator))
-        given = self.n_given or len(self.x)
-        sampled = replace(sampled, drawn=bridges, n_given=given, confidence=confidence, seed=seed)
-        sampled._check_class_names()
-        _ = sampled.losses  # raises now if the model gives no numbers
-        return sampled
-
     @property
     def rows(self) -> Labelled:
         """Training rows."""
@@ -234,15 +180,6 @@ class FittedModel:
     def stream(self, name: str) -> torch.Generator:
         """Return a random stream for one finding, so that no finding changes another."""
         return stream("diagnose", self.seed, name)
-
-    @property
-    def bridges(self) -> Bridges:
-        """Points between the rows."""
-        if self.drawn is None:
-            raise ValueError(
-                "No points between the rows were drawn yet. Call sample(n, generator=...) first."
-            )
-        return self.drawn
 
     @cached_property
     def space(self) -> TargetSpace:
@@ -273,6 +210,8 @@ class FittedModel:
     @cached_property
     def field(self) -> LossField:
         """The excess loss of the model (see `elliptica.landscape.loss.excess_loss`)."""
+        from elliptica.landscape.loss import LossField, excess_loss, loss_kind  # not needed to predict
+
         reaches_zero = loss_kind(self.loss_fn) in _REACH_ZERO
         loss_fn = self.loss_fn if reaches_zero else excess_loss(self.loss_fn)
         return LossField(self.model, loss_fn, num_classes=self.n_classes, chunk_size=self.batch_size)
@@ -283,38 +222,11 @@ class FittedModel:
         return self.field(self.x, self.targets).double()
 
     @cached_property
-    def between(self) -> Float[Tensor, " probes"]:
-        """Loss at each point between the rows."""
-        return self.field(self.bridges.x, self.bridges.y).double()
-
-    @cached_property
-    def deviation(self) -> Float[Tensor, " *feature"]:
-        """Standard deviation of each feature."""
-        return auto_sigma(self.x, 1.0)
-
-    @cached_property
-    def constant(self) -> float | None:
-        """Mean loss of the best constant prediction; None if it is not known."""
-        return constant_loss(self.loss_fn, self.targets)
-
-    @cached_property
     def floor(self) -> float:
         """Lower bound of the loss: zero, or minus infinity for a custom loss."""
+        from elliptica.landscape.loss import least_loss
+
         return -math.inf if least_loss(self.loss_fn, self.targets[:1]) is None else 0.0
-
-    @property
-    def yardstick(self) -> float:
-        """Reference for losses: that of a constant prediction, else the largest at the data."""
-        if self.constant is not None and self.constant > 0:
-            return self.constant
-        return float(self.losses.abs().max()) or 1.0
-
-    @property
-    def yardstick_name(self) -> str:
-        """The yardstick in words."""
-        if self.constant is not None and self.constant > 0:
-            return "the loss of the best constant prediction"
-        return "the largest loss at the data"
 
     @property
     def part(self) -> str:
@@ -334,21 +246,6 @@ class FittedModel:
         """Return the name of a class, or its number if it has none."""
         return str(
             label if self.class_names is None or len(self.class_names) == 0 else self.class_names[label]
-        )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks about the loss."""
-        if self.space == "real":
-            return ()
-        if self.floor == -math.inf:
-            return (
-                "The least value of this loss for a mixed target is not known, so part of the loss between "
-                "the data may be unavoidable for any network.",
-            )
-        return (
-            "A mixed target has an unavoidable loss, which is subtracted from every loss below. Where "
-            "targets are not mixed or smoothed, the numbers are your loss.",
         )
 
     def _check(self) -> None:

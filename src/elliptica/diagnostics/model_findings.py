@@ -18,9 +18,8 @@ from elliptica.diagnostics.data_findings import (
     named_moves,
     unlabelled_shift,
 )
-from elliptica.diagnostics.evidence import Difference, Evidence, Sample
+from elliptica.diagnostics.evidence import NEIGHBOURS, Difference, Evidence, Sample
 from elliptica.diagnostics.findings import Finding, Quantity, RowsOf, Severity, fine, skipped
-from elliptica.diagnostics.neighbours import NEIGHBOURS
 
 #: A model that saves less than this share of a constant's error is hardly better.
 HARDLY = 0.1

@@ -1,10 +1,9 @@
-"""The report page of one model: scores by class and group, findings of diagnose, loss surfaces."""
+"""The report page of one model: scores by class and group, findings of diagnose."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from elliptica.diagnostics.diagnose import diagnose_fitted
 from elliptica.diagnostics.findings import Diagnosis, Quantity
 from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.diagnostics.scores import score_classes
-from elliptica.diagnostics.surfaces import loss_surfaces
 from elliptica.report.content import (
     DASH,
     Bar,
@@ -33,24 +31,18 @@ from elliptica.report.content import (
 )
 
 _NOTE = "Scores on the given rows. If the model was trained on them, they say nothing about other rows."
-#: Points between the rows at which the loss is evaluated.
-_ROWS = 400
 #: Bars of a picture, and rows that are listed.
 _BARS, _SHOWN_ROWS = 10, 30
 
 
-def model_report(study: Study, fitted: FittedModel, title: str, *, landscape: bool, seed: int) -> Report:
-    """Add findings and loss surfaces to the study of a model, and assemble the page.
+def model_report(study: Study, fitted: FittedModel, title: str, *, seed: int) -> Report:
+    """Add findings to the study of a model, and assemble the page.
 
     Raises:
         ReportError: If the loss of the model cannot be evaluated.
     """
-    if not landscape:
-        study = replace(study, missing={**study.missing, "landscape": "Skipped (--no-landscape)."})
-        return Report(title, "model", "The loss of this model was not examined (--no-landscape).", [study])
-    study = replace(study, landscapes=[loss_surfaces(fitted, seed)])
     try:
-        diagnosis = diagnose_fitted(fitted, n=_ROWS, generator=torch.Generator().manual_seed(seed))
+        diagnosis = diagnose_fitted(fitted, generator=torch.Generator().manual_seed(seed))
     except (ValueError, TypeError) as error:
         raise ReportError(str(error)) from error
     return Report(title, "model", diagnosis.headline(), [study], findings=remarks(diagnosis))

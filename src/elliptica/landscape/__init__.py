@@ -1,5 +1,13 @@
-"""The loss as a function on the data space: domains, solvers and the objective of hitting times."""
+"""The loss as a function on the data space: domains, solvers, hitting times, reports on a model."""
 
+from elliptica.landscape.bounds import OrderingReport as OrderingReport
+from elliptica.landscape.bounds import ShiftBound as ShiftBound
+from elliptica.landscape.bounds import certified_lipschitz as certified_lipschitz
+from elliptica.landscape.bounds import estimated_lipschitz as estimated_lipschitz
+from elliptica.landscape.bounds import ordering_report as ordering_report
+from elliptica.landscape.bounds import shift_bound as shift_bound
+from elliptica.landscape.cost import StepCost as StepCost
+from elliptica.landscape.cost import step_cost as step_cost
 from elliptica.landscape.data_domain import DataDomain as DataDomain
 from elliptica.landscape.data_domain import Whitened as Whitened
 from elliptica.landscape.domains import Ball as Ball
@@ -7,6 +15,13 @@ from elliptica.landscape.domains import Box as Box
 from elliptica.landscape.domains import Domain as Domain
 from elliptica.landscape.domains import Polytope as Polytope
 from elliptica.landscape.estimate import LandscapeEstimate as LandscapeEstimate
+from elliptica.landscape.expected_loss import HittingReport as HittingReport
+from elliptica.landscape.expected_loss import NeighbourLoss as NeighbourLoss
+from elliptica.landscape.expected_loss import OccupationReport as OccupationReport
+from elliptica.landscape.expected_loss import hitting_report as hitting_report
+from elliptica.landscape.expected_loss import loss_map as loss_map
+from elliptica.landscape.expected_loss import neighbour_loss as neighbour_loss
+from elliptica.landscape.expected_loss import occupation_report as occupation_report
 from elliptica.landscape.hitting_times import HittingTimes as HittingTimes
 from elliptica.landscape.hitting_times import WalkEnds as WalkEnds
 from elliptica.landscape.loss import LossField as LossField
@@ -14,4 +29,14 @@ from elliptica.landscape.maximum import MaximumPrinciple as MaximumPrinciple
 from elliptica.landscape.maximum import check_maximum_principle as check_maximum_principle
 from elliptica.landscape.monopole import Monopoles as Monopoles
 from elliptica.landscape.operator import Operator as Operator
+from elliptica.landscape.probes import MaximumPrincipleReport as MaximumPrincipleReport
+from elliptica.landscape.probes import bridge_probes as bridge_probes
+from elliptica.landscape.probes import maximum_principle_report as maximum_principle_report
+from elliptica.landscape.probes import shifted_probes as shifted_probes
 from elliptica.landscape.solve import estimate_landscape as estimate_landscape
+from elliptica.landscape.subharmonicity import Defect as Defect
+from elliptica.landscape.subharmonicity import SubharmonicityReport as SubharmonicityReport
+from elliptica.landscape.subharmonicity import mean_value_defect as mean_value_defect
+from elliptica.landscape.subharmonicity import subharmonicity_report as subharmonicity_report
+from elliptica.landscape.weights import WeightsReport as WeightsReport
+from elliptica.landscape.weights import weights_report as weights_report

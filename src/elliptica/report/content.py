@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from elliptica import __version__
 from elliptica._utils.statistics import corrected_interval
@@ -205,7 +205,6 @@ class Study:
         versions: Versions that it was run with.
         missing: What was not recorded, as text, by part of the page.
         notes: Notes below the table.
-        landscapes: Loss landscapes of kept models.
         repetition: Name of a repetition, e.g. ``"seed"``.
         test_share: Ratio of test rows to training rows if each seed splits the same rows again. Intervals are
             then corrected for training rows that seeds share. Zero for fixed test rows.
@@ -238,7 +237,6 @@ class Study:
     versions: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    landscapes: Sequence[Mapping[str, Any]] = ()
     repetition: str = "seed"
     test_share: float = 0.0
     own: Collection[str] = ()

@@ -14,7 +14,7 @@ from elliptica._utils.extras import import_extra
 from elliptica.report.content import BySeed, Number, Parts, Report, Study, mean_interval
 
 STYLES = ("style.css", "layout.css")
-SCRIPTS = ("theme.js", "tables.js", "charts.js", "plots.js", "plots-more.js", "landscape.js", "start.js")
+SCRIPTS = ("theme.js", "tables.js", "charts.js", "plots.js", "plots-more.js", "start.js")
 
 
 def render_page(report: Report) -> str:
@@ -133,7 +133,6 @@ def _study(study: Study) -> dict[str, Any]:
         "repetition": study.repetition,
         "cost": {unit: _columns(study, by_method, (0.0, math.inf)) for unit, by_method in study.cost.items()},
         "missing": study.missing,
-        "landscapes": study.landscapes,
     }
 
 

@@ -266,14 +266,14 @@ def test_tuning_and_the_page_of_records(folder):
     assert done.exit_code == 0, done.output
     assert "arrays noisy: " in done.output
     assert runner.invoke(app, ["run", *words, "--tuned", "--keep-models"]).exit_code == 0
-    found = runs_report(Path("runs"), landscape=False, tables=["mine.toml"])
+    found = runs_report(Path("runs"), tables=["mine.toml"])
     assert [study.title for study in found.studies] == ["My table: arrays"]
     assert (
         found.studies[0].commands[0].startswith("elliptica run mine.toml --plugin my_code --dataset arrays")
     )
     assert "--tuned" in found.studies[0].commands[0]
     assert found.studies[0].versions["plugin my_code"] == plugins._DIGESTS["my_code"]
-    without = runs_report(Path("runs"), landscape=False)
+    without = runs_report(Path("runs"))
     assert without.studies[0].title == "mine: arrays"
     assert without.studies[0].commands[0].startswith("elliptica run mine.toml --plugin my_code")
 

@@ -4,15 +4,16 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from adversary.kills import add_node, parent, ray_cluster
 from typer.testing import CliRunner
 
 from elliptica.cli import app
@@ -69,10 +70,38 @@ def moons(text=MOONS, **options):
 @pytest.fixture(scope="module")
 def cluster():
     """A head and room for others, one processor each, of this code."""
-    with ray_cluster() as made:
-        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-        yield made
-        ray.shutdown()
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="r")  # paths of sockets must be short
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # where Ray notes addresses in any case
+    source = str(Path(__file__).parents[3] / "src")
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        made = Cluster()
+        try:
+            add_node(made, temp_dir=folder, include_dashboard=False)
+            ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+            yield made
+            ray.shutdown()
+        finally:
+            made.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def add_node(cluster, **options):
+    """Add a node of one processor; Ray gives it half a minute to start, which is little on a busy machine."""
+    for _ in range(4):
+        with contextlib.suppress(Exception):
+            return cluster.add_node(num_cpus=1, **options)
+    return cluster.add_node(num_cpus=1, **options)
+
+
+def parent(pid):
+    """The parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from elliptica._utils.text import count
-from elliptica.diagnostics.fitted_model import FittedModel
-from elliptica.diagnostics.surfaces import loss_surfaces
-from elliptica.lab.experiments.methods import make_loss
 from elliptica.lab.experiments.plugins import plugin_options, version_remarks
 from elliptica.lab.experiments.record_folder import (
     TUNED,
@@ -27,7 +21,7 @@ from elliptica.lab.experiments.record_folder import (
     known_tables,
     read_folder,
 )
-from elliptica.lab.experiments.registry import RESPLIT, load_dataset, make_model
+from elliptica.lab.experiments.registry import RESPLIT
 from elliptica.lab.experiments.specification import (
     DatasetSpec,
     Run,
@@ -49,12 +43,8 @@ from elliptica.report.content import (
     natural_order,
     pooled,
 )
-from elliptica.report.page import highlighted
 from elliptica.report.verdict import headline, judge_rows
 
-#: Models of a study that are looked at: more would be a long wait and a large page.
-_MOST = 3
-_NO_MODELS = "No models were kept; elliptica run --keep-models keeps those of new runs."
 #: Units in the title of a table; the page has them with each number.
 _UNITS = re.compile(r" \((?:accuracy in percent|error in percent|RMSE)\)$")
 _METRIC = {"accuracy": "accuracy", "error": "error", "rmse": "RMSE"}
@@ -63,9 +53,6 @@ _METRIC = {"accuracy": "accuracy", "error": "error", "rmse": "RMSE"}
 def runs_report(
     path: Path,
     *,
-    landscape: bool,
-    data_dir: Path | None = None,
-    seed: int = 0,
     title: str | None = None,
     tables: Sequence[str] = (),
 ) -> Report:
@@ -82,9 +69,6 @@ def runs_report(
         reasons = "; ".join(f"{name} {reason}" for name, reason in folder.unusable[:5])
         raise ReportError(f"No table can be made of the records in {path}: {reasons}.")
     studies = [study for _, study, _ in found]
-    if landscape:
-        studies, more = add_landscapes(found, data_dir, seed)
-        notes += more
     return Report(
         title=title or (studies[0].title if len(studies) == 1 else f"Runs in {path.resolve().name}"),
         kind=f"{count(sum(s.n_runs for s in studies), 'run')} of elliptica run",
@@ -421,50 +405,3 @@ def curves_of(members: Sequence[RunRecord]) -> dict[str, list[dict[str, list[Num
                 picked["validation"] = [None if v is None else -v for v in picked["validation"]]
             found.setdefault(record.run.row, []).append({**picked, "epoch": [record.content.get("epoch", 0)]})
     return found
-
-
-def add_landscapes(
-    studies: Sequence[tuple[Place, Study, Sequence[RunRecord]]], data_dir: Path | None, seed: int
-) -> tuple[list[Study], list[str]]:
-    """Look at the first seed of up to three methods of each study: those that are in colour.
-
-    Returns:
-        The studies, and what could not be looked at.
-    """
-    found, notes = [], []
-    for _, study, members in studies:
-        models = [k for k in members if k.model_file.is_file()]
-        if not models:
-            found.append(replace(study, missing={**study.missing, "landscape": _NO_MODELS}))
-            continue
-        landscapes: list[dict[str, Any]] = []
-        reasons: list[str] = []
-        for method in highlighted(study, len(study.methods)):
-            mine = sorted((k for k in models if k.run.row == method), key=lambda k: k.run.seed)
-            if not mine or len(landscapes) == _MOST:
-                continue
-            try:
-                landscapes.append(loss_surfaces(_fitted(mine[0], data_dir), seed))
-            except ReportError as error:
-                reasons.append(f"{study.title}: {error}")
-        missing = dict(study.missing) if landscapes else {**study.missing, "landscape": " ".join(reasons)}
-        notes += reasons if landscapes else []
-        found.append(replace(study, landscapes=landscapes, missing=missing))
-    return found, notes
-
-
-def _fitted(record: RunRecord, data_dir: Path | None) -> FittedModel:
-    run = record.run
-    try:
-        data = load_dataset(run.load, run.seed, data_dir)
-        model = make_model(run.model, data, f"{run.table}/{run.streams or run.dataset}", run.seed)
-        weights = load_file(record.model_file)
-        model.load_state_dict({name.removeprefix("model/"): value for name, value in weights.items()})
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ReportError(f"the model of {run.row}, seed {run.seed}, cannot be used ({error})") from error
-    if not data.train.x.is_floating_point():
-        raise ReportError(
-            f"the inputs of {run.dataset} are {data.train.x.dtype}: there is nothing between them"
-        )
-    name = f"{run.row}, seed {run.seed}"
-    return FittedModel(model.float().eval(), make_loss(data.task), data.train.x, data.train.y, name=name)

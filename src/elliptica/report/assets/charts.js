@@ -105,18 +105,6 @@ const charts = (() => {
 
   const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false };
 
-  // plotly draws surfaces with twice the pixels each way; without a graphics card they would hardly turn
-  let sharpness;
-  function surfaceConfig() {
-    if (sharpness === undefined) {
-      const gl = document.createElement("canvas").getContext("webgl"), info = gl?.getExtension("WEBGL_debug_renderer_info");
-      const renderer = info ? gl.getParameter(info.UNMASKED_RENDERER_WEBGL) : "";
-      sharpness = /swiftshader|llvmpipe|software|basic render/i.test(renderer) ? 1 : 2;
-      gl?.getExtension("WEBGL_lose_context")?.loseContext();
-    }
-    return { ...CONFIG, plotGlPixelRatio: sharpness };
-  }
-
   // cards grow and shrink with their neighbours; what is drawn follows
   const filling = new ResizeObserver((entries) => {
     for (const { target: plot } of entries) {
@@ -132,7 +120,6 @@ const charts = (() => {
     const [kind, number] = figure.dataset.chart.split("-");
     const state = drawn.get(figure) ?? {};
     drawn.set(figure, state);
-    state.isReleased = false;
     const plot = figure.querySelector(".plot");
     let made;
     try {
@@ -149,7 +136,7 @@ const charts = (() => {
     if (made.legend && study.methods.length > 1) plot.before(legend(study, made.legend, made.isLines));
     plot.style.minHeight = `${made.layout.height ?? 320}px`;
     delete made.layout.height;  // a card is as high as its neighbour, and its chart fills it
-    Plotly.react(plot, made.traces, made.layout, kind === "surface" ? surfaceConfig() : CONFIG);
+    Plotly.react(plot, made.traces, made.layout, CONFIG);
     filling.observe(plot);
     made.after?.(plot);
     state.numbers = made.numbers;
@@ -162,25 +149,13 @@ const charts = (() => {
     figure.querySelector("[data-numbers]").replaceChildren(tables.make(caption, head, lines));
   }
 
-  function release(figure) {  // graphics memory is for what is seen
-    const plot = figure.querySelector(".plot");
-    if (plot._fullLayout?.scene === undefined) return;
-    drawn.get(figure).camera = plot._fullLayout.scene.camera;
-    Plotly.purge(plot);
-    drawn.get(figure).isReleased = true;
-  }
-
-  // what was released is drawn again when it comes into view
-  const redraw = (figures) => figures.filter((figure) => !drawn.get(figure).isReleased).forEach(draw);
   const figuresOf = (name) => [...drawn.keys()].filter((figure) => figure.dataset.study === name);
 
   function start() {
     const figures = [...document.querySelectorAll("figure[data-chart]")];
     const watcher = new IntersectionObserver((entries) => {
       for (const entry of entries) {
-        const isNew = !drawn.has(entry.target), isSurface = entry.target.dataset.chart === "surface";
-        if (entry.isIntersecting && (isNew || isSurface)) draw(entry.target);
-        else if (!entry.isIntersecting && !isNew && isSurface) release(entry.target);
+        if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
       }
     }, { rootMargin: "300px" });
     for (const figure of figures) {
@@ -191,7 +166,7 @@ const charts = (() => {
     }
     for (const box of document.querySelectorAll("[data-chips]")) startChips(box);
     theme.onChange(() => {
-      redraw([...drawn.keys()]);
+      [...drawn.keys()].forEach(draw);
       for (const box of document.querySelectorAll("[data-chips]")) paintChips(box);
     });
     let opened = [];
@@ -200,7 +175,7 @@ const charts = (() => {
       for (const details of opened) details.open = true;
       document.documentElement.classList.add("paper");  // as wide as a page: charts cannot be scaled afterwards
       theme.forPaper(true);
-      figures.filter((figure) => figure.dataset.chart !== "surface").forEach(draw);
+      figures.forEach(draw);
     });
     addEventListener("afterprint", () => {
       for (const details of opened) details.open = false;
@@ -229,7 +204,7 @@ const charts = (() => {
       if (!event.target.checked) taken.delete(method);
       else taken.set(method, SYMBOLS.findIndex((_, i) => ![...taken.values()].includes(i)));
       paintChips(box);
-      redraw(figuresOf(study.name));
+      figuresOf(study.name).forEach(draw);
     });
     paintChips(box);
   }

@@ -1,0 +1,401 @@
+"""Properties of estimators, baselines, partner indexes and statistics, against slow references.
+
+The suite tries the same few examples every time; ``FUZZ=100`` tries a hundred times as many, and others.
+"""
+
+import itertools
+import math
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from scipy import optimize, stats
+from scipy.spatial.distance import cdist
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.pipeline import make_pipeline
+from torch import nn
+from torch.nn import functional as F
+
+from elliptica import PartnerIndex, baselines
+from elliptica._utils.statistics import (
+    clopper_pearson,
+    holm,
+    incomplete_beta,
+    ranks,
+    spearman,
+    student_quantile,
+    student_tail,
+)
+from elliptica.estimators import (
+    BridgeOverSampler,
+    EllipticClassifier,
+    EllipticRegressor,
+    TablePreprocessor,
+    load,
+    save,
+)
+
+FUZZ = int(os.environ.get("FUZZ", "1"))
+
+
+def examples(n):
+    """Settings of a property that the suite tries ``n`` times."""
+    more = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    return settings(max_examples=n * FUZZ, derandomize=FUZZ == 1, **more)
+
+
+def finite(least=-1e3, most=1e3):
+    return st.floats(least, most, allow_subnormal=False)
+
+
+def vectors(min_size, max_size, elements=None):
+    return st.lists(finite() if elements is None else elements, min_size=min_size, max_size=max_size)
+
+
+seeds = st.integers(0, 2**32 - 1)
+
+# Statistics against SciPy.
+
+
+@examples(100)
+@given(finite(1e-2, 1e3), finite(1e-2, 1e3), finite(1e-6, 1 - 1e-6))
+def test_incomplete_beta(a, b, x):
+    assert incomplete_beta(a, b, x) == pytest.approx(stats.beta.cdf(x, a, b), rel=1e-7, abs=1e-12)
+
+
+@examples(100)
+@given(finite(-50, 50), st.integers(1, 500), finite(1e-6, 1 - 1e-6))
+def test_student(t, degrees, p):
+    assert student_tail(t, degrees) == pytest.approx(stats.t.cdf(t, degrees), rel=1e-7, abs=1e-300)
+    assert student_quantile(p, degrees) == pytest.approx(stats.t.ppf(p, degrees), rel=1e-5, abs=1e-6)
+
+
+@examples(50)
+@given(st.integers(1, 2000), finite(0, 1), finite(0.5, 0.999))
+def test_clopper_pearson(trials, share, confidence):
+    successes = round(share * trials)
+    exact = stats.binomtest(successes, trials).proportion_ci(confidence, method="exact")
+    assert clopper_pearson(successes, trials, confidence) == pytest.approx((exact.low, exact.high), abs=1e-8)
+
+
+@examples(50)
+@given(vectors(3, 20, st.integers(-5, 5)), seeds)
+def test_ranks_and_their_correlation(values, seed):
+    """With ties."""
+    a = torch.tensor(values, dtype=torch.float64)
+    b = a[torch.randperm(len(a), generator=torch.Generator().manual_seed(seed))]
+    rank = stats.rankdata(a)
+    np.testing.assert_allclose(ranks(a) - ranks(a).min(), rank - rank.min())
+    assume(a.unique().numel() > 1)
+    assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-9)
+
+
+@examples(50)
+@given(vectors(1, 12, finite(0, 1)))
+def test_holm(values):
+    """The definition: the largest product so far, at most 1."""
+    adjusted, so_far = [0.0] * len(values), 0.0
+    for place, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        so_far = max(so_far, (len(values) - place) * values[i])
+        adjusted[i] = min(so_far, 1.0)
+    np.testing.assert_allclose(holm(torch.tensor(values, dtype=torch.float64)), adjusted, rtol=1e-9)
+
+
+# Weights of the worst case.
+
+
+@examples(50)
+@given(vectors(1, 8), finite(1e-2, 1))
+def test_conditional_value_at_risk_is_the_linear_program(losses, alpha):
+    p = baselines.cvar_weights(torch.tensor(losses, dtype=torch.float64), alpha).numpy()
+    most = 1 / (alpha * len(losses))
+    assert (p >= 0).all()
+    assert (p <= most + 1e-9).all()
+    assert p.sum() == pytest.approx(1)
+    best = optimize.linprog(
+        -np.array(losses), A_eq=np.ones((1, len(losses))), b_eq=[1], bounds=(0, most + 1e-12)
+    )
+    assert p @ losses == pytest.approx(-best.fun, rel=1e-6, abs=1e-6)
+
+
+@examples(50)
+@given(vectors(2, 8, finite(0, 10)), finite(1e-3, 3), seeds)
+def test_no_weights_in_the_ball_are_worse(losses, rho, seed):
+    """Of the chi-square ball: the value is at least that of random feasible weights, and feasible itself."""
+    values = torch.tensor(losses, dtype=torch.float64)
+    p, m = baselines.chi2_weights(values, rho).numpy(), len(losses)
+    assert p.sum() == pytest.approx(1)
+    assert ((m * p - 1) ** 2).sum() / (2 * m) <= rho * (1 + 1e-6) + 1e-9
+    others = np.random.default_rng(seed).dirichlet(np.full(m, 0.3), 200)
+    shift = others - 1 / m
+    divergence = m * (shift**2).sum(1) / 2
+    others = 1 / m + shift * np.minimum(1, np.sqrt(rho / np.maximum(divergence, 1e-300)))[:, None]
+    assert p @ losses >= (others @ losses).max() - 1e-9
+
+
+# Objectives with plain formulas.
+
+
+@st.composite
+def batches(draw, groups=1):
+    """A linear classifier, a batch and groups, all of which occur."""
+    rng = torch.Generator().manual_seed(draw(seeds))
+    n, features, classes = draw(st.integers(2 * groups, 12)), draw(st.integers(1, 4)), draw(st.integers(2, 4))
+    model = nn.Linear(features, classes).double()
+    scale = draw(st.sampled_from([1e-3, 1.0, 30.0]))
+    with torch.no_grad():
+        model.weight.copy_(scale * torch.randn(classes, features, generator=rng))
+        model.bias.zero_()
+    x = torch.randn(n, features, generator=rng, dtype=torch.float64)
+    y = torch.randint(classes, (n,), generator=rng)
+    group = torch.arange(n)[torch.randperm(n, generator=rng)] % groups
+    return model, x, y, group
+
+
+def losses_of(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def close(found, expected):
+    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=1e-9)
+
+
+@examples(25)
+@given(batches(), finite(0, 1), finite(0, 4), finite(-3, 3), finite(1e-2, 1))
+def test_objectives_of_single_losses(batch, smoothing, gamma, t, alpha):
+    model, x, y, _ = batch
+    loss, losses = nn.CrossEntropyLoss(), losses_of(model, x, y)
+    close(baselines.ERM(model, loss)(x, y), losses.mean())
+    smooth = F.cross_entropy(model(x), y, label_smoothing=smoothing)
+    close(baselines.LabelSmoothing(model, loss, smoothing=smoothing)(x, y), smooth)
+    close(baselines.Focal(model, loss, gamma=gamma)(x, y), ((1 - (-losses).exp()) ** gamma * losses).mean())
+    assume(abs(t) > 1e-3)
+    tilted = ((t * losses).logsumexp(0) - math.log(len(x))) / t
+    close(baselines.Tilted(model, loss, t=t)(x, y), tilted)
+    worst = losses.sort(descending=True).values
+    share = (alpha * len(x) - torch.arange(len(x))).clamp(0, 1) / (alpha * len(x))
+    close(baselines.DRO(model, loss, divergence="cvar", alpha=alpha)(x, y), (share * worst).sum())
+
+
+@examples(25)
+@given(batches(groups=3), finite(0, 2))
+def test_objectives_of_groups(batch, step):
+    model, x, y, group = batch
+    loss, losses = nn.CrossEntropyLoss(), losses_of(model, x, y)
+    risks = torch.stack([losses[group == g].mean() for g in range(3)])
+    variance = risks.var(correction=0)
+    close(baselines.VREx(model, loss, penalty=7.0, anneal_steps=0)(x, y, group), risks.mean() + 7 * variance)
+    q = (step * risks.detach()).softmax(0)
+    found = baselines.GroupDRO(model, loss, n_groups=3, step_size=step)(x, y, group)
+    torch.testing.assert_close(found.double(), (q * risks).sum(), rtol=1e-5, atol=1e-7)
+    weights = baselines.group_balanced_weights(group)
+    sums = torch.stack([weights[group == g].sum() for g in range(3)])
+    torch.testing.assert_close(sums, sums[:1].expand(3))
+
+
+@examples(25)
+@given(
+    batches(),
+    st.sampled_from(
+        [
+            baselines.Mixup,
+            baselines.CMixup,
+            baselines.Focal,
+            baselines.Tilted,
+            baselines.DRO,
+            baselines.LabelSmoothing,
+        ]
+    ),
+)
+def test_evaluation_is_the_ordinary_loss(batch, kind):
+    model, x, y, _ = batch
+    loss = nn.MSELoss() if kind is baselines.CMixup else nn.CrossEntropyLoss()
+    more = {"alpha": 0.3} if kind is baselines.DRO else {"bandwidth": 1.0} if kind is baselines.CMixup else {}
+    y = x[:, :1].expand(-1, model.out_features).clone() if kind is baselines.CMixup else y
+    close(kind(model, loss, **more).eval()(x, y), loss(model(x), y))
+
+
+@examples(25)
+@given(st.integers(1, 9), seeds)
+def test_mixed_rows_lie_between_rows(n, seed):
+    """Every mixed row and its target are the same convex combination of a row and another one."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 2, generator=rng, dtype=torch.float64)
+    points, targets = baselines.mixup_batch(x, x.sum(1, keepdim=True), alpha=1.0, generator=rng)
+    close(targets, points.sum(1, keepdim=True))
+    for i, point in enumerate(points):
+        direction, offset = x - x[i], point - x[i]
+        length = direction.square().sum(1).clamp_min(1e-30)
+        share = (direction @ offset / length).clamp(0, 1)
+        assert (share[:, None] * direction - offset).abs().amax(1).min() < 1e-9
+
+
+@examples(25)
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 5))
+def test_copies_of_errors_count_as_their_weight(errors, factor):
+    errors = torch.tensor(errors)
+    counts = baselines.upsampled_rows(errors, factor).bincount(minlength=len(errors))
+    weights = baselines.error_weights(errors, factor + 1.0) if factor else torch.ones(len(errors))
+    torch.testing.assert_close(counts / counts[0], weights / weights[0])
+
+
+# Partners by inverse distance.
+
+
+def partner_law(x, power):
+    """The law by a loop: the row itself never, a duplicate as near as the nearest other point."""
+    distances, n = cdist(x, x), len(x)
+    floor = 0.01 * np.quantile(distances[~np.eye(n, dtype=bool)], 0.5, method="lower")
+    law = np.zeros((n, n))
+    for i, j in itertools.permutations(range(n), 2):
+        distinct = distances[i][(distances[i] > floor) & (np.arange(n) != i)].min(initial=np.inf)
+        away = distances[i, j] if distances[i, j] > floor else distinct if np.isfinite(distinct) else 1.0
+        law[i, j] = -power * math.log(away)
+    np.fill_diagonal(law, -np.inf)
+    law = np.exp(law - law.max(1, keepdims=True))
+    return law / law.sum(1, keepdims=True)
+
+
+@examples(25)
+@given(
+    st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=9),
+    finite(0, 6),
+    st.integers(1, 4),
+    st.sampled_from([1e-20, 1.0, 1e15]),
+    seeds,
+)
+def test_partners_follow_the_law(points, power, k, unit, seed):
+    """Within six standard errors, and six draws for the rarest; duplicates among the points are common."""
+    x = np.array(points, dtype=np.float64) * unit
+    generator, n_draws = torch.Generator().manual_seed(seed), 4000
+    index = PartnerIndex.build(torch.tensor(x, dtype=torch.float32), k=k, power=power, generator=generator)
+    drawn = index.sample(torch.arange(len(x)), n_bridges=n_draws, generator=generator)
+    for row, law in zip(drawn, partner_law(x / unit, power), strict=True):
+        counts = np.bincount(row, minlength=len(x))
+        assert (abs(counts - n_draws * law) <= 6 * np.sqrt(n_draws * law * (1 - law)) + 6).all()
+        assert (counts[law == 0] == 0).all()
+
+
+# Estimators on odd tables.
+
+QUICK = {"hidden": (8,), "max_iter": 2, "batch_size": 8, "random_state": 0}
+
+
+@st.composite
+def tables(draw):
+    """Numbers with constant, duplicated, huge and tiny columns, and a target of any unit."""
+    rng, n = np.random.default_rng(draw(seeds)), draw(st.integers(4, 24))
+    kinds = {
+        "normal": lambda: rng.normal(size=n),
+        "constant": lambda: np.full(n, rng.normal()),
+        "binary": lambda: rng.integers(0, 2, n).astype(float),
+        "skewed": lambda: np.exp(5 * rng.normal(size=n)),
+    }
+    columns = []
+    for kind in draw(st.lists(st.sampled_from(list(kinds)), min_size=1, max_size=3)):
+        columns.append(kinds[kind]() * draw(st.sampled_from([1e-30, 1e-3, 1.0, 1e6, 1e30])))
+    columns += columns[: draw(st.integers(0, 1))]
+    y = rng.normal(size=n) * draw(st.sampled_from([1e-20, 1.0, 1e20])) + draw(st.sampled_from([0.0, 1.0]))
+    return np.column_stack(columns), y
+
+
+@examples(25)
+@given(tables(), st.sampled_from(["erm", "elliptic", "mixup", "noise"]), seeds)
+def test_a_regressor_predicts_row_by_row_within_the_range(table, method, seed):
+    x, y = table
+    model = EllipticRegressor(method=method, **QUICK).fit(x, y)
+    found = model.predict(x)
+    room = 1e-6 * np.abs(y).max()
+    assert (found >= y.min() - room).all()
+    assert (found <= y.max() + room).all()
+    order = np.random.default_rng(seed).permutation(len(x))
+    np.testing.assert_allclose(model.predict(x[order]), found[order], rtol=1e-5, atol=room)
+    np.testing.assert_allclose(model.predict(x[:1]), found[:1], rtol=1e-5, atol=room)
+    if len(np.unique(y)) > 1:
+        scale = np.abs(y).max()
+        assert model.score(x, y) == pytest.approx(r2_score(y / scale, found / scale), rel=1e-6, abs=1e-6)
+
+
+@examples(25)
+@given(tables(), st.integers(1, 4), st.sampled_from(["erm", "elliptic", "mixup"]), st.booleans(), seeds)
+def test_a_classifier_gives_probabilities_of_its_classes(table, n_classes, method, words, seed):
+    x, _ = table
+    labels = np.array(["rose", "iris", "a,b", "ü"]) if words else np.array([7, -3, 0, 2**40])
+    y = labels[np.random.default_rng(seed).integers(0, n_classes, len(x))]
+    model = EllipticClassifier(method=method, **QUICK).fit(x, y)
+    p = model.predict_proba(x)
+    assert p.shape == (len(x), len(np.unique(y)))
+    assert (p >= 0).all()
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
+    assert (model.classes_ == np.unique(y)).all()
+    assert (model.predict(x) == model.classes_[p.argmax(1)]).all()
+    assert model.score(x, y) == pytest.approx(accuracy_score(y, model.predict(x)))
+    np.testing.assert_allclose(model.predict_proba(x[::-1]), p[::-1], atol=1e-5)
+
+
+@examples(15)
+@given(tables(), st.booleans(), st.integers(1, 2))
+def test_a_saved_model_predicts_the_same(table, is_classifier, n_networks):
+    x, y = table
+    target, kind = (y > np.median(y), EllipticClassifier) if is_classifier else (y, EllipticRegressor)
+    model = kind(n_networks=n_networks, **QUICK).fit(x, target)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = load(save(model, Path(folder) / "model.elliptica"))
+    assert (copy.predict(x) == model.predict(x)).all()
+
+
+@st.composite
+def frames(draw):
+    """A frame with gaps, rare and unseen categories, and an empty column; and new rows."""
+    rng = np.random.default_rng(draw(seeds))
+    n, share = draw(st.integers(6, 24)), draw(st.sampled_from([0.0, 0.2, 0.8]))
+
+    def gaps(values):
+        return [None if rng.random() < share else value for value in values]
+
+    def rows(n, words):
+        return pl.DataFrame(
+            {
+                "number": pl.Series(gaps(rng.normal(size=n).tolist()), dtype=pl.Float64),
+                "word": pl.Series(gaps(rng.choice(words, n).tolist()), dtype=pl.String),
+                "empty": pl.Series([None] * n, dtype=pl.Float64),
+                "same": [3] * n,
+            }
+        )
+
+    return rows(n, ["a", "b", "c,d"]), rows(5, ["a", "b", "never seen"]), rng.normal(size=n)
+
+
+@examples(15)
+@given(frames(), st.randoms(use_true_random=False))
+def test_gaps_and_unseen_words_are_predicted_row_by_row(made, draws):
+    """Also after a file."""
+    frame, new, y = made
+    model = make_pipeline(TablePreprocessor(), EllipticRegressor(**QUICK)).fit(frame, y)
+    found = model.predict(new)
+    assert np.isfinite(found).all()
+    order = draws.sample(range(5), 5)
+    np.testing.assert_allclose(model.predict(new[order]), found[order], rtol=1e-5, atol=1e-6)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = load(save(model, Path(folder) / "model.elliptica"))
+    assert (copy.predict(new) == found).all()
+
+
+@examples(15)
+@given(tables(), seeds)
+def test_new_rows_balance_the_classes_and_lie_among_them(table, seed):
+    x, _ = table
+    y = np.arange(len(x)) < max(2, len(x) // 4)
+    assume((~y).sum() >= 2)
+    rows, labels = BridgeOverSampler(sigma=0.0, random_state=seed).fit_resample(x, y)
+    assert labels.sum() == (~labels).sum()
+    assert (rows[: len(x)] == x).all()
+    room = 1e-6 * np.abs(x[y]).max(0)
+    assert (rows[labels] >= x[y].min(0) - room).all()
+    assert (rows[labels] <= x[y].max(0) + room).all()
