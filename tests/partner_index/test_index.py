@@ -70,9 +70,6 @@ def assert_law(index, law, generator, n_draws=4000, rows=range(0, 60, 7)):
             assert_frequencies(observed, expected / expected.sum())
 
 
-# ------------------------------------------------------------------------------------------- the law
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 30.0])
 @pytest.mark.parametrize("kind", CLOUDS)
@@ -239,9 +236,6 @@ def test_a_nearer_distinct_neighbour_that_was_missed_is_in_the_bound(generator):
     assert sure.error_bound > 1e-3
 
 
-# --------------------------------------------------------------------------------------- the bound
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("max_draws", [1, 8, 64])
 def test_stopping_early_costs_less_than_the_bound(max_draws, generator, monkeypatch):
@@ -369,9 +363,6 @@ def test_measured_cells_change_no_bound(generator, monkeypatch):
             assert envelope._least[i, cell[j]] <= d[i, j] * (1 + 1e-6)
 
 
-# ----------------------------------------------------------------------------------- search and backends
-
-
 @pytest.mark.parametrize("backend", ["faiss", "sklearn"])
 @pytest.mark.parametrize("kind", CLOUDS)
 def test_neighbours_against_scipy(kind, backend, generator):
@@ -455,9 +446,6 @@ def test_the_same_generator_makes_the_same_index(backend, generator):
     assert not np.array_equal(one._arrays.centres, other._arrays.centres)
 
 
-# ------------------------------------------------------------------------------------------- plain behaviour
-
-
 def test_small_data_keep_everyone(generator):
     """k above n - 1: all neighbours are stored, nothing is ever rejected."""
     x = torch.randn(6, 2, generator=generator)
@@ -470,8 +458,9 @@ def test_small_data_keep_everyone(generator):
     assert pair.sample(torch.tensor([0, 1, 1])).tolist() == [[1], [0], [0]]
 
 
-def test_all_rows_equal(generator):
-    index = PartnerIndex.build(torch.ones(40, 3), k=4, generator=generator)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_all_rows_equal(dtype, generator):
+    index = PartnerIndex.build(torch.ones(40, 3, dtype=dtype), k=4, generator=generator)
     partners = index.sample(torch.arange(40), n_bridges=200, generator=generator)
     assert (partners != torch.arange(40)[:, None]).all()
     assert len(partners.unique()) == 40

@@ -33,9 +33,6 @@ def index(data, generator):
     return PartnerIndex.build(data.tensors[0], k=6, power=2.0, generator=generator)
 
 
-# ------------------------------------------------------------------------------------------ the sampler
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [2, 8, 20, 100])
 def test_every_row_is_a_start_once(index, world_size, batch_size):
@@ -135,9 +132,6 @@ def test_split_of_several_inputs():
     assert first.shape == (3, 1)
 
 
-# ------------------------------------------------------------------------------------------- training
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("n_bridges", [1, 2])
 def test_training_with_workers(index, data, generator, tmp_path, n_bridges):
@@ -179,9 +173,6 @@ def test_both_directions_within_the_batch(index, data, generator):
     one = plain(start, target, end=end)
     both = plain(x[batch], y[batch], partners=swapped_partners(140))
     torch.testing.assert_close(one, both)  # straight lines are the same in both directions
-
-
-# ------------------------------------------------------------------------------------- features of a network
 
 
 class Rows(Dataset):

@@ -79,9 +79,6 @@ def test_building_reads_in_pieces(monkeypatch, generator, tmp_path):
     assert len(index) == 1000
 
 
-# ------------------------------------------------------------------------------------ other processes
-
-
 def test_pickle_is_the_name_of_the_folder(saved, built):
     data = pickle.dumps(saved.with_law(power=3.0, max_draws=7))
     assert len(data) < 500
@@ -116,9 +113,6 @@ def test_ranks_open_the_same_folder(saved):
     assert [len(batches) for _, batches in found] == [6, 6]
     starts = [row for _, batches in found for batch in batches for row in batch[: len(batch) // 2]]
     assert sorted(starts) == list(range(80))
-
-
-# --------------------------------------------------------------------------------------- bad folders
 
 
 def truncate(folder):
