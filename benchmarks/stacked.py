@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Measurement, compare
 from elliptica import Elliptic
-from elliptica._utils.optimizer import make_adam
-from elliptica._utils.perceptron import mlp
+from elliptica._utils.perceptron import make_adam, mlp
 from elliptica.baselines import ERM
 from elliptica.estimators.fit import Rows, train_epoch
 from elliptica.estimators.stacked import StackedJob, train_stacked

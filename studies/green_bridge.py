@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import elliptica
-from elliptica._utils.side_by_side import stack
+from elliptica._utils.perceptron import stack
 from elliptica.baselines import CMixup, Mixup, TargetKernel
 from elliptica.lab.data import (
     Dataset,

@@ -1,9 +1,9 @@
-"""What loader workers and other processes run in partner_index/test_store and partner_index/test_loader."""
+"""What loader workers and other processes run in partner_index/test_store."""
 
 import torch
 from torch.utils.data import Dataset
 
-from elliptica.partner_index import PairBatchSampler, PartnerIndex, RefreshingIndex
+from elliptica.partner_index import PairBatchSampler, PartnerIndex
 
 
 class Pairs(Dataset):
@@ -20,8 +20,8 @@ class Pairs(Dataset):
         return row, self.index.sample(torch.tensor([row]), n_bridges=4, generator=generator)[0]
 
 
-def rank_draws(rank, folder, following):
+def rank_draws(rank, folder):
     """What a rank draws from the common folder, and its batches of pairs."""
-    index = RefreshingIndex.follow(folder) if following else PartnerIndex.load(folder)
+    index = PartnerIndex.load(folder)
     drawn = index.sample(torch.arange(20), n_bridges=3, generator=torch.Generator().manual_seed(3))
     return drawn, list(PairBatchSampler(index, 7))

@@ -1,13 +1,13 @@
-"""What a process computes with a network whose rows are shared out, for distributed/test_rows."""
+"""What a process computes with a network whose rows are shared out, for lab/training/test_rows."""
 
 import torch
 from torch import nn
 
 from elliptica import Elliptic, elliptic_loss
 from elliptica.baselines import CORAL, IBIRM, CMixup, ManifoldMixup
-from elliptica.distributed import current_ranks, split_rows
-from elliptica.distributed.rows import copied, gather_rows, summed, take_rows
+from elliptica.distributed import current_ranks
 from elliptica.lab.models import preact_resnet
+from elliptica.lab.training.rows import copied, gather_rows, split_rows, summed, take_rows
 
 ROWS = 7  # in two parts of different sizes
 WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released")
@@ -158,13 +158,13 @@ def cases():
 
 def refusals():
     x, _ = batch()
-    found = {}
+    found = set()
 
     def note(name, function):
         try:
             function()
-        except ValueError as error:
-            found[name] = str(error)
+        except ValueError:
+            found.add(name)
 
     def run(model, *args):
         with split_rows(model):

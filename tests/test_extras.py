@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from elliptica.partner_index import search
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -152,8 +150,6 @@ def test_commands_name_the_extra_that_brings_what_they_need():
         assert user, file
         packages = {name.split(".")[0] for name in modules if isinstance(name, str)}
         assert {DISTRIBUTION.get(name, name) for name in packages} <= names(EXTRAS[extra]), file
-    for package, extra in search._EXTRA.items():
-        assert DISTRIBUTION[package] in names(EXTRAS[extra])
 
 
 def test_constraints_pin_every_dependency():

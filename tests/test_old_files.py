@@ -14,9 +14,7 @@ import torch
 from tests.lab.training.test_loop import dataset, train
 from typer.testing import CliRunner
 
-import elliptica
 from elliptica.cli import app
-from elliptica.distributed import load_checkpoint
 from elliptica.estimators import load, read_notes
 
 FOLDER = Path(__file__).resolve().parent / "fixtures"
@@ -102,29 +100,3 @@ def test_training_resumes_from_a_checkpoint(tmp_path):
     with torch.no_grad():
         outputs = model.eval()(dataset().test.x[:10]).flatten()
     torch.testing.assert_close(outputs, torch.tensor(known["outputs"]), rtol=1e-4, atol=1e-5)
-
-
-def test_sharded_checkpoints_resume():
-    known = expected("distributed")
-    x, y = torch.tensor(known["rows"]), torch.tensor(known["targets"])[:, None]
-    objective = elliptica.Elliptic(torch.nn.Linear(3, 1), torch.nn.MSELoss(), sigma=0.1)
-    optimizer, noise = torch.optim.Adam(objective.parameters(), lr=1.0), torch.Generator()
-    found = load_checkpoint(FOLDER / "distributed", objective, optimizer, generators={"noise": noise})
-    assert (found.step, found.extra) == (3, {"epoch": 1})
-    losses = []
-    for _ in range(3):
-        loss = objective(x, y, generator=noise)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    # the order of draws has changed since, so the losses are those of the checkpoint's weights and stream now
-    assert losses == pytest.approx([13.251465, 13.943574, 13.981503], rel=1e-4)
-
-
-def test_partner_indices_draw_what_they_did():
-    known = expected("partner_index")
-    index = elliptica.PartnerIndex.load(FOLDER / "partner_index" / "index", verify=True)
-    drawn = index.sample(torch.arange(60), generator=torch.Generator().manual_seed(1))
-    assert drawn.tolist() == known["drawn"]
-    assert index.error_bound == pytest.approx(known["bound"])

@@ -27,7 +27,7 @@ from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from elliptica._utils.optimizer import make_adam
+from elliptica._utils.perceptron import make_adam
 from elliptica._utils.random import stream, stream_seed
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor
 from elliptica.estimators.fit import draw_epoch

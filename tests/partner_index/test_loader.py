@@ -1,9 +1,4 @@
-"""Batches of pairs, complete training steps on them, and an index that follows a network."""
-
-import functools
-import pickle
-import threading
-import warnings
+"""Batches of pairs, complete training steps on them, and an index over features."""
 
 import numpy as np
 import pytest
@@ -13,24 +8,18 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     TensorDataset,
 )
 
 from elliptica import Elliptic, PartnerTable
-from elliptica.core.types import EllipticWarning
-from elliptica.distributed import Ranks, split_rows
 from elliptica.partner_index import (
     PairBatchSampler,
     PartnerIndex,
-    RefreshingIndex,
     split_pairs,
     swapped_partners,
 )
 from laws import assert_frequencies
-from partner_workers import rank_draws
-from processes import together
 
 
 @pytest.fixture
@@ -42,9 +31,6 @@ def data(generator):
 @pytest.fixture
 def index(data, generator):
     return PartnerIndex.build(data.tensors[0], k=6, power=2.0, generator=generator)
-
-
-# ------------------------------------------------------------------------------------------ the sampler
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -124,28 +110,14 @@ def test_ranks_draw_partners_of_their_own(index):
     assert len({*drawn(0), *drawn(1), *drawn(0, seed=4)}) == 3 * 35
 
 
-def test_works_with_a_table(data):
-    table = PartnerTable(data.tensors[0], power=float("inf"))
-    for batch in PairBatchSampler(table, 10):
-        half = len(batch) // 2
-        assert batch[half:] == table.sample(torch.tensor(batch[:half])).flatten().tolist()
-
-
 @pytest.mark.bad_input
-def test_errors_of_the_sampler(index):
-    with pytest.raises(ValueError, match="both rank and world_size or neither"):
-        PairBatchSampler(index, 8, rank=0)
-    with pytest.raises(ValueError, match="rank must be below world_size"):
-        PairBatchSampler(index, 8, rank=2, world_size=2)
-    with pytest.raises(ValueError, match="70 rows are too few for 71 processes"):
-        PairBatchSampler(index, 8, rank=0, world_size=71)
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        PairBatchSampler(index, 0)
-    with pytest.raises(TypeError, match=r"got Tensor\. For an array x: PartnerIndex\.build\(x\)"):
-        PairBatchSampler(torch.zeros(8, 2), 4)
-    with pytest.raises(ValueError, match="multiple of 3 rows, but y has 4"):
+def test_bad_input_of_the_sampler(index):
+    for rank, world_size in ((1, None), (2, 2), (-1, 2), (0, 71)):
+        with pytest.raises(ValueError, match=r"rank|batch"):
+            PairBatchSampler(index, 8, rank=rank, world_size=world_size)
+    with pytest.raises(RuntimeError):
         split_pairs(torch.zeros(4, 1), torch.zeros(4), n_bridges=2)
-    with pytest.raises(ValueError, match="even number"):
+    with pytest.raises(ValueError, match="n_rows"):
         swapped_partners(5)
 
 
@@ -158,9 +130,6 @@ def test_split_of_several_inputs():
     assert second.tolist() == [0, 1, 2]
     assert end[0][0].shape == (3, 1, 1)
     assert first.shape == (3, 1)
-
-
-# ------------------------------------------------------------------------------------------- training
 
 
 @pytest.mark.slow
@@ -206,9 +175,6 @@ def test_both_directions_within_the_batch(index, data, generator):
     torch.testing.assert_close(one, both)  # straight lines are the same in both directions
 
 
-# ------------------------------------------------------------------------------------- features of a network
-
-
 class Rows(Dataset):
     def __init__(self, x):
         self.x = x
@@ -250,170 +216,33 @@ def test_features_leave_all_streams_alone(generator):
     assert torch.equal(own.get_state(), own_before)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(torch.zeros(20, 4))
-
-
 @pytest.mark.bad_input
-def test_errors_of_features(generator):
+def test_loaders_out_of_order(generator):
     x = torch.randn(20, 4, generator=generator)
-    network = nn.Linear(4, 2)
-    with pytest.raises(ValueError, match=r"rows in order, but its sampler is RandomSampler.*shuffle=False"):
-        PartnerIndex.of_features(network, DataLoader(Rows(x), shuffle=True))
     shuffled = BatchSampler(RandomSampler(Rows(x)), 4, drop_last=False)
-    with pytest.raises(ValueError, match=r"in order, but its sampler is RandomSampler"):
-        PartnerIndex.of_features(network, DataLoader(Rows(x), batch_sampler=shuffled))
     pairs = PairBatchSampler(PartnerTable(x), 4)
-    with pytest.raises(ValueError, match=r"in order, but its sampler is PairBatchSampler"):
-        PartnerIndex.of_features(network, DataLoader(Rows(x), batch_sampler=pairs))
-    with pytest.raises(TypeError, match=r"a data set with a length.*but got Stream"):
-        PartnerIndex.of_features(network, Stream())
-    with pytest.raises(ValueError, match=r"returned 18 of the 20 rows.*drop_last=False"):
-        PartnerIndex.of_features(network, DataLoader(Rows(x), 6, drop_last=True))
-    with pytest.raises(ValueError, match="at='head' is not a layer"):
-        PartnerIndex.of_features(network, x, at="head")
-    with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
-        PartnerIndex.of_features(lambda x: x, x)
+    for loader in (
+        DataLoader(Rows(x), shuffle=True),
+        DataLoader(Rows(x), batch_sampler=shuffled),
+        DataLoader(Rows(x), batch_sampler=pairs),
+        DataLoader(Rows(x), 6, drop_last=True),
+    ):
+        with pytest.raises(ValueError, match="data"):
+            PartnerIndex.of_features(nn.Linear(4, 2), loader)
 
 
-# ------------------------------------------------------------------------------------ following the network
-
-
-def nearest_by_hand(network, x):
-    with torch.no_grad():
-        z = network(x)
-    return (
-        torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(float("inf")).argmin(1)
-    )
-
-
-def turn(network):
-    with torch.no_grad():
-        network.weight.copy_(torch.randn(network.weight.shape))
-
-
-def test_refreshed_every_so_many_steps(tmp_path, generator):
-    x, network = torch.randn(50, 4, generator=generator), nn.Linear(4, 2)
-    rows = torch.arange(50)
-    index = RefreshingIndex(
-        tmp_path / "indices", network, x, every=3, wait=True, k=4, power=float("inf"), exact=True
-    )
-    old = nearest_by_hand(network, x)
-    assert torch.equal(index.sample(rows)[:, 0], old)
-    turn(network)
-    ages = []
+@pytest.mark.parametrize("index", ["table", "index"])
+def test_replacing_the_index_between_epochs(index, data):
+    """The recipe of docs/scale.md: partners follow a network in training."""
+    x = data.tensors[0]
+    network = nn.Linear(4, 2)
+    sampler = PairBatchSampler(PartnerTable(x, power=float("inf")), 70, shuffle=False)
     for _ in range(2):
-        index.step()
-        ages.append(index.age)
-        assert torch.equal(index.sample(rows)[:, 0], old)
-    index.step()
-    ages.append(index.age)
-    assert ages == [1, 2, 0]
-    assert torch.equal(index.sample(rows)[:, 0], nearest_by_hand(network, x))
-    for _ in range(12):
-        index.step()
-    assert len(list((tmp_path / "indices").glob("index-*"))) == 2  # old ones are deleted
-    assert len(index) == 50
-    assert index.error_bound == 0.0
-
-
-def test_training_does_not_wait(tmp_path, generator, monkeypatch):
-    """While a rebuild hangs, steps and draws go on; then its index is used, that of the network as it was."""
-    x, network = torch.randn(50, 4, generator=generator), nn.Linear(4, 2)
-    rows = torch.arange(50)
-    index = RefreshingIndex(tmp_path, network, x, every=1, k=4, power=float("inf"), exact=True)
-    go, real = threading.Event(), PartnerIndex.of_features
-
-    def hanging(*args, **options):
-        assert go.wait(60)
-        return real(*args, **options)
-
-    monkeypatch.setattr(PartnerIndex, "of_features", hanging)
-    old = index.sample(rows)
-    turn(network)
-    expected = nearest_by_hand(network, x)
-    index.step()
-    turn(network)  # the rebuild has a copy
-    for _ in range(5):
-        index.step()
-        assert torch.equal(index.sample(rows), old)
-    assert index.age == 6
-    go.set()
-    index.close()
-    assert torch.equal(index.sample(rows)[:, 0], expected)
-    assert index.age == 5
-
-
-def test_failed_rebuild_is_said_and_the_old_index_stays(tmp_path, generator):
-    x, network = torch.randn(50, 4, generator=generator), nn.Linear(4, 2)
-    with RefreshingIndex(tmp_path, network, x, every=2, wait=True, k=4) as index:
-        rows = torch.arange(50)
-        old = index.sample(rows, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            network.weight.fill_(float("nan"))
-        index.step()
-        with pytest.warns(
-            EllipticWarning, match=r"failed \(ValueError: x must be finite.*step 0 stays in use"
-        ):
-            index.step()
-        assert index.failures == 1
-        assert torch.equal(index.sample(rows, generator=torch.Generator().manual_seed(0)), old)
-        turn(network)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            index.step()
-            index.step()
-        assert index.age == 0
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["current.json", "index-000000", "index-000001"]
-
-
-@pytest.mark.slow
-def test_others_follow(tmp_path, generator):
-    """A copy in another process, and other ranks, read the newest index and never build one."""
-    x, network = torch.randn(50, 4, generator=generator), nn.Linear(4, 2)
-    index = RefreshingIndex(tmp_path / "index", network, x, every=1, wait=True, k=4)
-    copy = pickle.loads(pickle.dumps(index))  # our own bytes
-    assert not hasattr(copy, "step")
-    rows = torch.arange(20)
-
-    def draw(which):
-        return which.sample(rows, n_bridges=3, generator=torch.Generator().manual_seed(3))
-
-    assert torch.equal(draw(copy), draw(index))
-    turn(network)
-    before = draw(index)
-    index.step()
-    assert torch.equal(draw(copy), draw(index))
-    assert not torch.equal(draw(index), before)
-    for found, _ in together(functools.partial(rank_draws, folder=tmp_path / "index", following=True)):
-        assert torch.equal(found, draw(index))
-    again = RefreshingIndex(tmp_path / "index", network, x, every=1, wait=True, k=4)
-    assert torch.equal(draw(copy), draw(again))  # readers notice a restart, too
-
-
-@pytest.mark.bad_input
-def test_errors_of_refreshing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no refreshing index"):
-        RefreshingIndex.follow(tmp_path).sample(torch.arange(3))
-    with pytest.raises(TypeError, match="overwrite is not an option"):
-        RefreshingIndex(tmp_path, nn.Linear(2, 2), torch.zeros(4, 2), every=1, overwrite=True)
-    with pytest.raises(ValueError, match="every must be at least 1"):
-        RefreshingIndex(tmp_path, nn.Linear(2, 2), torch.zeros(4, 2), every=0)
-    wrapped = nn.Linear(2, 2)
-    wrapped.__class__ = type("Wrapped", (nn.parallel.DistributedDataParallel,), {})  # needs no processes
-    with pytest.raises(ValueError, match=r"wrapped in DDP or FSDP2.*Pass the plain network"):
-        RefreshingIndex(tmp_path, wrapped, torch.zeros(4, 2), every=1)
-    assert not list(tmp_path.iterdir())
-    network = nn.Linear(2, 2)
-    index = RefreshingIndex(tmp_path, network, torch.randn(4, 2), every=1)
-    with split_rows(network, Ranks(0, 2)), pytest.raises(ValueError, match="outside of split_rows"):
-        index.step()
-
-
-def test_leftovers_of_a_killed_process_go_away(tmp_path):
-    for name in (".index-000004.abc.part", ".index-000003.abc.old", ".features.abc"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "points.npy").write_bytes(b"half")
-    RefreshingIndex(tmp_path, nn.Linear(2, 2), torch.randn(20, 2), every=1, k=4)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["current.json", "index-000000"]
+            network.weight.normal_()
+            z = network(x)
+        make = PartnerIndex.build if index == "index" else PartnerTable
+        sampler.index = make(z, power=float("inf"))
+        (batch,) = sampler
+        d = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(float("inf"))
+        assert batch[70:] == d.argmin(1).tolist()

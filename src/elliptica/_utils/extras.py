@@ -15,12 +15,7 @@ _DISTRIBUTION = {
 
 
 def remedy(extra: str) -> str:
-    """Return the command that installs an extra.
-
-    Example:
-        >>> remedy("lab")
-        'pip install "elliptica[lab]"'
-    """
+    """Return the command that installs an extra."""
     return f'pip install "elliptica[{extra}]"'
 
 
@@ -37,19 +32,14 @@ def missing_package(user: str, extra: str, package: str | None) -> ModuleNotFoun
 
 
 def import_extra(user: str, extra: str, *modules: str) -> Any:
-    """Import modules that an extra installs, and return the last.
-
-    Raises:
-        ModuleNotFoundError: If a package is missing, with the extra that brings it. What that package itself
-            lacks is not blamed on the extra.
-    """
+    """Import modules that an extra installs, and return the last; raise `missing_package` without it."""
     for module in modules:
         package = module.partition(".")[0]
         try:
             importlib.import_module(package)  # first, so that its error does not name a submodule
             imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if error.name != package:
+            if error.name != package:  # what the package itself lacks is not brought by the extra
                 raise
             raise missing_package(user, extra, package) from error
     return imported

@@ -1,25 +1,72 @@
-"""Write files atomically, one process at a time."""
+"""Read files within limits; write them atomically, one process at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sys
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 if sys.platform == "win32":  # pragma: no cover - tests run elsewhere
     import msvcrt
 else:
     import fcntl
 
+#: Larger JSON files are none of ours, and larger arrays do not fit into the memory of an ordinary machine.
+MOST_JSON, MOST_ARRAYS = 2**28, 2**33
+#: What NumPy raises for damaged headers of arrays, besides ValueError.
+BROKEN_HEADER = (SyntaxError, tokenize.TokenError, RecursionError, MemoryError, OverflowError, TypeError)
+_DAMAGED = (EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
 #: Error codes for a file that another process has locked.
 _TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 #: Error codes for a full disk, a quota or a limit on the size of files, and for a forbidden place.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:
+    """Read a JSON file; raise ValueError for one that is too large, damaged or not a regular file."""
+    _check_regular(path)
+    if path.stat().st_size > most_bytes:
+        raise ValueError(f"{path.name} is larger than {most_bytes / 1e6:.0f} MB")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deeply") from error
+
+
+def read_arrays(path: Path, most_bytes: int = MOST_ARRAYS) -> dict[str, NDArray[Any]]:
+    """Read all arrays of an ``.npz`` file; raise ValueError as `read_json` does, and for pickled objects."""
+    _check_regular(path)
+    import numpy as np  # the command line does not wait for it
+
+    try:
+        with zipfile.ZipFile(path) as file:  # a few bytes can unpack to more than any memory holds
+            if sum(info.file_size for info in file.infolist()) > most_bytes:
+                raise ValueError(f"{path.name} unpacks to more than {most_bytes / 1e9:.3g} GB")
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+        if any(isinstance(value, bytes) for value in found.values()):  # NumPy's answer to other members
+            raise ValueError(f"{path.name} holds members that are not arrays")
+        return found
+    except (*_DAMAGED, *BROKEN_HEADER) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_regular(path: Path) -> None:
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise ValueError(f"{path.name} is not a regular file")
 
 
 @contextlib.contextmanager
@@ -54,12 +101,14 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
         raise
 
 
-def not_written(error: OSError, place: str = "The output") -> str:
-    """Say in a sentence or two what could not be written, why, and what to do.
+def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
+    """Replace the content of a text file as a whole, see `replacing`."""
+    with replacing(path, durable=durable) as part:
+        part.write_text(text, encoding="utf-8")
 
-    Args:
-        error: The error of the system.
-        place: What was to be written if the error names no file.
+
+def not_written(error: OSError, place: str = "The output") -> str:
+    """Say what could not be written (``place`` if the error names no file), why, and what to do.
 
     Example:
         >>> not_written(OSError(errno.ENOSPC, "No space left on device", "page.html"))
@@ -74,14 +123,8 @@ def not_written(error: OSError, place: str = "The output") -> str:
 
 
 def is_not_written(error: OSError) -> bool:
-    """Whether an error means a full disk or a read-only one."""
+    """Return whether an error means a full disk or a read-only one."""
     return error.errno in (*_FULL, errno.EROFS)
-
-
-def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
-    """Replace the content of a text file as a whole, see `replacing`."""
-    with replacing(path, durable=durable) as part:
-        part.write_text(text, encoding="utf-8")
 
 
 class FileLock:
@@ -99,33 +142,25 @@ class FileLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._handle: IO[str] | None = path.open("a+", encoding="utf-8")
+        self._handle = path.open("a+", encoding="utf-8")
         try:
             _lock(self._handle)
         except OSError as error:
             if error.errno in _TAKEN:
-                self._handle.seek(0)
-                holder = self._holder()
+                holder = "another process"
+                with contextlib.suppress(OSError, ValueError):  # Windows does not let others read it
+                    self._handle.seek(0)
+                    holder = self._handle.read(100).strip() or holder
                 self.release()
                 raise BlockingIOError(errno.EAGAIN, holder, str(path)) from error
         else:
-            self._handle.seek(0)
-            self._handle.truncate()
+            self._handle.truncate(0)
             self._handle.write(f"process {os.getpid()}")
             self._handle.flush()
 
-    def _holder(self) -> str:
-        """Return who holds the file, if that can be read."""
-        assert self._handle is not None
-        with contextlib.suppress(OSError, ValueError):  # Windows does not let others read a locked file
-            return self._handle.read(100).strip() or "another process"
-        return "another process"
-
     def release(self) -> None:
         """Release the file; does nothing the second time."""
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        self._handle.close()
 
 
 def _lock(handle: IO[str]) -> None:

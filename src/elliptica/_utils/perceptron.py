@@ -1,11 +1,13 @@
-"""Multi-layer perceptrons: the paper's tabular, MedMNIST and two-moons networks."""
+"""Perceptrons, many of them trained at once, and their optimiser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 Activation = Literal["leaky_relu", "relu", "tanh"]
 
@@ -22,18 +24,13 @@ def mlp(
 ) -> nn.Sequential:
     """Build a perceptron that maps ``(batch, n_features)`` to ``(batch, n_outputs)``.
 
-    Each hidden layer is Linear, BatchNorm (optional), activation; the last layer is a plain
-    Linear, so classifiers give logits. Use it for tables, small images and two-dimensional
-    studies. The paper's networks are
+    Each hidden layer is Linear, BatchNorm (optional), activation; the last layer is a plain Linear, so
+    classifiers give logits. The paper's networks are
 
     - regression tables (paper: Tables 3 and 5): ``mlp(n_features, 1)``;
     - MedMNIST (paper: Table 6): ``mlp(784 or 2352, n_classes, hidden=(512,), activation="relu",
       batch_norm=True, flatten=True)``, where the paper does not state the activation;
     - two moons (paper: Figs. 1 and 3): ``mlp(2, 2, hidden=(4,), ...)``.
-
-    Weights come from torch's default initialisation and default random stream: seed it with
-    ``torch.manual_seed`` in your script. With ``batch_norm=True`` torch raises an error for a training
-    batch of one row.
 
     Args:
         n_features: Values per row, after flattening if ``flatten`` is set.
@@ -44,12 +41,6 @@ def mlp(
         batch_norm: Put a BatchNorm between each hidden Linear and its activation.
         flatten: Accept ``(batch, *feature)``, e.g. images, and flatten each row first.
 
-    Returns:
-        The layers in order, so that slices of it are the first and last layers of the network.
-
-    Raises:
-        ValueError: If a size is not positive or the activation is not one of the three.
-
     Example:
         >>> net = mlp(5, 1)
         >>> sum(p.numel() for p in net.parameters())
@@ -57,16 +48,13 @@ def mlp(
     """
     require_positive(n_features=n_features, n_outputs=n_outputs)
     require_positive(**{f"hidden[{i}]": width for i, width in enumerate(hidden)})
-    if activation not in get_args(Activation):
-        raise ValueError(
-            f"activation must be one of {', '.join(map(repr, get_args(Activation)))}, but got "
-            f"{activation!r}. For another one, build the torch.nn.Sequential yourself."
-        )
     make: dict[str, Callable[[], nn.Module]] = {
         "leaky_relu": lambda: nn.LeakyReLU(negative_slope),
         "relu": nn.ReLU,
         "tanh": nn.Tanh,
     }
+    if activation not in make:
+        raise ValueError(f"activation must be one of {', '.join(make)}, but is {activation!r}.")
     layers: list[nn.Module] = [nn.Flatten()] if flatten else []
     n_in = n_features
     for width in hidden:
@@ -79,9 +67,66 @@ def mlp(
 
 
 def require_positive(**sizes: int) -> None:
-    """Raise for sizes below one, naming the argument (shared by the modules of this package)."""
+    """Raise for sizes below one: torch builds layers of none."""
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(
-                f"{name} must be a positive integer, but got {size}. Pass a number of at least 1."
-            )
+            raise ValueError(f"{name} must be a positive integer, but got {size}.")
+
+
+def make_adam(
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+) -> torch.optim.Optimizer:
+    """Make Adam, or AdamW if weight decay is ``decoupled``, fused where torch supports it.
+
+    Fused steps are faster for small networks, and differ from ordinary ones by rounding only.
+    """
+    params = list(parameters)
+    fused = all(p.device.type in ("cpu", "cuda") and p.dtype == torch.float32 for p in params)
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    return kind(params, lr=lr, weight_decay=weight_decay, fused=fused or None)
+
+
+class StackedLinear(nn.Module):
+    """One linear layer for each of several networks."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]))
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers])[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows ``(networks * batch, in)`` to ``(networks * batch, out)``."""
+        split = x.unflatten(0, (len(self.weight), -1))
+        return torch.baddbmm(self.bias, split, self.weight).flatten(0, 1)
+
+
+def stack(networks: Sequence[nn.Sequential]) -> nn.Sequential:
+    """Join perceptrons with the same layers into one that runs them in parallel.
+
+    A step costs about the same for one small network and for ten. Rows are ordered network by network;
+    networks never see each other's rows, and Adam acts on each weight alone, so every network is trained as
+    it would be by itself.
+    """
+    layers: list[nn.Module] = []
+    for same in zip(*networks, strict=True):
+        if isinstance(same[0], nn.Linear):
+            layers.append(StackedLinear([layer for layer in same if isinstance(layer, nn.Linear)]))
+        else:
+            layers.append(same[0])
+    return nn.Sequential(*layers)
+
+
+def unstack(stacked: nn.Sequential, like: Sequence[nn.Sequential]) -> list[nn.Sequential]:
+    """Split joined perceptrons: return copies of ``like`` with the weights of `stack`'s result."""
+    copies = [copy.deepcopy(network) for network in like]
+    with torch.no_grad():
+        for number, network in enumerate(copies):
+            for layer, source in zip(network, stacked, strict=True):
+                if isinstance(layer, nn.Linear) and isinstance(source, StackedLinear):
+                    layer.weight.copy_(source.weight[number].T)
+                    layer.bias.copy_(source.bias[number, 0])
+    return copies

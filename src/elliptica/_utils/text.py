@@ -19,22 +19,12 @@ def count(number: int, noun: str) -> str:
 
 
 def inert_markdown(text: str) -> str:
-    """Keep HTML and the bars of tables in a text from becoming part of the Markdown that it is put into.
-
-    Example:
-        >>> inert_markdown("a <b>")
-        'a &lt;b>'
-    """
+    """Keep HTML and the bars of tables in a text from becoming part of the Markdown that it is put into."""
     return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
 
 
 def inert_cell(text: str) -> str:
-    """Put an apostrophe before text that a spreadsheet would run as a formula.
-
-    Example:
-        >>> inert_cell("=1+1"), inert_cell("-5"), inert_cell("mixup")
-        ("'=1+1", '-5', 'mixup')
-    """
+    """Put an apostrophe before text that a spreadsheet would run as a formula."""
     with contextlib.suppress(ValueError):
         float(text)
         return text
@@ -42,12 +32,7 @@ def inert_cell(text: str) -> str:
 
 
 def near_misses(name: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Find the names most similar to ``name``, ignoring case.
-
-    Example:
-        >>> near_misses("Airfol", ["airfoil", "no2"])
-        ['airfoil']
-    """
+    """Find the names most similar to ``name``, ignoring case."""
     plain = {each.lower().strip(): each for each in known}
     return [
         plain[each] for each in difflib.get_close_matches(name.lower().strip(), plain, n=n, cutoff=cutoff)
@@ -55,13 +40,6 @@ def near_misses(name: str, known: Iterable[str], *, n: int = 1, cutoff: float = 
 
 
 def did_you_mean(name: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> str:
-    """Ask whether the user meant a similar name; empty if there is none.
-
-    Example:
-        >>> did_you_mean("mixpu", ["mixup", "erm"])
-        "Did you mean 'mixup'?"
-        >>> did_you_mean("boosting", ["mixup", "erm"])
-        ''
-    """
+    """Ask whether the user meant a similar name; empty if there is none."""
     near = near_misses(name, known, n=n, cutoff=cutoff)
     return f"Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from elliptica._utils.files import is_not_written, not_written
-from elliptica._utils.untrusted import read_json
+from elliptica._utils.files import is_not_written, not_written, read_json
 from elliptica.cli.app import TRY, DataDir, app, check_place, one_of, require_extra
 
 if TYPE_CHECKING:

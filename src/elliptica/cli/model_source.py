@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.extras import import_extra
+from elliptica._utils.files import read_arrays
 from elliptica._utils.perceptron import mlp
-from elliptica._utils.untrusted import read_arrays
 from elliptica.baselines import ERM, Mixup
 from elliptica.cli.diagnose import Loss, Training
 from elliptica.core.elliptic import Elliptic

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from elliptica._utils.extras import missing_package
-from elliptica._utils.files import is_not_written, not_written, write_atomically
+from elliptica._utils.files import is_not_written, not_written, read_json, write_atomically
 from elliptica._utils.text import count
-from elliptica._utils.untrusted import read_json
 from elliptica.cli import options as shared
 from elliptica.cli.app import MOST_SEED, YOUR_DATA, app, one_of, require_extra
 from elliptica.cli.diagnose import Loss, Steps, Train, Weights

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from elliptica._utils.untrusted import read_json
+from elliptica._utils.files import read_json
 from elliptica.cli import options as shared
 from elliptica.cli.app import THE_PAPER, DataDir, app, one_of, require_extra
 from elliptica.cli.options import load_own, make_choice, print_error, ray_settings

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from elliptica._utils.files import read_json
 from elliptica._utils.text import count
-from elliptica._utils.untrusted import read_json
 from elliptica.compare.markdown import footnotes, more_sections, progress_words, range_words, shown_scores
 from elliptica.compare.metrics import Metric
 from elliptica.compare.plan import CONSTANT, NAMES, REFERENCE

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from elliptica import __version__
-from elliptica._utils.files import FileLock, replacing, write_atomically
-from elliptica._utils.untrusted import read_arrays, read_json
+from elliptica._utils.files import FileLock, read_arrays, read_json, replacing, write_atomically
 from elliptica.compare.plan import Plan
 from elliptica.compare.problem import TableProblem
 from elliptica.compare.protocol import NO_TIME, Record

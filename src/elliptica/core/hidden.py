@@ -45,7 +45,7 @@ class RowExchange(Protocol):
         """Select this process' part of all rows."""
 
 
-#: Set while a model whose rows are split between processes (`elliptica.distributed.split_rows`) runs.
+#: Set while a model whose rows are split between processes (`elliptica.lab.training.split_rows`) runs.
 all_rows: ContextVar[RowExchange | None] = ContextVar("all_rows", default=None)
 
 

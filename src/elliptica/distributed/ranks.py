@@ -1,17 +1,19 @@
-"""Identify this process, its part of a batch, and its own random stream."""
+"""Identify this process, its part of a batch, its random stream, and numbers of all processes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from elliptica._utils.random import stream_seed
+from elliptica.core.elliptic import Elliptic
+from elliptica.core.inputs import named_inputs
 from elliptica.core.types import Paths
 
 T = TypeVar("T")
@@ -32,8 +34,7 @@ class Ranks:
     group: Any = None
 
     def __deepcopy__(self, memo: Any) -> Ranks:
-        """Keep the same processes in a copy of a model."""
-        return self
+        return self  # process groups cannot be copied, and a copy of a model has the same
 
     @property
     def is_first(self) -> bool:
@@ -53,6 +54,13 @@ class Ranks:
         dist.all_gather_object(values, value, self.group)
         return values
 
+    def gather(self, own: Tensor) -> Tensor:
+        """Stack a tensor of each process, without gradients; shapes must be equal."""
+        own = own.detach().contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own, self.group)
+        return torch.stack(parts)
+
     def from_first(self, value: T) -> T:
         """Return the value of the first process."""
         return self.all(value)[0]
@@ -70,12 +78,7 @@ class Ranks:
 
 
 def current_ranks(group: Any = None) -> Ranks:
-    """Return the processes of a group (by default all of ``torchrun``), or a single one without a group.
-
-    Example:
-        >>> current_ranks()
-        Ranks(rank=0, size=1, group=None)
-    """
+    """Return the processes of a group (by default all of ``torchrun``), or a single one without a group."""
     if not dist.is_available() or not dist.is_initialized():
         return Ranks()
     return Ranks(dist.get_rank(group), dist.get_world_size(group), group)
@@ -114,7 +117,7 @@ def shard(value: T, ranks: Ranks | None = None) -> T:
     of rows a multiple of the number of processes (or use `over_global_batch`).
 
     Args:
-        value: A tensor, a tuple, list or dict of tensors, or `Paths`; None stays None.
+        value: A tensor, a tuple, list or dict of tensors, or `Paths`; None stays None. Rows come first.
         ranks: The process; None uses the current one.
 
     Example:
@@ -123,40 +126,22 @@ def shard(value: T, ranks: Ranks | None = None) -> T:
         (tensor([5., 6., 7., 8., 9.]), tensor([5, 6, 7, 8, 9]))
     """
     ranks = current_ranks() if ranks is None else ranks
-    return _shard(value, ranks)
 
+    def part(leaf: Any) -> Any:
+        if isinstance(leaf, Paths):
+            return _shard_paths(leaf, ranks)
+        if leaf is None:
+            return None
+        if len(leaf) < ranks.size:
+            raise ValueError(f"value has {len(leaf)} rows, fewer than the {ranks.size} processes.")
+        return leaf[ranks.part(len(leaf))]
 
-def _shard(value: Any, ranks: Ranks) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        if value.ndim == 0 or len(value) < ranks.size:
-            raise ValueError(
-                f"A tensor of shape {tuple(value.shape)} cannot be split among {ranks.size} processes. Pass "
-                "a batch with at least one row for each."
-            )
-        return value[ranks.part(len(value))]
-    if isinstance(value, Paths):
-        return _shard_paths(value, ranks)
-    if isinstance(value, Mapping):
-        return {name: _shard(item, ranks) for name, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        parts = [_shard(item, ranks) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # named tuples
-    raise TypeError(
-        f"shard accepts tensors, tuples, lists and dicts of them, and Paths, but got {type(value).__name__}."
-    )
-
-
-_PER_ROW = ("x", "y", "s", "weight", "free_y", "labels")
+    return tree_map(part, value)
 
 
 def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
     if paths.hidden is not None:
-        raise ValueError(
-            "Noise of a hidden layer (at=) is drawn when the layer runs, so these paths cannot be split. "
-            "Use split_rows(model), which draws it for all processes together."
-        )
+        raise ValueError("paths of a hidden layer (at=) are drawn when it runs, so they cannot be split.")
     n_batch, n_bridges = paths.s.shape[:2]
 
     def rows_of(variance: float | Tensor, feature_axes: int) -> float | Tensor:
@@ -166,16 +151,36 @@ def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
             return parts[:, ranks.part(n_batch)].flatten(0, 1)
         return variance
 
-    inputs = paths.x if isinstance(paths.x, Mapping) else dict(enumerate(_listed(paths.x)))
-    axes = {name: value.ndim - 3 for name, value in inputs.items()}
-    only = next(iter(axes.values()))
+    axes = {name: value.ndim - 3 for name, value in named_inputs(paths.x).items()}
+    per_row = ("x", "y", "s", "weight", "free_y", "labels")
     return dataclasses.replace(
         paths,
-        **{name: _shard(getattr(paths, name), ranks) for name in _PER_ROW},
-        variance={name: rows_of(v, axes.get(name, only)) for name, v in paths.variance.items()},
+        **{name: shard(getattr(paths, name), ranks) for name in per_row},
+        variance={name: rows_of(v, axes[name]) for name, v in paths.variance.items()},
         variance_y=rows_of(paths.variance_y, paths.y.ndim - 3),
     )
 
 
-def _listed(x: Any) -> Any:
-    return [x] if isinstance(x, Tensor) else x
+def over_global_batch(objective: Elliptic, group: Any = None) -> Elliptic:
+    """Apply batch-wise weightings to the rows of all processes.
+
+    A softmax over the batch weights points relative to the others of their batch, and a class-weighted loss
+    is divided by the mean weight of a batch. Under DDP or FSDP2 the batch is that of each process. The mean
+    over processes is then a well-defined objective, but not that of one process with the joined batch. This
+    function makes them equal up to rounding, even if processes have different numbers of rows. It costs the
+    exchange of a few numbers per step. All processes must call the objective equally often in training mode.
+
+    Partners are still drawn within each process, unless ``paths=`` or ``end=`` are passed (see `shard`).
+
+    Args:
+        objective: The objective, before it is wrapped; it is changed in place.
+        group: Process group; None is the default one.
+
+    Returns:
+        The same objective. The mean of its losses over processes is the loss of the joined batch.
+    """
+    if not isinstance(objective, Elliptic):  # another module would ignore it
+        raise TypeError(f"objective must be Elliptic and not wrapped yet, but is {type(objective).__name__}.")
+    ranks = current_ranks(group)
+    objective.across = ranks.gather if ranks.size > 1 else None
+    return objective

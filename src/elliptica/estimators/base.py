@@ -19,8 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.optimizer import make_adam
-from elliptica._utils.perceptron import mlp
+from elliptica._utils.perceptron import make_adam, mlp
 from elliptica._utils.random import stream_seed
 from elliptica.baselines import ERM, CMixup, InputNoise, LabelSmoothing, Mixup
 from elliptica.core.elliptic import Elliptic

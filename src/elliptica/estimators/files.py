@@ -26,8 +26,7 @@ from torch import Tensor
 
 from elliptica import __version__
 from elliptica._utils.extras import missing_package
-from elliptica._utils.files import replacing
-from elliptica._utils.untrusted import BROKEN_HEADER
+from elliptica._utils.files import BROKEN_HEADER, replacing
 from elliptica.core.noise import Green, Screened
 from elliptica.estimators.base import (
     EllipticEstimator,

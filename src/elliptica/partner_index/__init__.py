@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from elliptica.partner_index.loader import PairBatchSampler as PairBatchSampler
     from elliptica.partner_index.loader import split_pairs as split_pairs
     from elliptica.partner_index.loader import swapped_partners as swapped_partners
-    from elliptica.partner_index.refresh import RefreshingIndex as RefreshingIndex
 
 _HOME = {
     "LawCheck": "law",
     "PairBatchSampler": "loader",
     "PartnerIndex": "index",
-    "RefreshingIndex": "refresh",
     "split_pairs": "loader",
     "swapped_partners": "loader",
 }

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
-from elliptica._utils import checks
-from elliptica._utils.random import check_generator
-from elliptica.core.partners import Among, check_power, check_rows_of_data
-from elliptica.partner_index.features import features
+from elliptica.core.batchnorm import evaluation_mode
+from elliptica.core.hidden import hidden_features
+from elliptica.core.inputs import call_model
 from elliptica.partner_index.law import Law, LawCheck
+from elliptica.partner_index.loader import map_tensors
 from elliptica.partner_index.search import BackendName, build_arrays
 from elliptica.partner_index.store import (
+    Among,
     Arena,
     Array,
     Arrays,
@@ -29,8 +36,8 @@ from elliptica.partner_index.store import (
     write_arrays,
 )
 
-if TYPE_CHECKING:
-    from elliptica.partner_index.features import Source
+#: Inputs as a tensor, a dataset whose items begin with the input, or a loader that does not shuffle.
+Source = Tensor | Dataset[Any] | DataLoader[Any]
 
 
 class PartnerIndex:
@@ -70,8 +77,6 @@ class PartnerIndex:
         self._proved, self.max_draws = proved, max_draws
         self._bound: float | None = None
 
-    # ------------------------------------------------------------------------------------ making one
-
     @classmethod
     def build(
         cls,
@@ -84,7 +89,6 @@ class PartnerIndex:
         exact: bool | None = None,
         cells: int | None = None,
         probes: int | None = None,
-        dtype: str = "float32",
         backend: BackendName | None = None,
         folder: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -97,15 +101,13 @@ class PartnerIndex:
                 memory-mapped array of any size, which is read in chunks.
             k: Neighbours stored for each row. More make large powers cheaper to draw.
             power: Exponent of the inverse distance; ``float("inf")`` means the nearest point, 0 any point.
-            labels: Classes of the rows. Required if ``among`` is not ``"all"``.
-            among: Which rows may be partners: ``"all"``, the ``"same_class"`` or the ``"other_class"``.
+            labels: Classes of the rows. Required if ``among`` is ``"same_class"``.
+            among: Which rows may be partners: ``"all"`` or those of the ``"same_class"``.
             exact: Find the true neighbours (time grows like ``n**2`` in high dimension, and the points must
                 fit into memory). None: up to 20 000 rows. Else only the cells around a row are searched, as
                 many as hold 95 % of the neighbours of 128 random rows, but at most 64.
             cells: Number of cells of the k-means; None means ``4 sqrt(n)``.
             probes: Number of cells to search.
-            dtype: ``"float32"``, or ``"float16"`` for half the size; distances are then those of the rounded
-                points.
             backend: ``"faiss"`` (extra ``scale``) or ``"sklearn"`` (extra ``tables``); None takes the first
                 that is installed.
             folder: Build in this folder instead of in memory, for data that do not fit in memory.
@@ -117,25 +119,27 @@ class PartnerIndex:
             >>> PartnerIndex.build(x, power=float("inf")).sample(torch.arange(4)).flatten()
             tensor([1, 0, 1, 2])
         """
-        check_power(power)
-        check_generator(generator, torch.device("cpu"))
-        options: dict[str, Any] = {
-            "k": k,
-            "power": power,
-            "labels": labels,
-            "among": among,
-            "exact": exact,
-            "cells": cells,
-            "probes": probes,
-            "dtype": dtype,
-            "backend": backend,
-            "generator": generator,
-        }
+        _check_power(power)
+        if among not in ("all", "same_class"):
+            raise ValueError(f'among must be "all" or "same_class", but is {among!r}.')
+        arrays = partial(
+            build_arrays,
+            x,
+            k=k,
+            power=power,
+            labels=None if among == "all" else labels,
+            among=among,
+            exact=exact,
+            cells=cells,
+            probes=probes,
+            backend=backend,
+            generator=generator,
+        )
         if folder is None:
-            return cls(*build_arrays(x, arena=Arena(), **options))
+            return cls(*arrays(arena=Arena()))
         place = Path(folder).resolve()
         with new_folder(place, overwrite) as part:
-            write_arrays(part, *build_arrays(x, arena=Arena(part), **options))
+            write_arrays(part, *arrays(arena=Arena(part)))
         return cls.load(place)
 
     @classmethod
@@ -164,28 +168,22 @@ class PartnerIndex:
             >>> index.shape
             (100, 8)
         """
-        with features(network, data, at=at, batch_size=batch_size, beside=options.get("folder")) as found:
-            return cls.build(found, **options)
+        loader = _in_order(data, batch_size)
+        with _features(network, loader, at, options.get("folder")) as features:
+            return cls.build(features, **options)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> PartnerIndex:
         """Write the index to a folder atomically; return the index that reads from there."""
         place = Path(folder).resolve()
-        if place == self.folder:
-            raise ValueError(f"The index is already in {place}. Pass another folder.")
         with new_folder(place, overwrite) as part:
             write_arrays(part, self._arrays, self._facts)
         return PartnerIndex.load(place).with_law(proved=self._proved, max_draws=self.max_draws)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str], *, verify: bool = False) -> PartnerIndex:
-        """Open the index in a folder, without reading it into memory.
-
-        Args:
-            folder: Folder of `save` or `build`.
-            verify: Compare checksums, which reads all files once.
-        """
+    def load(cls, folder: str | os.PathLike[str]) -> PartnerIndex:
+        """Open the index in a folder of `save` or `build`, without reading it into memory."""
         place = Path(folder).resolve()
-        return cls(*read_arrays(place, verify), folder=place)
+        return cls(*read_arrays(place), folder=place)
 
     def with_law(
         self, *, power: float | None = None, proved: bool | None = None, max_draws: int | None = None
@@ -198,26 +196,16 @@ class PartnerIndex:
                 includes what this cost on audited rows; True assumes nothing about them, and may reject
                 nearly everything in high dimension. None is True for exact neighbours and False otherwise.
             max_draws: Number of proposals after which a partner is drawn by importance weights instead.
-
-        Example:
-            >>> index = PartnerIndex.build(torch.randn(100, 2))
-            >>> index.with_law(power=4.0).power
-            4.0
         """
-        if power is not None:
-            check_power(power)
-        if max_draws is not None:
-            checks.count("max_draws", max_draws)
-        facts = self._facts if power is None else dataclasses.replace(self._facts, power=float(power))
+        power = self.power if power is None else power
+        _check_power(power)
         return PartnerIndex(
             self._arrays,
-            facts,
+            dataclasses.replace(self._facts, power=float(power)),
             folder=self.folder,
             proved=self._proved if proved is None else proved,
             max_draws=self.max_draws if max_draws is None else max_draws,
         )
-
-    # ------------------------------------------------------------------------------------------ using it
 
     def sample(
         self,
@@ -227,8 +215,6 @@ class PartnerIndex:
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch bridge"]:
         """Draw partners for the rows ``index`` of the data set, as row numbers of it, on the CPU."""
-        checks.path_counts(2, n_bridges)
-        check_generator(generator, torch.device("cpu"))
         drawn = self._law.draw(self._positions(index), n_bridges, generator)
         return torch.from_numpy(self._arrays.rows[drawn.positions.numpy()].astype(np.int64))
 
@@ -248,18 +234,8 @@ class PartnerIndex:
         return self._bound
 
     def check(self, n_rows: int = 256, *, generator: torch.Generator | None = None) -> LawCheck:
-        """Measure the cost of drawing, on random rows.
-
-        Example:
-            >>> check = PartnerIndex.build(torch.randn(100, 2)).check()
-            >>> check.recall, check.capped
-            (1.0, 0.0)
-        """
-        checks.count("n_rows", n_rows)
-        check_generator(generator, torch.device("cpu"))
+        """Measure the cost of drawing, on random rows."""
         return self._law.check(n_rows, generator)
-
-    # ------------------------------------------------------------------------------------- facts about it
 
     def __len__(self) -> int:
         return len(self._arrays.points)
@@ -292,7 +268,7 @@ class PartnerIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of the index, its copy of the points included."""
-        return self._arrays.nbytes
+        return sum(array.nbytes for array in self._arrays.named().values())
 
     @property
     def proved(self) -> bool:
@@ -300,26 +276,70 @@ class PartnerIndex:
         return self._facts.exact if self._proved is None else self._proved
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.folder is None:
-            raise TypeError(
-                "A PartnerIndex in memory cannot be sent to another process. Save it to a folder, which "
-                "processes share: index = index.save(folder)."
-            )
+        if self.folder is None:  # pickling the arrays would copy them into every worker
+            raise TypeError("An index in memory cannot be pickled. Save it: index = index.save(folder).")
         return _opened, (str(self.folder), self.power, self._proved, self.max_draws)
-
-    # ------------------------------------------------------------------------------------------- inside
 
     @property
     def _law(self) -> Law:
-        return Law(self._arrays, self._facts, self.power, self.proved, self.max_draws)
+        return Law(self._arrays, self._facts, self.proved, self.max_draws)
 
     def _positions(self, index: Tensor) -> Array:
         """Return the positions of rows of the data set."""
-        check_rows_of_data(index, len(self))
-        rows = index.cpu().numpy()
-        return np.asarray(self._arrays.positions[rows], np.int64)
+        if (index < 0).any():  # NumPy would count from the end
+            raise IndexError(
+                f"index must hold rows of the data set, from 0 on, but holds {int(index.min())}."
+            )
+        return np.asarray(self._arrays.positions[index.cpu().numpy()], np.int64)
 
 
 def _opened(folder: str, power: float, proved: bool | None, max_draws: int) -> PartnerIndex:
-    """What unpickling calls."""
+    """Unpickle an index."""
     return PartnerIndex.load(folder).with_law(power=power, proved=proved, max_draws=max_draws)
+
+
+def _check_power(power: float) -> None:
+    if not power >= 0:
+        raise ValueError(f"power must be at least 0, but is {power}.")
+
+
+def _in_order(data: Source, batch_size: int) -> DataLoader[Any]:
+    """Make a loader over all rows in order."""
+    if isinstance(data, DataLoader):
+        batches = data.batch_sampler  # a loader that was given one has a sequential sampler besides
+        rows = batches.sampler if type(batches) is BatchSampler else batches
+        if not isinstance(rows, SequentialSampler):
+            raise ValueError("data must be a loader in order. Make it with shuffle=False and a batch_size.")
+        loader = copy.copy(data)
+        loader._iterator = None  # of persistent workers
+    else:
+        loader = DataLoader(TensorDataset(data) if isinstance(data, Tensor) else data, batch_size)
+    loader.generator = torch.Generator()  # each pass draws a number
+    return loader
+
+
+@contextmanager
+def _features(
+    network: nn.Module, loader: DataLoader[Any], at: str | None, folder: str | os.PathLike[str] | None
+) -> Iterator[Array]:
+    """Yield features ``(n, d)`` of all rows; in a temporary file if ``folder`` is given."""
+    parent = None if folder is None else Path(folder).resolve().parent
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    device = next(network.parameters(), torch.empty(0)).device
+    with tempfile.TemporaryDirectory(prefix=".features.", dir=parent) as scratch:
+        arena, done, features = Arena(None if parent is None else Path(scratch)), 0, np.empty((0, 0))
+        with evaluation_mode(network), torch.no_grad():
+            for item in loader:
+                x = item[0] if isinstance(item, tuple | list) else item
+                x = map_tensors(lambda tensor: tensor.to(device), x)
+                output = call_model(network, x) if at is None else hidden_features(network, x, at)
+                some = output.flatten(1).float().cpu().numpy()
+                if done == 0:
+                    rows = len(loader.dataset)  # type: ignore[arg-type]  # a sequential loader has asked for it
+                    features = arena.empty("features", (rows, some.shape[1]), np.float32)
+                features[done : done + len(some)] = some
+                done += len(some)
+        if done != len(features):
+            raise ValueError(f"data returned {done} of {len(features)} rows. Use drop_last=False.")
+        yield features

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from elliptica.partner_index.search import allowed_cells
 from elliptica.partner_index.store import Array, Arrays, Facts
 
 _TABLE = 2**22  # rows times cells at a time
@@ -22,6 +22,10 @@ _GATHER = 2**22
 _HARD, _OPENED, _WORTH = 0.005, 2**19, 4
 _RESAMPLED = 64
 _AT_ONCE = 2**18
+
+
+def _double(array: Array) -> Tensor:
+    return torch.from_numpy(array.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,13 @@ class Law:
 
     arrays: Arrays  # the index
     facts: Facts  # what is known about it
-    power: float  # exponent of the inverse distance
     proved: bool  # whether to distrust approximate neighbours
     max_draws: int  # proposals before importance weights decide
+
+    @property
+    def power(self) -> float:
+        """Exponent of the inverse distance."""
+        return self.facts.power
 
     def draw(self, where: Array, n_draws: int, generator: torch.Generator | None) -> Drawn:
         """Draw positions of partners, ``(batch, draw)``."""
@@ -63,11 +71,7 @@ class Law:
             nearest = torch.from_numpy(np.where(near >= 0, near, where[:, None])).repeat(1, n_draws)
             return Drawn(nearest, torch.ones_like(nearest), torch.zeros_like(nearest, dtype=torch.bool))
         parts = [self._envelope(w).draw(n_draws, self.max_draws, generator) for w in self._chunks(where)]
-        return Drawn(
-            torch.cat([part.positions for part in parts]),
-            torch.cat([part.proposals for part in parts]),
-            torch.cat([part.capped for part in parts]),
-        )
+        return Drawn(*map(torch.cat, zip(*parts, strict=True)))
 
     def cap_bounds(self, where: Array) -> Tensor:
         """Bound, for each position, the change of its law by stopping after ``max_draws``."""
@@ -83,17 +87,17 @@ class Law:
         distinct neighbour would make for a row with duplicates.
         """
         arrays = self.arrays
-        floor = torch.from_numpy(arrays.distinct[arrays.audit].astype(np.float64))
+        floor = _double(arrays.distinct[arrays.audit])
         mass = torch.zeros(len(arrays.audit), dtype=torch.float64)
         by = torch.from_numpy(arrays.missed_by.astype(np.int64))
-        missed = torch.from_numpy(arrays.missed.astype(np.float64))
+        missed = _double(arrays.missed)
         if self.power == float("inf"):
-            nearest = torch.from_numpy(arrays.distances[arrays.audit, 0].astype(np.float64))
+            nearest = _double(arrays.distances[arrays.audit, 0])
             mass[by[missed < nearest[by] * (1 - 1e-6)]] = 1.0
         elif len(by):
             least_sum = torch.cat([self._envelope(w).log_least_sum for w in self._chunks(arrays.audit)])
             if not self.proved:
-                reach = torch.from_numpy(arrays.reach[arrays.audit].astype(np.float64)).maximum(floor)[by]
+                reach = _double(arrays.reach[arrays.audit]).maximum(floor)[by]
                 log = -self.power * missed.maximum(floor[by]).log()
                 gain = -torch.expm1(-self.power * reach.log() - log).clamp_max(0.0)
                 mass.index_add_(0, by, (log - least_sum[by]).exp() * gain)
@@ -102,7 +106,7 @@ class Law:
 
     def _misjudged(self, by: Tensor, missed: Tensor, used: Tensor, log_least_sum: Tensor) -> Tensor:
         """Return, for each audited row, the mass that moves when duplicates have the right distance."""
-        stored = torch.from_numpy(self.arrays.distances[self.arrays.audit].astype(np.float64))
+        stored = _double(self.arrays.distances[self.arrays.audit])
         by, order = by.sort(stable=True)
         place = torch.arange(len(by)) - torch.searchsorted(by, by)
         known = torch.full((len(stored), int(place.max()) + 1), math.inf, dtype=torch.float64)
@@ -135,7 +139,7 @@ class Law:
         )
 
     def _envelope(self, where: Array) -> Envelope:
-        return Envelope(self.arrays, self.facts, where, self.power, self.proved)
+        return Envelope(self.arrays, self.facts, where, self.proved)
 
     def _chunks(self, where: Array) -> Iterator[Array]:
         step = max(1, _TABLE // len(self.arrays.centres))
@@ -143,8 +147,7 @@ class Law:
             yield np.asarray(where[begin : begin + step])
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Positions drawn for each row, ``(batch, draw)``, and how it went."""
 
     positions: Tensor  # what was drawn
@@ -153,42 +156,44 @@ class Drawn:
 
 
 class Envelope:
-    """The envelope of some rows.
+    """Weights above those of the law, from which proposals for some rows are drawn and thinned.
+
+    A stored neighbour has its true weight, so it is always accepted. All other members of a cell have the
+    weight of the least distance that any of them can have, by the triangle inequality or by a search.
 
     Args:
         arrays: The index.
-        facts: Which classes are eligible.
+        facts: What is known about it; its power is finite.
         positions: Positions of the rows.
-        power: Exponent, finite.
         proved: Trust the reach only in cells that were searched. Else in all, which is wrong for the few
             points that the search missed.
     """
 
-    def __init__(self, arrays: Arrays, facts: Facts, positions: Array, power: float, proved: bool) -> None:
-        self._arrays, self._power = arrays, power
+    def __init__(self, arrays: Arrays, facts: Facts, positions: Array, proved: bool) -> None:
+        self._arrays, self._power = arrays, facts.power
         #: nearer points count as so far, ``(rows, 1)``
-        self._floor = torch.from_numpy(arrays.distinct[positions].astype(np.float64))[:, None]
+        self._floor = _double(arrays.distinct[positions])[:, None]
         self._own = torch.from_numpy(np.array(positions, np.int64))
-        self._start = torch.from_numpy(arrays.points[positions].astype(np.float64))
+        self._start = _double(arrays.points[positions])
         self._near = torch.from_numpy(arrays.near[positions].astype(np.int64))
-        distances = torch.from_numpy(arrays.distances[positions].astype(np.float64))
+        distances = _double(arrays.distances[positions])
         cell = arrays.cell_of(positions)
         self._starts = torch.from_numpy(arrays.starts.astype(np.int64))
         self._count = self._starts.diff()
-        others = self._others(cell, facts)
-        away = torch.cdist(self._start, torch.from_numpy(arrays.centres.astype(np.float64)))
-        radius = torch.from_numpy(arrays.radius.astype(np.float64))
-        slack = _SLACK * (away + self._start.norm(dim=1, keepdim=True))
-        least = (away - radius - slack).maximum(self._floor)
-        reach = torch.from_numpy(arrays.reach[positions].astype(np.float64))[:, None]
+        others = self._others(cell)
+        distance = torch.cdist(self._start, _double(arrays.centres))
+        radius = _double(arrays.radius)
+        slack = _SLACK * (distance + self._start.norm(dim=1, keepdim=True))
+        least = (distance - radius - slack).maximum(self._floor)
+        reach = _double(arrays.reach[positions])[:, None]
         least = torch.where(self._searched(cell, proved and not facts.exact), least.maximum(reach), least)
         nobody = others <= 0
         # nor below the least: where a reach is trusted wrongly, the envelope is all that can be accepted
-        most = (away + radius + slack).maximum(least)
+        most = (distance + radius + slack).maximum(least)
         self._least = least.masked_fill_(nobody, 1.0)
-        near = (-power * distances.maximum(self._floor).log()).masked_fill(self._near < 0, -math.inf)
+        near = (-self._power * distances.maximum(self._floor).log()).masked_fill(self._near < 0, -math.inf)
         #: log of a lower bound of the weights of each cell's members together
-        low = (others.clamp_min(1).log() - power * most.log()).masked_fill(nobody, -math.inf)
+        low = (others.clamp_min(1).log() - self._power * most.log()).masked_fill(nobody, -math.inf)
         self._weigh(near, low, nobody)
         if (self.acceptance < _HARD).any():
             self._open(low)
@@ -219,37 +224,32 @@ class Envelope:
         fits = self._count[order].cumsum(1) <= worth
         chosen = torch.zeros_like(fits).scatter_(1, order, fits) & torch.isfinite(far)
         for cell in chosen.any(0).nonzero().squeeze(1).tolist():
-            mine = rows[chosen[:, cell]]
-            member = torch.arange(int(self._starts[cell]), int(self._starts[cell + 1]))
-            distance, slack = self._to_cell(mine, cell, member)
-            known = torch.cat([self._near[mine], self._own[mine][:, None]], 1) - member[0]
-            row, column = ((known >= 0) & (known < len(member))).nonzero(as_tuple=True)
+            some = rows[chosen[:, cell]]
+            begin, end = self._starts[cell : cell + 2].tolist()
+            centre = self._arrays.centres[cell].astype(
+                np.float64
+            )  # the matrix form keeps its digits about it
+            start = self._start[some] - torch.from_numpy(centre)
+            members = torch.from_numpy(self._arrays.points[begin:end].astype(np.float64) - centre)
+            distance, slack = torch.cdist(start, members), 1e-7 * start.norm(dim=1, keepdim=True)
+            known = torch.cat([self._near[some], self._own[some][:, None]], 1) - begin
+            row, column = ((known >= 0) & (known < len(members))).nonzero(as_tuple=True)
             distance[row, known[row, column]] = math.inf
-            floor = self._floor[mine]
-            self._least[mine, cell] = (distance - slack).maximum(floor).amin(1)
+            floor = self._floor[some]
+            self._least[some, cell] = (distance - slack).maximum(floor).amin(1)
             if self._power:
                 most = (distance + slack).maximum(floor)
-                low[mine, cell] = (-self._power * most.log()).logsumexp(1)
+                low[some, cell] = (-self._power * most.log()).logsumexp(1)
 
-    def _to_cell(self, rows: Tensor, cell: int, member: Tensor) -> tuple[Tensor, Tensor]:
-        """Return distances to all members of a cell, and a bound on their rounding."""
-        centre = self._arrays.centres[cell].astype(np.float64)  # the matrix form keeps its digits about it
-        points = self._arrays.points[int(member[0]) : int(member[-1]) + 1].astype(np.float64) - centre
-        start = self._start[rows] - torch.from_numpy(centre)
-        distance = torch.cdist(start, torch.from_numpy(points))
-        return distance, 1e-7 * start.norm(dim=1, keepdim=True)
-
-    def _others(self, cell: Array, facts: Facts) -> Tensor:
+    def _others(self, cell: Array) -> Tensor:
         """Count the members of each cell that are eligible and not stored as neighbours."""
         others = self._count.expand(len(cell), -1).clone()
         others.scatter_add_(1, torch.from_numpy(cell)[:, None], torch.full((len(cell), 1), -1))
         stored = torch.from_numpy(self._arrays.cell_of(self._near.numpy())).clamp_min(0)
         others.scatter_add_(1, stored, -(self._near >= 0).long())
-        if facts.among != "all":
-            classes = self._arrays.classes
-            own = classes[cell].tolist()
-            masks = {c: torch.from_numpy(allowed_cells(classes, c, facts.among)) for c in set(own)}
-            others *= torch.stack([masks[c] for c in own])
+        classes = self._arrays.classes
+        if classes.any():
+            others *= torch.from_numpy(classes == classes[cell][:, None])
         return others
 
     def _searched(self, cell: Array, partly: bool) -> Tensor:
@@ -318,7 +318,7 @@ class Envelope:
         """Return true distances, computed in chunks."""
         step = max(1, _GATHER // self._start.shape[1])
         parts = [
-            (torch.from_numpy(self._arrays.points[p.numpy()].astype(np.float64)) - self._start[r]).norm(dim=1)
+            (_double(self._arrays.points[p.numpy()]) - self._start[r]).norm(dim=1)
             for r, p in zip(rows.split(step), position.split(step), strict=True)
         ]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)

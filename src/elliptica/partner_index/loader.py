@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,15 +13,13 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from elliptica._utils import checks
 from elliptica._utils.random import stream
 from elliptica.core.partners import End
 from elliptica.core.types import Inputs
 
 
-@runtime_checkable
 class Partners(Protocol):
-    """Interface for drawing partners: `PartnerIndex`, `RefreshingIndex` or `PartnerTable`."""
+    """Interface for drawing partners: `PartnerIndex`, `PartnerTable`, or a class of yours."""
 
     def __len__(self) -> int: ...
 
@@ -40,7 +38,8 @@ class PairBatchSampler(Sampler[list[int]]):
     stream for each batch, so that runs repeat exactly with any number of workers.
 
     Args:
-        index: A `PartnerIndex`, `RefreshingIndex` or `PartnerTable` over the rows of the data set.
+        index: A `PartnerIndex` or `PartnerTable` over the rows of the data set. You may replace the attribute
+            between epochs, e.g. by an index over newer features.
         batch_size: Largest number of starts in a batch, which has ``batch_size * (1 + n_bridges)`` rows.
         n_bridges: Partners for each start.
         shuffle: Whether starts are in random order.
@@ -67,22 +66,20 @@ class PairBatchSampler(Sampler[list[int]]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        checks.count("batch_size", batch_size)
-        checks.count("n_bridges", n_bridges)
-        if not hasattr(index, "sample"):
-            raise TypeError(
-                f"index must be a PartnerIndex, RefreshingIndex or PartnerTable, but got "
-                f"{type(index).__name__}. For an array x: PartnerIndex.build(x)."
-            )
         self.index, self.batch_size, self.n_bridges = index, batch_size, n_bridges
         self.shuffle, self.seed, self.epoch = shuffle, seed, 0
-        self.rank, self.world_size = _place(rank, world_size)
-        rows = len(index)
-        self._n_batches = math.ceil(rows / (batch_size * self.world_size))
-        if self._n_batches * self.world_size > rows:
+        several = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.rank = rank if rank is not None else torch.distributed.get_rank() if several else 0
+        self.world_size = (
+            world_size if world_size is not None else torch.distributed.get_world_size() if several else 1
+        )
+        if not 0 <= self.rank < self.world_size:  # other ranks would see no rows, or those of another
+            raise ValueError(f"rank must be in 0..{self.world_size - 1}, but is {self.rank}.")
+        self._n_batches = math.ceil(len(index) / (batch_size * self.world_size))
+        if self._n_batches * self.world_size > len(index):
             raise ValueError(
-                f"{rows} rows are too few for {self.world_size} processes with batches of {batch_size}: some "
-                "batch would be empty. Use larger batches or fewer processes."
+                f"batch_size {batch_size} leaves some of {self.world_size} processes an empty batch of "
+                f"{len(index)} rows. Use larger batches or fewer processes."
             )
 
     def __len__(self) -> int:
@@ -118,21 +115,12 @@ def split_pairs(x: Inputs, y: Tensor, n_bridges: int = 1) -> tuple[Inputs, Tenso
         >>> y.tolist(), end[1].flatten().tolist()              # objective(x, y, end=end)
         ([0, 1, 2], [3, 4, 5])
     """
-    checks.count("n_bridges", n_bridges)
-    starts, rest = divmod(len(y), 1 + n_bridges)
-    if rest or not starts:
-        raise ValueError(
-            f"A batch of pairs with n_bridges={n_bridges} has a multiple of {1 + n_bridges} rows, but y has "
-            f"{len(y)}. Make the loader with batch_sampler=PairBatchSampler(...)."
-        )
+    starts = len(y) // (1 + n_bridges)
 
-    def head(value: Any) -> Any:
-        return _each(value, lambda t: t[:starts])
+    def tail(tensor: Tensor) -> Tensor:
+        return tensor[starts:].unflatten(0, (starts, n_bridges))  # raises if this is no batch of pairs
 
-    def tail(value: Any) -> Any:
-        return _each(value, lambda t: t[starts:].unflatten(0, (starts, n_bridges)))
-
-    return head(x), head(y), (tail(x), tail(y))
+    return map_tensors(lambda tensor: tensor[:starts], x), y[:starts], (map_tensors(tail, x), tail(y))
 
 
 def swapped_partners(n_rows: int) -> Int[Tensor, " rows"]:
@@ -145,32 +133,13 @@ def swapped_partners(n_rows: int) -> Int[Tensor, " rows"]:
         >>> swapped_partners(6)
         tensor([3, 4, 5, 0, 1, 2])
     """
-    checks.count("n_rows", n_rows, 2)
     if n_rows % 2:
-        raise ValueError(
-            f"A batch of pairs has an even number of rows, but got {n_rows}. Use PairBatchSampler."
-        )
+        raise ValueError(f"n_rows must be even in a batch of pairs, but is {n_rows}.")
     return torch.arange(n_rows).roll(n_rows // 2)
 
 
-def _each(value: Any, take: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: take(tensor) for name, tensor in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(take(tensor) for tensor in value)
-    return take(value)
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the number of this process and the number of processes."""
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"Pass both rank and world_size or neither, but got {rank} and {world_size}.")
-    if rank is None or world_size is None:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return 0, 1
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    checks.count("world_size", world_size)
-    checks.count("rank", rank, 0)
-    if rank >= world_size:
-        raise ValueError(f"rank must be below world_size ({world_size}), but got {rank}.")
-    return rank, world_size
+def map_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """Apply a function to each tensor of a network's inputs."""
+    if isinstance(x, dict):
+        return {name: function(tensor) for name, tensor in x.items()}
+    return tuple(map(function, x)) if isinstance(x, tuple | list) else function(x)

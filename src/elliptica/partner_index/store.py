@@ -1,37 +1,102 @@
-"""The arrays of a partner index, and its folder: one plain ``.npy`` file per array and a JSON header."""
+"""Read data in chunks; keep the arrays of an index in memory, or in a folder of plain ``.npy`` files."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
+import math
 import tempfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from elliptica._utils.untrusted import BROKEN_HEADER, read_json
-from elliptica.core.partners import AMONG, Among
+from elliptica._utils.random import compute_dtype
+from elliptica.core.partner_table import ROWS_FOR_MEDIAN
+from elliptica.core.partners import DISTANCE_FLOOR, distance_floor, pairwise_distances
 
 Array = NDArray[Any]
+Among = Literal["all", "same_class"]
 
-FORMAT, VERSION = "elliptica partner index", 2
+VERSION = 3
 _HEADER = "header.json"
-_BLOCK = 2**24
+#: Numbers read at a time.
+CHUNK = 2**23
+
+
+class Rows:
+    """Read rows of ``x`` as flat float32 vectors about their mean, divided by a power of two near their size.
+
+    The law depends on ratios of distances alone, so the unit does not matter; in this one squares neither
+    overflow nor vanish.
+
+    Args:
+        x: A tensor, an array, or a memory-mapped array, ``(n, *feature)``.
+    """
+
+    def __init__(self, x: Tensor | Array) -> None:
+        if isinstance(x, Tensor):
+            x = x.detach().cpu().to(compute_dtype(x.dtype)).numpy()
+        self._x = x
+        self.n, self.d = len(x), int(np.prod(x.shape[1:]))
+        if self.n < 2 or self.d == 0:
+            raise ValueError(f"x must have at least two rows and one feature, but has shape {x.shape}.")
+        total, low, high = np.zeros(self.d), np.full(self.d, np.inf), np.full(self.d, -np.inf)
+        for span in self.spans():
+            rows = self._raw(span)
+            low, high, total = (
+                np.minimum(low, rows.min(0)),
+                np.maximum(high, rows.max(0)),
+                total + rows.sum(0),
+            )
+            if not np.isfinite(high - low).all():
+                row = span.start + int(np.argmin(np.isfinite(rows).all(1)))
+                raise ValueError(f"x must be finite, but row {row} is not. Impute or drop such rows.")
+        self._mean = total / self.n
+        largest = float(np.maximum(high - self._mean, self._mean - low).max())
+        self._unit = 2.0 ** math.frexp(largest)[1]
+
+    def _raw(self, which: slice | NDArray[np.integer]) -> NDArray[np.float64]:
+        rows = np.asarray(self._x[which], np.float64)
+        return rows.reshape(len(rows), -1)
+
+    def _centred(self, which: slice | NDArray[np.integer]) -> NDArray[np.float64]:
+        return np.asarray((self._raw(which) - self._mean) / self._unit)
+
+    def __getitem__(self, which: slice | NDArray[np.integer]) -> NDArray[np.float32]:
+        return self._centred(which).astype(np.float32)
+
+    def spans(self) -> Iterator[slice]:
+        """Divide the numbers of all rows into chunks."""
+        step = max(1, CHUNK // self.d)
+        for begin in range(0, self.n, step):
+            yield slice(begin, min(begin + step, self.n))
+
+    def floor(self) -> float:
+        """Return the distance below which two points are duplicates, as in `PartnerTable`."""
+        some = self._centred(slice(None, None, max(1, self.n // ROWS_FOR_MEDIAN)))
+        kept = some.astype(np.float32)
+        # a huge outlier makes copies of ordinary rows, which no bound would show
+        rounding = np.median(np.linalg.norm(some - kept, axis=1))
+        spread = np.median(np.linalg.norm(some - np.median(some, axis=0), axis=1))
+        if rounding > DISTANCE_FLOOR * spread > 0:
+            raise ValueError(
+                "x holds values so far apart that float32 cannot tell ordinary rows apart: it moves them by "
+                f"{rounding / spread:.2g} of their typical distance. Clip or drop outliers, or scale columns."
+            )
+        return distance_floor(pairwise_distances(torch.from_numpy(kept)))
 
 
 @dataclass(frozen=True)
 class Arrays:
     """The arrays. Points are kept cell by cell; a *position* counts in that order, a *row* in the data's."""
 
-    points: Array  # points about their mean, ``(n, d)``
+    points: Array  # points as `Rows` reads them, ``(n, d)``
     rows: Array  # row of each position, ``(n,)``
     positions: Array  # position of each row, ``(n,)``
     near: Array  # positions of the stored neighbours, nearest first, ``(n, k)``; -1 where there are fewer
@@ -43,7 +108,7 @@ class Arrays:
     centres: Array  # centre of each cell, ``(cells, d)``
     radius: Array  # largest distance of a member from its centre, ``(cells,)``
     starts: Array  # first position of each cell, and n, ``(cells + 1,)``
-    classes: Array  # class of each cell's members (zero without labels), ``(cells,)``
+    classes: Array  # class of each cell's members (zero if classes do not matter), ``(cells,)``
     #: Cells that were searched for the members of each cell, ``(cells, probes)``, -1 where there are fewer;
     #: ``(cells, 0)`` when all were.
     probes: Array
@@ -60,11 +125,6 @@ class Arrays:
         """Return the arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.named().values())
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -72,184 +132,63 @@ class Facts:
 
     power: float  # exponent of the inverse distance
     floor: float  # points nearer than this are duplicates
-    among: Among  # partners of any class, of the same or of another class
+    among: Among  # partners of any class, or of the same class
     exact: bool  # whether all cells were searched (or shown to be too far)
     recall: float  # share of the true neighbours of the audited rows that were found
     backend: str  # what found them
 
 
 class Arena:
-    """Where new arrays are made: in memory, or as files of a folder that are mapped into memory."""
+    """Make new arrays: in memory, or as files of a folder that are mapped into memory."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array to be filled."""
+        """Return an array to be filled."""
         if self.folder is None or 0 in shape:
             return np.empty(shape, dtype)
         return np.lib.format.open_memmap(self.folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
 
 
-def whole_numbers(n: int) -> type[np.signedinteger[Any]]:
-    """The smallest usual dtype that counts to ``n``."""
-    return np.int32 if n < 2**31 else np.int64
-
-
 @contextmanager
 def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder beside ``folder`` that takes its name when all went well, and goes away otherwise."""
-    refuse_taken(folder, overwrite)
+    """Yield a folder that takes the name ``folder`` if all goes well, and is removed otherwise."""
+    if folder.exists() and any(folder.iterdir()) and not (overwrite and (folder / _HEADER).is_file()):
+        raise FileExistsError(f"folder {folder} is not empty; overwrite=True replaces an index only.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
-    part.chmod(0o755)
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as scratch:
+        part = Path(scratch) / "new"
+        part.mkdir()
         yield part
-        if folder.exists():  # those who have it open keep reading the old files
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".old", dir=folder.parent))
-            folder.replace(old)
-            part.replace(folder)
-            shutil.rmtree(old)
-        else:
-            part.replace(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def refuse_taken(folder: Path, overwrite: bool) -> None:
-    """Before any work: the name must be free, or that of an index which may be replaced."""
-    if not folder.exists():
-        return
-    if not (folder / _HEADER).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is not a partner index. Choose another folder.")
-    if not overwrite and (folder / _HEADER).is_file():
-        raise FileExistsError(
-            f"{folder} already holds a partner index. Pass overwrite=True to replace it, or read it with "
-            "PartnerIndex.load."
-        )
+        if folder.exists():  # processes that have it open keep reading the old files
+            folder.replace(Path(scratch) / "old")
+        part.replace(folder)
 
 
 def write_arrays(part: Path, arrays: Arrays, facts: Facts) -> None:
-    """Write what is not there yet, and the header last."""
-    described = {}
+    """Write the arrays that are not files of the folder yet, and the header last."""
     for name, array in arrays.named().items():
         file = part / f"{name}.npy"
         if isinstance(array, np.memmap) and file.is_file():
             array.flush()
         else:
             np.save(file, array, allow_pickle=False)
-        described[name] = {"shape": list(array.shape), "dtype": array.dtype.str, "crc32": _crc(array)}
-    header = {"format": FORMAT, "version": VERSION, **asdict(facts)}
-    header["power"] = str(facts.power)  # JSON has no infinity
-    header |= {"n": len(arrays.points), "d": arrays.points.shape[1], "k": arrays.near.shape[1]}
-    header |= {"arrays": described, "digest": _digest(described)}
-    (part / _HEADER).write_text(json.dumps(header, indent=1) + "\n")
+    (part / _HEADER).write_text(json.dumps({"version": VERSION, **asdict(facts)}, indent=1) + "\n")
 
 
-def read_arrays(folder: Path, verify: bool) -> tuple[Arrays, Facts]:
+def read_arrays(folder: Path) -> tuple[Arrays, Facts]:
     """Map the files of an index into memory."""
-    header = _read_header(folder)
-    described = header["arrays"]
-    arrays = {name: _map(folder, name, described[name]) for name in _names(header["version"])}
-    if verify:
-        for name, array in arrays.items():
-            if _crc(array) != described[name]["crc32"]:
-                raise _broken(folder, f"the contents of {name}.npy are not what was written")
-    if header["version"] == 1:  # duplicates were as near as the floor, in every row
-        arrays["distinct"] = np.full(header["n"], header["floor"])
-    found = Arrays(**arrays)
-    _check_sizes(folder, found, header)
-    facts = {field.name: header[field.name] for field in fields(Facts)}
-    return found, Facts(**{**facts, "power": float(facts["power"])})
+    header = json.loads((folder / _HEADER).read_text())
+    if header.pop("version") != VERSION:
+        raise ValueError(f"folder {folder} holds an index of another version. Build it again.")
 
+    def read(name: str) -> Array:
+        file = folder / f"{name}.npy"
+        try:
+            array: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+        except ValueError:  # an empty array cannot be mapped
+            array = np.load(file, allow_pickle=False)
+        return array
 
-def _names(version: int) -> list[str]:
-    """Names of the arrays in a version of the format."""
-    return [field.name for field in fields(Arrays) if version > 1 or field.name != "distinct"]
-
-
-def _read_header(folder: Path) -> dict[str, Any]:
-    file = folder / _HEADER
-    if not file.is_file():
-        what = "is not a folder" if not folder.is_dir() else f"has no {_HEADER}"
-        raise FileNotFoundError(
-            f"{folder} {what}, so it is no partner index. PartnerIndex.build(...).save(folder) makes one."
-        )
-    try:
-        header = read_json(file)
-        if header["format"] != FORMAT:
-            raise KeyError("format")
-    except (ValueError, KeyError, TypeError) as error:
-        raise _broken(folder, f"{_HEADER} is not that of a partner index ({error})") from error
-    if header.get("version") not in (1, VERSION):
-        raise ValueError(
-            f"{folder} has version {header.get('version')!r} of the format; this elliptica reads 1 and "
-            f"{VERSION}. Build it again."
-        )
-    try:
-        described = {name: header["arrays"][name] for name in _names(header["version"])}
-        sound = header["digest"] == _digest(described) and header["among"] in AMONG
-        sound &= all(field.name in header for field in fields(Facts))
-        float(header["power"])
-    except (KeyError, TypeError, ValueError):
-        sound = False
-    if not sound:
-        raise _broken(folder, f"{_HEADER} does not agree with itself")
-    return header
-
-
-def _map(folder: Path, name: str, described: dict[str, Any]) -> Array:
-    file = folder / f"{name}.npy"
-    if file.exists() and not file.is_file():  # reading a pipe would wait for ever
-        raise _broken(folder, f"{name}.npy is not a regular file")
-    shape, dtype = tuple(described["shape"]), np.dtype(described["dtype"])
-    try:
-        # an empty file cannot be mapped
-        array = np.load(file, mmap_mode=None if 0 in shape else "r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, *BROKEN_HEADER) as error:
-        raise _broken(folder, f"{name}.npy cannot be read ({error})") from error
-    if array.shape != shape or array.dtype != dtype:
-        raise _broken(
-            folder, f"{name}.npy holds {array.dtype} {array.shape}, the header says {dtype} {shape}"
-        )
-    return array
-
-
-def _check_sizes(folder: Path, arrays: Arrays, header: dict[str, Any]) -> None:
-    n, d, k, cells = header["n"], header["d"], header["k"], len(arrays.centres)
-    expected = {
-        "points": (n, d),
-        "rows": (n,),
-        "positions": (n,),
-        "near": (n, k),
-        "distances": (n, k),
-        "reach": (n,),
-        "distinct": (n,),
-        "centres": (cells, d),
-        "radius": (cells,),
-        "starts": (cells + 1,),
-        "classes": (cells,),
-    }
-    for name, shape in expected.items():
-        if getattr(arrays, name).shape != shape:
-            raise _broken(folder, f"{name}.npy has shape {getattr(arrays, name).shape}, expected {shape}")
-    starts = arrays.starts
-    if starts[0] != 0 or starts[-1] != n or (np.diff(starts) <= 0).any():
-        raise _broken(folder, "starts.npy does not divide the points into cells")
-
-
-def _crc(array: Array) -> int:
-    """Checksum, a piece at a time."""
-    crc = 0
-    step = max(1, _BLOCK // max(1, array[:1].nbytes))
-    for begin in range(0, len(array), step):
-        crc = zlib.crc32(np.ascontiguousarray(array[begin : begin + step]).view(np.uint8).data, crc)
-    return crc
-
-
-def _digest(described: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _broken(folder: Path, why: str) -> ValueError:
-    return ValueError(f"The partner index in {os.fspath(folder)} is broken: {why}. Build it again.")
+    return Arrays(**{field.name: read(field.name) for field in fields(Arrays)}), Facts(**header)

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from elliptica._utils.untrusted import read_json
+from elliptica._utils.files import read_json
 from elliptica.lab.data import images
 from elliptica.lab.data.catalogue import find_entry
 from elliptica.lab.data.files import find_file, verify_checksum

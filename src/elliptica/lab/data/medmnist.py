@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from elliptica._utils.files import read_arrays
 from elliptica._utils.text import did_you_mean
-from elliptica._utils.untrusted import read_arrays
 from elliptica.lab.data.catalogue import DataFile, find_entry
 from elliptica.lab.data.files import find_file, verify_checksum
 from elliptica.lab.data.images import UNIT_RANGE, Pixels, as_pixels, check_pixels

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elliptica._utils.untrusted import read_json
+from elliptica._utils.files import read_json
 from elliptica.lab.demo.study import Run
 from elliptica.lab.demo.training import METHODS, NAMES, DemoSettings, Method
 from elliptica.landscape import MaximumPrinciple

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils import random as streams
-from elliptica._utils.perceptron import Activation, mlp
-from elliptica._utils.side_by_side import stack, unstack
+from elliptica._utils.perceptron import Activation, mlp, stack, unstack
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.partners import DISTANCE_FLOOR, draw_from, partner_weights
 from elliptica.lab.data.moon_regions import REGIONS, Region, best_accuracy

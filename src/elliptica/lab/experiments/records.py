@@ -15,8 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from elliptica import __version__
-from elliptica._utils.files import write_atomically
-from elliptica._utils.untrusted import read_json
+from elliptica._utils.files import read_json, write_atomically
 from elliptica.core.types import EllipticWarning
 from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training.checkpoint import set_aside

@@ -13,7 +13,6 @@ from torch import nn
 
 from elliptica._utils.random import stream
 from elliptica.distributed.ranks import Ranks
-from elliptica.distributed.rows import split_rows
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.experiments.methods import make_loss, prepare, rows_per_sample
 from elliptica.lab.experiments.methods.context import Context
@@ -42,6 +41,7 @@ from elliptica.lab.training.batch import Objective
 from elliptica.lab.training.checkpoint import model_tensors, save_checkpoint
 from elliptica.lab.training.loop import FitResult, fit
 from elliptica.lab.training.progress import EpochEnd, Progress, TensorBoard
+from elliptica.lab.training.rows import split_rows
 from elliptica.lab.training.settings import TrainingSettings
 
 #: Receives events: the label of a run, a kind ("start", "epoch", "again", "done", "skipped", "failed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elliptica._utils.untrusted import read_json
+from elliptica._utils.files import read_json
 from elliptica.lab.experiments.records import record_file
 from elliptica.lab.experiments.specification import Range, Run, SpecificationError
 

@@ -15,4 +15,5 @@ from elliptica.lab.training.loop import FitResult as FitResult
 from elliptica.lab.training.loop import fit as fit
 from elliptica.lab.training.progress import EpochEnd as EpochEnd
 from elliptica.lab.training.progress import TensorBoard as TensorBoard
+from elliptica.lab.training.rows import split_rows as split_rows
 from elliptica.lab.training.settings import TrainingSettings as TrainingSettings

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from elliptica._utils.random import stream, stream_seed
 from elliptica.distributed.ranks import Ranks
-from elliptica.distributed.rows import split_rows
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.training.batch import Arrange, Batch, Objective, Relabel, Steps, batches
 from elliptica.lab.training.checkpoint import State, Trained, model_tensors
 from elliptica.lab.training.progress import EpochEnd, Progress
+from elliptica.lab.training.rows import split_rows
 from elliptica.lab.training.settings import TrainingSettings
 
 #: A score of a model on a part of the data; larger is better.
@@ -93,7 +93,7 @@ def fit(
         observe: Function of the model, called in evaluation mode after each epoch; its results are kept in
             ``FitResult.observed`` and decide nothing.
         ranks: Processes that call this together, with the same arguments, and share the work of the network
-            (`elliptica.distributed.split_rows`). The result is that of one process to rounding, unless the
+            (`split_rows`). The result is that of one process to rounding, unless the
             network is random (dropout): each process draws from its own stream. The first process writes
             checkpoints. A run may resume with another number of processes.
         code: Versions of code that the result depends on; a checkpoint written with others is set aside.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from elliptica._utils import checks
-from elliptica._utils.optimizer import make_adam
+from elliptica._utils.perceptron import make_adam
 from elliptica.lab.data.splits import Split
 
 Optimiser = Literal["adam", "sgd"]

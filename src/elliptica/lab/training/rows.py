@@ -75,20 +75,18 @@ def split_rows(model: nn.Module, ranks: Ranks | None = None) -> Iterator[nn.Modu
 def _check(model: nn.Module) -> None:
     if is_wrapped(model):
         raise ValueError(
-            "split_rows needs a plain model, but this one is wrapped in DDP or FSDP2, which would sum its "
-            "gradients once more. Use only one of them."
+            "model must not be wrapped in DDP or FSDP2, which would sum its gradients once more."
         )
-    if any("forward" in module.__dict__ for module in model.modules()):
+    if any("forward" in vars(module) for module in model.modules()):
         raise ValueError(
-            "A forward method of the model has been replaced (by a compiler, or by split_rows itself), so "
-            "its rows cannot be split. Pass the plain model."
+            "model has a replaced forward method (compiled, or split already). Pass a plain one."
         )
-    for name, module in model.named_modules():
-        is_batch_norm = isinstance(module, _BatchNorm) and module is model
-        if is_batch_norm or (isinstance(module, _InstanceNorm) and module.track_running_stats):
+    for module in model.modules():
+        is_top = isinstance(module, _BatchNorm) and module is model
+        if is_top or (isinstance(module, _InstanceNorm) and module.track_running_stats):
             raise ValueError(
-                f"Running statistics of {type(module).__name__} {name or 'at the top'!r} cannot be computed "
-                "over the rows of all processes. Use track_running_stats=False, or one process."
+                f"Running statistics of {type(module).__name__} here would be those of one process' rows. "
+                "Use track_running_stats=False, or one process."
             )
 
 
@@ -122,9 +120,7 @@ def _split_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     ranks: Any = self._ranks
     rows = _count_rows((args, kwargs))
     if rows < ranks.size:
-        return type(self).forward(
-            self, *args, **kwargs
-        )  # every process runs all rows, so there is nothing to sum
+        return type(self).forward(self, *args, **kwargs)  # all rows in every process: nothing to sum
     args, kwargs = tree_map(lambda v: take_rows(v, ranks) if isinstance(v, Tensor) else v, (args, kwargs))
     parameters = {f"model.{n}": p for n, p in self.named_parameters() if p.requires_grad}
     token = all_rows.set(_Exchange(ranks, rows))
@@ -141,21 +137,17 @@ def _split_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _count_rows(inputs: Any) -> int:
     shapes = [tuple(v.shape) for v in tree_leaves(inputs) if isinstance(v, Tensor)]
-    counts = {shape[0] if shape else None for shape in shapes}
-    if len(counts) != 1 or None in counts:
-        raise ValueError(
-            "split_rows needs tensors with the same number of rows, but the model was called with shapes "
-            f"{', '.join(map(str, shapes)) or 'none'}. Keep tensors without a batch axis in buffers."
-        )
-    return int(counts.pop() or 0)
+    counts = {shape[:1] for shape in shapes}
+    if len(counts) != 1 or () in counts:
+        raise ValueError(f"Inputs of the model need the same number of rows, but have shapes {shapes}.")
+    return shapes[0][0]
 
 
 def _gathered(part: Tensor, ranks: Ranks, rows: int) -> Tensor:
     own = ranks.counts(rows)[ranks.rank]
     if part.ndim == 0 or len(part) != own:
         raise ValueError(
-            f"The model and its layers must return one row per input row ({own} here), but one returned "
-            f"shape {tuple(part.shape)}. Keep the batch axis first, and do not reduce over it."
+            f"Outputs need one row per input row ({own}), but one has shape {tuple(part.shape)}."
         )
     return gather_rows(part, ranks, rows)
 
@@ -175,9 +167,7 @@ def forward_over_all_rows(layer: _BatchNorm, x: Tensor) -> Tensor:
     # applied to the local rows, so that gradients of both statistics are also summed over the processes
     total, count = copied(summed([wide.sum(axes), local], ranks), ranks)
     if count <= 1:
-        raise ValueError(
-            f"Expected more than 1 value per channel when training, but got {int(count)} in all processes."
-        )
+        raise ValueError("Batch norm in training needs more than one value per channel in all processes.")
     mean = total / count
     centred = wide - mean.view(shape)
     (squares,) = copied(summed([centred.square().sum(axes)], ranks), ranks)

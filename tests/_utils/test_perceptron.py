@@ -2,7 +2,7 @@
 
 import torch
 
-from elliptica._utils.side_by_side import stack, unstack
+from elliptica._utils.perceptron import stack, unstack
 from elliptica.lab.models import mlp
 
 
