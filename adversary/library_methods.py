@@ -23,7 +23,7 @@ from adversary.cases import BAD, FINE, ODD, Case, Choice, bad, check, check_clos
 from adversary.library_core import DRAWS, check_frequencies, near, projected
 from elliptica import baselines
 from elliptica._utils.random import draw_gamma
-from elliptica.baselines.lisa import draw_shares
+from elliptica.baselines.groups import draw_shares
 from elliptica.baselines.mixup import draw_share
 
 ROWS, FEATURES, CLASSES = 8, 3, 3

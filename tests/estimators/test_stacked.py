@@ -11,7 +11,7 @@ from torch import nn
 
 from elliptica import Elliptic
 from elliptica._utils.perceptron import mlp
-from elliptica.baselines import ERM, LISA, CMixup, GroupDRO, LabelSmoothing, Mixup, lisa, mixup
+from elliptica.baselines import ERM, LISA, CMixup, GroupDRO, LabelSmoothing, Mixup, groups, mixup
 from elliptica.core.types import Paths
 from elliptica.estimators import stacked
 from elliptica.estimators import stacked_points as points
@@ -96,8 +96,8 @@ def elliptic_loss(one, model, criterion, p):
 
 def lisa_loss(one, model, criterion, p, x, y, group, monkeypatch):
     places = (p.rows == p.partners[:, None]).int().argmax(1)
-    monkeypatch.setattr(lisa, "draw_partners", lambda *_: (places, torch.zeros(BATCH, dtype=torch.bool)))
-    monkeypatch.setattr(lisa, "draw_shares", lambda *_: 1 - p.s)
+    monkeypatch.setattr(groups, "draw_partners", lambda *_: (places, torch.zeros(BATCH, dtype=torch.bool)))
+    monkeypatch.setattr(groups, "draw_shares", lambda *_: 1 - p.s)
     return LISA(model, criterion)(x[p.rows], y[p.rows], group[p.rows])
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from elliptica.baselines import cmixup
+from elliptica.baselines.regression import cumulative_kernel
 from elliptica.core.bridge import quantile_times
 from elliptica.estimators import stacked_points as points
 from elliptica.estimators.stacked_points import StackedJob
@@ -149,7 +149,7 @@ def test_partners_of_c_mixup_follow_the_kernel_of_targets(draw):
     x = numbered(6)[0]
     y = torch.tensor([0.0, 0.1, 0.5, 0.7, 1.5, 1.6])[:, None]
     p = draw("c-mixup", x, y, chunks=30, bandwidth=0.4)
-    law = np.diff(cmixup._cumulative(y, y, 0.4).double().numpy(), prepend=0)
+    law = np.diff(cumulative_kernel(y, y, 0.4).double().numpy(), prepend=0)
     for row in range(6):
         chosen = p.partners[p.rows == row]
         assert_frequencies(np.bincount(chosen, minlength=6), law[row])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import stream
-from elliptica.baselines.lisa import draw_shares
+from elliptica.baselines.groups import draw_shares
 from elliptica.core.bridge import unit_spread
 from elliptica.estimators.fit import draw_epoch
 

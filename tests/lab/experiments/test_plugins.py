@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import elliptica
 from elliptica import EllipticWarning
-from elliptica.baselines.names import BASELINES, named
+from elliptica.baselines.names import BASELINES
 from elliptica.cli import app
 from elliptica.lab.experiments import methods as methods_module
 from elliptica.lab.experiments import (
@@ -519,22 +519,6 @@ def test_the_papers_place_is_optional(folder):
     assert render(table, "latex").startswith("% My table, test\n")
 
 
-def test_a_baseline_of_the_library_is_one_file(tmp_path):
-    """A new file in the folder of baselines is a method, without an entry anywhere else."""
-    (tmp_path / "brand_new.py").write_text(
-        "from elliptica.baselines.erm import ERM\n"
-        "from elliptica.baselines.names import named\n"
-        "@named('brand-new', rows_per_sample=3)\nclass BrandNew(ERM):\n    pass\n"
-    )
-    code = (
-        f"import elliptica.baselines as b; b.__path__.append({str(tmp_path)!r})\n"
-        "from elliptica.lab.experiments.methods import METHODS, rows_per_sample\n"
-        "print('brand-new' in METHODS, rows_per_sample('brand-new', {}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "3"]
-
-
 @pytest.mark.slow
 def test_the_page_of_the_docs(folder):
     """Its files and its commands, one after the other; what it shows is printed."""
@@ -557,8 +541,6 @@ def test_the_page_of_the_docs(folder):
 def test_names_of_methods_are_given_once():
     for one, other in ((BASELINES, OBJECTIVES), (BASELINES, STAGES), (OBJECTIVES, STAGES)):
         assert not set(one) & set(other)
-    with pytest.raises(ValueError, match="'erm' exists already"):
-        named("erm")(nn.Linear)
 
 
 def test_a_changed_source_of_trials_is_pointed_out(folder):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 from torch import nn
 
-from elliptica import baselines
 from elliptica._utils.text import did_you_mean
 from elliptica.baselines.names import BASELINES
 from elliptica.lab.experiments.methods.context import Context, Factory, Prepared, Settings
@@ -16,12 +12,9 @@ from elliptica.lab.experiments.methods.objectives import OBJECTIVES
 from elliptica.lab.experiments.methods.stages import STAGES
 from elliptica.lab.experiments.specification import OWN
 
-for _each in pkgutil.iter_modules(baselines.__path__):  # a file there is enough
-    importlib.import_module(f"elliptica.baselines.{_each.name}")
-
 #: Methods by name.
 METHODS: dict[str, Factory] = {
-    **{name: from_module(each.module) for name, each in BASELINES.items()},
+    **{name: from_module(each) for name, each in BASELINES.items()},
     **OBJECTIVES,
     **STAGES,
 }

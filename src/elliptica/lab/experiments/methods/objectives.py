@@ -210,7 +210,7 @@ def foma(settings: Settings, context: Context) -> Prepared:
     return Prepared(objective, arrange=None if kind == "random" else arrange)
 
 
-#: Methods by name; those that are nothing but a module have theirs beside it (`elliptica.baselines.names`).
+#: Methods by name; those that are nothing but a module have theirs in `elliptica.baselines.names`.
 OBJECTIVES: dict[str, Factory] = {
     "c-mixup": c_mixup,
     "ada": ada,

@@ -1,4 +1,6 @@
-"""ADA and FOMA: limits in which they are ordinary training, independent loops, laws of their draws."""
+"""C-Mixup, ADA and FOMA: independent loops, laws of their draws, limits with known answers."""
+
+import math
 
 import numpy as np
 import pytest
@@ -12,13 +14,15 @@ from elliptica.baselines import (
     ADA,
     ERM,
     FOMA,
+    CMixup,
+    TargetKernel,
     anchor_clusters,
     anchor_rows,
     foma_batch,
     neighbour_order,
 )
-from elliptica.baselines.ada import draw_gamma_value
 from elliptica.baselines.mixup import draw_share
+from elliptica.baselines.regression import draw_gamma_value
 
 
 def regression(generator, n=12, n_in=3, n_out=1):
@@ -28,7 +32,117 @@ def regression(generator, n=12, n_in=3, n_out=1):
 CLUSTER = torch.tensor([0, 2, 2, 0, 5, 5, 5, 2, 0, 0, 7, 2])  # numbers without rows, and a cluster of one
 
 
-# ADA: the closed form
+# C-Mixup
+
+
+@pytest.mark.parametrize("at", [None, "1"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cmixup_equals_a_loop(at, weighted, generator):
+    model = network(n_out=1)
+    x, y = regression(generator)
+    weight = torch.rand(12, generator=generator, dtype=torch.float64) if weighted else None
+    again = replay(generator)
+    objective = CMixup(model, nn.MSELoss(), bandwidth=0.6, at=at)
+    loss = objective(x, y, sample_weight=weight, generator=generator)
+    share = draw_share(2.0, again)
+    uniform = torch.rand(12, 1, generator=again)
+    below, above = (model[:2], model[2:]) if at else (nn.Identity(), model)
+    total = 0.0
+    for i in range(12):
+        odds = [math.exp(-(float(y[i] - y[j]) ** 2) / (2 * 0.6**2)) for j in range(12)]
+        position = float(uniform[i]) * sum(odds)
+        j = next(j for j in range(12) if sum(odds[: j + 1]) > position)
+        mixed = share * below(x[i][None]) + (1 - share) * below(x[j][None])
+        error = above(mixed)[0] - share * y[i] - (1 - share) * y[j]
+        w = share * weight[i] + (1 - share) * weight[j] if weighted else 1.0
+        total = total + w * error.square().mean() / 12
+    same(value_and_gradient(loss, model), value_and_gradient(total, model))
+
+
+def test_a_narrow_kernel_leaves_nobody_else(generator):
+    model = network(n_out=1)
+    x, y = regression(generator)
+    expected = value_and_gradient(ERM(model, nn.MSELoss())(x, y), model)
+    narrow = CMixup(model, nn.MSELoss(), bandwidth=1e-9)
+    same(value_and_gradient(narrow(x, y, generator=generator), model), expected)
+
+
+@pytest.mark.parametrize("at", [None, "1"])
+def test_given_ends_equal_a_loop(at, generator):
+    model = network(n_out=1)
+    x, y = regression(generator)
+    far_x, far_y = regression(generator)
+    weight, far_weight = torch.rand(2, 12, generator=generator, dtype=torch.float64)
+    end = (far_x, far_y, far_weight)
+    again = replay(generator)
+    objective = CMixup(model, nn.MSELoss(), bandwidth=1.0, at=at)
+    loss = objective(x, y, sample_weight=weight, end=end, generator=generator)
+    share = draw_share(2.0, again)
+    below, above = (model[:2], model[2:]) if at else (nn.Identity(), model)
+    mixed = share * below(x) + (1 - share) * below(far_x)
+    losses = (above(mixed) - share * y - (1 - share) * far_y).square().flatten()
+    expected = ((share * weight + (1 - share) * far_weight) * losses).mean()
+    same(value_and_gradient(loss, model), value_and_gradient(expected, model))
+
+
+Y = torch.tensor([[0.0], [0.5], [0.5], [2.0], [3.5]])
+
+
+def kernel_law(y, bandwidth, power=2):
+    odds = np.exp(-(np.abs(y - y.T) ** power) / (2 * bandwidth**power))
+    return odds / odds.sum(1, keepdims=True)
+
+
+def batch_partners(y, bandwidth, n, generator):
+    """Who each row of a batch was mixed with, ``(n, batch)``."""
+    objective = CMixup(nn.Linear(1, 1), nn.MSELoss(), bandwidth=bandwidth)
+    return torch.stack([objective._partners(y, generator) for _ in range(n)])
+
+
+def table_partners(y, bandwidth, n, generator):
+    """The same from the table over a data set."""
+    index = torch.arange(len(y)).repeat(n)
+    return TargetKernel(y, bandwidth).sample(index, generator=generator).view(n, len(y))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("draw", [batch_partners, table_partners])
+class TestPartnerLaw:
+    def test_is_gaussian_in_the_target(self, draw, generator):
+        """Self included; an exponential kernel and one without the factor 2 are rejected."""
+        drawn = draw(Y, 0.8, 4000, generator)
+        y = Y.double().numpy()
+        law, exponential, wide = kernel_law(y, 0.8), kernel_law(y, 0.8, power=1), kernel_law(y, 0.8 * 2**0.5)
+        for i in range(len(Y)):
+            counts = np.bincount(drawn[:, i], minlength=len(Y))
+            laws.assert_frequencies(counts, law[i])
+            for wrong in (exponential[i], wide[i]):
+                with pytest.raises(AssertionError):
+                    laws.assert_frequencies(counts, wrong)
+
+    @pytest.mark.parametrize("bandwidth", [1e-3, 1e-300])
+    def test_narrow_kernel_keeps_to_equal_targets(self, draw, bandwidth, generator):
+        y = Y + 1e4  # where rounding could take equal targets for different ones
+        drawn = draw(y, bandwidth, 500, generator)
+        for i, only in enumerate(([0], [1, 2], [1, 2], [3], [4])):
+            assert set(drawn[:, i].tolist()) == set(only)
+
+    def test_several_targets_count_by_euclidean_distance(self, draw, generator):
+        y = torch.tensor([[0.0, 0.0], [0.3, 0.4], [1.0, 1.0]])
+        drawn = draw(y, 0.5, 4000, generator)
+        odds = np.exp(-np.array([0, 0.25, 2]) / 0.5)
+        laws.assert_frequencies(np.bincount(drawn[:, 0], minlength=3), odds / odds.sum())
+
+
+def test_table_in_chunks_is_the_table(monkeypatch, generator):
+    y = torch.randn(37, 1, generator=generator)
+    whole = TargetKernel(y, 0.3)
+    monkeypatch.setattr("elliptica.baselines.regression._CHUNK_BYTES", 8 * 37 * 5)
+    assert torch.equal(TargetKernel(y, 0.3)._table, whole._table)
+    assert len(whole) == 37
+
+
+# ADA
 
 
 @pytest.mark.parametrize("gamma", [0.3, 1.0, 4.0])
@@ -80,14 +194,12 @@ def test_ada_equals_a_loop(at, weighted, generator):
 
 
 @pytest.mark.parametrize("at", [None, "1"])
-@pytest.mark.parametrize("case", ["alpha", "clusters of one", "eval"])
-def test_ada_without_anything_to_move_is_erm(case, at, generator):
+def test_ada_of_clusters_of_one_row_is_erm(at, generator):
     model = network(n_out=1)
     x, y = regression(generator)
-    objective = ADA(model, nn.MSELoss(), alpha=1.0 if case == "alpha" else 4.0, at=at).train(case != "eval")
-    cluster = torch.arange(12) if case == "clusters of one" else CLUSTER
     expected = value_and_gradient(ERM(model, nn.MSELoss())(x, y), model)
-    same(value_and_gradient(objective(x, y, cluster, generator=generator), model), expected)
+    loss = ADA(model, nn.MSELoss(), alpha=4.0, at=at)(x, y, torch.arange(12), generator=generator)
+    same(value_and_gradient(loss, model), expected)
 
 
 @pytest.mark.statistical
@@ -102,9 +214,6 @@ def test_gamma_is_one_of_twenty_values(generator):
     wrong = 1 / 3 + (3 - 1 / 3) * torch.rand(8000, generator=generator).numpy()
     with pytest.raises(AssertionError):
         laws.assert_frequencies(np.array([(wrong < 1).sum(), (wrong >= 1).sum()]), np.array([0.5, 0.5]))
-
-
-# ADA: the clusters
 
 
 def test_clusters_of_separate_heaps_are_the_heaps(generator):
@@ -128,13 +237,6 @@ def test_clusters_are_no_worse_than_those_of_scikit_learn(generator):
     assert spread < 1.03 * theirs
 
 
-def test_unscaled_targets_decide_the_clusters(generator):
-    x, y = regression(generator, n=200)
-    found = anchor_clusters(x, 1000 * y, 5, generator=generator)
-    by_target = found[y.flatten().argsort()]
-    assert int((by_target[1:] != by_target[:-1]).sum()) == 4  # five stretches of the target
-
-
 def test_equal_rows_are_in_one_cluster(generator):
     y = torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0])[:, None]
     found = anchor_clusters(None, y, 4, generator=generator)
@@ -142,7 +244,7 @@ def test_equal_rows_are_in_one_cluster(generator):
     assert found[1] == found[3] == found[4]
 
 
-# FOMA: the decomposition
+# FOMA
 
 
 def reference(z, share, rho, scaled):
@@ -207,15 +309,11 @@ def test_foma_equals_a_loop(scaled, targets, layers, generator):
 
 
 @pytest.mark.parametrize("layers", [(None,), ("1",)])
-@pytest.mark.parametrize(
-    "settings", [{"alpha": 0.0, "rho": 0.5}, {"rho": 1.5}, {"rho": 0.0, "scaled": "large"}, "eval"]
-)
+@pytest.mark.parametrize("settings", [{"rho": 1.5}, {"rho": 0.0, "scaled": "large"}])
 def test_foma_without_anything_to_scale_is_erm(settings, layers, generator):
     model = network(n_out=1)
     x, y = regression(generator, n=20)  # more rows than columns: no direction is left over
-    is_eval = settings == "eval"
-    objective = FOMA(model, nn.MSELoss(), layers=layers, **({"rho": 0.5} if is_eval else settings))
-    objective.train(not is_eval)
+    objective = FOMA(model, nn.MSELoss(), layers=layers, **settings)
     expected = value_and_gradient(ERM(model, nn.MSELoss())(x, y), model)
     same(value_and_gradient(objective(x, y, generator=generator), model), expected)
 
@@ -261,9 +359,6 @@ def test_foma_of_several_inputs_is_that_of_one(generator):
         same(split, whole)
 
 
-# FOMA: the batches
-
-
 @pytest.mark.parametrize("sampled", [False, True])
 def test_neighbour_order_has_each_row_once(sampled, generator):
     y = torch.randn(53, 1, generator=generator)
@@ -296,27 +391,6 @@ def test_sampled_neighbours_are_likely_as_the_inverse_distance(generator):
     laws.assert_frequencies(np.bincount(orders[:, 0], minlength=3), np.full(3, 1 / 3))
 
 
-# draws, precisions
-
-
-def test_generator_repeats_and_nothing_else_is_touched(generator):
-    model = network(n_out=1)
-    x, y = regression(generator)
-    kept = x.clone(), y.clone()
-    state = torch.get_rng_state()
-    for objective, rest in ((ADA(model, nn.MSELoss()), (CLUSTER,)), (FOMA(model, nn.MSELoss(), rho=0.5), ())):
-        again = replay(generator)
-        first, second = (objective(x, y, *rest, generator=g) for g in (generator, again))
-        assert torch.equal(first, second)
-        others = [objective(x, y, *rest, generator=generator) for _ in range(12)]  # ADA has 20 strengths
-        assert any(not torch.equal(first, other) for other in others)
-    anchor_clusters(x, y, 3, generator=generator)
-    neighbour_order(y, 3, sampled=True, generator=generator)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(x, kept[0])
-    assert torch.equal(y, kept[1])
-
-
 def test_half_precision_is_computed_in_float32(generator):
     x, y = (v.bfloat16() for v in regression(generator))
     for found, exact in zip(
@@ -329,57 +403,3 @@ def test_half_precision_is_computed_in_float32(generator):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         new_x, _ = foma_batch(x.float(), y.float(), share=0.3, rho=0.7)
     same(new_x, foma_batch(x.float(), y.float(), share=0.3, rho=0.7)[0], rtol=1e-6)
-
-
-# bad input
-
-
-@pytest.mark.bad_input
-@pytest.mark.usefixtures("own_checks")
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("make", "error", "message"),
-        [
-            (lambda m, f: ADA(m, f, alpha=0.5), ValueError, "alpha must be at least 1, but got 0.5"),
-            (lambda m, f: ADA(m, f, alpha=float("nan")), ValueError, "alpha must be finite"),
-            (lambda m, f: ADA(m, f, at="9"), ValueError, "at='9' is not a layer"),
-            (lambda m, f: FOMA(m, f, rho=-1.0), ValueError, "rho must be finite and at least 0"),
-            (lambda m, f: FOMA(m, f, rho=0.9, alpha=-1.0), ValueError, "alpha must be finite"),
-            (lambda m, f: FOMA(m, f, rho=0.9, scaled="big"), ValueError, "scaled must be one of"),
-            (lambda m, f: FOMA(m, f, rho=0.9, targets="keep"), ValueError, "Did you mean 'kept'"),
-            (lambda m, f: FOMA(m, f, rho=0.9, layers="1"), ValueError, "layers must name at least one"),
-            (lambda m, f: FOMA(m, f, rho=0.9, layers=("1", "1")), ValueError, "each only once"),
-            (lambda m, f: FOMA(m, f, rho=0.9, layers=("7",)), ValueError, "at='7' is not a layer"),
-        ],
-    )
-    def test_settings(self, make, error, message):
-        with pytest.raises(error, match=message):
-            make(network(n_out=1), nn.MSELoss())
-
-    def test_class_labels(self):
-        model, x, y = network(), torch.zeros(4, 3).double(), torch.arange(4)
-        for objective in (ADA(model, nn.MSELoss()), FOMA(model, nn.MSELoss(), rho=0.9)):
-            for mode in (True, False):
-                with pytest.raises(TypeError, match=r"real targets, but got dtype torch\.int64"):
-                    objective.train(mode)(x, y)
-        with pytest.raises(TypeError, match="real targets"):
-            neighbour_order(y, 2)
-        with pytest.raises(TypeError, match="real targets"):
-            anchor_clusters(None, y, 2)
-
-    def test_clusters(self, generator):
-        x, y = regression(generator)
-        with pytest.raises(TypeError, match="group is missing"):
-            ADA(network(n_out=1), nn.MSELoss())(x, y)
-        with pytest.raises(ValueError, match="n_clusters must be at most the number of rows"):
-            anchor_clusters(x, y, 13)
-        with pytest.raises(ValueError, match="as many rows as y"):
-            anchor_clusters(x[:5], y, 2)
-
-
-@pytest.mark.parametrize("name", ["x", "y"])
-def test_foma_refuses_nan(name):
-    rows = {"x": torch.ones(4, 2), "y": torch.ones(4, 1)}
-    rows[name] = rows[name] * torch.nan
-    with pytest.raises(ValueError, match=f"{name} must be finite"):
-        foma_batch(**rows, share=0.5, rho=0.9)
