@@ -793,17 +793,11 @@ def _doro(b: Batch) -> Tensor:
     order = [i for i in losses.argsort(descending=True).tolist() if base[i] > 0]
     rows = len(order)
     out = min(math.floor(epsilon * rows + 1e-9), rows - 1)
-    if b.get("variant", "exact") == "exact" or b.get("divergence", "cvar") == "chi2":
-        kept = torch.tensor(order[out:])
-        kind = b.get("divergence", "cvar")
-        size = alpha if kind == "cvar" else (1 / alpha - 1) ** 2 / 2
-        p = worst_weights(losses[kept].detach(), base[kept] / base[kept].sum(), kind, size)
-        return _reweighted(b, (p * losses[kept]).sum())
-    last = math.floor((epsilon + alpha * (1 - epsilon)) * rows + 1e-9)
-    if last <= out:
-        return _reweighted(b, losses[order[out]])
-    chosen = torch.tensor(order[out:last])
-    return _reweighted(b, (base[chosen] * rows * losses[chosen]).sum() / (alpha * (rows - out)))
+    kept = torch.tensor(order[out:])
+    kind = b.get("divergence", "cvar")
+    size = alpha if kind == "cvar" else (1 / alpha - 1) ** 2 / 2
+    p = worst_weights(losses[kept].detach(), base[kept] / base[kept].sum(), kind, size)
+    return _reweighted(b, (p * losses[kept]).sum())
 
 
 def _smoothing(b: Batch) -> Tensor:
@@ -884,8 +878,6 @@ def _manifold(b: Batch, alpha: float = 2.0, **options: Any) -> Tensor:
 
 def _nfm(b: Batch) -> Tensor:
     def level(most: float) -> float:
-        if b.get("levels", "random") == "fixed":
-            return most
         cpu = torch.device("cpu")
         first, second = (draw_gamma(k, 1, device=cpu, generator=b.generator).item() for k in (2.0, 5.0))
         return most * first / (first + second)
@@ -902,27 +894,15 @@ def _nfm(b: Batch) -> Tensor:
 
 
 def _mixupe(b: Batch) -> Tensor | None:
-    alpha, eta, version = b.get("alpha", 2.0), b.get("eta", 0.001), b.get("version", 3)
+    alpha, eta, threshold = b.get("alpha", 2.0), b.get("eta", 0.001), b.get("threshold", 1.0)
     mixed = _mixed(b, alpha, None)
     if eta == 0:
         return mixed
-    x = b.x.clone().requires_grad_()
-    logits = b.model(x)
-    gap = b.t - logits.softmax(1)
-    if version in (3, 4):
-        terms = -(logits * (gap.detach() if version == 4 else gap)).sum(1)
-    else:
-        if not logits.requires_grad:
-            return None
-        (slope,) = torch.autograd.grad((logits * gap.detach()).sum(), x, create_graph=True)
-        terms = (slope * (b.x - b.get("mean", None))).sum(1)
-    threshold = b.get("threshold", 1.0)
-    if version in (1, 3):
-        size = terms.detach() if version == 1 else -terms.detach()
-        if bool(((size - threshold).abs() < 1e-5).any()):
-            return None  # too close to tell in single precision
-        terms = terms * (size < threshold)
-    terms = terms.abs() if version == 2 else terms
+    logits = b.model(b.x)
+    size = (logits * (b.t - logits.softmax(1))).sum(1)
+    if bool(((size.detach() - threshold).abs() < 1e-5).any()):
+        return None  # too close to tell in single precision
+    terms = -size * (size.detach() < threshold)
     terms = terms if b.w is None else terms * b.w
     total = mixed + eta * alpha / (2 * alpha + 1) * terms.mean()
     if float(total.detach().abs()) <= 1e-3 * float(mixed.detach().abs()):
@@ -996,28 +976,17 @@ def _slopes(b: Batch) -> tuple[Tensor, Tensor]:
     return losses, slopes.flatten()
 
 
-def _strength(b: Batch, usual: float, early: float = 1.0) -> float:
+def _strength(b: Batch, usual: float) -> float:
     """Return the weight of a penalty that jumps after some calls, by default many."""
-    own, steps = b.get("penalty", None), b.get("anneal_steps", None)
-    return (usual if own is None else own) if steps is not None and b.calls > steps else early
-
-
-def _irm_parts(b: Batch, squared: bool) -> tuple[Tensor, Tensor]:
-    losses, slopes = _slopes(b)
-    parts = b.parts()
-    risk = torch.stack([b.risk(losses, rows) for rows in parts]).mean()
-    if squared:
-        return risk, torch.stack([b.risk(slopes, rows).square() for rows in parts]).mean()
-    halves = [b.risk(slopes, rows[::2]) * b.risk(slopes, rows[1::2]) for rows in parts]
-    return risk, torch.stack(halves).mean()
+    return b.get("penalty", usual) if b.calls > b.get("anneal_steps", 500) else 1.0
 
 
 def _irm(b: Batch) -> Tensor:
-    original = b.get("variant", "unbiased") == "original"
-    risk, penalty = _irm_parts(b, original)
-    strength = _strength(b, 1e4 if original else 100.0)
-    loss = risk + strength * penalty
-    return loss / strength if original and strength > 1 else loss
+    losses, slopes = _slopes(b)
+    parts = b.parts()
+    risk = torch.stack([b.risk(losses, rows) for rows in parts]).mean()
+    halves = [b.risk(slopes, rows[::2]) * b.risk(slopes, rows[1::2]) for rows in parts]
+    return risk + _strength(b, 100.0) * torch.stack(halves).mean()
 
 
 def _features(b: Batch, at: str) -> Tensor:
@@ -1027,20 +996,12 @@ def _features(b: Batch, at: str) -> Tensor:
 
 
 def _ibirm(b: Batch) -> Tensor:
-    domainbed = b.get("variant", "domainbed") == "domainbed"
-    risk, penalty = _irm_parts(b, False)
-    strength = _strength(b, 100.0, 1.0 if domainbed else 0.0)
-    loss = risk + strength * penalty
-    if b.get("rescale", False) and strength > 1:
-        loss = loss / (1 + strength)
+    loss = _irm(b)
     if b.calls <= b.get("ib_anneal_steps", 500):
         return loss
-    features = _features(b, b.get("at", "1"))
-    own = b.get("ib_penalty", None)
-    weight = (100.0 if domainbed else 1.0) if own is None else own
-    parts = b.parts() if domainbed else [torch.arange(b.n)]
+    features, parts = _features(b, b.get("at", "1")), b.parts()
     spread = [features[rows].var(0).mean() if len(rows) > 1 else torch.zeros(()) for rows in parts]
-    return loss + weight * sum(spread) / len(spread)
+    return loss + b.get("ib_penalty", 100.0) * sum(spread) / len(spread)
 
 
 def _pairs(values: Sequence[Tensor]) -> Tensor:
@@ -1051,12 +1012,7 @@ def _pairs(values: Sequence[Tensor]) -> Tensor:
 
 def _vrex(b: Batch) -> Tensor:
     risks = b.risks()
-    domainbed = b.get("variant", "domainbed") == "domainbed"
-    strength = _strength(b, 10.0 if domainbed else 1e4)
-    if domainbed:
-        return risks.mean() + strength * (risks - risks.mean()).square().mean()
-    loss = risks.sum() + strength * _pairs(list(risks))
-    return loss / strength if strength > 1 else loss
+    return risks.mean() + _strength(b, 10.0) * (risks - risks.mean()).square().mean()
 
 
 def _coral(b: Batch) -> Tensor:
@@ -1066,8 +1022,7 @@ def _coral(b: Batch) -> Tensor:
     number = max(len(parts) * (len(parts) - 1) // 2, 1)
     few = max(len(large) * (len(large) - 1) // 2, 1)
     gap = _pairs(covariances) * few / number
-    deep = b.get("variant", "domainbed") == "deep"
-    gap = gap / 4 if deep else gap + _pairs([features[rows].mean(0) for rows in parts])
+    gap = gap + _pairs([features[rows].mean(0) for rows in parts])
     return b.risks().mean() + b.get("penalty", 1.0) * gap
 
 
@@ -1151,7 +1106,6 @@ class Method:
 
 _REAL_ONLY = {"classes": BAD, "binary": ODD}
 _CLASSES_ONLY = {"real": BAD, "binary": BAD}
-_VARIANTS = names("domainbed", "authors")
 #: How many times an objective with a state is called.
 CALLS = (fine("3", 3), fine("1", 1), fine("2", 2))
 _N_GROUPS = (
@@ -1212,7 +1166,6 @@ METHODS: dict[str, Method] = {
             "epsilon": (fine("0.3", 0.3), *reals(0.3, 0.0, 0.1, 0.99, wrong=(-0.1, 1.0, 2.0))[2:]),
             "divergence": names("cvar", "chi2"),
             "alpha": SHARE,
-            "variant": names("exact", "doro"),
         },
         _doro,
     ),
@@ -1259,7 +1212,6 @@ METHODS: dict[str, Method] = {
             "alpha": ALPHA,
             "additive": reals(0.4, 0.0),
             "multiplicative": reals(0.2, 0.0),
-            "levels": names("random", "fixed"),
         },
         _nfm,
     ),
@@ -1267,27 +1219,9 @@ METHODS: dict[str, Method] = {
         {
             "alpha": ALPHA,
             "eta": (fine("1", 1.0), *reals(0.001, 0.0, 10.0)),
-            "version": (
-                fine("3", 3),
-                fine("4", 4),
-                odd("1", lambda case: 1),
-                odd("2", lambda case: 2),
-                bad("0", 0),
-                bad("5", 5),
-                bad("text", "3"),
-                bad("None", None),
-            ),
             "threshold": (
                 *(c for c in reals(1.0, 0.0, -1.0, wrong=()) if c.name != "infinite"),
                 fine("infinite", math.inf),
-            ),
-            "mean": (
-                fine("default", OMIT),
-                odd("right", lambda case: torch.zeros(FEATURES)),
-                odd("another width", lambda case: torch.zeros(FEATURES + 1)),
-                odd("nan", lambda case: torch.full((FEATURES,), math.nan)),
-                odd("a list", [0.0] * FEATURES),
-                odd("a number", 0.0),
             ),
         },
         _mixupe,
@@ -1333,9 +1267,8 @@ METHODS: dict[str, Method] = {
     ),
     "IRM": Method(
         {
-            "penalty": (*PENALTY[:-1], fine("None", None)),
-            "anneal_steps": (*STEPS[:-1], fine("None", None)),
-            "variant": names("unbiased", "original"),
+            "penalty": PENALTY,
+            "anneal_steps": STEPS,
         },
         _irm,
         groups=True,
@@ -1343,27 +1276,24 @@ METHODS: dict[str, Method] = {
     "IBIRM": Method(
         {
             "at": (fine("1", "1"), *LAYER[3:]),
-            "penalty": (*PENALTY[:-1], odd("None", None)),
-            "anneal_steps": (*STEPS[:-1], odd("None", None)),
-            "ib_penalty": (*PENALTY[:-1], fine("None", None)),
+            "penalty": PENALTY,
+            "anneal_steps": STEPS,
+            "ib_penalty": PENALTY,
             "ib_anneal_steps": STEPS,
-            "rescale": FLAG,
-            "variant": _VARIANTS,
         },
         _ibirm,
         groups=True,
     ),
     "VREx": Method(
         {
-            "penalty": (*PENALTY[:-1], fine("None", None)),
-            "anneal_steps": (*STEPS[:-1], fine("None", None)),
-            "variant": _VARIANTS,
+            "penalty": PENALTY,
+            "anneal_steps": STEPS,
         },
         _vrex,
         groups=True,
     ),
     "CORAL": Method(
-        {"at": (fine("1", "1"), *LAYER[3:]), "penalty": PENALTY, "variant": names("domainbed", "deep")},
+        {"at": (fine("1", "1"), *LAYER[3:]), "penalty": PENALTY},
         _coral,
         groups=True,
     ),
@@ -1406,11 +1336,6 @@ def _expect(case: Case, name: str, method: Method) -> None:
         sizes = [s for s in ("alpha", "rho", "penalty") if case[s] not in (OMIT, None)]
         if len(sizes) > 1 or (case["divergence"] in (OMIT, "cvar") and sizes not in ([], ["alpha"])):
             case.owe(BAD)
-    by_mean = name == "MixupE" and case["version"] in (1, 2)
-    if by_mean and (
-        case["mean"] is OMIT or (settings("mean") == "another width" and training and case["eta"])
-    ):
-        case.owe(BAD)
     if name == "GroupDRO" and case["group_sizes"] is OMIT and case["adjustment"] not in (OMIT, 0.0):
         case.owe(ODD)
     if settings("loss") == "per row" and settings("y") == "bool":
@@ -1661,22 +1586,18 @@ ERRORS = (
 
 @target(
     "baselines.errors",
-    {"errors": ERRORS, "factor": counts(2, 0, 100, least=0), "weight": reals(10.0, 0.0, 1.0)},
+    {"errors": ERRORS, "factor": counts(2, 0, 100, least=0)},
     share=0.2,
 )
 def run_errors(case: Case) -> None:
-    """Rows and weights of JTT's second training."""
+    """Rows of JTT's second training."""
     errors = case["errors"]
     kept = Kept([errors])
     rows = baselines.upsampled_rows(errors, **given(case, "factor"))
-    weights = baselines.error_weights(errors, **given(case, "weight"))
     kept.check()
     factor = int(given(case, "factor").get("factor", 100))
     wrong = [i for i, e in enumerate(errors.tolist()) if e]
     check(rows.tolist() == [*range(len(errors)), *wrong * factor], "other rows than a loop finds")
-    weight = float(given(case, "weight").get("weight", 10.0))
-    expected = torch.tensor([weight if e else 1.0 for e in errors.tolist()])
-    check_close(weights, expected, "error weights")
 
 
 INDEX = (
@@ -1946,14 +1867,6 @@ def run_anchor(case: Case) -> None:
         "sampled": FLAG,
         "bandwidth": (fine("0.5", 0.5), *reals(0.5, 1e-3, 1e6, wrong=(0.0, -1.0))[2:]),
         "index": INDEX,
-        "max_bytes": (
-            fine("default", OMIT),
-            fine("4096", 4096),
-            fine("infinite", math.inf),
-            bad("1", 1),
-            bad("text", "big"),
-            bad("nan", math.nan),
-        ),
         "generator": GENERATOR,
     },
     share=0.25,
@@ -1965,7 +1878,7 @@ def run_neighbours(case: Case) -> None:
         case.excuse()
     kept = Kept([y])
     order = baselines.neighbour_order(y, case["batch_size"], **given(case, "sampled"), generator=generator)
-    kernel = baselines.TargetKernel(y, case["bandwidth"], **given(case, "max_bytes"))
+    kernel = baselines.TargetKernel(y, case["bandwidth"])
     partners = kernel.sample(case["index"], generator=generator)
     kept.check(random=generator is not None)
     check(sorted(order.tolist()) == list(range(len(y))), "the order does not have each row once")
@@ -2025,8 +1938,7 @@ def run_groups(case: Case) -> None:
         "loss": LOSS,
         "mode": MODE[:1],
         "group": GROUP[:6],
-        "rate": reals(0.5, 0.0, 1.0, wrong=(-0.1, 1.1), none=FINE),
-        "meta_lr": reals(0.01, 0.0, wrong=(-1.0,), none=FINE),
+        "rate": reals(0.5, 0.0, 1.0, wrong=(-0.1, 1.1)),
         "minibatches": (
             fine("by group", lambda case: baselines.split_by_group(case["x"], case["y"], case["group"])),
             bad("none", lambda case: []),
@@ -2048,9 +1960,7 @@ def run_fish(case: Case) -> None:
             case.owe(ODD)
             raise error.__cause__ from None
         raise
-    rate, meta = (given(case, k).get(k) for k in ("rate", "meta_lr"))
-    if rate is not None and meta is not None:
-        case.owe(BAD)
+    rate = given(case, "rate").get("rate", 0.5)
     if case.name("model") in ("detached", "frozen"):
         case.owe(ODD)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -2058,7 +1968,7 @@ def run_fish(case: Case) -> None:
     before = [p.detach().clone() for p in model.parameters()]
     kept = Kept([case["x"], case["y"]])
     try:
-        loss = baselines.fish_step(model, optimizer, objective, batches, **given(case, "rate", "meta_lr"))
+        loss = baselines.fish_step(model, optimizer, objective, batches, **given(case, "rate"))
     except OwnError:
         case.excuse()
         return
@@ -2069,7 +1979,7 @@ def run_fish(case: Case) -> None:
             return
         raise
     kept.check(random=case.name("model") != "dropout")
-    if not is_calm(case, "x", "y", "model", "loss") or isinstance(rate, Tensor) or isinstance(meta, Tensor):
+    if not is_calm(case, "x", "y", "model", "loss") or isinstance(rate, Tensor):
         return
     check(bool(loss.isfinite()), "the loss of ordinary data is not finite")
     if case.name("model") in ("frozen", "detached"):
@@ -2079,9 +1989,8 @@ def run_fish(case: Case) -> None:
         step.zero_grad()
         plain(only(x).detach(), y).backward()
         step.step()
-    part = 0.5 if rate is None and meta is None else rate if meta is None else meta / len(batches)
     for was, now, end in zip(before, model.parameters(), other.parameters(), strict=True):
-        check_close(now, was + float(part) * (end - was), "weights after the step", 1e-4)
+        check_close(now, was + float(rate) * (end - was), "weights after the step", 1e-4)
 
 
 @target(

@@ -176,7 +176,7 @@ class TwoInputs(nn.Module):
 
 @every
 def test_tuples_and_dicts_of_inputs(method, generator):
-    """Alike, and unchanged; batches of real targets and int32 groups as well."""
+    """Alike, and unchanged, with int32 groups, too; what is linear in the inputs commutes with their sum."""
     model = TwoInputs(method.n_out)
     x, y, *group = method.data(generator)
     group = [value.int() for value in group]
@@ -187,10 +187,14 @@ def test_tuples_and_dicts_of_inputs(method, generator):
         for given in (x, tuple(x.values()))
     ]
     assert torch.equal(*losses)
+    if method.kind not in (b.InputNoise, b.NFM, b.FOMA):
+        joint = method.make(model.net)(x["a"] + 2 * x["b"], y, *group, generator=replay(generator))
+        same(losses[0], joint)
     assert all(g.isfinite().all() for g in value_and_gradient(losses[0], model)[1])
     assert all(torch.equal(x[name], value) for name, value in before.items())
 
 
+@pytest.mark.filterwarnings("ignore:epsilon")  # DORO drops nothing of one row
 @every
 def test_odd_batches_and_half_precision_stay_finite(method, generator):
     """One row, rows that are all alike, any grouping; a gradient in float16 and bfloat16."""
@@ -208,28 +212,6 @@ def test_odd_batches_and_half_precision_stay_finite(method, generator):
         value, slopes = value_and_gradient(method.make(low)(*given, generator=generator), low)
         assert all(t.isfinite().all() for t in (value, *slopes))
         assert all(g.dtype == dtype for g in slopes)
-
-
-@every
-def test_a_plain_loop_lowers_the_loss(method, generator):
-    x = torch.randn(60, 3, generator=generator)
-    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
-    if method.real:
-        y = x[:, :1] - x[:, 1:2]
-    model = network(n_out=method.n_out).float()
-    gentle = {"penalty": 0.1} if method.kind in (b.IRM, b.IBIRM) else {}
-    gentle |= {"ib_penalty": 0.1} if method.kind is b.IBIRM else {}
-    objective = method.make(model, **gentle)
-    before = objective.clean_loss(x, y).item()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    group = (torch.arange(60) % 3,) if method.has_groups else ()
-    for _ in range(80):
-        loss = objective(x, y, *group, generator=generator)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.shape == ()
-    assert objective.clean_loss(x, y) < 0.75 * before
 
 
 CLASSES = {name: method for name, method in METHODS.items() if not method.real}
@@ -320,58 +302,38 @@ def test_bad_ends(method, generator):
 
 
 NAN, INF = float("nan"), float("inf")
-BAD_SETTINGS = [
-    (b.LabelSmoothing, {"smoothing": 1.5}),
-    (b.InputNoise, {"sigma": -0.1}),
-    (b.InputNoise, {"sigma": torch.tensor([0.1, -0.1])}),
-    (b.InputNoise, {"sigma": "much"}),
-    (b.InputNoise, {"law": "bridges", "sigma": 1.0}),
-    (b.Mixup, {"alpha": -1.0}),
-    (b.Mixup, {"alpha": INF}),
-    (b.NFM, {"additive": -1.0, "layers": [None]}),
-    (b.NFM, {"multiplicative": INF, "layers": [None]}),
-    (b.RegMixup, {"weight": -1.0}),
-    (b.MixupE, {"eta": -0.1}),
-    (b.UMIX, {"probability": 1.5}),
-    (b.CMixup, {"bandwidth": 0.0}),
-    (b.CMixup, {"alpha": NAN, "bandwidth": 1.0}),
-    (b.ADA, {"alpha": 0.5}),
-    (b.FOMA, {"rho": -1.0}),
-    (b.FOMA, {"alpha": -1.0, "rho": 0.9}),
-    (b.FOMA, {"scaled": "big", "rho": 0.9}),
-    (b.FOMA, {"targets": "keep", "rho": 0.9}),
-    (b.DRO, {"alpha": 0.0}),
-    (b.DRO, {"alpha": 1.5}),
-    (b.DRO, {"rho": 1.0}),
-    (b.DRO, {"rho": -1.0, "divergence": "chi2"}),
-    (b.DRO, {"penalty": 0.0, "divergence": "chi2"}),
-    (b.DRO, {"rho": 1.0, "alpha": 0.5, "divergence": "chi2"}),
-    (b.DRO, {"divergence": "chi"}),
-    (b.DORO, {"epsilon": 1.0}),
-    (b.DORO, {"epsilon": -0.1}),
-    (b.Tilted, {"t": INF}),
-    (b.Tilted, {"t": NAN}),
-    (b.Focal, {"gamma": -1.0}),
-    (b.GroupDRO, {"step_size": -0.1, "n_groups": 2}),
-    (b.GroupDRO, {"group_sizes": None, "adjustment": 1.0, "n_groups": 2}),
-    (b.GroupDRO, {"group_sizes": [1, 2, 3], "n_groups": 2}),
-    (b.GroupDRO, {"group_sizes": [0, 0], "n_groups": 2}),
-    (b.IRM, {"penalty": -1.0}),
-    (b.IBIRM, {"ib_penalty": -1.0, "at": "1"}),
-    (b.VREx, {"penalty": NAN}),
-    (b.CORAL, {"penalty": -1.0, "at": "1"}),
-    (b.DomainMix, {"alpha": -1.0}),
-    (b.LISA, {"selection": 1.1}),
-    (b.LISA, {"alpha": NAN}),
-    (b.LISA, {"mix": "cutmi"}),
-]
+BAD_SETTINGS = {  # the first of the settings is the wrong one
+    b.LabelSmoothing: [{"smoothing": 1.5}],
+    b.InputNoise: [{"sigma": -0.1}, {"sigma": -torch.ones(3)}, {"sigma": "much"}, {"law": "no", "sigma": 1}],
+    b.Mixup: [{"alpha": -1.0}, {"alpha": INF}],
+    b.NFM: [{"additive": -1.0, "layers": [None]}, {"multiplicative": INF, "layers": [None]}],
+    b.RegMixup: [{"weight": -1.0}],
+    b.MixupE: [{"eta": -0.1}, {"threshold": NAN}],
+    b.UMIX: [{"probability": 1.5}],
+    b.CMixup: [{"bandwidth": 0.0}, {"alpha": NAN, "bandwidth": 1.0}],
+    b.ADA: [{"alpha": 0.5}],
+    b.FOMA: [{"rho": -1}, {"alpha": -1, "rho": 1}, {"scaled": "no", "rho": 1}, {"targets": "no", "rho": 1}],
+    b.DRO: [{"alpha": 0.0}, {"alpha": 1.5}, {"rho": 1.0}, {"divergence": "chi"}]
+    + [{name: value, "divergence": "chi2"} for name, value in (("rho", -1.0), ("penalty", 0.0))]
+    + [{"rho": 1.0, "alpha": 0.5, "divergence": "chi2"}],
+    b.DORO: [{"epsilon": 1.0}, {"epsilon": -0.1}],
+    b.Tilted: [{"t": INF}, {"t": NAN}],
+    b.Focal: [{"gamma": -1.0}],
+    b.GroupDRO: [{"step_size": -0.1, "n_groups": 2}, {"group_sizes": None, "adjustment": 1.0, "n_groups": 2}]
+    + [{"group_sizes": sizes, "n_groups": 2} for sizes in ([1, 2, 3], [0, 0])],
+    b.IRM: [{"penalty": -1.0}],
+    b.IBIRM: [{"ib_penalty": -1.0, "at": "1"}],
+    b.VREx: [{"penalty": NAN}],
+    b.CORAL: [{"penalty": -1.0, "at": "1"}],
+    b.DomainMix: [{"alpha": -1.0}],
+    b.LISA: [{"selection": 1.1}, {"alpha": NAN}, {"mix": "cutmi"}],
+}
 
 
 @pytest.mark.bad_input
 @pytest.mark.usefixtures("own_checks")
-@pytest.mark.parametrize(("kind", "settings"), BAD_SETTINGS)
+@pytest.mark.parametrize(("kind", "settings"), [(k, s) for k, each in BAD_SETTINGS.items() for s in each])
 def test_bad_settings(kind, settings):
-    """The first of the settings is the wrong one."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         kind(network(), CE, **settings)
 
@@ -425,6 +387,9 @@ BAD_CALLS = {
         lambda: b.fish_step(nn.Linear(1, 1), None, b.ERM(nn.Linear(1, 1), MSE), [(Y, Y)]),
         "objective",
     ),
+    "nothing recorded": (lambda: b.ErrorRecorder(2).errors, "update"),
+    "an empty epoch": (lambda: b.CorrectnessTable(2).end_epoch(), "update"),
+    "focal of numbers": (lambda: b.Focal(network(), MSE), "loss_fn"),
     "fish, rate": (lambda: b.fish_step(nn.Linear(1, 1), None, None, [], rate=1.5), "rate"),
 }
 
@@ -433,25 +398,8 @@ BAD_CALLS = {
 @pytest.mark.usefixtures("own_checks")
 @pytest.mark.parametrize(("call", "name"), BAD_CALLS.values(), ids=BAD_CALLS)
 def test_bad_calls(call, name):
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises((ValueError, RuntimeError), match=name):
         call()
-
-
-@pytest.mark.bad_input
-@pytest.mark.usefixtures("own_checks")
-@pytest.mark.parametrize(
-    "record", [lambda: b.ErrorRecorder(2).errors, lambda: b.CorrectnessTable(2).end_epoch()]
-)
-def test_nothing_recorded_is_no_success(record):
-    with pytest.raises(RuntimeError, match="update"):
-        record()
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("loss_fn", [MSE, F.l1_loss])
-def test_focal_takes_no_loss_of_real_targets(loss_fn):
-    with pytest.raises(TypeError, match="loss_fn"):
-        b.Focal(network(), loss_fn)
 
 
 class Turned(nn.Module):

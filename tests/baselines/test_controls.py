@@ -10,7 +10,7 @@ from torch import nn
 
 import elliptica
 import laws
-from baseline_cases import batch, network, replay, same, value_and_gradient
+from baseline_cases import batch, network, problem, replay, same, value_and_gradient
 from elliptica.baselines import InputNoise, LabelSmoothing, Mixup, matched_smoothing
 
 CE = nn.CrossEntropyLoss()
@@ -32,8 +32,7 @@ class Recorder(nn.Module):
 @pytest.mark.parametrize("law", ["gaussian", "bridge"])
 def test_noise_is_its_formula(law, sigma, generator):
     """A time for each row, a normal for each entry."""
-    model = network()
-    x, y = batch(generator)
+    model, x, y = problem(generator)
     again = replay(generator)
     loss = InputNoise(model, CE, sigma=sigma, law=law)(x, y, generator=generator)
     spread = 1.0
@@ -76,19 +75,6 @@ def test_noise_has_its_law(generator):
             laws.assert_distribution(sample, wrong)
 
 
-def test_green_noise_leaves_out_the_way_to_the_partner(generator):
-    """At distance zero it is the ordinary loss; partners' targets never matter, their places do."""
-    x, y = batch(generator)
-    x, model = x.repeat(1, 2), nn.Linear(6, 4).double()
-    objective = InputNoise(model, CE, sigma="green", law="bridge")
-    torch.testing.assert_close(objective(x, y, end=(x, y), generator=generator), CE(model(x), y))
-    losses = []
-    for end in ((x.flip(0), y), (x.flip(0), (y + 1) % 4), (2 * x.flip(0), y)):
-        losses.append(objective(x, y, end=end, generator=torch.Generator().manual_seed(1)))
-    assert torch.equal(losses[0], losses[1])
-    assert not torch.equal(losses[0], losses[2])
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("given", [True, False])
 def test_green_noise_has_the_variance_of_the_bridge(given, generator):
@@ -122,16 +108,14 @@ def test_noise_of_a_feature_never_runs_along_the_batch(generator):
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.7, 1.0])
 def test_smoothing_is_that_of_torch(smoothing, generator):
-    model = network()
-    x, y = batch(generator)
+    model, x, y = problem(generator)
     ours = LabelSmoothing(model, CE, smoothing=smoothing)(x, y)
     theirs = nn.CrossEntropyLoss(label_smoothing=smoothing)(model(x), y)
     same(value_and_gradient(ours, model), value_and_gradient(theirs, model))
 
 
 def test_smoothing_with_class_and_sample_weights_is_a_loop(generator):
-    model = network()
-    x, y = batch(generator)
+    model, x, y = problem(generator)
     weight = torch.rand(12, generator=generator, dtype=torch.float64)
     ours = LabelSmoothing(model, WEIGHTED, smoothing=0.3)(x, y, sample_weight=weight)
     total, divisor = 0.0, 0.0
@@ -219,53 +203,37 @@ def test_matched_smoothing_in_its_limits(monkeypatch):
 # straight lines: bridges without noise
 
 
-def mean_over_pairs_and_shares(model, x, y, law, itself=True):
+def mean_over_pairs_and_shares(model, x, y, law):
     """The exact mean of the mixup loss over pairs of the batch; ``law`` is that of the share."""
     nodes, weights = np.polynomial.legendre.leggauss(40)
-    pairs = np.ones((len(x), len(x))) - (0 if itself else np.eye(len(x)))
     total = 0.0
     for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
         mixed = node * x[:, None] + (1 - node) * x[None]
         log_p = model(mixed).log_softmax(-1).numpy()
         near = np.take_along_axis(log_p, y.numpy()[:, None, None], -1)[..., 0]
         far = np.take_along_axis(log_p, y.numpy()[None, :, None], -1)[..., 0]
-        total -= weight * law.pdf(node) * np.average(node * near + (1 - node) * far, weights=pairs)
+        total -= weight * law.pdf(node) * (node * near + (1 - node) * far).mean()
     return total
 
 
 @pytest.mark.statistical
 @torch.no_grad()
-def test_bridges_without_noise_are_mixup_with_uniform_shares(generator):
-    """Both have the mean that quadrature over all pairs gives, if their partners have one law: those of
-    mixup are any permutation, those of a bridge a cycle, hence never the sample itself. Rejected: shares
-    of Beta(4, 4), times on the default grid (which counts the data themselves), the other partners."""
+@pytest.mark.parametrize("kind", ["line", "mixup"])
+def test_bridges_without_noise_are_mixup_with_uniform_shares(kind, generator):
+    """Both have the mean that quadrature over all pairs gives; shares of Beta(4, 4) are rejected."""
     model = nn.Linear(3, 4).double()
     model.weight.copy_(4 * torch.cat([torch.eye(3), -torch.ones(1, 3)]))
     x, _ = batch(generator, n=8)
     y = model(x).argmax(1)  # small losses at the data and large ones between them, so that shares matter
     lines = elliptica.Elliptic(model, CE, num_classes=4, sigma=0.0, sampling="marginal", quadrature="uniform")
-    grid = elliptica.Elliptic(model, CE, num_classes=4, sigma=0.0, sampling="marginal")
-
-    def draw(objective, permuted=False, n=1000):
-        losses = []
-        for _ in range(n):
-            given = {"partners": torch.randperm(8, generator=generator)} if permuted else {}
-            losses.append(objective(x, y, generator=generator, **given).item())
-        return np.array(losses)
-
-    def expected(law, itself=True):
-        return mean_over_pairs_and_shares(model, x, y, law, itself)
-
-    uniform, middle = stats.uniform(), stats.beta(4, 4)
-    for losses, right, wrong in (
-        (draw(lines, permuted=True), expected(uniform), expected(middle)),
-        (draw(Mixup(model, CE, alpha=1.0)), expected(uniform), expected(middle)),
-        (draw(Mixup(model, CE, alpha=4.0)), expected(middle), expected(uniform)),
-        (draw(lines), expected(uniform, itself=False), expected(uniform)),
-    ):
-        laws.assert_mean(losses, right, losses.std())
-        with pytest.raises(AssertionError):
-            laws.assert_mean(losses, wrong, losses.std())
-    on_grid = draw(grid, permuted=True)
+    mixup, losses = Mixup(model, CE, alpha=1.0), []
+    for _ in range(1000):
+        if kind == "mixup":
+            losses.append(mixup(x, y, generator=generator).item())
+        else:  # any permutation as partners; those of a bridge are otherwise never the sample itself
+            partners = torch.randperm(8, generator=generator)
+            losses.append(lines(x, y, partners=partners, generator=generator).item())
+    losses = np.array(losses)
+    laws.assert_mean(losses, mean_over_pairs_and_shares(model, x, y, stats.uniform()), losses.std())
     with pytest.raises(AssertionError):
-        laws.assert_mean(on_grid, expected(uniform), on_grid.std())
+        laws.assert_mean(losses, mean_over_pairs_and_shares(model, x, y, stats.beta(4, 4)), losses.std())

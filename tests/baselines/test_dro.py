@@ -1,6 +1,7 @@
 """Focal, DRO, DORO and tilted training: against convex programs, loops, and each other in their limits."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -146,22 +147,6 @@ def test_penalised_weights_are_the_best(losses, penalty):
     assert outcome(DRO, losses, divergence="chi2", penalty=penalty)[0] == pytest.approx(value, abs=1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 400])
-def test_weights_of_many_random_losses(n, generator):
-    """Sizes at which every number of samples takes part; a factor of two in rho is seen."""
-    for rho in (0.02, 0.3, 1.0, 9.0):
-        v = draws(generator, n)
-        p = chi2_weights(v, rho).numpy()
-        value = p @ v.numpy()
-        assert chi2_of(p) <= rho + 1e-9
-        assert value == pytest.approx(worst_chi2(v.numpy(), rho), rel=1e-7)
-        if n == 400 and rho < 9:
-            assert value < worst_chi2(v.numpy(), 2 * rho) - 1e-3
-        q = chi2_penalty_weights(v, rho).numpy()
-        value = q @ v.numpy() - rho * chi2_of(q)
-        assert value == pytest.approx(worst_penalised(v.numpy(), rho), rel=1e-7)
-
-
 def test_limits_with_known_answers(generator):
     v = draws(generator, 10)
     one_hot = F.one_hot(v.argmax(), 10).double()
@@ -192,16 +177,6 @@ def test_chi2_weights_at_the_size_where_the_maximum_takes_all(generator):
             assert p[v.argmax()] > 1 - 1e-6
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, 1e30])
-@pytest.mark.parametrize("n", [1, 5])
-def test_equal_losses_get_equal_weights(n, value):
-    v = torch.full((n,), value)
-    equal = torch.full((n,), 1 / n)
-    for p in (cvar_weights(v, 0.3), chi2_weights(v, 1.0), chi2_penalty_weights(v, 0.1)):
-        torch.testing.assert_close(p, equal)
-        assert p.dtype == torch.float32
-
-
 def test_ties_share_and_order_does_not_matter(generator):
     v = LOSSES["ties"]
     order = torch.randperm(10, generator=generator)
@@ -215,26 +190,6 @@ def test_ties_share_and_order_does_not_matter(generator):
         for level in v.unique():
             assert p[v == level].std() < 1e-15
     same(chi2_weights(v, 5.0)[v == 3.0], torch.full((3,), 1 / 3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [
-        lambda v, w=None: cvar_weights(v, 0.3, sample_weight=w),
-        lambda v, w=None: chi2_weights(v, 0.4, sample_weight=w),
-        lambda v, w=None: chi2_penalty_weights(v, 0.5, sample_weight=w),
-    ],
-)
-def test_a_sample_of_weight_three_is_three_samples(weights, generator):
-    v = draws(generator, 9)
-    counts = torch.tensor([1, 3, 0, 2, 1, 0, 1, 2, 3])
-    v[2] = 99.0  # has weight 0
-    repeated = weights(v.repeat_interleave(counts))
-    rows = torch.arange(9).repeat_interleave(counts)
-    summed = torch.zeros(9).double().index_add(0, rows, repeated)
-    for scale in (1.0, 1e-3, 1e200):
-        same(weights(v, counts.double() * scale), summed)
-    same(weights(v, torch.zeros(9).double()), weights(v))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -297,18 +252,6 @@ def test_weights_of_samples_are_repetitions(kind, settings, generator):
     assert (nothing[1] == 0).all()
 
 
-@every
-@pytest.mark.parametrize("value", [0.0, 1.0, 80.0])
-def test_equal_losses_train_on_the_mean(kind, settings, value):
-    result, gradient = outcome(kind, torch.full((9,), value), **settings)
-    assert math.isfinite(result)
-    assert np.isfinite(gradient).all()
-    if kind is not Focal:
-        assert result == pytest.approx(value)
-    if kind in (DRO, Tilted):
-        assert gradient == pytest.approx(np.full(9, 1 / 9))
-
-
 def test_chi2_by_alpha_and_defaults(generator):
     v = draws(generator, 200)
     by_alpha = outcome(DRO, v, divergence="chi2", alpha=0.25)[0]
@@ -323,28 +266,13 @@ def test_chi2_by_alpha_and_defaults(generator):
 # DORO
 
 
-@pytest.mark.parametrize("divergence", ["cvar", "chi2"])
-@pytest.mark.parametrize("alpha", [0.2, 0.33])
-def test_doro_without_outliers_is_dro(divergence, alpha, generator):
-    v = draws(generator, 23)
-    robust = outcome(DRO, v, divergence=divergence, alpha=alpha)
-    trimmed = outcome(DORO, v, divergence=divergence, alpha=alpha, epsilon=0.0)
-    assert robust[0] == pytest.approx(trimmed[0], rel=1e-12)
-    assert robust[1] == pytest.approx(trimmed[1], abs=1e-14)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.1, 0.29, 0.9])
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.33, 1.0])
 @pytest.mark.parametrize("n", [100, 32])
 def test_doro_equals_loops(n, alpha, epsilon, generator):
     v = draws(generator, n)
     ordered = sorted(v.tolist(), reverse=True)
-    n_out = {
-        100: {0.0: 0, 0.05: 5, 0.1: 10, 0.29: 29, 0.9: 90},
-        32: {0.0: 0, 0.05: 1, 0.1: 3, 0.29: 9, 0.9: 28},
-    }
-    n_out = n_out[n][epsilon]
-    kept = np.array(ordered[n_out:])
+    kept = np.array(ordered[int(Fraction(str(epsilon)) * n) :])
     settings = {"alpha": alpha, "epsilon": epsilon}
     exact = outcome(DORO, v, **settings)[0]
     assert exact == pytest.approx(worst_cvar(kept, max(alpha, 1 / len(kept))), rel=1e-8)
@@ -399,15 +327,6 @@ def test_tilted_is_the_formula(t, generator):
     assert gradient == pytest.approx(special.softmax(t * v.numpy()), abs=1e-12)
 
 
-def test_tilted_limits(generator):
-    v = draws(generator, 50)
-    assert tilted_mean(v, 0.0).item() == pytest.approx(v.mean().item())
-    assert tilted_mean(v, 1e30).item() == v.max()
-    assert tilted_mean(v, -1e30).item() == v.min()
-    values = [tilted_mean(v, t).item() for t in (-1e3, -1.0, -1e-9, 0.0, 1e-9, 1.0, 1e3)]
-    assert values == sorted(values)
-
-
 @pytest.mark.parametrize("t", [1e-38, 1e-30, 1e-12, 1e-6, 1e-4, -1e-6])
 def test_tiny_tilts_keep_their_digits_in_single_precision(t, generator):
     """To first order the mean plus t/2 times the variance; log(mean(exp)) / t would be rounding noise."""
@@ -447,15 +366,6 @@ def test_focal_is_the_formula(gamma, weighted, generator):
     if gamma:  # the factor is not held constant
         held = -(torch.as_tensor(w) * (1 - p.detach()) ** gamma * p.log()).sum() / w.sum()
         assert not torch.allclose(slopes(loss, model), slopes(held, model), rtol=1e-3)
-
-
-def test_focal_of_one_logit_is_that_of_detection(generator):
-    model = network(n_out=1)
-    x, y = batch(generator, classes=2)
-    loss = Focal(model, nn.BCEWithLogitsLoss(), gamma=2.0)(x, y.double()[:, None])
-    p = special.expit(model(x).detach().numpy()[:, 0])
-    p = np.where(y.numpy() == 1, p, 1 - p)
-    assert loss.item() == pytest.approx((-((1 - p) ** 2) * np.log(p)).mean())
 
 
 @pytest.mark.parametrize("gamma", [0.5, 2.0])

@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import WeightedRandomSampler
 
 import laws
-from baseline_cases import batch, network, replay, same, value_and_gradient
+from baseline_cases import batch, network, problem, replay, same, value_and_gradient
 from elliptica.baselines import LISA, DomainMix, GroupDRO, group_balanced_weights, groups
-from elliptica.baselines.groups import cutmix, draw_partners, draw_shares, eligible, find_groups, pair_groups
+from elliptica.baselines.groups import cutmix, draw_shares, eligible
 from elliptica.baselines.mixup import draw_share
 
 EVEN = torch.arange(12) % 3
@@ -36,26 +33,8 @@ class TestGroupDRO:
             same((loss, gradient), value_and_gradient(expected, model), rtol=1e-6)
             np.testing.assert_allclose(objective.q.numpy(), q, rtol=1e-6)
 
-    def test_absent_groups_keep_their_ratio(self, generator):
-        objective = GroupDRO(network(), CE, 3, step_size=1.0).double()
-        objective.q.copy_(torch.tensor([0.6, 0.3, 0.1]))
-        x, y = batch(generator)
-        objective(x, y, torch.full((12,), 2))
-        assert objective.q[2] > 0.1
-        same(objective.q[0] / objective.q[1], torch.tensor(2.0).double())
-
-    def test_q_is_updated_before_it_is_used(self, generator):
-        """The other order would give the plain mean of group means at the first call."""
-        model = network()
-        x, y = batch(generator)
-        loss = GroupDRO(model, CE, 3, step_size=5.0).double()(x, y, EVEN)
-        parts = torch.stack([CE(model(x[g == EVEN]), y[g == EVEN]) for g in range(3)])
-        same(loss, (torch.softmax(5 * parts, 0) * parts).sum(), rtol=1e-6)
-        assert loss > parts.mean() + 1e-3
-
     def test_adjustment_favours_small_groups_and_has_no_gradient(self, generator):
-        model = network()
-        x, y = batch(generator)
+        model, x, y = problem(generator)
         sizes = [100, 25, 4]
         objective = GroupDRO(model, CE, 3, step_size=0.5, adjustment=3.0, group_sizes=sizes).double()
         loss, gradient = value_and_gradient(objective(x, y, EVEN), model)
@@ -84,26 +63,11 @@ class TestGroupDRO:
         assert not objective(x.float(), 1e30 * y, EVEN).isfinite()
         assert torch.equal(objective.q, before)
 
-    def test_q_is_saved(self, generator):
-        first, second = (GroupDRO(network(), CE, 3) for _ in range(2))
-        first(*batch(generator), EVEN)
-        second.load_state_dict(first.state_dict())
-        assert torch.equal(first.q, second.q)
-        assert {name for name in first.state_dict() if not name.startswith("model.")} == {"q"}
 
-    @pytest.mark.statistical
-    def test_balanced_weights_draw_groups_equally_often(self, generator):
-        group = torch.tensor([0] * 90 + [4] * 9 + [1])
-        weights = group_balanced_weights(group)
-        expected = [100 / group.tolist().count(g) for g in group.tolist()]
-        np.testing.assert_allclose(weights.numpy(), expected)
-        counts = []
-        for each in (weights, torch.ones(100)):
-            drawn = list(WeightedRandomSampler(each, 3000, generator=generator))
-            counts.append(np.bincount(group[drawn].numpy(), minlength=5)[[0, 1, 4]])
-        laws.assert_frequencies(counts[0], np.full(3, 1 / 3))
-        with pytest.raises(AssertionError):
-            laws.assert_frequencies(counts[1], np.full(3, 1 / 3))
+def test_balanced_weights_are_inverse_sizes():
+    group = torch.tensor([0] * 90 + [4] * 9 + [1])
+    expected = [100 / group.tolist().count(g) for g in group.tolist()]
+    np.testing.assert_allclose(group_balanced_weights(group).numpy(), expected)
 
 
 # DomainMix
@@ -111,8 +75,7 @@ class TestGroupDRO:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_domainmix_equals_a_loop(weighted, generator):
-    model = network()
-    x, y = batch(generator)
+    model, x, y = problem(generator)
     weight = torch.rand(12, generator=generator, dtype=torch.float64) if weighted else None
     again = replay(generator)
     objective = DomainMix(model, CE, alpha=0.6)
@@ -134,30 +97,12 @@ def test_domainmix_equals_a_loop(weighted, generator):
 
 
 def test_domainmix_of_one_group_or_without_mixing_is_erm(generator):
-    model = network()
-    x, y = batch(generator)
+    model, x, y = problem(generator)
     expected = value_and_gradient(CE(model(x), y), model)
     one = DomainMix(model, CE)(x, y, torch.full((12,), 5), generator=generator)
     same(value_and_gradient(one, model), expected)
     unmixed = DomainMix(model, CE, alpha=0.0)(x, y, torch.arange(12) % 3, generator=generator)
     same(value_and_gradient(unmixed, model), expected)  # groups of one size: nothing is cut
-
-
-@pytest.mark.statistical
-def test_domainmix_orders_groups_at_random(generator):
-    groups = find_groups(UNEVEN, 12)
-    counts = np.zeros(3)
-    for _ in range(600):
-        near, far, pairs = pair_groups(groups, generator)
-        assert pairs.counts.sum() == len(near) == len(far)
-        following = {int(a): int(b) for a, b in zip(UNEVEN[near], UNEVEN[far], strict=True)}
-        assert sorted(following) == sorted(following.values()) == [0, 3, 7]  # a cycle through all
-        counts[[0, 3, 7].index(following[0])] += 1
-    laws.assert_frequencies(counts, [0, 0.5, 0.5])
-    with pytest.raises(AssertionError):
-        laws.assert_frequencies(counts, [0, 0.7, 0.3])
-    with pytest.raises(AssertionError):  # a fixed order of groups
-        laws.assert_frequencies([0, 600, 0], [0, 0.5, 0.5])
 
 
 # LISA
@@ -173,15 +118,6 @@ def candidates(i, within_label):
         for j in range(len(LABEL))
         if (LABEL[j] == LABEL[i]) == within_label and (DOMAIN[j] == DOMAIN[i]) == (not within_label)
     ]
-
-
-@pytest.mark.parametrize("targets", ["labels", "soft"])
-@pytest.mark.parametrize("within_label", [True, False])
-def test_eligible_partners(within_label, targets):
-    y = LABEL if targets == "labels" else F.one_hot(LABEL).float()
-    allowed = eligible(y, DOMAIN, within_label=within_label)
-    for i in range(9):
-        assert allowed[i].nonzero().flatten().tolist() == candidates(i, within_label)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -236,22 +172,6 @@ def test_lisa_without_partners_is_erm(case, mix, generator):
 
 
 @pytest.mark.statistical
-def test_partners_are_uniform_among_those_allowed(generator):
-    for within_label in (True, False):
-        allowed = eligible(LABEL, DOMAIN, within_label=within_label)
-        drawn = torch.stack([draw_partners(allowed, generator)[0] for _ in range(2000)])
-        for i in range(9):
-            others = candidates(i, within_label)
-            counts = np.bincount(drawn[:, i].numpy(), minlength=9)
-            if len(others) < 2:  # nothing to choose
-                assert counts[others or [i]] == 2000
-                continue
-            laws.assert_frequencies(counts, np.isin(np.arange(9), others) / len(others))
-            with pytest.raises(AssertionError):  # anyone but oneself
-                laws.assert_frequencies(counts, np.where(np.arange(9) == i, 0, 1 / 8))
-
-
-@pytest.mark.statistical
 def test_selection_is_a_probability_of_batches(generator, monkeypatch):
     chosen = []
 
@@ -266,22 +186,6 @@ def test_selection_is_a_probability_of_batches(generator, monkeypatch):
     laws.assert_frequencies(np.bincount(chosen, minlength=2), [0.7, 0.3])
     with pytest.raises(AssertionError):
         laws.assert_frequencies(np.bincount(chosen, minlength=2), [0.5, 0.5])
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("alpha", [0.5, 2.0])
-def test_shares_are_beta(alpha, generator):
-    shares = draw_shares(alpha, 4000, torch.device("cpu"), generator)
-    laws.assert_distribution(shares, stats.beta(alpha, alpha).cdf)
-    with pytest.raises(AssertionError):
-        laws.assert_distribution(shares, stats.beta(alpha + 1, alpha).cdf)
-
-
-@pytest.mark.statistical
-def test_shares_are_at_the_ends_for_tiny_alpha(generator):
-    shares = draw_shares(0.003, 2000, torch.device("cpu"), generator).numpy()
-    assert ((shares > 0.1) & (shares < 0.9)).mean() < 0.02
-    assert stats.binomtest(int((shares > 0.5).sum()), 2000, 0.5).pvalue > laws.ALPHA
 
 
 def test_cutmix_equals_a_loop(generator):
@@ -302,23 +206,6 @@ def test_cutmix_equals_a_loop(generator):
         np.testing.assert_allclose(float(kept[i]), (expected == i).mean(), rtol=1e-6)
     assert kept[5] == 1
     assert x[0].max() == 0  # the images given are not changed
-
-
-@pytest.mark.statistical
-def test_cutmix_boxes_are_uniform_over_the_image(generator):
-    """A corner is covered less often than the middle, by as much as counting centres says."""
-    n, size, share = 4000, 8, 0.75  # boxes of 4 by 4
-    x = torch.zeros(n + 1, 1, size, size)
-    x[n] = 1
-    cut, _ = cutmix(x, torch.full((n + 1,), n), torch.full((n + 1,), share), generator)
-    for row, column in ((0, 0), (3, 4), (7, 3)):
-        covering = [sum(c - 2 <= place < c + 2 for c in range(size)) / size for place in (row, column)]
-        covered = int(cut[:n, 0, row, column].sum())
-        law = np.array([1 - covering[0] * covering[1], covering[0] * covering[1]])
-        laws.assert_frequencies([n - covered, covered], law)
-        if (row, column) == (0, 0):
-            with pytest.raises(AssertionError):  # as if nothing were lost at the border
-                laws.assert_frequencies([n - covered, covered], [share, 1 - share])
 
 
 def test_lisa_with_cutmix_weighs_by_area(generator):

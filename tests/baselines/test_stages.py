@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import laws
-from baseline_cases import batch, network, replay, same, value_and_gradient
+from baseline_cases import batch, network, problem, replay, same, value_and_gradient
 from elliptica.baselines import (
     ERM,
     UMIX,
@@ -47,8 +47,7 @@ def test_errors_equal_a_loop(batch_size, generator):
 
 
 def test_errors_of_soft_labels_one_logit_and_several_inputs(generator):
-    model = network()
-    x, y = batch(generator)
+    model, x, y = problem(generator)
     errors = find_errors(model, x, y)
     soft = 0.9 * F.one_hot(y, 4).double() + 0.025
     assert torch.equal(find_errors(model, x, soft), errors)
@@ -64,18 +63,6 @@ def test_errors_of_soft_labels_one_logit_and_several_inputs(generator):
     for labels in ((y > 1), (y > 1).long(), (y > 1).double()[:, None]):
         assert torch.equal(find_errors(logit, x, labels), expected)
         assert torch.equal(find_errors(nn.Sequential(logit, nn.Flatten(0)), x, labels), expected)
-
-
-def test_recorder_of_a_model_that_stands_still_finds_the_errors(generator):
-    model = network()
-    x, y = batch(generator, n=30)
-    recorder = ErrorRecorder(30)
-    for index in torch.randperm(30, generator=generator).split(7):
-        recorder.update(index, model(x[index]), y[index])
-    assert torch.equal(recorder.errors, find_errors(model, x, y))
-    assert torch.equal(recorder.n_seen, torch.ones(30, dtype=torch.int32))
-    recorder.reset()
-    assert not recorder.n_seen.any()
 
 
 def test_recorder_notes_predictions_of_the_moment():
@@ -97,16 +84,6 @@ def test_errors_come_one_time_more_than_the_factor(factor, generator):
     counts = Counter(rows.tolist())
     assert counts == {i: 1 + factor * bool(errors[i]) for i in range(20)}
     assert upsampled_rows(errors).numel() == 20 + 100 * int(errors.sum())
-
-
-def test_upsampling_is_a_weight_of_factor_plus_one(generator):
-    model = network()
-    x, y = batch(generator, n=20)
-    errors = find_errors(model, x, y)
-    rows = upsampled_rows(errors, 4)
-    repeated = ERM(model, CE)(x[rows], y[rows])
-    weighted = ERM(model, CE)(x, y, sample_weight=1 + 4 * errors.double())
-    same(repeated, weighted * 20 / len(rows))
 
 
 # UMIX
@@ -200,28 +177,6 @@ def test_umix_equals_a_loop(given, class_weight, generator):
     assert not torch.isclose(loss, wrong(x, y, sample_weight=weight, end=end, generator=replayed), rtol=1e-4)
 
 
-def test_the_other_batches_have_the_weighted_loss(generator):
-    """Not normalised: twice the weights, twice the loss."""
-    model = network()
-    x, y = batch(generator)
-    weight = 1 + 80 * torch.rand(12, generator=generator, dtype=torch.float64)
-    losses = F.cross_entropy(model(x), y, reduction="none")
-    objective = UMIX(model, nn.CrossEntropyLoss(), probability=0.0)
-    same(objective(x, y, sample_weight=weight, generator=generator), (weight * losses).mean())
-    objective = UMIX(model, nn.CrossEntropyLoss(), probability=1.0)
-    once, twice = (objective(x, y, sample_weight=k * weight, generator=replay(generator)) for k in (1, 2))
-    same(twice, 2 * once)
-
-
-def test_mixing_in_a_layer_and_given_ends_without_weights(generator):
-    model = network()
-    x, y = batch(generator)
-    weight = torch.rand(12, generator=generator, dtype=torch.float64)
-    objective = UMIX(model, nn.CrossEntropyLoss(), probability=1.0, at="1")
-    loss = objective(x, y, sample_weight=weight, end=(x, y), generator=generator)
-    same(loss, ERM(model, nn.CrossEntropyLoss())(x, y, sample_weight=weight))
-
-
 @pytest.mark.statistical
 def test_batches_are_mixed_with_the_probability(generator):
     """One batch of two with different losses: mixed or not is seen in the value."""
@@ -246,59 +201,26 @@ def table(generator, counts=(9, 4, 2)):
     return x, y
 
 
-def neighbours(rows, k):
-    """For each row, the ``k`` nearest others, by brute force."""
-    out = []
-    for i, row in enumerate(rows):
-        order = sorted((j for j in range(len(rows)) if j != i), key=lambda j: float((rows[j] - row).norm()))
-        out.append(order[:k])
-    return out
-
-
-def share_on_a_segment(point, rows, k):
-    """Where the point lies between a row and one of its neighbours; None if it lies nowhere."""
-    for i, near in enumerate(neighbours(rows, k)):
-        for j in near:
-            line = rows[j] - rows[i]
-            u = float((point - rows[i]) @ line / (line @ line))
-            if -1e-6 <= u <= 1 + 1e-6 and torch.allclose(rows[i] + u * line, point, atol=1e-5):
-                return u
-    return None
-
-
-def check_balanced(generator, k):
+@pytest.mark.parametrize("k", [1, 5])
+def test_smote_balances_with_rows_between_neighbours(k, generator):
+    pytest.importorskip("imblearn")
     x, y = table(generator)
-    more_x, more_y = smote_rows(x, y, k_neighbors=k, generator=generator)
+    first, again = (smote_rows(x, y, k_neighbors=k, generator=g) for g in (replay(generator), generator))
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[0], smote_rows(x, y, k_neighbors=k, generator=generator)[0])
+    more_x, more_y = first
     assert more_y.bincount().tolist() == [9, 9, 9]
     assert (more_x.dtype, more_y.dtype) == (x.dtype, y.dtype)
     assert torch.equal(more_x[:15], x)
-    assert torch.equal(more_y[:15], y)
-    for point, label in zip(more_x[15:], more_y[15:].tolist(), strict=True):
-        rows = x[y == label]
-        assert share_on_a_segment(point, rows, min(k, len(rows) - 1)) is not None
-
-
-@pytest.mark.parametrize("k", [1, 5])
-def test_smote_of_imbalanced_learn(k, generator):
-    pytest.importorskip("imblearn")
-    check_balanced(generator, k)
-    x, y = table(generator)
-    first, second = (smote_rows(x, y, generator=g)[0] for g in (replay(generator), generator))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, smote_rows(x, y, generator=generator)[0])
+    rows = x[y == 1]
+    order = torch.cdist(rows, rows).argsort(1)[:, 1 : k + 1]  # neighbours of each
+    near, far = rows.repeat_interleave(order.shape[1], 0), rows[order.flatten()]
+    for point in more_x[15:][more_y[15:] == 1]:  # on one of the segments
+        detour = (point - near).norm(dim=1) + (point - far).norm(dim=1) - (near - far).norm(dim=1)
+        assert detour.min() < 1e-6
 
 
 def test_smote_keeps_balanced_tables(generator):
     x, y = table(generator, counts=(1, 1))  # nothing to do, even with one row each
     assert torch.equal(smote_rows(x, y)[0], x)
     assert torch.equal(smote_rows(x, y)[1], y)
-
-
-@pytest.mark.bad_input
-@pytest.mark.usefixtures("own_checks")
-def test_smote_of_imbalanced_learn_raises_where_it_cannot_work(generator):
-    pytest.importorskip("imblearn")
-    x, y = table(generator, counts=(5, 1))  # a row without a neighbour
-    for wrong in ((x, y), (x * torch.nan, y), (x[..., None], y)):
-        with pytest.raises(ValueError):
-            smote_rows(*wrong)

@@ -71,7 +71,7 @@ class Focal(Reweighted):
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
         if _is_for_real_targets(loss_fn):
-            raise TypeError("loss_fn must be a cross-entropy, whose exp(-loss) is a probability.")
+            raise ValueError("loss_fn must be a cross-entropy, whose exp(-loss) is a probability.")
         self.gamma = between("gamma", gamma)
 
     def _average(self, losses: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:

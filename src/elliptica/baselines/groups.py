@@ -1,7 +1,6 @@
 """Objectives that know the group of each training row: risks of groups, Group DRO, DomainMix and LISA.
 
-Only groups that occur in the batch count. All rows go through the model in one pass, so batch norm sees
-the whole batch.
+Only groups in the batch count. All rows go through the model in one pass, so batch norm sees the whole batch.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class MixupE(Mixup):
     ) -> None:
         super().__init__(model, loss_fn, alpha=alpha, num_classes=num_classes)
         self.eta = between("eta", eta)
-        self.threshold = float(threshold)
+        self.threshold = between("threshold", min(threshold, 1e30), -1e30)  # a NaN would skip all samples
 
     def _training_loss(self, batch: Batch) -> Tensor:
         mixed = super()._training_loss(batch)
