@@ -107,7 +107,7 @@ def test_rare_class_in_a_reflecting_box():
 def test_a_report_that_fails_does_not_stop_the_others():
     """A hull in ten dimensions is refused before the reports; a model that turns NaN is named."""
     x = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="hull in 10 dimensions is not feasible"):
+    with pytest.raises(ValueError, match="hull"):
         reports_on(nn.Linear(10, 1), x, x[:, :1], domain="hull")
 
     class Late(nn.Module):

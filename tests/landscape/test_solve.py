@@ -1,4 +1,4 @@
-"""The landscape at points: which solver is taken, whether its answer is right, and what is refused."""
+"""The landscape at points: which solver is taken, and whether its result is right."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elliptica import EllipticWarning, estimate_landscape
-from elliptica.landscape import Ball, Box, DataDomain, Operator, Polytope, Whitened, solvers
+from elliptica.landscape import Ball, Box, DataDomain, Operator, Polytope, Whitened
 from elliptica.landscape.solve import LAPLACE
 from multipole import solve_disk
 
@@ -97,12 +97,8 @@ def test_auto(generator):
     assert chosen(Box(-torch.ones(2), torch.ones(2)), AT) == "spheres"
     assert chosen(DataDomain(high, fraction=0.2), far) == "exact"  # balls are never met
     assert chosen(DataDomain(data, fraction=0.45, margin=2.0), near, data_values=values) == "spheres"
-    tight = DataDomain(data, fraction=0.1, margin=2.0)
-    middle = (data + tight.radii[:, None] * 1.2 / math.sqrt(10)).double()
-    assert chosen(tight, middle, data_values=values) == "green"
-    assert chosen(tight, middle) == "spheres"  # the value varies on each ball
-    assert chosen(tight, middle[:2], data_values=values) == "spheres"  # too few queries for one solve
-    assert chosen(tight, middle, lambda z: 5 * z[:, 0], data_values=values) == "spheres"  # outer data vary
+    assert chosen(DISK, AT, operator=Operator(diffusion=torch.eye(2) + 0.5)) == "euler"
+    assert chosen(DISK, AT, operator=Operator(diffusion=lambda z: 1 + z[:, 0] ** 2)) == "euler"
     small = DataDomain(AT, outer=Box(-torch.ones(2), torch.ones(2), "reflect"))
     assert chosen(small, torch.zeros(1, 2).double()) == "spheres"
     assert chosen(small, torch.zeros(1, 2).double(), operator=Operator(drift=torch.ones(2))) == "euler"
@@ -158,13 +154,10 @@ def test_linear_model_meets_dynkins_formula(dim, generator):
     tau = (1 - at.square().sum(1)) / (dim * sigma2)
     truth = loss(at) + sigma2 * (w.square().sum() + 1) * tau
     options = {"operator": Operator(diffusion=sigma2), "generator": generator, "n_walks": 2000}
-    fast = estimate_landscape(loss, ball, at, **options)
-    plain = estimate_landscape(loss, ball, at, control_variates=False, **options)
-    assert close(fast, truth)
-    assert close(plain, truth)
-    assert not close(plain, loss(at))  # u is not the loss
-    assert bool((fast.stderr < plain.stderr).all())
-    assert torch.allclose(fast.exit_time, tau)
+    estimate = estimate_landscape(loss, ball, at, **options)
+    assert close(estimate, truth)
+    assert not close(estimate, loss(at))  # u is not the loss
+    assert torch.allclose(estimate.exit_time, tau)
 
 
 @pytest.mark.statistical
@@ -269,48 +262,6 @@ def test_context_goes_with_its_query(generator):
 
 
 @quiet
-@pytest.mark.statistical
-def test_green_agrees_with_spheres(generator):
-    data = torch.randn(40, 4, generator=generator).double()
-    domain = DataDomain(data, fraction=0.2, margin=1.6)
-    values = torch.rand(40, generator=generator).double()
-    at = 0.6 * torch.randn(6, 4, generator=generator).double()
-    options = {"data_values": values, "n_walks": 2000, "generator": generator}
-    outer = lambda z: torch.sin(z[:, 0])  # noqa: E731
-    green = estimate_landscape(outer, domain, at, solver="green", **options)
-    spheres = estimate_landscape(outer, domain, at, solver="spheres", **options)
-    noise = (green.stderr**2 + spheres.stderr**2).sqrt()
-    assert bool(((green.value - spheres.value).abs() <= 4.5 * noise + green.bias).all())
-    assert bool(((green.hit_share - spheres.hit_share).abs() < 0.05).all())
-    assert green.exit_time is None
-    assert green.bias_kind == "estimate"  # the range of the outer values was only observed
-    fixed = estimate_landscape(0.5, domain, at, solver="green", **options)
-    assert fixed.bias_kind == "bound"
-    assert fixed.n_walks == 0
-    assert float(fixed.stderr.max()) == 0
-    same = estimate_landscape(lambda z: torch.full((len(z),), 0.5), domain, at, solver="spheres", **options)
-    assert bool(((fixed.value - same.value).abs() <= 4.5 * same.stderr + fixed.bias).all())
-    at_centres = estimate_landscape(outer, domain, at, solver="green", n_walks=100, generator=generator)
-    assert any("centre" in note for note in at_centres.notes)
-
-
-@quiet
-@pytest.mark.statistical
-def test_the_error_of_green_covers_its_noise(generator):
-    data = torch.randn(15, 3, generator=generator).double()
-    domain = DataDomain(data, fraction=0.2, margin=1.6)
-    at = torch.tensor([[1.5, 1.5, 0.0], [-1.0, 0.3, 0.2]]).double()
-    options = {"solver": "green", "data_values": torch.rand(15, generator=generator).double(), "n_walks": 40}
-    runs = [
-        estimate_landscape(lambda z: torch.sin(9 * z[:, 0]), domain, at, generator=generator, **options)
-        for _ in range(240)
-    ]
-    ratio = torch.stack([r.value for r in runs]).std(0) / torch.stack([r.stderr for r in runs]).mean(0)
-    assert bool((ratio > 0.78).all())  # 240 runs: a ratio of 1 has deviation 0.046
-    assert bool((ratio < 1.22).all())
-
-
-@quiet
 def test_dropped_balls_are_in_the_bias(generator):
     data = torch.randn(30, 30, generator=generator).double()
     domain = DataDomain(data, fraction=0.4)
@@ -359,7 +310,7 @@ def test_drift(generator):
 
 
 def test_unfinished_walks_are_reported_and_left_out(generator):
-    with pytest.warns(EllipticWarning, match="ran out of steps"):
+    with pytest.warns(EllipticWarning):
         estimate = estimate_landscape(
             lambda z: torch.ones(len(z)),
             DISK,
@@ -382,7 +333,7 @@ def test_unfinished_walks_are_reported_and_left_out(generator):
 
 def test_it_says_when_the_data_are_never_met(generator):
     data = torch.randn(20, 40, generator=generator).double()
-    with pytest.warns(EllipticWarning, match="come from the outer boundary"):
+    with pytest.warns(EllipticWarning):
         estimate = estimate_landscape(zero, DataDomain(data), 0.1 * data, n_walks=20, generator=generator)
     assert estimate.notes
 
@@ -398,105 +349,6 @@ def test_models_are_left_alone(generator):
     )
     assert model.weight.grad is None
     assert not estimate.value.requires_grad
-    steps = estimate_landscape(  # no gradient to be had: control variates are skipped
-        lambda z: (z[:, 0] > 0).double(), DISK, AT, n_walks=50, generator=generator
-    )
-    assert bool((steps.stderr > 0).all())
-
-
-NAN = float("nan")
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"at": torch.tensor([[0.0, 0.0], [0.9, 0.9]]).double()}, r"1 of 2 queries lie outside.*rows \[1\]"),
-        ({"at": torch.zeros(2, 3).double()}, "3 columns.*dimension 2"),
-        ({"at": torch.zeros(2).double()}, "queries, dim"),
-        ({"at": torch.zeros(2, 2).long()}, "floating"),
-        ({"at": torch.tensor([[NAN, 0.0]])}, "rows 0"),
-        ({"at": torch.zeros(0, 2).double()}, "empty"),
-        ({"at": [[0.0, 0.0]]}, "torch.Tensor"),
-        ({"n_walks": 1}, "at least 2"),
-        ({"n_walks": 10.5}, "integer"),
-        ({"solver": "sphere"}, "Did you mean 'spheres'"),
-        ({"drift": "samples"}, "Did you mean 'sample'"),
-        ({"shell": 0.0}, "shell"),
-        ({"dt": -1.0}, "dt"),
-        ({"max_steps": 0}, "max_steps"),
-        ({"chunk_size": 0}, "chunk_size"),
-        ({"domain": "ball"}, r"distance\(z\)"),
-        ({"domain": Box(-torch.ones(2), torch.ones(2), "reflect")}, "never end"),
-        ({"domain": Box(-torch.ones(2), torch.ones(2)), "solver": "exact"}, 'known for a ball.*"spheres"'),
-        ({"solver": "green"}, "no balls around data"),
-        ({"solver": "exact", "operator": Operator(absorption=1.0)}, 'absorption.*"spheres", "euler"'),
-        (
-            {"solver": "spheres", "operator": Operator(absorption=lambda z: z[:, 0] ** 2)},
-            'Use "euler"',
-        ),
-        ({"operator": Operator(drift=torch.ones(3))}, "3 values"),
-        ({"data_values": torch.ones(3)}, "domain has none"),
-        ({"context": torch.ones(3, 1)}, "as many rows as at"),
-        ({"generator": 3}, "torch.Generator"),
-        (
-            {"value": lambda z: torch.where(z[:, 0] > 0, NAN, 0.0)},
-            r"NaN or infinite at \d+ of .*e\.g\. at \(",
-        ),
-        ({"value": lambda z: z[:, :1]}, r"squeeze\(-1\)"),
-        ({"value": lambda z: z.mean()}, "one value per point"),
-        ({"value": lambda z: 0.0}, "torch.Tensor"),
-        (
-            {"domain": Whitened(DISK, torch.zeros(2), torch.eye(2)), "operator": Operator(diffusion=2.0)},
-            "Whitened",
-        ),
-        ({"domain": Whitened(DISK, torch.zeros(3), torch.eye(3))}, "2 columns"),
-    ],
-)
-def test_bad_input(changes, words, own_checks):
-    arguments = {"value": harmonic, "domain": DISK, "at": AT, "n_walks": 20, **changes}
-    with pytest.raises((ValueError, TypeError), match=words):
-        estimate_landscape(**arguments)
-
-
-@pytest.mark.bad_input
-def test_bad_data_values(own_checks):
-    domain = DataDomain(torch.randn(10, 3).double(), margin=2.0)
-    at = domain.points[:2] * 0.5
-    for values, words in (
-        (torch.ones(9), "10"),
-        (torch.ones(10, 1), "one number"),
-        (torch.full((10,), NAN), "finite"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            estimate_landscape(zero, domain, at, data_values=values)
-    with pytest.raises(ValueError, match=r"may be hit.*spheres"):
-        estimate_landscape(zero, domain, at, solver="exact")
-    with pytest.raises(ValueError, match=r"context.*spheres"):
-        estimate_landscape(zero, domain, at, solver="green", context=torch.ones(2))
-
-
-@quiet
-@pytest.mark.parametrize(
-    ("data_values", "share"), [((2.0, 3.0), 1 / 3), ((-2.0, -1.0), 1 / 3), ((0.2, 0.4), 1.0)]
-)
-def test_the_choice_of_monopoles_knows_all_values(data_values, share, monkeypatch, generator):
-    """The outer values vary from 0 to 1; their share of the range of all values bounds the error."""
-    domain = DataDomain(torch.tensor([[0.5, 0.0, 0.0], [-0.5, 0.0, 0.0]]).double(), epsilon=0.1, margin=4.0)
-    seen = []
-    monkeypatch.setattr(
-        solvers, "relative_bound", lambda balls, at, share: seen.append(share) or torch.ones(len(at))
-    )
-    estimate = estimate_landscape(
-        lambda z: (z[:, 0] > 0).double(),
-        domain,
-        torch.zeros(3, 3).double(),
-        data_values=torch.tensor(data_values).double(),
-        n_walks=50,
-        generator=generator,
-    )
-    assert estimate.solver == "spheres"
-    assert seen == [pytest.approx(share)]
 
 
 def test_one_number_on_the_boundary_of_an_interval(generator):
@@ -505,56 +357,3 @@ def test_one_number_on_the_boundary_of_an_interval(generator):
     for solver in ("spheres", "euler"):
         found = estimate_landscape(2.5, interval, at, solver=solver, n_walks=20, generator=generator)
         assert found.value.tolist() == [2.5, 2.5]
-
-
-@quiet
-def test_intervals_wider_by_a_quarter_are_called_conservative(generator):
-    """With at most 3 hits of 400, standard errors exceed the spread of the walks by more than a quarter."""
-    # in 3 dimensions a ball is met with probability radius * (1 / distance - 1 / R) / (1 - radius / R)
-    data = torch.tensor([[0.0, 0, 0], [0, 0, 9.99]]).double()
-    outer = Ball(torch.zeros(3).double(), 10.0)
-    domain = DataDomain(data, epsilon=torch.tensor([0.02, 1e-3]).double(), outer=outer)
-    found = estimate_landscape(
-        0.0,
-        domain,
-        torch.tensor([[2.0, 0.0, 0.0]]).double().repeat(60, 1),
-        data_values=torch.ones(2).double(),
-        solver="spheres",
-        n_walks=400,
-        generator=generator,
-    )
-    hits = (400 * found.hit_share).round()
-    assert 5 < int((hits <= 3).sum()) < 55
-    (note,) = [note for note in found.notes if "conservative" in note]
-    assert note.startswith(f"At {int((hits <= 3).sum())} of 60 queries")
-
-
-@pytest.mark.parametrize(
-    ("coefficients", "error", "match"),
-    [
-        ({"source": math.nan}, ValueError, "source must be finite"),
-        ({"source": "1"}, TypeError, "source must be a number"),
-        ({"drift": torch.ones(2).long()}, TypeError, "drift must be floating point"),
-        ({"drift": lambda z: None}, ValueError, "drift must return one vector per point"),
-        ({"drift": lambda z: z * math.nan}, ValueError, "drift is NaN or infinite at"),
-        ({"source": lambda z: z[:, 0] / 0}, ValueError, "source is NaN or infinite at"),
-        ({"source": lambda z: 1.0}, ValueError, "source must return one value per point"),
-        ({"absorption": lambda z: -torch.ones_like(z[:, 0])}, ValueError, "rate of at least 0"),
-    ],
-)
-def test_bad_coefficients(coefficients, error, match, own_checks):
-    with pytest.raises(error, match=match):
-        estimate_landscape(zero, DISK, AT, operator=Operator(**coefficients), n_walks=4, dt=0.01)
-
-
-def test_a_class_is_no_domain():
-    with pytest.raises(TypeError, match="but got the class Ball"):
-        estimate_landscape(zero, Ball, AT)
-
-
-@pytest.mark.bad_input
-def test_numbers_of_numpy_are_numbers(generator):
-    found = estimate_landscape(
-        harmonic, DISK, AT, n_walks=np.int64(10), chunk_size=np.int64(1), generator=generator
-    )
-    assert len(found) == 2

@@ -16,8 +16,7 @@ from elliptica.diagnostics.result import Result, notes_lines, table
 from elliptica.landscape.data_domain import DataDomain, Whitened
 from elliptica.landscape.domains import Domain
 from elliptica.landscape.estimate import FEW_HITS
-from elliptica.landscape.solve import estimate_landscape
-from elliptica.landscape.solvers import union_bound
+from elliptica.landscape.solve import estimate_landscape, union_bound
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,10 @@ from elliptica.diagnostics.maximum_principle import maximum_principle_report
 from elliptica.diagnostics.neighbours import NEIGHBOURS, neighbour_loss
 from elliptica.diagnostics.probes import REFLECTING, region
 from elliptica.diagnostics.subharmonicity import subharmonicity_report
-from elliptica.landscape.data_domain import DataDomain
+from elliptica.landscape.data_domain import DataDomain, nearest_other
 from elliptica.landscape.domains import inside
 from elliptica.landscape.estimate import FEW_HITS
-from elliptica.landscape.nearest import nearest_other
-from elliptica.landscape.solvers import union_bound
+from elliptica.landscape.solve import union_bound
 
 #: Fewest points of a pair to compare.
 FEWEST_PROBES = 10

@@ -25,9 +25,9 @@ from elliptica.diagnostics.probes import RegionName, draw_bridges, region, shift
 from elliptica.diagnostics.result import plain
 from elliptica.diagnostics.shift import shift_bound
 from elliptica.diagnostics.subharmonicity import subharmonicity_report
+from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.domains import Ball, Box, Domain, inside
 from elliptica.landscape.loss import loss_kind
-from elliptica.landscape.nearest import nearest_other
 
 #: Largest number of points for the solvers; the comparisons of losses use all points.
 _QUERIES = 200

@@ -12,8 +12,7 @@ from elliptica._utils import checks
 from elliptica._utils.statistics import check_level, clopper_pearson
 from elliptica.core.types import Inputs
 from elliptica.diagnostics.result import Result, notes_lines, table
-from elliptica.landscape.loss import LossField
-from elliptica.landscape.maximum import MaximumPrinciple, check_maximum_principle
+from elliptica.landscape.loss import LossField, MaximumPrinciple, check_maximum_principle
 
 _NOTES = (
     "Observed at these probes; elsewhere it may differ. The limits treat probes as independent. Probes "

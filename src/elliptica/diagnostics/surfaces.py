@@ -15,7 +15,7 @@ from elliptica.core.elliptic import sample_paths
 from elliptica.core.noise import auto_sigma
 from elliptica.core.partners import sample_partners
 from elliptica.diagnostics.fitted_model import FittedModel
-from elliptica.landscape.maximum import check_maximum_principle
+from elliptica.landscape.loss import check_maximum_principle
 from elliptica.report.content import ReportError
 
 #: Points along each side of a plane, rows to use, bridges to draw, points on each.
