@@ -169,7 +169,7 @@ def measure(situation: Situation, repeats: int, seed: int) -> Coverage:
         float(((low <= situation.truth) & (situation.truth <= high)).double().mean()),
         float(found.value.std()),
         float(found.stderr.median()),
-        any("large weights" in note for note in found.notes),
+        any("against the drift" in note for note in found.notes),
     )
 
 

@@ -144,10 +144,8 @@ def test_walks_and_losses(call, error, argument):
 @pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
 def test_no_finished_walk_is_no_loss():
     objective = hitting(outer="ball", max_steps=1)
-    middle = torch.zeros(1, 2), torch.tensor([[0.5, 0.5]])
-    if float(objective.domain.distance(objective.join(*middle))) > 0.01:
-        with pytest.raises(ValueError, match="max_steps"):
-            objective(*middle)
+    with pytest.raises(ValueError, match="max_steps"):
+        objective(torch.zeros(1, 2), torch.tensor([[0.5, 0.5]]))
 
 
 class Short(nn.Linear):

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from elliptica import EllipticWarning, estimate_landscape
-from elliptica.landscape import Ball, Box, DataDomain, Operator
+from elliptica.landscape import Ball, DataDomain, Operator
 from elliptica.landscape.domains import OUTER
 from elliptica.landscape.estimate import BoundaryRange, Walks, average
+from elliptica.landscape.solve import euler_steps
 from elliptica.landscape.spheres import walk_on_spheres
 
 F64 = torch.float64
@@ -203,19 +204,6 @@ def test_no_error_bar_is_zero_where_a_function_has_a_rare_value(solver, context,
     assert covered(found, share) == 1
 
 
-@pytest.mark.parametrize("solver", ["exact", "spheres"])
-def test_one_query_leaves_room_for_values_elsewhere(solver, generator):
-    for domain in (UNIT_BALL, Box(-torch.ones(3, dtype=F64), torch.ones(3, dtype=F64))):
-        if solver == "exact" and not isinstance(domain, Ball):
-            continue
-        at = torch.tensor([[0.99, 0.0, 0.0]], dtype=F64)
-        found = estimate_landscape(
-            lambda z: (z[:, 0] < 0).double(), domain, at, n_walks=10, solver=solver, generator=generator
-        )
-        assert float(found.value) == 0
-        assert float(found.stderr) > 0.1
-
-
 @pytest.mark.statistical
 @pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
 @pytest.mark.parametrize(("strength", "n_walks"), [(3.0, 300), (1.5, 200)])
@@ -279,38 +267,6 @@ def test_few_unfinished_walks_enter_the_bias(generator):
     assert gap <= float(found.bias) + 4 * float(found.stderr.hypot(whole.stderr))
 
 
-@pytest.mark.statistical
-def test_euler_gets_enough_steps_for_its_step(generator):
-    """With balls the step is tiny; the limit follows it, and the answer is that of walk on spheres."""
-    points = cloud(generator, n=15)
-    domain = DataDomain(points, fraction=0.4)
-    middle = (points[1:] + points[:-1]) / 2
-    at = middle[domain.distance(middle).argmax()][None]
-    options = {"operator": Operator(source=1.0), "data_values": torch.zeros(15), "generator": generator}
-    euler = estimate_landscape(0.0, domain, at, solver="euler", n_walks=300, **options)
-    spheres = estimate_landscape(0.0, domain, at, solver="spheres", n_walks=2000, **options)
-    assert float(euler.unfinished_share) < 0.01
-    error = float(euler.stderr.hypot(spheres.stderr))
-    assert abs(float(euler.value - spheres.value)) < 5 * error + 0.05 * float(spheres.value)
-
-
-def test_a_number_and_a_constant_function_agree(generator):
-    domain = DataDomain(cloud(generator), fraction=0.3)
-    at = torch.tensor([[0.3, 0.1, 0.2]], dtype=F64)
-    values = torch.rand(30, generator=generator)
-    twin = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
-    one = estimate_landscape(0.7, domain, at, data_values=values, solver="spheres", generator=twin[0])
-    two = estimate_landscape(
-        lambda z: torch.full_like(z[:, 0], 0.7),
-        domain,
-        at,
-        data_values=values,
-        solver="spheres",
-        generator=twin[1],
-    )
-    assert torch.equal(one.value, two.value)
-
-
 def test_repeated_points_share_the_mean_of_their_values(generator):
     points = cloud(generator, n=10)
     twice = torch.cat([points, points[:1]])
@@ -331,13 +287,7 @@ def test_repeated_points_share_the_mean_of_their_values(generator):
     assert torch.allclose(found[0].value, found[1].value)
 
 
-@pytest.mark.statistical
-def test_plain_euler_is_reachable_and_worse(generator):
-    at = torch.tensor([[0.5, 0.3]], dtype=F64)
-    options = {"solver": "euler", "dt": 1e-2, "n_walks": 20_000, "generator": generator}
-    plain = estimate_landscape(0.0, DISK, at, boundary_shift=False, **options)
-    shifted = estimate_landscape(0.0, DISK, at, **options)
-    exact = (1 - 0.34) / 2
-    assert float(plain.exit_time) / exact - 1 > 0.15
-    assert abs(float(shifted.exit_time) / exact - 1) < 0.04
-    assert float(plain.bias) >= float(shifted.bias)
+def test_steps_of_euler_follow_the_domain_and_the_step():
+    at = torch.zeros(1, 3)
+    assert euler_steps(Operator(), at, 1.0, 1e-2) == 10_000
+    assert euler_steps(Operator(), at, 1.0, 1e-5) == pytest.approx(30 / 3 / 1e-5, rel=1e-3)

@@ -86,24 +86,6 @@ def test_absorption_and_source_that_vary(generator):
 
 
 @pytest.mark.statistical
-def test_coordinates_that_diffuse_at_different_speeds(generator):
-    a = torch.tensor([1.0, 4.0]).double()
-    square = Box(-torch.ones(2).double(), torch.ones(2).double())
-    for domain in (square, Ball(torch.zeros(2).double(), 1.0)):
-        # 4 x^2 - y^2 solves (u_xx + 4 u_yy) / 2 = 0
-        result = run(
-            domain,
-            [0.5, 0.3],
-            Operator(diffusion=a),
-            dt=1e-3,
-            value=lambda z: 4 * z[:, 0] ** 2 - z[:, 1] ** 2,
-            n=10_000,
-            generator=generator,
-        )
-        assert close(result, 0.91, 1e-2)
-
-
-@pytest.mark.statistical
 @pytest.mark.parametrize("varies", [False, True])
 def test_a_diffusion_matrix_with_a_drift(varies, generator):
     """Eq. (14): ``u = exp(b . z)`` solves ``1/2 tr(a Hess u) + mu . grad u = 0`` for ``mu = -a b / 2``."""
@@ -118,7 +100,7 @@ def test_a_diffusion_matrix_with_a_drift(varies, generator):
 
     def solve(diffusion):
         operator = Operator(diffusion=diffusion, drift=drift)
-        options = {"value": lambda z: torch.exp(z @ b), "dt": 1e-3, "n": 10_000, "generator": generator}
+        options = {"value": lambda z: torch.exp(z @ b), "dt": 2e-3, "n": 6_000, "generator": generator}
         return run(disk, [0.3, 0.2], operator, **options)
 
     truth = math.exp(0.9 * 0.3 - 0.6 * 0.2)
@@ -131,12 +113,12 @@ def test_a_diffusion_that_varies(generator):
     """``1/2 (1 + x^2) v'' = -1`` gives the exit time; ``u`` itself does not see a change of time."""
     operator = Operator(diffusion=lambda z: 1 + z[:, 0] ** 2)
     x = 0.4
-    result = run(INTERVAL, [x], operator, dt=1e-3, n=10_000, generator=generator)
+    result = run(INTERVAL, [x], operator, dt=4e-3, n=8_000, generator=generator)
     primitive = [s * math.atan(s) - math.log1p(s**2) / 2 for s in (1.0, x)]
     truth = 2 * (primitive[0] - primitive[1])
     assert close(result, truth, 3e-3, "exit_time")
     assert close(result, x, 3e-3)
-    constant = run(INTERVAL, [x], Operator(), dt=1e-3, n=10_000, generator=generator)
+    constant = run(INTERVAL, [x], Operator(), dt=4e-3, n=2_000, generator=generator)
     assert not close(constant, truth, 3e-3, "exit_time")
 
 
@@ -178,11 +160,3 @@ def test_unfinished_walks_stay_inside(dtype, generator):
     assert torch.allclose(walks.time, 0.01 * walks.steps.to(dtype))
     assert walks.end.dtype == walks.time.dtype == dtype
     assert torch.equal(start, torch.zeros(200, 2, dtype=dtype))
-
-
-def test_same_generator_same_walks():
-    def ends():
-        g = torch.Generator().manual_seed(3)
-        return euler_maruyama(INTERVAL, torch.zeros(50, 1).double(), Operator(), dt=1e-2, generator=g).steps
-
-    assert torch.equal(ends(), ends())

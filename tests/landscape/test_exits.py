@@ -6,8 +6,6 @@ import torch
 from scipy import special
 
 from elliptica.landscape.exits import (
-    _log_density,
-    _tabulated,
     ball_exit_time,
     log_alpha,
     log_phi,
@@ -37,10 +35,6 @@ def assert_mean_is(samples, expected):
     assert_mean(samples, expected, float(np.std(np.asarray(samples, dtype=np.float64))))
 
 
-def circle_cdf(rho):
-    return lambda t: 0.5 + np.arctan((1 + rho) / (1 - rho) * np.tan(t / 2)) / np.pi
-
-
 def angle_cdf(dim, rho):
     """Distribution function of the angle to the start, by quadrature of the Poisson kernel."""
     theta = np.logspace(-9, np.log10(np.pi), 200_000)[:-1]
@@ -57,18 +51,7 @@ def angle_to_start(y):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("rho", [0.0, 0.4, 0.95, 1 - 1e-6])
-def test_on_the_circle_the_angle_follows_poissons_kernel(generator, rho):
-    y = exits(generator, 2, rho, 50_000)
-    angle = torch.atan2(y[:, 1], y[:, 0])
-    assert_distribution(angle, circle_cdf(rho))
-    if 0 < rho < 0.99:
-        with pytest.raises(AssertionError):
-            assert_distribution(angle, circle_cdf(rho - 0.05))
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("dim", [3, 4, 7, 50, 3072])
+@pytest.mark.parametrize("dim", [2, 3, 4, 7, 50, 3072])
 @pytest.mark.parametrize("rho", [0.0, 0.6, 0.99, 1 - 1e-6])
 def test_the_angle_follows_poissons_kernel(generator, dim, rho):
     angle = angle_to_start(exits(generator, dim, rho, 2000 if dim == 3072 else 50_000))
@@ -99,31 +82,6 @@ def test_harmonic_polynomials_keep_their_value(generator, dim, rho):
     if dim in (3, 5):  # a pole outside: |y - p|^(2 - dim)
         pole = 2 * torch.eye(dim, dtype=torch.float64)[1]
         assert_mean_is((y - pole).norm(dim=1) ** (2 - dim), (4 + rho**2) ** (1 - dim / 2))
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("gap", [1e-2, 1e-4, 1e-6])
-def test_far_exits_from_next_to_the_sphere_are_as_rare_as_they_should_be(generator, gap):
-    """Three dimensions: P(distance to the exit > s) in closed form; half of E(1 - cos) comes from them."""
-    rho, n = 1 - gap, 400_000
-    start = torch.tensor([rho, 0.0, 0.0], dtype=torch.float64)
-    distance = (exits(generator, 3, rho, n) - start).norm(dim=1)
-    s = 30 * gap
-    share = (1 - rho**2) / (2 * rho) * (1 / s - 1 / (1 + rho))
-    assert_mean((distance > s).double(), share, (share * (1 - share)) ** 0.5)
-    assert float(distance.min()) >= 0.999 * gap
-
-
-@pytest.mark.parametrize(("place", "dim"), [(0.0, 3), (2.0, 3), (6.0, 3), (1.0, 4), (4.0, 40)])
-def test_tabulated_draws_are_quantiles(place, dim):
-    """Also between nodes: a wrong interpolation would shift draws by a part of a cell."""
-    at, uniform = torch.tensor([[place]]).double(), torch.linspace(0.001, 0.999, 300).double()[None]
-    drawn = _tabulated(at, uniform, dim)[0].numpy()
-    y = np.linspace(-place - 45, place + 45, 400_001)
-    density = np.exp(_log_density(torch.as_tensor(y), at[0], dim).numpy())
-    cdf = np.cumsum(density)
-    found = np.interp(drawn, y, (cdf - density / 2) / cdf[-1])
-    np.testing.assert_allclose(found, uniform[0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.statistical
@@ -216,32 +174,6 @@ def test_log_phi_is_the_series(dim):
     assert np.all(np.abs(log_phi(KAPPA, dim).numpy() - expected) < 1e-13 * scale + 1e-12)
 
 
-@pytest.mark.parametrize("dim", [3, 4, 5, 6, 20, 47, 48, 49, 120])
-def test_log_phi_is_scipys_bessel_function(dim):
-    nu, x = dim / 2 - 1, np.logspace(-1, 2.8, 60)
-    expected = special.gammaln(nu + 1) + nu * np.log(2 / x) + np.log(special.ive(nu, x)) + x
-    got = log_phi(torch.as_tensor(x), dim).numpy()
-    reached = np.isfinite(expected)  # scipy underflows for large orders and small x
-    assert reached.sum() > 20
-    np.testing.assert_allclose(got[reached], expected[reached], rtol=1e-12, atol=1e-11)
-
-
-def test_log_phi_in_low_dimensions_is_elementary():
-    x = KAPPA[1:].numpy()
-    x = x[x < 300]
-    got = {dim: log_phi(torch.as_tensor(x), dim).numpy() for dim in (1, 2, 3)}
-    for dim, expected in ((1, np.cosh(x)), (2, special.i0(x)), (3, np.sinh(x) / x)):
-        np.testing.assert_allclose(got[dim], np.log(expected), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3, 8, 60, 1000])
-def test_log_phi_is_the_mean_over_a_sphere_for_small_kappa(dim):
-    kappa = torch.tensor([0.0, 1e-4, 1e-3], dtype=torch.float64)
-    expected = kappa**2 / (2 * dim) - kappa**4 / (4 * dim**2 * (dim + 2))
-    torch.testing.assert_close(log_phi(kappa, dim), expected, rtol=1e-9, atol=1e-14)
-    assert log_phi(kappa, dim)[0] == 0
-
-
 @pytest.mark.parametrize("dim", [3, 4, 5, 6, 9, 20, 49, 50, 51, 100])
 def test_log_alpha_is_scipys_bessel_function(dim):
     nu, x = dim / 2 - 1, np.logspace(-1.5, 2.5, 60)
@@ -291,11 +223,3 @@ def test_screened_ratio_at_the_sphere_is_the_chance_to_survive(dim):
         survive = torch.exp(-log_phi(torch.tensor([k]).double(), dim)).expand(5)
         torch.testing.assert_close(got, survive, rtol=0, atol=3e-6)
         torch.testing.assert_close(got[:3], survive[:3], rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3, 4, 60])
-def test_screened_ratio_without_killing_or_radius_is_one(dim):
-    one, zero = torch.ones(3).double(), torch.zeros(3).double()
-    rho = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
-    torch.testing.assert_close(screened_green_ratio(rho, one, 0.0, dim), one, rtol=0, atol=1e-11)
-    torch.testing.assert_close(screened_green_ratio(zero, zero, 1.0, dim), one, rtol=0, atol=1e-11)

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from elliptica import BridgeMix, EllipticWarning, HittingTimes
-from elliptica.landscape import Ball, Box, Polytope, estimate_landscape
-from elliptica.landscape.domains import OUTER
+from elliptica import EllipticWarning, HittingTimes
+from elliptica.landscape import Ball, Box, Polytope
 from elliptica.landscape.estimate import UNFINISHED
 from elliptica.landscape.hitting_times import draw_between, draw_uniform_points
 from laws import assert_distribution, assert_frequencies, assert_mean
@@ -89,31 +88,6 @@ def test_the_test_above_rejects_targets_of_the_data(generator):
 
 
 @pytest.mark.statistical
-def test_hits_and_value_in_a_spherical_shell(generator):
-    """One ball in the middle (the other is too small to be met): the potential of a sphere."""
-    x = torch.tensor([[0.0, 0.0], [0.9, 0.9]]).double()
-    y = torch.tensor([[0.0], [0.9]]).double()
-    objective = HittingTimes(
-        nn.Identity(),
-        lambda output, target: (output.norm(dim=1) < 1).double() + 0 * target[:, 0],  # 1 on the ball
-        x,
-        y,
-        target_space="real",
-        epsilon=torch.tensor([0.5, 1e-5]).double(),
-        outer=Ball(torch.zeros(3).double(), 2.0),
-    )
-    start = torch.tensor([[0.6, 0.0]]).double(), torch.tensor([[0.8]]).double()  # at radius 1
-    ends = objective.sample(*(part.expand(8000, -1) for part in start), generator=generator)
-    hit = (1 / 1.0 - 1 / 2.0) / (1 / 0.5 - 1 / 2.0)
-    met = int((ends.datum == 0).sum())
-    assert int((ends.datum == OUTER).sum()) == len(ends) - met
-    assert_frequencies([met, len(ends) - met], [hit, 1 - hit])
-    assert ends.shares == pytest.approx({"data": met / 8000, "outer": 1 - met / 8000, "unfinished": 0.0})
-    z = torch.cat([ends.x, ends.y], 1).norm(dim=1)
-    torch.testing.assert_close(z, torch.where(ends.datum == 0, 0.5, 2.0).double())
-
-
-@pytest.mark.statistical
 def test_value_among_several_balls_equals_a_series(generator):
     """Five balls with values of their own in the disk: a least-squares series knows the landscape."""
     angle = 2 * math.pi * torch.arange(5).double() / 5
@@ -143,38 +117,6 @@ def test_value_among_several_balls_equals_a_series(generator):
     values = loss_at(objective, objective.sample(x, y, generator=generator)).reshape(2, -1)
     for row, z in zip(values, [0.1j, 0.3 - 0.4j], strict=True):
         assert_mean(row, float(u(np.array([z]))[0]), float(row.std()))
-
-
-@pytest.mark.statistical
-@pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
-def test_uniform_starts_give_the_mean_of_the_landscape(generator):
-    """The same number as `estimate_landscape` at uniform queries, of the same network and region."""
-    x, y = cloud(generator, dim=1)
-    objective = HittingTimes(nn.Linear(1, 1).double(), nn.MSELoss(), x, y, outer="ball", fraction=0.4)
-    with torch.no_grad():
-        values = loss_at(objective, objective.sample(n_starts=6000, generator=generator))
-    queries = draw_uniform_points(objective.domain.domain, objective.points, 400, generator)
-    found = estimate_landscape(
-        lambda z: (objective.model(z[:, :1]) - z[:, 1:]).square().flatten(),
-        objective.domain,
-        queries,
-        solver="spheres",
-        n_walks=50,
-        generator=generator,
-    )
-    gap = float(values.mean() - found.value.mean())
-    assert abs(gap) < 5 * float((values.var() / 6000 + found.value.var() / 400).sqrt())
-
-
-@pytest.mark.statistical
-def test_isolated_data_weigh_more_between_reflecting_walls(generator):
-    """Ordinary training has each datum alike; here the one that stands alone gathers most of the walks."""
-    x = torch.tensor([[0.0], [0.02], [0.04], [1.0]])
-    objective = HittingTimes(nn.Identity(), product, x, torch.tensor([[0.0], [0.02], [0.0], [1.0]]),
-                             target_space="real", outer="reflecting_box")  # fmt: skip
-    counts = torch.bincount(objective.sample(n_starts=2000, generator=generator).datum, minlength=4)
-    assert int(counts.sum()) == 2000
-    assert int(counts[3]) > 900
 
 
 # Starts.
@@ -234,17 +176,6 @@ def test_a_start_in_a_ball_ends_where_it_is(generator):
     ends = objective.sample(torch.tensor([[0.05]]), torch.tensor([[0.1]]), generator=generator)
     assert int(ends.datum) == 0
     torch.testing.assert_close((ends.x, ends.y), (torch.tensor([[0.05]]), torch.tensor([[0.1]])))
-
-
-def test_bridge_points_as_starts(generator):
-    """`BridgeMix` makes starts, soft targets included."""
-    x, y = moons_like(generator)
-    objective = HittingTimes(nn.Linear(2, 2), nn.CrossEntropyLoss(), x, y, num_classes=2)
-    mixed = BridgeMix(num_classes=2, target_space="simplex", sigma=0.05, sigma_y=0.0)(
-        x, y, generator=generator
-    )
-    objective(*mixed, generator=generator).backward()
-    assert objective.shares["data"] == 1
 
 
 # Ends.
@@ -385,13 +316,6 @@ def test_class_weights_are_averaged_as_torch_does(generator):
     torch.testing.assert_close(objective.loss_on(ends), expected)
 
 
-def test_repeated_data_share_the_mean_weight():
-    x, y = torch.tensor([[0.0], [0.0], [1.0]]), torch.tensor([[0.0], [0.0], [1.0]])
-    weight = torch.tensor([1.0, 3.0, 5.0])
-    objective = HittingTimes(nn.Identity(), product, x, y, target_space="real", sample_weight=weight)
-    assert objective.weight.tolist() == [2.0, 2.0, 5.0]
-
-
 def test_ends_are_split_into_batches(generator):
     objective = harmonic(generator, outer="ball")
     ends = objective.sample(n_starts=25, generator=generator)
@@ -421,7 +345,6 @@ def test_only_the_model_is_saved_and_the_module_moves_as_one(generator):
     assert set(objective.state_dict()) == {"model.weight", "model.bias"}
     assert objective.double()(generator=generator).dtype == torch.float64
     assert objective.bfloat16()(generator=generator).dtype == torch.bfloat16
-    assert "40 data in 3 dimensions, outer=reflecting box, starts=uniform" in repr(objective)
 
 
 def test_a_compiled_objective_is_the_same(generator):

@@ -266,7 +266,6 @@ class Whitened:
         points: Float[Tensor, "n dim"],
         margin: float = 1.1,
         ridge: float = 1e-3,
-        epsilon: float | Tensor | None = None,
         fraction: float | None = None,
     ) -> Whitened:
         """Make a whitened ball around data: an ellipsoid along their covariance, in any dimension.
@@ -276,9 +275,8 @@ class Whitened:
             margin: Factor on the radius.
             ridge: Share of the mean variance added to every direction, so that constant or
                 dependent columns do no harm.
-            epsilon: Radius of the balls around the data, in whitened units. None with ``fraction=None``
-                means no balls.
-            fraction: Radius as a share of the distance to the nearest neighbour.
+            fraction: Radius of balls around the data as a share of the distance to the nearest neighbour.
+                None means no balls.
         """
         covariance = torch.cov(points.double().T).reshape(points.shape[1], -1)
         covariance.diagonal().add_(ridge * covariance.diagonal().mean())
@@ -286,8 +284,8 @@ class Whitened:
         centre = points.mean(0)
         w = cls(Ball(centre, 1.0), centre, factor).to_inner(points)
         inner: Domain = Ball.around(w, margin)
-        if epsilon is not None or fraction is not None:
-            inner = DataDomain(w, epsilon=epsilon, fraction=fraction or 0.3, outer=inner)
+        if fraction is not None:
+            inner = DataDomain(w, fraction=fraction, outer=inner)
         return cls(inner, centre, factor)
 
     def to_inner(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:

@@ -55,18 +55,14 @@ class BoundaryRange:
 
 @dataclass(frozen=True)
 class Averages:
-    """Averages of walks, one row per query; unfinished walks count only in their share.
+    """Averages of walks, one row per query; unfinished walks count only in their share and in ``steps``.
+
+    Attributes not listed are those of `LandscapeEstimate`.
 
     Attributes:
         mean: Mean of weight times boundary value plus integral; NaN where no walk finished.
         stderr: Its standard error by the plus-four rule; infinite where fewer than two walks finished.
-        hit_share: Share of walks on a ball.
-        outer_share: Share on the outer boundary.
-        unfinished_share: Share that ran out of steps.
         effective: ``(sum w)^2 / sum w^2``, in walks.
-        exit_time: Mean time of the finished walks.
-        exit_time_stderr: Its standard error.
-        steps: Mean number of steps, unfinished walks included.
         effective_walks: ``(sum |x|)^2 / sum x^2`` of the payoffs ``x``: walks behind the value.
         span: Largest minus least payoff, seen or known.
     """
@@ -85,10 +81,7 @@ class Averages:
 
 
 def average(
-    walks: Walks,
-    n_walks: int,
-    values: Float[Tensor, " walks"],
-    known: BoundaryRange | None = None,
+    walks: Walks, n_walks: int, values: Float[Tensor, " walks"], known: BoundaryRange | None = None
 ) -> Averages:
     """Return mean, standard error and shares per query.
 
@@ -220,13 +213,12 @@ class LandscapeEstimate:
 
     def __str__(self) -> str:
         """Format a table of the first ten queries, then the notes."""
-        lines = [f"landscape at {len(self)} queries by {self.solver}, {self.n_walks} walks each"]
         columns = self.columns()
-        widths = [max(11, len(name) + 2) for name in columns]
-        lines.append("  " + "".join(name.rjust(width) for name, width in zip(columns, widths, strict=True)))
+        lines = [f"landscape at {len(self)} queries by {self.solver}, {self.n_walks} walks each"]
+        lines.append("".join(name.rjust(14) for name in columns))
         for i in range(min(len(self), 10)):
             cells = (f"{float(values[i]):{form}}" for values, form in columns.values())
-            lines.append("  " + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+            lines.append("".join(cell.rjust(14) for cell in cells))
         if len(self) > 10:
             lines.append(f"  ... and {len(self) - 10} more")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
@@ -249,11 +241,11 @@ def cautions(result: Averages, *, has_balls: bool, weighted: bool, n_walks: int)
             f"At {lost} {queries} more than {FEW_UNFINISHED:.0%} of the walks ran out of steps and are "
             "skipped, so the values there are biased. Raise max_steps."
         )
-    carried = int((result.effective_walks < min(FEW_WALKS, n_walks / 4)).sum())
-    if weighted and carried:
+    carried = (result.effective_walks > 0) & (result.effective_walks < min(FEW_WALKS, n_walks / 4))
+    if weighted and bool(carried.any()):
         notes.append(
-            f"At {carried} {queries} a few walks with large weights determine the value. Standard errors "
-            'there allow for all known boundary values. Raise n_walks, or use drift="sample".'
+            f"At {int(carried.sum())} {queries} a few walks against the drift determine the value. Raise "
+            'n_walks, or use drift="sample" if the boundary values are similar everywhere.'
         )
     for note in notes:
         warnings.warn(note, EllipticWarning, stacklevel=4)

@@ -47,7 +47,8 @@ def euler_maruyama(
         The ends of the walks, with ``exp(-int r)`` as weight and ``steps * dt`` as time.
     """
     operator.check_dim(start.shape[1])
-    margin = SHIFT * math.sqrt(dt) if shift else 0.0
+    margin, root = SHIFT * math.sqrt(dt) if shift else 0.0, math.sqrt(dt)
+    scale = operator.scale(start) if operator.is_axial else None
     end = start.clone()
     label = torch.full_like(start[:, 0], UNFINISHED, dtype=torch.long)
     steps = torch.zeros_like(label)
@@ -55,7 +56,7 @@ def euler_maruyama(
     live, z = torch.arange(len(start), device=start.device), start
     log_w, total = log_weight.clone(), integral.clone()
     for step in range(max_steps + 1):
-        left = _has_left(domain, z, operator, margin)
+        left = _has_left(domain, z, operator, scale, margin)
         last = step == max_steps
         if last or bool(left.any()):
             out = torch.ones_like(left) if last else left
@@ -71,16 +72,18 @@ def euler_maruyama(
             total = total + dt * log_w.exp() * operator.source_at(z)
         log_w = log_w - dt * operator.absorption_at(z)
         normal = random.draw_normal(z.shape, dtype=z.dtype, device=z.device, generator=generator)
-        moved = z + math.sqrt(dt) * operator.spread(z, normal)
+        moved = z + (operator.spread(z, root * normal) if scale is None else normal * (root * scale))
         drift = operator.drift_at(z)
         z = reflect(domain, moved if drift is None else moved + dt * drift)
     return Walks(end, label, log_weight, integral, dt * steps.to(start), steps)
 
 
-def _has_left(domain: Domain, z: Tensor, operator: Operator, margin: float) -> Bool[Tensor, " rows"]:
+def _has_left(
+    domain: Domain, z: Tensor, operator: Operator, scale: Tensor | None, margin: float
+) -> Bool[Tensor, " rows"]:
     """Return which walks are outside, or nearer to the boundary than the mean overshoot of a step."""
-    if operator.is_axial:
-        return step_radius(domain, z, operator.scale(z)) < margin
+    if scale is not None:
+        return step_radius(domain, z, scale) < margin
     distance = domain.distance(z)
     if margin == 0:
         return distance < 0

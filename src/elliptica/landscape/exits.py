@@ -53,13 +53,6 @@ def sample_ball_exit(
     """Draw independent, exact exit points from a ball for Brownian motions from each start.
 
     The angle is computed in float64, from a table with a relative error below 5e-5 in every probability.
-
-    Args:
-        start: Points inside the ball.
-        centre: Its centre.
-        radius: Its radius.
-        n_walks: Exits per start.
-        generator: Source of randomness; None is torch's global one.
     """
     offset, length, share = _inside(start, centre, radius)
     rows, dim = start.shape
@@ -88,14 +81,7 @@ def ball_exit_time(
     radius: float,
     diffusion: float | Float[Tensor, " dim"] = 1.0,
 ) -> Float[Tensor, " q"]:
-    """Return the mean time to leave a ball, ``(radius^2 - |start - centre|^2) / sum(a)``.
-
-    Args:
-        start: Points inside the ball.
-        centre: Its centre.
-        radius: Its radius.
-        diffusion: ``a``, a number or one per coordinate (`elliptica.landscape.operator.Operator`).
-    """
+    """Return the mean time to leave a ball, ``(radius^2 - |start - centre|^2) / sum(a)``."""
     length = _inside(start, centre, radius)[1]
     total = float(diffusion.sum()) if isinstance(diffusion, Tensor) else diffusion * start.shape[1]
     return ((radius - length) * (radius + length) / total).to(start.dtype)
@@ -107,12 +93,8 @@ def sample_drifted_direction(
     """Draw the direction in which Brownian motion with a constant drift leaves a ball from its centre.
 
     The law is that of von Mises and Fisher, with density proportional to ``exp(drift . xi)`` on the unit
-    sphere. It is drawn by rejection from the image of a uniform direction under a conformal map (Ulrich,
-    Wood), exactly for every length of the drift, zero included.
-
-    Args:
-        drift: Drift times the radius of the ball, for diffusion coefficient one.
-        generator: Source of randomness; None is torch's global one.
+    sphere; ``drift`` is the drift times the radius, for diffusion coefficient one. It is drawn by rejection
+    from the image of a uniform direction under a conformal map (Ulrich, Wood), exactly for every length.
     """
     rows, dim = drift.shape
     draw = partial(random.draw_normal, dtype=torch.float64, device=drift.device, generator=generator)
@@ -203,12 +185,7 @@ def _tilt(axis: Tensor, cos: Tensor, sin: Tensor, normal: Tensor) -> Tensor:
 
 
 def log_phi(kappa: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
-    """Return the logarithm of ``Phi``, the mean of ``exp(kappa . xi)`` over the unit sphere, from float64.
-
-    Args:
-        kappa: At least 0.
-        dim: Dimension of the space, at least 1.
-    """
+    """Return the logarithm of ``Phi``, the mean of ``exp(kappa . xi)`` over the unit sphere, from float64."""
     x = kappa.double()
     if dim == 1:
         value = x + torch.log1p(torch.exp(-2 * x)) - math.log(2)
@@ -254,14 +231,8 @@ def screened_green_ratio(
 ) -> Float[Tensor, " rows"]:
     """Return Green's function of a ball with killing over that without, both with the pole at the centre.
 
-    Args:
-        rho: Distance from the centre, from 0 to ``radius``.
-        radius: Radius of the ball.
-        k: ``sqrt(2 c / a)`` for a rate of killing ``c``.
-        dim: Dimension of the space.
-
-    Returns:
-        Values from 0 to 1; ``1 / Phi(k radius)`` at the sphere.
+    At distance ``rho`` from the centre, with ``k = sqrt(2 c / a)`` for a rate of killing ``c``; from 0 to 1,
+    ``1 / Phi(k radius)`` at the sphere.
     """
     outer = radius.double().clamp_min(_TINY)
     share = (rho.double() / outer).clamp(1e-100, 1.0)

@@ -76,19 +76,16 @@ class HittingTimes(nn.Module):
     """Mean loss where Brownian walks first hit the training data (paper: Eq. (3) and its empirical sum).
 
     Walks start in the space of inputs and targets, ``z = (x, y)``, and end on a ball around a datum or on
-    the outer boundary. The loss is that of the current network at the end ``(x, y)`` of each walk. For
-    starts outside the balls its mean is the landscape ``u`` that `elliptica.estimate_landscape`
-    computes. A walk from inside a ball ends where it starts, whereas ``u`` there is the loss on the ball's
-    surface. Targets end as points of their space: class labels walk in the plane of the simplex and are
-    projected to its nearest point.
+    the outer boundary; a walk from inside a ball ends where it starts. The loss is that of the current
+    network at the end ``(x, y)`` of each walk. For starts outside the balls its mean is the landscape ``u``
+    that `elliptica.estimate_landscape` computes. Class labels walk in the plane of the simplex and end at
+    its nearest point.
 
     The loss is evaluated *on the boundary* only, and not between the data, where `elliptica.Elliptic`
-    evaluates it. Between reflecting walls every walk ends on a ball, so this is ordinary training with noise
-    on inputs and labels of the size of the balls, in which isolated data have more weight. In any other
-    region most walks end on the outer boundary if there are more than a few dimensions. The objective then
-    becomes the loss there, with targets that no datum has. ``shares`` shows how the last walks ended, and a
-    warning appears if few of them hit data. Use this class to study the paper's formulation;
-    `elliptica.Elliptic` is the method.
+    evaluates it. Between reflecting walls this is ordinary training with noise of the size of the balls, in
+    which isolated data have more weight. In any other region of more than a few dimensions most walks end
+    on the outer boundary, with targets that no datum has; ``shares`` shows how the last walks ended. Use
+    this class to study the paper's formulation; `elliptica.Elliptic` is the method.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -108,10 +105,8 @@ class HittingTimes(nn.Module):
             line between two data, at a uniform place.
         epsilon: Radius of the balls, see `DataDomain`. None uses ``fraction``.
         fraction: Radius as a share of the distance to the nearest other datum.
-        outer: Outer region, see `DataDomain`. ``"reflecting_box"``: every walk hits the data, but steps
-            double with each dimension. ``"ball"``, ``"box"``: any dimension. ``"hull"``: the paper's, up to
-            7 dimensions. ``"auto"``: a reflecting box up to 6 dimensions of inputs and targets together, a
-            ball beyond. Or any `Domain` for ``z = objective.join(x, y)``.
+        outer: Outer region, see `DataDomain`, or any `Domain` for ``z = objective.join(x, y)``. ``"auto"``: a
+            reflecting box up to 6 dimensions of inputs and targets together, a ball beyond.
         margin: Factor by which a ball or box is larger than the data.
         max_steps: Walks that need more steps are skipped and reported.
 
@@ -151,6 +146,8 @@ class HittingTimes(nn.Module):
         max_steps: int = 10_000,
     ) -> None:
         super().__init__()
+        if starts not in ("uniform", "between"):
+            raise ValueError(f'starts must be "uniform" or "between", but got {starts!r}.')
         _refuse_gradient(x=x, y=y, sample_weight=sample_weight)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
@@ -159,7 +156,7 @@ class HittingTimes(nn.Module):
         self.target_scale = float(target_scale)
         self.n_starts, self.n_walks, self.starts, self.max_steps = n_starts, n_walks, starts, max_steps
         target = self._encode(x, y)
-        self.feature_shape, self.target_shape = tuple(x.shape[1:]), tuple(target.shape[1:])
+        self.feature_shape, self.target_shape = x.shape[1:], target.shape[1:]
         is_simplex = self.target_space == "simplex"
         self.register_buffer("_basis", _simplex_basis(target) if is_simplex else None, persistent=False)
         points = self.join(x, y).detach()
@@ -194,7 +191,7 @@ class HittingTimes(nn.Module):
             y: Targets there.
             sample_weight: Weight of each given row.
             ends: Ends drawn earlier with `sample`.
-            generator: Source of randomness. None means torch's default generator.
+            generator: Source of randomness.
         """
         if self.training:
             if ends is None:
@@ -204,7 +201,8 @@ class HittingTimes(nn.Module):
             raise ValueError("In eval() mode the objective is the ordinary loss, which needs x and y.")
         target = self._encode(x, y)
         _check_weight(sample_weight, len(x))
-        return self._mean(x, target, sample_weight, self._class_weights(target, y))
+        class_weight = self._class_weights(target, y)
+        return weighted_mean(self.loss(self.model(x), target), sample_weight, class_weight)
 
     def sample(
         self,
@@ -217,15 +215,8 @@ class HittingTimes(nn.Module):
     ) -> WalkEnds:
         """Walk from ``n_starts`` random starts, or from given ones, to the boundary.
 
-        Ends carry no gradient, so starts that require a gradient raise an error. Weights do carry gradients.
-        Large batches cost far less per walk: draw the walks of many steps at once and `WalkEnds.split` them.
-
-        Args:
-            x: Inputs at which walks start; None draws starts.
-            y: Targets there.
-            n_starts: How many starts to draw. None uses the setting of the objective.
-            sample_weight: Weight of each given row.
-            generator: Source of randomness.
+        Ends carry no gradient, but weights do. Large batches cost far less per walk: draw the walks of many
+        steps at once and `WalkEnds.split` them. Arguments are those of `forward`.
         """
         if torch.compiler.is_compiling():
             given = {"n_starts": n_starts, "sample_weight": sample_weight, "generator": generator}
@@ -244,13 +235,11 @@ class HittingTimes(nn.Module):
 
     def loss_on(self, ends: WalkEnds) -> Tensor:
         """Return the mean loss at ends that `sample` drew; unfinished walks are skipped."""
-        x, y, weight = ends.x, ends.y, ends.weight
         done = ends.datum != UNFINISHED
-        if not bool(done.all()):
-            if not bool(done.any()):
-                raise ValueError("No walk reached the boundary. Raise max_steps.")
-            x, y, weight = x[done], y[done], None if weight is None else weight[done]
-        return self._mean(x, y, weight, self._class_weight)
+        if not bool(done.any()):
+            raise ValueError("No walk reached the boundary. Raise max_steps.")
+        weight = None if ends.weight is None else ends.weight[done]
+        return weighted_mean(self.loss(self.model(ends.x[done]), ends.y[done]), weight, self._class_weight)
 
     def join(self, x: Float[Tensor, " batch *feature"], y: Tensor) -> Float[Tensor, "batch dim"]:
         """Return coordinates of walks: inputs, then targets times ``target_scale`` (classes: in a plane)."""
@@ -259,19 +248,9 @@ class HittingTimes(nn.Module):
             target = target.movedim(1, -1) @ self._basis.to(target)
         return torch.cat([x.reshape(len(x), -1), self.target_scale * target.reshape(len(x), -1).to(x)], 1)
 
-    def extra_repr(self) -> str:
-        """Show the size of the problem and the settings that matter."""
-        n, dim = self.points.shape
-        region = type(self.domain.domain).__name__.lower()
-        wall = getattr(self.domain.domain, "wall", "absorb")
-        return (
-            f"{n} data in {dim} dimensions, outer={'reflecting ' if wall == 'reflect' else ''}{region}, "
-            f"starts={self.starts}, n_starts={self.n_starts}, n_walks={self.n_walks}"
-        )
-
     def _split_point(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of points, targets in their space: the inverse of `join`."""
-        n_features = self.points.shape[1] - self._target_size
+        n_features = self.feature_shape.numel()
         x = z[:, :n_features].reshape(len(z), *self.feature_shape)
         flat = z[:, n_features:] / self.target_scale
         if self._basis is None:
@@ -280,11 +259,6 @@ class HittingTimes(nn.Module):
         n_classes, *place = self.target_shape
         plane = flat.reshape(len(z), *place, n_classes - 1) @ self._basis.to(z).T + 1 / n_classes
         return x, project_to_simplex(plane, "euclidean").movedim(-1, 1)
-
-    @property
-    def _target_size(self) -> int:
-        size = torch.Size(self.target_shape).numel()
-        return size if self._basis is None else size // self.target_shape[0] * (self.target_shape[0] - 1)
 
     def _encode(self, x: Tensor, y: Tensor) -> Tensor:
         return encode_targets(y, self.target_space, num_classes=self.num_classes, dtype=x.dtype)
@@ -313,15 +287,11 @@ class HittingTimes(nn.Module):
         )
         inside = self.domain.nearest_ball(start)[0] <= 0  # tau is zero: the walk ends where it starts
         x, y = self._split_point(torch.where(inside[:, None], start, walks.end))
-        weight = None
-        if self.weight is not None:
-            known = self.weight.to(start)
-            weight = torch.where(walks.label >= 0, known[walks.label.clamp_min(0)], known.mean())
+        weight = None if self.weight is None else self.weight.to(start)
+        if weight is not None:
+            weight = torch.where(walks.label >= 0, weight[walks.label.clamp_min(0)], weight.mean())
         dtype = self.points.dtype
         return WalkEnds(x.to(dtype), y.to(dtype), walks.label, weight, walks.steps)
-
-    def _mean(self, x: Tensor, target: Tensor, weight: Tensor | None, class_weight: Tensor | None) -> Tensor:
-        return weighted_mean(self.loss(self.model(x), target), weight, class_weight)
 
     def _class_weights(self, target: Tensor, y: Tensor) -> Tensor | None:
         by_class = self.loss.weights_classes and not y.is_floating_point()  # as torch does
@@ -331,15 +301,11 @@ class HittingTimes(nn.Module):
         """Warn if the objective is hardly about the data, or biased by unfinished walks."""
         if self.shares["data"] < FEW_HITS:
             warn_user(
-                f"Fewer than {FEW_HITS:.0%} of the walks hit a ball around a training datum: the objective "
-                "is the loss on the outer boundary, with targets that no datum has. Train on bridges with "
-                'elliptica.Elliptic, or use larger balls, or outer="reflecting_box" in a few dimensions.'
+                f"Fewer than {FEW_HITS:.0%} of the walks hit a ball around a datum: the objective is that "
+                "on the outer boundary, with targets that no datum has. Train with elliptica.Elliptic."
             )
         if self.shares["unfinished"] > FEW_UNFINISHED:
-            warn_user(
-                f"More than {FEW_UNFINISHED:.0%} of the walks ran out of steps and are skipped, so the "
-                "objective is biased. Raise max_steps."
-            )
+            warn_user("Walks that ran out of steps are skipped, so the objective is biased. Raise max_steps.")
 
 
 def _refuse_gradient(**given: Tensor | None) -> None:
@@ -369,9 +335,8 @@ def draw_uniform_points(domain: Domain, points: Tensor, n: int, generator: torch
     if isinstance(domain, Ball):
         direction = random.draw_normal((n, dim), dtype=dtype, device=device, generator=generator)
         radius = random.draw_uniform((n, 1), device=device, generator=generator).to(dtype) ** (1 / dim)
-        return domain.centre.to(direction) + domain.radius * radius * direction / direction.norm(
-            dim=1, keepdim=True
-        )
+        unit = torch.nn.functional.normalize(direction, dim=1)
+        return domain.centre.to(unit) + domain.radius * radius * unit
     box = domain if isinstance(domain, Box) else Box.around(points)
     inner: list[Tensor] = []
     for _ in range(_ROUNDS):

@@ -39,12 +39,7 @@ class LossField:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        *,
-        num_classes: int | None = None,
-        chunk_size: int = 4096,
+        self, model: nn.Module, loss_fn: LossFn, *, num_classes: int | None = None, chunk_size: int = 4096
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -186,7 +181,7 @@ def least_loss(loss_fn: LossFn, target: Tensor) -> Tensor | None:
         positive, weight = _option(loss_fn, "pos_weight"), _option(loss_fn, "weight")
         mass = torch.stack([target if positive is None else target * positive.to(target), 1 - target])
         return _rows(_entropy(mass if weight is None else mass * weight.to(mass), 0))
-    return target.new_zeros(len(target))
+    return target.new_zeros(len(target))  # a distance
 
 
 def excess_loss(loss_fn: LossFn) -> LossFn:
@@ -249,15 +244,9 @@ def excess_cross_entropy(
 
     Halfway between two classes the cross-entropy itself is at least log 2 for any network, so no
     network that fits its data satisfies the maximum principle there. On hard labels the two are equal.
-
-    Example:
-        >>> excess_cross_entropy(torch.zeros(1, 2), torch.tensor([[0.5, 0.5]]))
-        tensor([0.])
     """
-    losses = nn.functional.cross_entropy(output, target, reduction="none")
-    if not target.is_floating_point():
-        return losses
-    return losses + torch.special.xlogy(target, target).sum(dim=1)
+    losses = F.cross_entropy(output, target, reduction="none")
+    return losses + torch.special.xlogy(target, target).sum(1) if target.is_floating_point() else losses
 
 
 @dataclass(frozen=True)
@@ -288,8 +277,7 @@ class MaximumPrinciple:
 
 
 def check_maximum_principle(
-    boundary_losses: Float[Tensor, " n_boundary"],
-    interior_losses: Float[Tensor, " n_interior"],
+    boundary_losses: Float[Tensor, " n_boundary"], interior_losses: Float[Tensor, " n_interior"]
 ) -> MaximumPrinciple:
     """Compare the losses inside a region with those on its boundary (paper: Prop. 1).
 
@@ -298,16 +286,9 @@ def check_maximum_principle(
     per point: usually training points on the boundary, and unseen points inside.
 
     A comparison of samples misses what lies between them. The maximum of a thinly sampled boundary is
-    too low, so sample it at least as densely as the interior. Do not use this to compare methods whose
-    boundary losses differ: a classifier that fits its boundary badly passes easily. Look at ``holds``
-    together with ``boundary_max``.
-
-    Args:
-        boundary_losses: Loss at each boundary point.
-        interior_losses: Loss at each interior point.
-
-    Returns:
-        Extremes and verdicts. Equal values satisfy the principle.
+    too low, so sample it at least as densely as the interior. Look at ``holds`` together with
+    ``boundary_max``: a classifier that fits its boundary badly passes easily. Equal values satisfy the
+    principle.
 
     Example:
         >>> result = check_maximum_principle(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 2.0]))

@@ -32,7 +32,6 @@ from elliptica.landscape.spheres import DriftMode, walk_on_spheres
 
 #: Laplace's equation, the paper's choice.
 LAPLACE = Operator()
-SOLVERS = ("exact", "spheres", "euler")
 #: Points of the outer boundary at which values are computed even if no walk ends there; and how many, for
 #: each query, if the value depends on the query.
 BOUNDARY_PROBES, OWN_PROBES = 1024, 64
@@ -60,7 +59,6 @@ def estimate_landscape(
     boundary_shift: bool = True,
     drift: DriftMode = "weight",
     chunk_size: int | None = None,
-    progress: Callable[[int, int], object] | None = None,
     generator: torch.Generator | None = None,
 ) -> LandscapeEstimate:
     """Solve ``1/2 tr(a Hess u) + mu . grad u - r u = -f`` inside, ``u = value`` on the boundary.
@@ -96,7 +94,6 @@ def estimate_landscape(
         drift: How ``"spheres"`` treats a drift: ``"weight"`` (weights on driftless walks) or ``"sample"``
             (drifted walks).
         chunk_size: Queries at a time. None keeps walks below about 200 MB.
-        progress: Called as ``progress(done, total)`` after each chunk.
         generator: Source of randomness. The same generator state and chunks give the same numbers.
 
     Returns:
@@ -104,11 +101,13 @@ def estimate_landscape(
     """
     at = at.to(random.compute_dtype(at.dtype))
     region, operator, at, place = _inner(domain, operator, at)
-    _check(region, operator, at, n_walks, data_values, context)
+    check_dims(region, at)
+    operator.check_dim(at.shape[1])
+    _check(region, at, n_walks, data_values, context)
     size = domain_size(region, at)
     step = default_step(region, at, operator, size) if dt is None else dt
     problem = DirichletProblem(
-        Boundary.of(value, merge_repeated(region, data_values), context, place),
+        Boundary(value, merge_repeated(region, data_values), context, place),
         region,
         operator,
         at,
@@ -122,22 +121,18 @@ def estimate_landscape(
         generator,
     )
     name = choose(problem, solver)
-    if name == "euler" and max_steps is None:
-        problem = replace(problem, max_steps=euler_steps(operator, at, size, step))
-    chunk = chunk_size or problem.batch
-    if progress is not None and chunk_size is None:
-        chunk = min(chunk, -(-len(at) // 20))  # about twenty progress updates
-    batches = []
-    for rows in torch.arange(len(at), device=at.device).split(chunk):
-        batches.append(_SOLVE[name](problem, rows))
-        if progress is not None:
-            progress(int(rows[-1]) + 1, len(at))
-    return _assemble(problem, name, batches)
+    if name == "euler":
+        steps = max_steps or euler_steps(operator, at, size, step)
+        problem = replace(problem, max_steps=steps, drift="sample")
+    fitting = max(int(_BATCH / (80 * n_walks * at.shape[1])), 1)  # ten copies of the walks in float64
+    chunks = torch.arange(len(at), device=at.device).split(chunk_size or fitting)
+    return _assemble(problem, name, [_SOLVE[name](problem, rows) for rows in chunks])
 
 
 def _assemble(
     problem: DirichletProblem, name: str, batches: list[tuple[Averages, Tensor]]
 ) -> LandscapeEstimate:
+    """Join the results of all batches."""
     result = Averages(
         **{f.name: torch.cat([getattr(part, f.name) for part, _ in batches]) for f in fields(Averages)}
     )
@@ -171,32 +166,16 @@ class Boundary:
     """Values on the boundary, where walks end.
 
     Attributes:
-        function: Values at points ``(rows, dim)``, or at points and context rows.
-        data_values: Value of each ball, if it is not the function at the end of the walk.
+        value: Values at points ``(rows, dim)``, or at points and context rows, or one number.
+        data_values: Value of each ball, if it is not that at the end of the walk.
         context: One row per query, passed to the function.
         place: Map from the coordinates of the walks to those of the function.
-        constant: The value, if it is the same everywhere.
     """
 
-    function: Callable[..., Tensor]
+    value: Callable[..., Tensor] | float
     data_values: Float[Tensor, " n"] | None
     context: Tensor | None
     place: Callable[[Tensor], Tensor]
-    constant: float | None = None
-
-    @classmethod
-    def of(
-        cls,
-        value: Callable[..., Tensor] | float,
-        data_values: Tensor | None,
-        context: Tensor | None,
-        place: Callable[[Tensor], Tensor],
-    ) -> Boundary:
-        """Make it from the user's value: a function, or one number for the whole boundary."""
-        if callable(value):
-            return cls(value, data_values, context, place)
-        number = float(value)
-        return cls(lambda z, *_: torch.full_like(z[:, 0], number), data_values, context, place, number)
 
     def __call__(
         self, end: Float[Tensor, "walks dim"], label: Int[Tensor, " walks"], query: Int[Tensor, " walks"]
@@ -216,13 +195,15 @@ class Boundary:
         """Evaluate the function at points, for the queries with these numbers."""
         parts = [points.new_zeros(0)]
         for z, q in zip(points.split(_ROWS), query.split(_ROWS), strict=True):
-            extra = () if self.context is None else (self.context[q],)
-            values = self.function(self.place(z), *extra)
+            if callable(self.value):
+                extra = () if self.context is None else (self.context[q],)
+                values = self.value(self.place(z), *extra)
+            else:
+                values = torch.full_like(z[:, 0], self.value)
             if values.shape != (len(z),) or not bool(values.isfinite().all()):
                 raise ValueError(
                     f"value must return one finite number per point, shape ({len(z)},), but returned shape "
-                    f"{tuple(values.shape)}, or NaN or infinity somewhere. Use reduction='none', bound the "
-                    "loss, or use a smaller domain."
+                    f"{tuple(values.shape)}, or NaN or infinity. Use reduction='none', or bound the loss."
                 )
             parts.append(values.to(z.dtype))
         return torch.cat(parts)
@@ -254,11 +235,6 @@ class DirichletProblem:
     def outer(self) -> Domain:
         """The domain without balls."""
         return self.balls.domain if self.balls is not None else self.domain
-
-    @property
-    def batch(self) -> int:
-        """Queries whose walks fit in memory together (ten copies in float64)."""
-        return max(int(_BATCH / (80 * self.n_walks * self.at.shape[1])), 1)
 
     def starts(self, rows: Int[Tensor, " queries"]) -> Float[Tensor, "walks dim"]:
         """Return the start of each walk."""
@@ -305,8 +281,8 @@ class DirichletProblem:
         values = self._probe_values(rows) if self.boundary.context is not None else self._shared_values
         if self.weighted:
             values = values * likely_weights(self.operator, self.at[rows], self.boundary_probes[0])
-        elif not values.shape[1]:  # no probe reached the boundary
-            values = values.new_tensor([[torch.nan]])
+        if not values.shape[1]:  # no probe reached the boundary
+            values = torch.full_like(self.at[rows, :1], torch.nan)
         return BoundaryRange(values.amin(1).expand(len(rows)), values.amax(1).expand(len(rows)))
 
     @cached_property
@@ -346,7 +322,7 @@ def _solve_exact(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Ten
 
 def _solve_spheres(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Tensor]:
     """Walk on spheres; the shell in which walks end causes the only bias."""
-    operator = problem.operator
+    operator, at = problem.operator, problem.at
     walks = walk_on_spheres(
         problem.domain,
         problem.starts(rows),
@@ -361,8 +337,8 @@ def _solve_spheres(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, T
     bias = result.span * problem.shell / problem.size
     if problem.balls is not None:
         # a shell around a ball of radius eps is hit more often by up to (1 + shell / eps)^(n - 2)
-        least, power = float(problem.balls.radii.min()), max(problem.at.shape[1] - 2, 1)
-        bias = bias + result.span * result.hit_share * math.expm1(power * math.log1p(problem.shell / least))
+        growth = max(at.shape[1] - 2, 1) * math.log1p(problem.shell / float(problem.balls.radii.min()))
+        bias = bias + result.span * result.hit_share * math.expm1(min(growth, 50.0))
     return result, bias.minimum(result.span)
 
 
@@ -377,7 +353,7 @@ def _solve_euler(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Ten
         max_steps=problem.max_steps,
         generator=problem.generator,
     )
-    result = replace(problem, drift="sample").reduce(walks, rows)
+    result = problem.reduce(walks, rows)
     length = problem.size
     if problem.balls is not None:
         length = min(length, float(problem.balls.radii.min()))
@@ -385,6 +361,7 @@ def _solve_euler(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Ten
     return result, result.span * min(step**2 if problem.boundary_shift else step, 1.0)
 
 
+#: Solvers, the most accurate first.
 _SOLVE = {"exact": _solve_exact, "spheres": _solve_spheres, "euler": _solve_euler}
 
 
@@ -399,6 +376,7 @@ def likely_weights(
     """
     scale, mu = operator.scale(at), operator.drift_at(at)
     assert mu is not None
+    # in coordinates in which the process is Brownian
     push, far = (mu / scale).expand_as(at), points / scale
     along = push @ far.T - (push * at / scale).sum(1, keepdim=True)
     distance = torch.cdist(at / scale, far)
@@ -420,7 +398,7 @@ def union_bound(balls: DataDomain, z: Float[Tensor, "rows dim"]) -> Float[Tensor
 
 def choose(problem: DirichletProblem, solver: str) -> str:
     """Return the name of the solver; raise if it cannot solve the problem."""
-    able = [name for name in SOLVERS if _can(problem, name)]
+    able = [name for name in _SOLVE if _can(problem, name)]
     if solver == "auto":
         # a varying drift is frozen on each sphere, an error that no shell bounds
         return "euler" if callable(problem.operator.drift) else able[0]
@@ -452,10 +430,7 @@ def _inner(
     if not isinstance(domain, Whitened):
         return domain, operator, at, lambda z: z
     if operator.drift is not None or not operator.is_axial or operator.diffusion != 1:
-        raise ValueError(
-            "On a Whitened domain the whitening is the diffusion, so the operator may have absorption and "
-            "sources only. Use its inner domain on whitened data for others."
-        )
+        raise ValueError("On a Whitened domain the operator may have absorption and sources only.")
     composed: dict[str, Any] = {
         name: (lambda w, f=field: f(domain.from_inner(w)))
         for name in ("absorption", "source")
@@ -474,16 +449,9 @@ def check_dims(domain: Domain, at: Tensor) -> None:
 
 
 def _check(
-    domain: Domain,
-    operator: Operator,
-    at: Tensor,
-    n_walks: int,
-    data_values: Tensor | None,
-    context: Tensor | None,
+    domain: Domain, at: Tensor, n_walks: int, data_values: Tensor | None, context: Tensor | None
 ) -> None:
     """Raise where shapes would broadcast, or a missing value would pass as a number."""
-    check_dims(domain, at)
-    operator.check_dim(at.shape[1])
     if n_walks < 2:
         raise ValueError(f"n_walks must be at least 2 (one walk has no standard error), but got {n_walks}.")
     if context is not None and len(context) != len(at):
@@ -492,15 +460,11 @@ def _check(
         points = domain.points if isinstance(domain, DataDomain) else at[:0]
         if data_values.shape != points.shape[:1] or not bool(data_values.isfinite().all()):
             raise ValueError(
-                f"data_values must hold one finite number for each of the {len(points)} points of a "
-                f"DataDomain, but has shape {tuple(data_values.shape)}."
+                f"data_values must hold one finite number for each of {len(points)} points of a DataDomain."
             )
     off = (~inside(domain, at)).nonzero().flatten().tolist()
     if off:
-        raise ValueError(
-            f"at: {len(off)} of {len(at)} queries lie outside the domain, e.g. rows {off[:5]}. Enlarge the "
-            "domain, or drop those rows."
-        )
+        raise ValueError(f"at: rows {off[:5]} lie outside the domain ({len(off)} in all). Enlarge it.")
 
 
 # Defaults of `estimate_landscape`: sizes, shells, steps.
