@@ -92,17 +92,18 @@ def with_drift() -> Iterator[Situation]:
     for dim, strength, options in (
         (3, 0.4, {}),
         (3, 3.0, {}),
-        (3, 6.0, {}),
         (12, 3.0, {}),
-        (3, 24.0, {}),
-        (3, 3.0, {"drift": "sample"}),
-        (3, 3.0, {"drift": "weight"}),
         (3, 3.0, {"solver": "euler", "n_walks": 200}),
-        (3, 3.0, {"place": 0.8}),
-        (3, 3.0, {"place": 0.9}),
-        (3, 3.0, {"place": 0.9, "n_walks": 300}),
-        (3, 1.5, {"place": 0.8, "n_walks": 100}),
-        (3, 1.5, {"place": 0.9, "n_walks": 200}),
+        (3, 0.4, {"drift": "weight"}),
+        (3, 3.0, {"drift": "weight"}),
+        (3, 6.0, {"drift": "weight"}),
+        (12, 3.0, {"drift": "weight"}),
+        (3, 24.0, {"drift": "weight"}),
+        (3, 3.0, {"drift": "weight", "place": 0.8}),
+        (3, 3.0, {"drift": "weight", "place": 0.9}),
+        (3, 3.0, {"drift": "weight", "place": 0.9, "n_walks": 300}),
+        (3, 1.5, {"drift": "weight", "place": 0.8, "n_walks": 100}),
+        (3, 1.5, {"drift": "weight", "place": 0.9, "n_walks": 200}),
     ):
         extra: dict[str, Any] = dict(options)
         place = extra.pop("place", None)

@@ -312,8 +312,8 @@ class TestErrors:
 
     def test_a_solver_without_times(self, own_checks):
         points = torch.randn(5, 3).double()
+        drift = Operator(drift=torch.ones(3).double())
         with pytest.raises(ValueError, match="not compute exit times"):
-            drift = Operator(drift=torch.ones(3).double())
             hitting_report(DataDomain(points, margin=2.0), points[:1] * 0.5, k=2, operator=drift)
 
     def test_neighbours(self, own_checks):

@@ -48,7 +48,7 @@ def lone_ball(share):
 def test_intervals_cover_under_weak_and_strong_drift(strength, generator):
     value, ball, at, operator = upwind(strength)
     queries = at.repeat(100, 1)
-    found = estimate_landscape(value, ball, queries, operator=operator, generator=generator)
+    found = estimate_landscape(value, ball, queries, operator=operator, drift="weight", generator=generator)
     assert covered(found, 1.0) >= 0.85  # fewer of 100 have probability 4e-5 at 95 %
     assert float(found.stderr.median()) < 0.12
 
@@ -140,9 +140,7 @@ def test_walks_that_follow_a_strong_drift_alone_do_not_cover(generator):
     payoff = value(walks.end).reshape(100, 1000)
     miss = (payoff.mean(1) - 1).abs() > 1.96 * payoff.std(1) / math.sqrt(1000)
     assert float(miss.double().mean()) > 0.2
-    found = estimate_landscape(
-        value, ball, at.repeat(40, 1), operator=operator, drift="sample", generator=generator
-    )
+    found = estimate_landscape(value, ball, at.repeat(40, 1), operator=operator, generator=generator)
     assert covered(found, 1.0) >= 0.8  # fewer of 40 have probability 1e-4 at 95 %
 
 
@@ -152,7 +150,7 @@ def test_a_drift_that_is_too_strong_is_named(strength, generator):
     value, ball, at, operator = upwind(strength)
     with pytest.warns(EllipticWarning):
         found = estimate_landscape(
-            value, ball, at.repeat(40, 1), operator=operator, n_walks=500, generator=generator
+            value, ball, at.repeat(40, 1), operator=operator, drift="weight", n_walks=500, generator=generator
         )
     assert covered(found, 1.0) >= 0.8
 
@@ -163,11 +161,11 @@ def test_drifted_walks_reach_the_far_wall(generator):
     strong = Operator(drift=torch.tensor([5.0, 0.0], dtype=F64))
     options = {"operator": strong, "n_walks": 200, "generator": generator}
     at, ball = torch.zeros(1, 2, dtype=F64), Ball(torch.zeros(2), 6.0)
-    found = estimate_landscape(lambda z: z[:, 0], ball, at, drift="sample", **options)
+    found = estimate_landscape(lambda z: z[:, 0], ball, at, **options)
     assert 5.5 < float(found.value) <= 6.0
     assert float(found.effective) == 200
     with pytest.warns(EllipticWarning):
-        estimate_landscape(lambda z: z[:, 0], ball, at, **options)
+        estimate_landscape(lambda z: z[:, 0], ball, at, drift="weight", **options)
 
 
 def cap(share):
@@ -212,7 +210,13 @@ def test_intervals_cover_downstream(strength, n_walks, generator):
     value, ball, at, operator = upwind(strength)
     at = torch.tensor([0.9 * RADIUS, 0, 0], dtype=F64)
     found = estimate_landscape(
-        value, ball, at.repeat(100, 1), operator=operator, n_walks=n_walks, generator=generator
+        value,
+        ball,
+        at.repeat(100, 1),
+        operator=operator,
+        drift="weight",
+        n_walks=n_walks,
+        generator=generator,
     )
     truth = float(value(at[None]))
     assert covered(found, truth) >= 0.85  # fewer of 100 have probability 4e-5 at 95 %

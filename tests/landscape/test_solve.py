@@ -257,8 +257,13 @@ def test_unfinished_walks_are_reported_and_left_out(generator):
     assert bool(none.stderr.isinf().all())
 
 
-def test_it_says_when_the_data_are_never_met(generator):
-    data = torch.randn(20, 40, generator=generator).double()
-    with pytest.warns(EllipticWarning):
-        estimate = estimate_landscape(zero, DataDomain(data), 0.1 * data, n_walks=20, generator=generator)
-    assert estimate.notes
+@pytest.mark.parametrize("solver", ["exact", "spheres"])
+def test_proposition_4_bounds_from_above_only(solver, generator):
+    """``1/2 Lap u = l >= 0`` is the source ``-l``: u stays below the largest boundary value, not above 0."""
+    options = {"solver": solver, "n_walks": 500, "generator": generator}
+    low = estimate_landscape(harmonic, DISK, AT, operator=Operator(source=-9.0), **options)
+    largest = math.e  # of exp(x) cos(y) on the circle
+    assert float(low.value.max()) < largest
+    assert float(low.value.min()) < 0
+    high = estimate_landscape(harmonic, DISK, AT, operator=Operator(source=9.0), **options)
+    assert float(high.value.max()) > largest  # with the other sign it fails

@@ -51,9 +51,6 @@ def phi(x, dim):
     return float(log_phi(vector(x), dim).exp())
 
 
-# --- Laplace's equation ------------------------------------------------------------------------------
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize(("dim", "n"), [(1, 4000), (2, 4000), (5, 4000), (30, 600), (100, 200)])
 def test_time_to_leave_a_ball(generator, dim, n):
@@ -69,7 +66,6 @@ def test_time_to_leave_a_ball(generator, dim, n):
 
 HARMONIC = {
     "linear": lambda z: 1 + 2 * z[:, 0] - z[:, 1],
-    "xy": lambda z: z[:, 0] * z[:, 1],
     "cubic": lambda z: z[:, 0] ** 3 - 3 * z[:, 0] * z[:, 1] ** 2,
     "exponential": lambda z: torch.exp(z[:, 0]) * torch.cos(z[:, 1]),
 }

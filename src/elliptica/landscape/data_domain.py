@@ -26,7 +26,7 @@ TREE_BALLS = 32
 #: Numbers of neighbours to query from the tree, in turn, until no other ball can be nearer.
 _NEIGHBOURS = (2, 8, 64)
 #: Rows times balls whose distances are held at once.
-_CHUNK = 2**20
+_CHUNK = 2**18
 #: Balls whose distances differ by less than this share are equally near; the first of them counts.
 _TIE = 1e-13
 

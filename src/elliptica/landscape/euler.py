@@ -31,13 +31,12 @@ def euler_maruyama(
 
     A discrete walk misses exits between two steps and leaves too late, so its error falls only with
     ``sqrt(dt)``. With ``shift`` the boundary is moved inwards by the mean overshoot along its normal, which
-    removes that term. Walk on spheres has no such error. Use this function for coefficients that vary in
-    space, and for a diffusion matrix.
+    removes that term. Use it for coefficients that vary in space, and for a diffusion matrix.
 
     Args:
         domain: Domain of the walks.
         start: One row per walk.
-        operator: Coefficients, each a constant or a function of the points.
+        operator: Coefficients.
         dt: Length of a step in time.
         shift: Correct for the overshoot; ``False`` is the plain scheme.
         max_steps: Walks that need more are reported as unfinished.
@@ -47,7 +46,7 @@ def euler_maruyama(
         The ends of the walks, with ``exp(-int r)`` as weight and ``steps * dt`` as time.
     """
     operator.check_dim(start.shape[1])
-    margin, root = SHIFT * math.sqrt(dt) if shift else 0.0, math.sqrt(dt)
+    root, margin = math.sqrt(dt), SHIFT * math.sqrt(dt) * shift
     scale = operator.scale(start) if operator.is_axial else None
     end = start.clone()
     label = torch.full_like(start[:, 0], UNFINISHED, dtype=torch.long)

@@ -186,8 +186,7 @@ class HittingTimes(nn.Module):
         """Return the mean loss where walks end; in ``eval()`` mode the ordinary mean loss of ``(x, y)``.
 
         Args:
-            x: Inputs at which walks start; None draws starts. Walks from the training data end at
-                once, which is ordinary training.
+            x: Inputs at which walks start (from the training data they end at once); None draws starts.
             y: Targets there.
             sample_weight: Weight of each given row.
             ends: Ends drawn earlier with `sample`.

@@ -57,7 +57,7 @@ def estimate_landscape(
     dt: float | None = None,
     max_steps: int | None = None,
     boundary_shift: bool = True,
-    drift: DriftMode = "weight",
+    drift: DriftMode = "sample",
     chunk_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> LandscapeEstimate:
@@ -91,8 +91,8 @@ def estimate_landscape(
             thirty times the typical time of the domain for ``"euler"``.
         boundary_shift: Correct ``"euler"`` for walks that leave and return within a step (False: the
             plain scheme, as in the paper).
-        drift: How ``"spheres"`` treats a drift: ``"weight"`` (weights on driftless walks) or ``"sample"``
-            (drifted walks).
+        drift: How ``"spheres"`` treats a drift: ``"sample"`` (walks follow it) or ``"weight"`` (weights on
+            driftless walks; better if values are far larger where the drift does not lead).
         chunk_size: Queries at a time. None keeps walks below about 200 MB.
         generator: Source of randomness. The same generator state and chunks give the same numbers.
 
@@ -465,9 +465,6 @@ def _check(
     off = (~inside(domain, at)).nonzero().flatten().tolist()
     if off:
         raise ValueError(f"at: rows {off[:5]} lie outside the domain ({len(off)} in all). Enlarge it.")
-
-
-# Defaults of `estimate_landscape`: sizes, shells, steps.
 
 
 def domain_size(domain: Domain, at: Tensor) -> float:

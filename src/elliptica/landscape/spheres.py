@@ -37,7 +37,7 @@ def walk_on_spheres(
     *,
     shell: float,
     max_steps: int = 10_000,
-    drift: DriftMode = "weight",
+    drift: DriftMode = "sample",
     max_radius: float | None = None,
     generator: torch.Generator | None,
 ) -> Walks:
@@ -54,16 +54,15 @@ def walk_on_spheres(
             A drift function is frozen at the centre of each sphere (see ``max_radius``).
         shell: A walk ends when it is nearer to the boundary than this, and is projected to it.
         max_steps: Walks that need more keep their position and get the label `UNFINISHED`.
-        drift: ``"weight"``: walks ignore the drift and carry weights (paper: appendix C.1); best if the
-            boundary values are large where the drift does not lead. ``"sample"``: walks follow the drift
-            without weights; best if the values are similar everywhere.
+        drift: ``"sample"``: walks follow the drift without weights; best if the boundary values are similar
+            everywhere. ``"weight"``: walks ignore the drift and carry weights (paper: appendix C.1); best
+            if the values are large where the drift does not lead.
         max_radius: Largest radius of a sphere, in units of the points. Use a small one if the drift is a
             function: its change over a sphere is neglected.
         generator: Source of randomness; None is torch's global one.
 
     Returns:
-        Ends of walks. ``time`` is the mean time given the radii of the spheres, ``sum t^2 / dim``; under
-        a drift or absorption it is that of the walk without them.
+        Ends. ``time`` is its mean given the radii, ``sum t^2 / dim``, without drift and killing.
     """
     _check(domain, start, operator, shell, drift)
     scale = operator.scale(start)
