@@ -334,8 +334,8 @@ def draw_uniform_points(domain: Domain, points: Tensor, n: int, generator: torch
     if isinstance(domain, Ball):
         direction = random.draw_normal((n, dim), dtype=dtype, device=device, generator=generator)
         radius = random.draw_uniform((n, 1), device=device, generator=generator).to(dtype) ** (1 / dim)
-        unit = torch.nn.functional.normalize(direction, dim=1)
-        return domain.centre.to(unit) + domain.radius * radius * unit
+        offset = domain.radius * radius * direction / direction.norm(dim=1, keepdim=True)
+        return domain.centre.to(offset) + offset
     box = domain if isinstance(domain, Box) else Box.around(points)
     inner: list[Tensor] = []
     for _ in range(_ROUNDS):
