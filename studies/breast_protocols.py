@@ -20,8 +20,8 @@ from typing import Any, get_args
 
 from scipy import stats
 
+from digits import Deviation, chance_of_fit, fits
 from elliptica.lab.experiments.choice import Choice
-from elliptica.lab.experiments.digits import Deviation, chance_of_fit, fits
 from elliptica.lab.experiments.epochs import Epoch, has_epochs, metrics_at
 from elliptica.lab.experiments.records import read_records
 from elliptica.lab.experiments.specification import PaperValue, load_specification

@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.stats import geninvgauss
 from torch import Tensor, nn
 
 import elliptica
-from elliptica._utils.perceptron import stack
 from elliptica.baselines import CMixup, Mixup, TargetKernel
 from elliptica.lab.data import (
     Dataset,
@@ -40,6 +41,7 @@ from elliptica.lab.data import (
     load_waterbirds_features,
 )
 from elliptica.lab.models import mlp
+from elliptica.lab.models.side_by_side import stack
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "green_bridge"
 RECORDS = HERE / "records.jsonl"
@@ -99,6 +101,25 @@ def methods(task: Task) -> Iterator[dict[str, Any]]:
         yield {"name": "erm", "holdout": True}
         for noise in NOISES:
             yield {"name": "elliptic", "noise": noise, "power": "1", "label_noise": False, "holdout": True}
+
+
+@dataclass(frozen=True)
+class Screened:
+    """The law of the noise if walks are killed at a constant rate, as an example of a law of one's own.
+
+    The variance of a bridge of length ``r`` in ``n`` dimensions has a density proportional to
+    ``V**(-n/2) * exp(-r**2 / (2 V) - rate * V)``: generalised inverse Gaussian, `elliptica.Green` at rate 0.
+    """
+
+    rate: float
+
+    def __call__(self, start: Tensor, end: Tensor, targets: object, generator: torch.Generator) -> Tensor:
+        """Draw the standard deviation of the bridge of each pair."""
+        r = (end - start).norm(dim=1, keepdim=True).double().clamp_min(1e-12).numpy()
+        root = math.sqrt(2 * self.rate)
+        draws = int(torch.randint(2**62, (), generator=generator))
+        law = geninvgauss(1 - start.shape[1] / 2, root * r, scale=r / root)
+        return torch.from_numpy(law.rvs(r.shape, random_state=np.random.default_rng(draws))).sqrt().to(start)
 
 
 class Stack:
@@ -212,7 +233,7 @@ def bridge_settings(runs: Stack, method: dict[str, Any]) -> dict[str, Any]:
     elif kind == "screened":
         shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
         median = float((shuffled - x).norm(dim=1).median())
-        sigma = elliptica.Screened(10 * n**2 / (2 * median**2))
+        sigma = Screened(10 * n**2 / (2 * median**2))
     elif kind == "green intrinsic":
         sigma = elliptica.Green(dim=max(3.0, elliptica.intrinsic_dimension(x)))
     else:

@@ -32,15 +32,15 @@ from elliptica.landscape import (
     Box,
     DataDomain,
     LossField,
-    Monopoles,
     Operator,
     bridge_probes,
     maximum_principle_report,
     subharmonicity_report,
 )
+from elliptica.landscape.data_domain import nearest_other
 from elliptica.landscape.loss import excess_cross_entropy
-from elliptica.landscape.nearest import nearest_other
 from elliptica.landscape.spheres import walk_on_spheres
+from green_bridge import Screened
 from loss_landscape_table import draw_surfaces, write_table
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "loss_landscape"
@@ -72,7 +72,7 @@ def load_two_moons(seed: int) -> Problem:
     x, y = moons.interior_x, moons.interior_y
     # Green's law needs three dimensions; the screened one exists in the plane. Rate: n**2 / (2 r**2)
     # for pairs at distance 1.
-    sigma = elliptica.Screened(rate=2.0)
+    sigma = Screened(rate=2.0)
     return Problem("two moons", x[:200], y[:200], x[200:], y[200:], 2, (32, 32), 2000, 50, sigma)
 
 
@@ -146,7 +146,7 @@ def walk(problem: Problem, x: Tensor, y: Tensor, seed: int, n_walks: int = 300) 
 
     Two moons: inputs and label together (three dimensions) between reflecting walls, by walk on spheres.
     Digits: in the inputs' ten dimensions walks rarely meet a ball before the outer sphere, so this is the
-    law of those that do, by the Green-kernel solve.
+    law of those that do, by charges at the data.
     """
     n_data = len(problem.x)
     if problem.name == "two moons":
@@ -168,8 +168,34 @@ def walk(problem: Problem, x: Tensor, y: Tensor, seed: int, n_walks: int = 300) 
     centre = points.mean(0)
     reach = (torch.cat([points, x.double()]) - centre).norm(dim=1).max()
     domain = DataDomain(points, outer=Ball(centre, 1.5 * float(reach)))
-    hits = Monopoles.fit(domain, torch.ones(n_data, dtype=torch.float64)).hitting(x.double())
+    hits = hit_probabilities(domain, x.double())
     return Probes(x, y, hits / hits.sum(1, keepdim=True), 0)
+
+
+def hit_probabilities(domain: DataDomain, z: Tensor) -> Tensor:
+    """Probability to meet each ball first, from one charge per ball and its image in the outer ball.
+
+    The charges reproduce the value of every ball at its centre; small balls in many dimensions are met so
+    rarely that the variation over a ball is negligible.
+    """
+    sphere = domain.domain
+    assert isinstance(sphere, Ball)
+    kept = domain.nearest_ball(domain.points)[1].unique()  # repeated points share a ball
+    centres, eps, power = domain.points[kept], domain.radii[kept], domain.points.shape[1] - 2
+
+    def field(at: Tensor, distance: Tensor) -> Tensor:
+        """Green's function of the outer ball, one on the surface of each ball but for its image."""
+        a, b = at - sphere.centre, centres - sphere.centre
+        lengths = a.square().sum(1)[:, None] * b.square().sum(1) / sphere.radius**2
+        image = (lengths + sphere.radius**2 - 2 * a @ b.T).clamp_min(0).sqrt()
+        return (eps / distance) ** power - (eps / image) ** power
+
+    apart = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    matrix = field(centres, apart + torch.diag(eps))
+    away = torch.cdist(z, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    hits = z.new_zeros(len(z), len(domain.points))
+    hits[:, kept] = torch.linalg.solve(matrix, field(z, away), left=False)
+    return hits
 
 
 def joint(x: Tensor, y: Tensor) -> Tensor:

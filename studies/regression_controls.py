@@ -27,7 +27,6 @@ from torch import Tensor
 
 import elliptica
 from elliptica.baselines import CMixup, InputNoise, TargetKernel
-from elliptica.core.noise import noise_std
 from elliptica.lab.data import Dataset
 from elliptica.lab.experiments.records import as_text
 from green_bridge import TASKS as GREEN_TASKS
@@ -78,14 +77,9 @@ def noise_objective(
     index = torch.arange(runs.train[0].n_rows)
     everywhere = (index + runs.first[:, None]).flatten()
     draws = torch.Generator().manual_seed(0)
-    std = torch.cat(
-        [
-            torch.as_tensor(
-                noise_std(elliptica.Green(), x[everywhere], x[partners(everywhere, draws)], 1.0, draws)
-            )
-            for _ in range(10)
-        ]
-    )
+    green = elliptica.Green()
+    ends = [x[partners(everywhere, draws)] for _ in range(10)]
+    std = torch.cat([green(x[everywhere], end, generator=draws) for end in ends])
     deviation = math.sqrt(float(std.double().square().mean()) / 6)  # s (1 - s) is a sixth on average
     if law == "normal":
         plain = InputNoise(runs.model, runs.loss, sigma=deviation)

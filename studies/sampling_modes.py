@@ -82,7 +82,10 @@ def train(dataset: str, method: str, seed: int) -> dict[str, Any]:
         objective = lambda x, y, generator: nn.functional.mse_loss(model(x), y)  # noqa: E731
         rows = 1
     else:
-        objective = elliptica.Elliptic(model, nn.MSELoss(), **bridge_settings)
+        given = dict(bridge_settings)
+        if given["sigma"] == "auto":
+            given["sigma"] = elliptica.auto_sigma(data.train.x)
+        objective = elliptica.Elliptic(model, nn.MSELoss(), **given)
         n_times = N_TIMES if bridge_settings["sampling"] == "path" else 1
         rows = n_times * int(bridge_settings.get("n_bridges", 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=settings["lr"])

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from elliptica import Elliptic
+from elliptica import Elliptic, Green
 from elliptica._utils.random import stream
 from elliptica.baselines import ERM, NFM, InputNoise, LabelSmoothing, Mixup
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.diagnostics.scores import brier_score, calibration_error, reduce_by, risk_coverage_area
 from elliptica.estimators.base import network_seeds, pool
 from elliptica.estimators.classifier import fit_temperature
@@ -77,12 +77,19 @@ def _mixup(alpha: float) -> Make:
     return lambda model, n: Mixup(model, nn.CrossEntropyLoss(), alpha=alpha, num_classes=n)
 
 
+class _NoisyMixup(NFM):
+    """Mixup with noise of one level in all batches, as in the other methods."""
+
+    def _draw_level(self, generator: torch.Generator | None) -> float:
+        return 1.0
+
+
 def _noisy_mixup(sigma: float) -> Make:
-    given: dict[str, Any] = {"layers": (None,), "alpha": 1.0, "multiplicative": 0.0, "levels": "fixed"}
-    return lambda model, n: NFM(model, nn.CrossEntropyLoss(), additive=sigma, num_classes=n, **given)
+    given: dict[str, Any] = {"layers": (None,), "alpha": 1.0, "multiplicative": 0.0}
+    return lambda model, n: _NoisyMixup(model, nn.CrossEntropyLoss(), additive=sigma, num_classes=n, **given)
 
 
-def _elliptic(sigma: float | tuple[str, float]) -> Make:
+def _elliptic(sigma: float | Green) -> Make:
     return lambda model, n: Elliptic(model, nn.CrossEntropyLoss(), num_classes=n, sigma=sigma)
 
 
@@ -110,7 +117,7 @@ UNDER_SHUFFLING: dict[str, list[Candidate]] = {
     **{name: METHODS[name] for name in ("ERM", "noise", "smoothing", "mixup")},
     "mixup + noise": [Candidate(f"{s:g}", _noisy_mixup(s)) for s in SIGMAS],
     "elliptic": METHODS["elliptic"],
-    "green": [Candidate(f"{s:g}", _elliptic(("green", s))) for s in (0.3, 1.0, 3.0)],
+    "green": [Candidate(f"{s:g}", _elliptic(Green(s))) for s in (0.3, 1.0, 3.0)],
 }
 
 

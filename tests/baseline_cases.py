@@ -14,6 +14,21 @@ def batch(generator, n=12, classes=4):
     return x, torch.randint(classes, (n,), generator=generator)
 
 
+def regression(generator, n=12, n_in=3, n_out=1):
+    """Rows and real targets."""
+    return [torch.randn(n, k, generator=generator, dtype=torch.float64) for k in (n_in, n_out)]
+
+
+def problem(generator):
+    """A network, rows and labels."""
+    return network(), *batch(generator)
+
+
+def real_problem(generator):
+    """A network of one output, rows and real targets."""
+    return network(n_out=1), *regression(generator)
+
+
 def value_and_gradient(loss, model):
     return loss.detach(), torch.autograd.grad(loss, list(model.parameters()))
 

@@ -8,9 +8,10 @@ from elliptica.baselines import CORAL, IBIRM, CMixup, ManifoldMixup
 from elliptica.distributed import current_ranks
 from elliptica.lab.models import preact_resnet
 from elliptica.lab.training.rows import copied, gather_rows, split_rows, summed, take_rows
+from two_processes import Blocks
 
 ROWS = 7  # in two parts of different sizes
-WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released")
+WEIGHTINGS = (None, "gradient_norm", "gradient_softmax", "girsanov", "multiplicative")
 
 
 def filled(model):
@@ -125,18 +126,15 @@ def cases():
     x, y = batch()
     found = {}
     for weighting in WEIGHTINGS:
-        for chunk_size in (None, 8):
-            objective = elliptic(weighting=weighting, chunk_size=chunk_size)
-            found["elliptic", weighting, chunk_size] = gradients(objective, x, y)
-        for bn in ("paths", "clean", "frozen"):
+        found["elliptic", weighting] = gradients(elliptic(weighting=weighting), x, y)
+        for bn in ("paths", "clean"):
             found["batch norm", weighting, bn] = gradients(
                 elliptic(normed(), weighting=weighting, bn=bn), x, y
             )
-    found["chunks of a batch norm"] = gradients(
-        elliptic(normed(), weighting="gradient_norm", chunk_size=8), x, y
-    )
-    for weighting in ("none", "gradient_norm"):
+    for weighting in (None, "gradient_norm"):
         found["hidden", weighting] = gradients(elliptic(at="1", weighting=weighting), x, y)
+        inside = elliptic(Blocks(), at="two.inner", weighting=weighting)
+        found["hidden in a block", weighting] = gradients(inside, x, y)
     near = {"pairing": "inverse_distance", "at": "1"}
     found["pairs by hidden distance"] = gradients(elliptic(**near), x, y)
     found["marginal"] = gradients(elliptic(sampling="marginal", sigma="green"), x, y)

@@ -34,7 +34,7 @@ def test_slower_is_beyond_the_spread_and_a_tenth():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A copy of the results, and suites that take no time."""
-    rows = [measured(1.0, 0.9, 1.1), {**measured(2.0, 2.0, 2.0, math.inf), "suite": "memory"}]
+    rows = [measured(1.0, 0.9, 1.1), {**measured(2.0, 2.0, 2.0, math.inf), "suite": "landscape"}]
     (tmp_path / "results.json").write_text(json.dumps({"machine": {"cores": 64}, "measurements": rows}))
     (tmp_path / "README.md").write_text(f"before\n{command.BEGIN}\nold\n{command.END}\nafter\n")
     monkeypatch.setattr(command, "HERE", tmp_path)
@@ -55,10 +55,10 @@ def test_a_suite_replaces_its_own_rows_and_says_what_became_slower(folder, monke
     results = json.loads((folder / "results.json").read_text())
     assert [(row["suite"], row["ratio"]) for row in results["measurements"]] == [
         ("steps", 3.0),
-        ("memory", 2.0),
+        ("landscape", 2.0),
     ]
     assert results["machines"]["steps"]["torch"]
-    assert results["machines"]["memory"] == {"cores": 64}
+    assert results["machines"]["landscape"] == {"cores": 64}
     assert "machine" not in results
     readme = (folder / "README.md").read_text()
     assert readme.startswith("before\n")
@@ -72,9 +72,9 @@ def test_a_suite_that_fails_takes_nothing_along(folder, monkeypatch):
         yield Measurement("c", "d", 1.0, 1.0, 1.0, 1.0)
         raise RuntimeError("no browser")
 
-    suites(monkeypatch, steps=lambda: [Measurement("a", "b", 0.5, 0.5, 0.5, 1.0)], memory=fails)
+    suites(monkeypatch, steps=lambda: [Measurement("a", "b", 0.5, 0.5, 0.5, 1.0)], landscape=fails)
     with pytest.raises(RuntimeError):
-        command.main(["steps", "memory"])
+        command.main(["steps", "landscape"])
     ratios = [row["ratio"] for row in json.loads((folder / "results.json").read_text())["measurements"]]
     assert ratios == [0.5, 2.0]
     assert command.main(["step"]) == 2

@@ -164,10 +164,10 @@ def test_constraints_pin_every_dependency():
 
 
 def test_no_message_words_the_remedy_for_itself():
-    """One helper does, except where an old release is upgraded."""
+    """One helper does."""
     own = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
         if re.search(r"pip install (-U )?['\"]*elliptica\[", path.read_text(encoding="utf-8"))
     }
-    assert own == {"_utils/extras.py", "integrations/transformers.py"}
+    assert own == {"_utils/extras.py"}

@@ -39,27 +39,33 @@ pytestmark = pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning")
 
 
 def paired(name):
-    """Settings of a pairing."""
-    return {"pairing": name, **({"bandwidth": 0.7} if name == "label_kernel" else {})}
+    """The setting of a pairing."""
+    return {"pairing": elliptica.LabelKernel(bandwidth=0.7) if name == "label_kernel" else name}
 
 
 def weighted(name, **more):
-    """Settings of a weighting."""
-    return {"weighting": name, "xi": 0.5, **more}
+    """The setting of a weighting."""
+    kinds = {
+        "gradient_norm": elliptica.GradientNorm,
+        "gradient_softmax": elliptica.GradientSoftmax,
+        "girsanov": elliptica.Girsanov,
+        "multiplicative": elliptica.Multiplicative,
+    }
+    return {"weighting": None if name == "none" else kinds[name](xi=0.5, **more)}
 
 
 def probabilities(name, x, y):
-    """P(partner of row 0) under a pairing."""
+    """Probability of each partner of the first row."""
     if name == "inverse_distance":
         return elliptica.partner_probabilities(x)[0]
-    weights = kernel_weights(target_distances(y, y).fill_diagonal_(math.inf), 0.7)[0]
-    return weights / weights.sum()
+    weights = kernel_weights(target_distances(y, y).fill_diagonal_(math.inf), 0.7)
+    return (weights / weights.sum(1, keepdim=True))[0]
 
 
 def at_given_points(objective, x, y, s, points, targets):
     """The objective at points ``(batch, bridge, time, feature)`` that no generator drew."""
     paths = objective.sample(x, y, partners=PARTNERS, generator=stream(0))
-    return objective(x, y, paths=dataclasses.replace(paths, x=points, y=targets, free_y=targets, s=s))
+    return objective.loss_on(dataclasses.replace(paths, x=points, y=targets, free_y=targets, s=s))
 
 
 # ---- inputs: closed forms, so that no generator of any version is involved
@@ -374,7 +380,7 @@ def test_hitting_times():
 
 def test_reports():
     """Statistics of linear regression, where they are known: the Laplacian is 2 (|w|^2 + 1)."""
-    from elliptica import diagnostics
+    from elliptica import landscape as diagnostics
 
     model = nn.Linear(3, 1).double()
     with torch.no_grad():

@@ -210,7 +210,9 @@ def test_tests_mirror_the_packages():
 
     tests = Path(__file__).resolve().parent
     written = {
-        name for name in folders(tests) if not name.startswith("fixtures") and "__pycache__" not in name
+        name
+        for name in folders(tests)
+        if not name.startswith(("fixtures", "fuzz")) and "__pycache__" not in name
     }
     packages = {str(path.parent.relative_to(SOURCE)) for path in SOURCE.rglob("__init__.py")}
     assert written <= packages, f"no such packages: {written - packages}"

@@ -7,15 +7,12 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 from tests.lab.training.test_loop import dataset, train
 from typer.testing import CliRunner
 
 from elliptica.cli import app
-from elliptica.estimators import load, read_notes
 
 FOLDER = Path(__file__).resolve().parent / "fixtures"
 RESULTS = FOLDER.parent.parent / "results"
@@ -29,27 +26,6 @@ def run(*arguments):
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
     return done.output
-
-
-@pytest.mark.parametrize("name", ["classifier", "regressor", "pipeline"])
-def test_models_predict_what_they_did(name):
-    model, known = load(FOLDER / "models" / f"{name}.elliptica"), expected("models")
-    rows = pd.read_csv(FOLDER / "models" / "rows.csv") if name == "pipeline" else np.float32(known["rows"])
-    predicted = model.predict(rows) if name == "regressor" else model.predict_proba(rows)
-    np.testing.assert_allclose(predicted, known[name], rtol=1e-4, atol=1e-5)
-    if name != "regressor":
-        assert model.predict(rows[:1])[0] in known["classes"]
-    if name == "pipeline":
-        assert read_notes(FOLDER / "models" / f"{name}.elliptica") == {"target": "side"}
-
-
-def test_models_of_a_comparison_predict_what_they_did(tmp_path):
-    folder, out = FOLDER / "compare", tmp_path / "predictions.csv"
-    run("predict", folder / "run" / "model.elliptica", folder / "data.csv", "--proba", "--out", out)
-    now, then = pd.read_csv(out), pd.read_csv(folder / "predictions.csv")
-    assert list(now) == list(then)
-    assert (now["prediction"] == then["prediction"]).all()
-    np.testing.assert_allclose(now.iloc[:, 2:], then.iloc[:, 2:], atol=2e-4)
 
 
 def test_an_old_comparison_is_neither_resumed_nor_overwritten(tmp_path):

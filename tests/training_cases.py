@@ -10,7 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from elliptica import Elliptic
+from elliptica import Covariance, Elliptic
 from elliptica.distributed import current_ranks, over_global_batch, shard
 from two_processes import WEIGHTINGS, full, network, noise, objective_for, trained
 
@@ -44,7 +44,8 @@ def accumulated(module, weighting, hold):
 
 
 def cut(paths, part):
-    return dataclasses.replace(paths, **{k: getattr(paths, k)[part] for k in ("x", "y", "s", "free_y")})
+    rows = ("x", "y", "s", "free_y", "labels")
+    return dataclasses.replace(paths, **{name: getattr(paths, name)[part] for name in rows})
 
 
 def hold_ddp(module, waits, step):
@@ -126,7 +127,9 @@ def joined(weighting, kind, **settings):
     rank = current_ranks().rank
     part = slice(0, UNEVEN[0]) if rank == 0 else slice(UNEVEN[0], ROWS)
     x, y = global_batch()
-    return trained(module, x[part], y[part], paths=cut(global_paths(objective_for(weighting)), part))
+    return trained(
+        module, x[part], y[part], paths=cut(global_paths(objective_for(weighting, **settings)), part)
+    )
 
 
 def class_weighted(model, **settings):
@@ -137,7 +140,7 @@ def class_weighted(model, **settings):
 def class_weights(quadrature):
     objective = over_global_batch(class_weighted(network(), quadrature=quadrature))
     x, y = global_batch()
-    paths = class_weighted(network()).sample(x, y, generator=noise(7))
+    paths = objective.sample(x, y, generator=noise(7))
     part = slice(0, UNEVEN[0]) if current_ranks().rank == 0 else slice(UNEVEN[0], ROWS)
     found = trained(DistributedDataParallel(objective), x[part], y[part], paths=cut(paths, part))
     objective.eval()
@@ -150,13 +153,16 @@ def class_weights(quadrature):
 SAMPLERS = {
     "green": {"sigma": "green", "n_bridges": 2},
     "features": {"sigma": torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64), "n_bridges": 2},
+    "covariance": {"sigma": Covariance(global_batch()[0], rank=2), "n_bridges": 2},
+    "covariance by class": {"sigma": Covariance(*global_batch(40), by_class=True), "n_bridges": 2},
+    "targets": {"sigma_y": 0.3, "n_bridges": 2},
     "marginal": {"sampling": "marginal", "n_bridges": 3},
 }
 
 
 def sharded(name):
     settings = SAMPLERS[name]
-    weighting = "none" if name == "marginal" else "girsanov"
+    weighting = None if name == "marginal" else "girsanov"
     objective = objective_for(weighting, **settings)
     weight = torch.linspace(0, 2, ROWS, dtype=torch.float64)
     paths = shard(global_paths(objective_for(weighting, **settings), sample_weight=weight))
@@ -182,8 +188,7 @@ def of_weighting(weighting):
         for name, model in (("inside", Checkpointed(False)), ("wrapper", wrapped_network())):
             module = wrap(objective_for(weighting, model))
             found["checkpointed", name, kind] = trained(module, *batch, paths=paths)
-    found["joined", "chunks"] = joined(weighting, "ddp", chunk_size=8)
-    found["joined", "trapezoid"] = joined(weighting, "ddp", quadrature="trapezoid")
+    found["joined", "left"] = joined(weighting, "ddp", quadrature="left")
     module = DistributedDataParallel(objective_for(weighting, Checkpointed(True)))
     found[("reentrant",)] = noted(trained, module, *batch, paths=paths)
     for order in ("outside", "inside") if weighting == "gradient_norm" else ("inside",):
@@ -195,7 +200,7 @@ def run(rank):
     found = {}
     for weighting in WEIGHTINGS:
         found |= of_weighting(weighting)
-    for quadrature in ("mean", "trapezoid"):
+    for quadrature in ("mean", "left"):
         found["class weights", quadrature] = class_weights(quadrature)
     for name in SAMPLERS:
         found["sharded", name] = sharded(name)

@@ -5,11 +5,17 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from elliptica import Elliptic, elliptic_loss
+from elliptica import Elliptic, LabelKernel, Permutation, elliptic_loss
 
-WEIGHTINGS = ("none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released")
-DRIFTS = ("girsanov", "multiplicative")
-SECOND_ORDER = ("gradient_norm", "girsanov", "released")
+WEIGHTINGS = (None, "gradient_norm", "gradient_softmax", "girsanov", "multiplicative")
+SECOND_ORDER = ("gradient_norm", "girsanov")
+PAIRINGS = (
+    "permutation",
+    "inverse_distance",
+    "nearest",
+    Permutation(among="same_class"),
+    LabelKernel(bandwidth=1.0),
+)
 ROWS = 5  # per process
 
 
@@ -38,7 +44,7 @@ def noise(rank):
     return torch.Generator().manual_seed(10 + rank)
 
 
-def paths_of(rank, weighting="none"):
+def paths_of(rank, weighting=None):
     return objective_for(weighting).sample(*batch(rank), generator=noise(rank))
 
 
@@ -81,6 +87,11 @@ def wrapped_objectives(rank):
             module = ddp(objective_for(weighting), static_graph=static)
             found["ddp", weighting, static] = trained(module, x, y, paths=paths)
         found["fsdp", weighting] = trained(fully_shard(objective_for(weighting)), x, y, paths=paths)
+    for i, pairing in enumerate(PAIRINGS):  # drawn within each process, one point per bridge
+        for kind, wrap in (("ddp", ddp), ("fsdp", fully_shard)):
+            module = wrap(objective_for(None, pairing=pairing, sampling="marginal"))
+            module(x, y, generator=noise(rank)).backward()
+            found["pairing", kind, i] = [full(p.grad) for p in module.parameters()]
     straight = ddp(objective_for("gradient_norm", sigma=0.0))
     found["partners"] = trained(straight, x, y, partners=partners_of(rank))
     return found
@@ -99,53 +110,108 @@ def wrapped_models(rank):
             arguments = {**settings, "weighting": weighting}
             return elliptic_loss(model, nn.CrossEntropyLoss(), x, y, generator=noise(rank), **arguments)
 
+        if weighting is not None:  # a static graph takes the pass to the inputs for the one that counts
+            found["static", weighting] = raises(
+                lambda w=weighting: loss(ddp(network(), static_graph=True), w)
+            )
         if weighting in SECOND_ORDER:
             found["refused", weighting] = raises(loss)
         else:
             loss().backward()
             found["outside", weighting] = [full(p.grad) for p in model.parameters()]
     for weighting in ("multiplicative", "gradient_norm"):
-        early, late = network(), network()
-        fully_shard(early[0])
-        if weighting in SECOND_ORDER:
-            found["sharded early"] = raises(lambda m=early, w=weighting: objective_for(w, m))
-        objective = objective_for(weighting, late)
-        for layer in (late[0], late[2], objective):
+        model = network()
+        objective = objective_for(weighting, model)
+        for layer in (model[0], model[2], objective):
             fully_shard(layer)
         if weighting in SECOND_ORDER:
-            found["sharded late"] = raises(lambda o=objective: o(x, y, paths=paths_of(rank)))
+            found["sharded layers"] = raises(lambda o=objective: o(x, y, paths=paths_of(rank)))
         else:
             found["nested", weighting] = trained(objective, x, y, paths=paths_of(rank, weighting))
     return found
 
 
-def with_drift(weighting):
-    """An objective whose drift is a network, with as fixed numbers as the model's."""
-    drift = nn.Bilinear(3, 4, 3).double()
-    numbers = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in drift.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=numbers))
-    return objective_for(weighting, drift=drift)
+class Blocks(nn.Module):
+    """Not a sequence, so that bridges in a layer replace its output; blocks have paths around them."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(3, 6), nn.Linear(6, 4)
+        self.one, self.two = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]), Block()
+        numbers = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.double().parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=numbers) / 2)
+
+    def forward(self, x):
+        h = self.stem(x)
+        return self.head(self.two(h + self.one[1](self.one[0](h).tanh())))
 
 
-def drift_networks(rank):
-    """Three steps each: DDP notices a parameter without gradient in the second."""
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.inner(x).tanh()
+
+
+def shard_layers(objective):
+    model = objective.model
+    for layer in (model.stem, model.two, model.head, objective):
+        fully_shard(layer)
+    return objective
+
+
+def wrap_model(objective):
+    """As trainers do that own the model."""
+    objective.model = ddp(objective.model)
+    objective.split.at = f"module.{objective.split.at}"
+    return objective
+
+
+LAYERS = ("stem", "one.0", "two.inner", "two")
+WRAPPERS = {
+    "ddp": ddp,
+    "static": lambda objective: ddp(objective, static_graph=True),
+    "fsdp": fully_shard,
+    "sharded layers": shard_layers,  # where a forward pass that ends in a layer skips hooks of the wrapper
+    "wrapped model": wrap_model,
+}
+
+
+def hidden(at, weighting):
+    return objective_for(weighting, Blocks(), at=at, n_bridges=2)
+
+
+def combined():
+    """Layers, weightings and wrappers that are exact together."""
+    for wrapper in WRAPPERS:
+        inside = wrapper in ("sharded layers", "wrapped model")
+        for weighting in WEIGHTINGS:
+            if not (inside and weighting in SECOND_ORDER):
+                yield from ((wrapper, at, weighting) for at in LAYERS)
+
+
+def step_noise(step, rank):
+    return torch.Generator().manual_seed(100 * step + rank)
+
+
+def hidden_layers(rank):
+    """Parameters after three steps."""
     x, y = batch(rank)
     found = {}
-    for weighting in DRIFTS:
-        for wrap in (ddp, fully_shard):
-            objective = with_drift(weighting)
-            drift, module = objective.drift, wrap(objective)
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-            for step in range(3):
-                optimizer.zero_grad()
-                module(x, y, generator=torch.Generator().manual_seed(100 * step + rank)).backward()
-                optimizer.step()
-            key = ("drift", weighting, wrap.__name__)
-            found[key] = [full(p) for p in (*objective.model.parameters(), *drift.parameters())]
+    for wrapper, at, weighting in combined():
+        module = WRAPPERS[wrapper](hidden(at, weighting))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+        for step in range(3):
+            optimizer.zero_grad()
+            module(x, y, generator=step_noise(step, rank)).backward()
+            optimizer.step()
+        found["hidden", wrapper, at, weighting] = [full(p) for p in module.parameters()]
     return found
 
 
 def run(rank):
-    return {**wrapped_objectives(rank), **wrapped_models(rank), **drift_networks(rank)}
+    return {**wrapped_objectives(rank), **wrapped_models(rank), **hidden_layers(rank)}

@@ -9,26 +9,32 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from elliptica.core.bridge import Paths as Paths
     from elliptica.core.bridge import sample_bridge as sample_bridge
     from elliptica.core.bridgemix import BridgeMix as BridgeMix
     from elliptica.core.elliptic import Elliptic as Elliptic
     from elliptica.core.elliptic import elliptic_loss as elliptic_loss
     from elliptica.core.elliptic import sample_paths as sample_paths
-    from elliptica.core.evaluate import log_weights as log_weights
-    from elliptica.core.evaluate import path_losses as path_losses
+    from elliptica.core.inputs import EllipticWarning as EllipticWarning
+    from elliptica.core.losses import path_losses as path_losses
+    from elliptica.core.noise import Covariance as Covariance
     from elliptica.core.noise import Green as Green
-    from elliptica.core.noise import Screened as Screened
     from elliptica.core.noise import auto_sigma as auto_sigma
     from elliptica.core.noise import intrinsic_dimension as intrinsic_dimension
-    from elliptica.core.partner_table import PartnerTable as PartnerTable
+    from elliptica.core.partners import InverseDistance as InverseDistance
+    from elliptica.core.partners import LabelKernel as LabelKernel
+    from elliptica.core.partners import Nearest as Nearest
+    from elliptica.core.partners import PartnerTable as PartnerTable
+    from elliptica.core.partners import Permutation as Permutation
     from elliptica.core.partners import partner_probabilities as partner_probabilities
     from elliptica.core.partners import sample_partners as sample_partners
-    from elliptica.core.schedule import ramp as ramp
-    from elliptica.core.schedule import switch_off as switch_off
     from elliptica.core.targets import project_to_simplex as project_to_simplex
-    from elliptica.core.types import EllipticWarning as EllipticWarning
-    from elliptica.core.types import Paths as Paths
-    from elliptica.core.types import WithOutputs as WithOutputs
+    from elliptica.core.weighting import Girsanov as Girsanov
+    from elliptica.core.weighting import GradientNorm as GradientNorm
+    from elliptica.core.weighting import GradientSoftmax as GradientSoftmax
+    from elliptica.core.weighting import Multiplicative as Multiplicative
+    from elliptica.core.weighting import Weighting as Weighting
+    from elliptica.core.weighting import log_weights as log_weights
     from elliptica.diagnostics.diagnose import diagnose as diagnose
     from elliptica.landscape import HittingTimes as HittingTimes
     from elliptica.landscape import check_maximum_principle as check_maximum_principle
@@ -37,30 +43,36 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BridgeMix": "core.bridgemix",
+    "Covariance": "core.noise",
     "Elliptic": "core.elliptic",
-    "EllipticWarning": "core.types",
+    "EllipticWarning": "core.inputs",
+    "Girsanov": "core.weighting",
+    "GradientNorm": "core.weighting",
+    "GradientSoftmax": "core.weighting",
     "Green": "core.noise",
     "HittingTimes": "landscape",
+    "InverseDistance": "core.partners",
+    "LabelKernel": "core.partners",
+    "Multiplicative": "core.weighting",
+    "Nearest": "core.partners",
     "PartnerIndex": "partner_index",
-    "PartnerTable": "core.partner_table",
-    "Paths": "core.types",
-    "Screened": "core.noise",
-    "WithOutputs": "core.types",
+    "PartnerTable": "core.partners",
+    "Paths": "core.bridge",
+    "Permutation": "core.partners",
+    "Weighting": "core.weighting",
     "auto_sigma": "core.noise",
     "check_maximum_principle": "landscape",
     "diagnose": "diagnostics.diagnose",
     "elliptic_loss": "core.elliptic",
     "estimate_landscape": "landscape",
     "intrinsic_dimension": "core.noise",
-    "log_weights": "core.evaluate",
+    "log_weights": "core.weighting",
     "partner_probabilities": "core.partners",
-    "path_losses": "core.evaluate",
+    "path_losses": "core.losses",
     "project_to_simplex": "core.targets",
-    "ramp": "core.schedule",
     "sample_bridge": "core.bridge",
     "sample_partners": "core.partners",
     "sample_paths": "core.elliptic",
-    "switch_off": "core.schedule",
 }
 
 #: Packages that are imported when first used, like the names above.

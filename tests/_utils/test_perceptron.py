@@ -2,8 +2,8 @@
 
 import torch
 
-from elliptica._utils.perceptron import stack, unstack
 from elliptica.lab.models import mlp
+from elliptica.lab.models.side_by_side import stack, unstack
 
 
 def networks(n):

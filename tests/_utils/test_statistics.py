@@ -10,15 +10,14 @@ from scipy import stats
 from elliptica._utils.statistics import (
     clopper_pearson,
     corrected_interval,
-    cross_validation_spread,
     holm,
     incomplete_beta,
     ranks,
-    simultaneous_level,
     spearman,
     student_quantile,
     student_tail,
 )
+from elliptica.compare.spread import cross_validation_spread, simultaneous_level
 from laws import assert_coverage
 
 

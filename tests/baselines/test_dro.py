@@ -1,6 +1,7 @@
-"""Focal, DRO, DORO and tilted training: against convex solvers, loops, and each other in their limits."""
+"""Focal, DRO, DORO and tilted training: against convex programs, loops, and each other in their limits."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,11 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from baseline_cases import batch, network, same
-from elliptica.baselines import ERM
-from elliptica.baselines.doro import DORO
-from elliptica.baselines.dro import DRO, chi2_penalty_weights, chi2_weights, cvar_weights
-from elliptica.baselines.focal import Focal
-from elliptica.baselines.tilted import Tilted, tilted_mean
+from elliptica.baselines import DORO, DRO, Focal, Tilted, chi2_penalty_weights, chi2_weights, cvar_weights
+from elliptica.baselines.dro import tilted_mean
 
 
 class Given(nn.Module):
@@ -58,6 +56,8 @@ LOSSES = {
     "nearly equal": [1.0, 1.0 + 1e-9, 1.0 - 1e-9, 1.0],
 }
 LOSSES = {name: torch.tensor(losses, dtype=torch.float64) for name, losses in LOSSES.items()}
+
+
 each = pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES.keys())
 
 
@@ -104,28 +104,6 @@ def scan(function, low, high):
     return values.min()
 
 
-def by_slsqp(v, rho=None, penalty=None):
-    """The primal, by a general solver."""
-    m = len(v)
-
-    def divergence(p):
-        return ((m * p - 1) ** 2).sum() / (2 * m)
-
-    limits = [{"type": "eq", "fun": lambda p: p.sum() - 1}]
-    if penalty is None:
-        limits.append({"type": "ineq", "fun": lambda p: rho - divergence(p)})
-        penalty = 0.0
-    result = optimize.minimize(
-        lambda p: -(p @ v) + penalty * divergence(p),
-        np.full(m, 1 / m),
-        bounds=[(0, 1)] * m,
-        constraints=limits,
-        method="SLSQP",
-        options={"ftol": 1e-12, "maxiter": 500},
-    )
-    return -result.fun
-
-
 def chi2_of(p):
     return ((len(p) * p - 1) ** 2).sum() / (2 * len(p))
 
@@ -154,7 +132,6 @@ def test_chi2_weights_are_the_worst(losses, rho):
     v = (v - v.min()) / np.ptp(v)  # changes nothing but the tolerance
     assert p @ v == pytest.approx(worst_chi2(v, rho), rel=1e-7, abs=1e-9)
     if rho == 0.3:
-        assert p @ v == pytest.approx(by_slsqp(v, rho=rho), rel=1e-5)
         assert chi2_of(p) == pytest.approx(rho)  # all that is allowed is used
 
 
@@ -167,25 +144,7 @@ def test_penalised_weights_are_the_best(losses, penalty):
     assert p.min() >= 0
     value = p @ v - penalty * chi2_of(p)
     assert value == pytest.approx(worst_penalised(v, penalty), rel=1e-7, abs=1e-9)
-    if penalty == 2.0:
-        assert value == pytest.approx(by_slsqp(v, penalty=penalty), rel=1e-5)
     assert outcome(DRO, losses, divergence="chi2", penalty=penalty)[0] == pytest.approx(value, abs=1e-12)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 400])
-def test_weights_of_many_random_losses(n, generator):
-    """Sizes at which every number of samples takes part; a factor of two in rho is seen."""
-    for rho in (0.02, 0.3, 1.0, 9.0):
-        v = draws(generator, n)
-        p = chi2_weights(v, rho).numpy()
-        value = p @ v.numpy()
-        assert chi2_of(p) <= rho + 1e-9
-        assert value == pytest.approx(worst_chi2(v.numpy(), rho), rel=1e-7)
-        if n == 400 and rho < 9:
-            assert value < worst_chi2(v.numpy(), 2 * rho) - 1e-3
-        q = chi2_penalty_weights(v, rho).numpy()
-        value = q @ v.numpy() - rho * chi2_of(q)
-        assert value == pytest.approx(worst_penalised(v.numpy(), rho), rel=1e-7)
 
 
 def test_limits_with_known_answers(generator):
@@ -218,16 +177,6 @@ def test_chi2_weights_at_the_size_where_the_maximum_takes_all(generator):
             assert p[v.argmax()] > 1 - 1e-6
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, 1e30])
-@pytest.mark.parametrize("n", [1, 5])
-def test_equal_losses_get_equal_weights(n, value):
-    v = torch.full((n,), value)
-    equal = torch.full((n,), 1 / n)
-    for p in (cvar_weights(v, 0.3), chi2_weights(v, 1.0), chi2_penalty_weights(v, 0.1)):
-        torch.testing.assert_close(p, equal)
-        assert p.dtype == torch.float32
-
-
 def test_ties_share_and_order_does_not_matter(generator):
     v = LOSSES["ties"]
     order = torch.randperm(10, generator=generator)
@@ -243,26 +192,6 @@ def test_ties_share_and_order_does_not_matter(generator):
     same(chi2_weights(v, 5.0)[v == 3.0], torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        lambda v, w=None: cvar_weights(v, 0.3, sample_weight=w),
-        lambda v, w=None: chi2_weights(v, 0.4, sample_weight=w),
-        lambda v, w=None: chi2_penalty_weights(v, 0.5, sample_weight=w),
-    ],
-)
-def test_a_sample_of_weight_three_is_three_samples(weights, generator):
-    v = draws(generator, 9)
-    counts = torch.tensor([1, 3, 0, 2, 1, 0, 1, 2, 3])
-    v[2] = 99.0  # has weight 0
-    repeated = weights(v.repeat_interleave(counts))
-    rows = torch.arange(9).repeat_interleave(counts)
-    summed = torch.zeros(9).double().index_add(0, rows, repeated)
-    for scale in (1.0, 1e-3, 1e200):
-        same(weights(v, counts.double() * scale), summed)
-    same(weights(v, torch.zeros(9).double()), weights(v))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_and_large_losses(dtype, generator):
     v = draws(generator, 40).to(dtype)
@@ -275,7 +204,7 @@ def test_low_precision_and_large_losses(dtype, generator):
     assert not chi2_weights(v.requires_grad_(), 0.3).requires_grad
 
 
-# DRO
+# objectives
 
 
 SETTINGS = [
@@ -284,7 +213,6 @@ SETTINGS = [
     (DRO, {"divergence": "chi2", "alpha": 0.4}),
     (DRO, {"divergence": "chi2", "penalty": 0.6}),
     (DORO, {"divergence": "cvar", "alpha": 0.35, "epsilon": 0.15}),
-    (DORO, {"divergence": "cvar", "alpha": 0.35, "epsilon": 0.15, "variant": "doro"}),
     (DORO, {"divergence": "chi2", "alpha": 0.4, "epsilon": 0.15}),
     (Tilted, {"t": 1.7}),
     (Tilted, {"t": -1.7}),
@@ -311,8 +239,6 @@ def test_weights_of_samples_are_repetitions(kind, settings, generator):
     """All but DORO, which counts samples; the scale is that of the mean of weight times loss."""
     if kind is DORO:
         settings = settings | {"epsilon": 0.0}
-        if settings.get("variant") == "doro":
-            settings = settings | {"alpha": 1.0}
     v = draws(generator, 6)
     v[1] = 50.0
     counts = torch.tensor([2, 0, 1, 3, 1, 1])
@@ -324,73 +250,6 @@ def test_weights_of_samples_are_repetitions(kind, settings, generator):
     nothing = outcome(kind, v, sample_weight=torch.zeros(6).double(), **settings)
     assert nothing[0] == 0
     assert (nothing[1] == 0).all()
-
-
-def test_plain_training_is_a_limit_of_all(generator):
-    model, loss_fn = network(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4]).double())
-    x, y = batch(generator)
-    weight = torch.rand(12, generator=generator, dtype=torch.float64)
-    expected = ERM(model, loss_fn)(x, y, sample_weight=weight)
-    for objective in (
-        DRO(model, loss_fn, alpha=1.0),
-        DRO(model, loss_fn, divergence="chi2", rho=0.0),
-        DRO(model, loss_fn, divergence="chi2", alpha=1.0),
-        DORO(model, loss_fn, alpha=1.0, epsilon=0.0),
-        DORO(model, loss_fn, alpha=1.0, epsilon=0.0, variant="doro"),
-        DORO(model, loss_fn, alpha=1.0, epsilon=0.05, divergence="chi2"),  # too few to be trimmed
-        Tilted(model, loss_fn, t=0.0),
-        Focal(model, loss_fn, gamma=0.0),
-    ):
-        loss = objective(x, y, sample_weight=weight)
-        same(loss, expected)
-        same(slopes(loss, model), slopes(ERM(model, loss_fn)(x, y, sample_weight=weight), model))
-
-
-@every
-def test_eval_mode_is_the_ordinary_loss(kind, settings, generator):
-    model, loss_fn = network(), nn.CrossEntropyLoss(label_smoothing=0.1)
-    x, y = batch(generator)
-    objective = kind(model, loss_fn, **settings)
-    plain = F.cross_entropy(model(x), y, label_smoothing=0.1)
-    assert not torch.isclose(objective(x, y), plain, rtol=1e-3)
-    same(objective.clean_loss(x, y), plain)
-    same(objective.eval()(x, y), plain)
-
-
-@pytest.mark.parametrize(("kind", "settings"), [case for case in SETTINGS if case[0] is not Focal])
-def test_one_row_is_the_ordinary_loss(kind, settings, generator):
-    model = network()
-    x, y = batch(generator, n=1)
-    loss = kind(model, nn.CrossEntropyLoss(), **settings)(x, y)
-    expected = F.cross_entropy(model(x), y)
-    same(slopes(loss, model), slopes(expected, model))
-    same(loss, expected)
-
-
-@every
-def test_nothing_is_drawn_or_changed(kind, settings, generator):
-    x, y = batch(generator)
-    kept = x.clone(), y.clone(), generator.get_state(), torch.get_rng_state()
-    objective = kind(network(), nn.CrossEntropyLoss(), **settings)
-    state = torch.get_rng_state()
-    objective(x, y, end=(x, y), generator=generator)
-    assert torch.equal(x, kept[0])
-    assert torch.equal(y, kept[1])
-    assert torch.equal(generator.get_state(), kept[2])
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(name.startswith("model.") for name in objective.state_dict())
-
-
-@every
-@pytest.mark.parametrize("value", [0.0, 1.0, 80.0])
-def test_equal_losses_train_on_the_mean(kind, settings, value):
-    result, gradient = outcome(kind, torch.full((9,), value), **settings)
-    assert math.isfinite(result)
-    assert np.isfinite(gradient).all()
-    if kind is not Focal and settings.get("variant") != "doro":
-        assert result == pytest.approx(value)
-    if kind in (DRO, Tilted):
-        assert gradient == pytest.approx(np.full(9, 1 / 9))
 
 
 def test_chi2_by_alpha_and_defaults(generator):
@@ -407,49 +266,20 @@ def test_chi2_by_alpha_and_defaults(generator):
 # DORO
 
 
-@pytest.mark.parametrize("divergence", ["cvar", "chi2"])
-@pytest.mark.parametrize("alpha", [0.2, 0.33])
-def test_doro_without_outliers_is_dro(divergence, alpha, generator):
-    v = draws(generator, 23)
-    robust = outcome(DRO, v, divergence=divergence, alpha=alpha)
-    trimmed = outcome(DORO, v, divergence=divergence, alpha=alpha, epsilon=0.0)
-    assert robust[0] == pytest.approx(trimmed[0], rel=1e-12)
-    assert robust[1] == pytest.approx(trimmed[1], abs=1e-14)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.1, 0.29, 0.9])
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.33, 1.0])
 @pytest.mark.parametrize("n", [100, 32])
 def test_doro_equals_loops(n, alpha, epsilon, generator):
     v = draws(generator, n)
     ordered = sorted(v.tolist(), reverse=True)
-    n_out = {
-        100: {0.0: 0, 0.05: 5, 0.1: 10, 0.29: 29, 0.9: 90},
-        32: {0.0: 0, 0.05: 1, 0.1: 3, 0.29: 9, 0.9: 28},
-    }
-    n_out = n_out[n][epsilon]
-    kept = np.array(ordered[n_out:])
+    kept = np.array(ordered[int(Fraction(str(epsilon)) * n) :])
     settings = {"alpha": alpha, "epsilon": epsilon}
     exact = outcome(DORO, v, **settings)[0]
     assert exact == pytest.approx(worst_cvar(kept, max(alpha, 1 / len(kept))), rel=1e-8)
-    theirs = outcome(DORO, v, variant="doro", **settings)[0]
-    n_last = math.floor(round((epsilon + alpha * (1 - epsilon)) * n, 6))
-    expected = sum(ordered[n_out:n_last]) / (alpha * (n - n_out)) if n_last > n_out else ordered[n_out]
-    assert theirs == pytest.approx(expected)
     c = math.sqrt(1 + (1 / alpha - 1) ** 2)
     rho = (c**2 - 1) / 2
-    for variant in ("exact", "doro"):
-        value = outcome(DORO, v, divergence="chi2", variant=variant, **settings)[0]
-        assert value == pytest.approx(worst_chi2(kept, rho), rel=1e-6)
-
-
-def test_truncated_and_exact_agree_when_alpha_m_is_whole(generator):
-    v = draws(generator, 40)
-    exact, theirs = (outcome(DORO, v, alpha=0.2, epsilon=0.0, variant=k)[0] for k in ("exact", "doro"))
-    assert exact == pytest.approx(theirs, rel=1e-12)
-    assert exact == pytest.approx(v.sort().values[-8:].mean().item())
-    exact, theirs = (outcome(DORO, v, alpha=0.21, epsilon=0.0, variant=k)[0] for k in ("exact", "doro"))
-    assert exact > theirs + 1e-3
+    value = outcome(DORO, v, divergence="chi2", **settings)[0]
+    assert value == pytest.approx(worst_chi2(kept, rho), rel=1e-6)
 
 
 @pytest.mark.parametrize("divergence", ["cvar", "chi2"])
@@ -477,6 +307,11 @@ def test_small_batches_have_finite_gradients_under_chi2(n, generator):
     assert (gradient > 0).sum() == 1 or n == 83
 
 
+def test_an_infinite_loss_is_no_outlier_to_drop():
+    with pytest.raises(ValueError, match="losses"):
+        outcome(DORO, [1.0, 2.0, math.inf], epsilon=0.4)
+
+
 # tilted
 
 
@@ -490,15 +325,6 @@ def test_tilted_is_the_formula(t, generator):
         assert tilted_mean(v, t, sample_weight=w).item() == pytest.approx(expected, rel=1e-11)
     gradient = outcome(Tilted, v, t=t)[1]
     assert gradient == pytest.approx(special.softmax(t * v.numpy()), abs=1e-12)
-
-
-def test_tilted_limits(generator):
-    v = draws(generator, 50)
-    assert tilted_mean(v, 0.0).item() == pytest.approx(v.mean().item())
-    assert tilted_mean(v, 1e30).item() == v.max()
-    assert tilted_mean(v, -1e30).item() == v.min()
-    values = [tilted_mean(v, t).item() for t in (-1e3, -1.0, -1e-9, 0.0, 1e-9, 1.0, 1e3)]
-    assert values == sorted(values)
 
 
 @pytest.mark.parametrize("t", [1e-38, 1e-30, 1e-12, 1e-6, 1e-4, -1e-6])
@@ -542,15 +368,6 @@ def test_focal_is_the_formula(gamma, weighted, generator):
         assert not torch.allclose(slopes(loss, model), slopes(held, model), rtol=1e-3)
 
 
-def test_focal_of_one_logit_is_that_of_detection(generator):
-    model = network(n_out=1)
-    x, y = batch(generator, classes=2)
-    loss = Focal(model, nn.BCEWithLogitsLoss(), gamma=2.0)(x, y.double()[:, None])
-    p = special.expit(model(x).detach().numpy()[:, 0])
-    p = np.where(y.numpy() == 1, p, 1 - p)
-    assert loss.item() == pytest.approx((-((1 - p) ** 2) * np.log(p)).mean())
-
-
 @pytest.mark.parametrize("gamma", [0.5, 2.0])
 def test_focal_of_a_soft_label_is_least_at_the_label(gamma):
     label = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
@@ -586,78 +403,3 @@ def test_focal_of_a_sure_model_is_finite(gamma, dtype):
     loss = objective(x, wrong)
     assert loss.item() == pytest.approx(400)
     assert slopes(loss, model).isfinite().all()
-
-
-# bad input
-
-
-@pytest.mark.bad_input
-@pytest.mark.usefixtures("own_checks")
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("kind", "settings", "match"),
-        [
-            (DRO, {"alpha": 0.0}, r"alpha must be above 0 and at most 1, but got 0.0.*alpha=1.0"),
-            (DRO, {"alpha": 1.5}, "alpha must be above 0 and at most 1, but got 1.5"),
-            (DRO, {"alpha": float("nan")}, "alpha must be above 0 and at most 1, but got nan"),
-            (DRO, {"alpha": "all"}, "alpha must be a number"),
-            (DRO, {"rho": 1.0}, r'divergence="cvar" takes alpha, but got rho'),
-            (DRO, {"divergence": "chi2", "rho": -1.0}, "rho must be finite and at least 0"),
-            (DRO, {"divergence": "chi2", "penalty": 0.0}, "penalty must be finite and above 0"),
-            (
-                DRO,
-                {"divergence": "chi2", "rho": 1.0, "alpha": 0.5},
-                r'"chi2" takes one of alpha, rho and penalty, but got alpha and rho',
-            ),
-            (DRO, {"divergence": "chi"}, "divergence must be one of 'cvar', 'chi2'.*Did you mean 'chi2'"),
-            (DORO, {"epsilon": 1.0}, "epsilon must be at least 0 and below 1, but got 1.0"),
-            (DORO, {"epsilon": -0.1}, "epsilon must be at least 0 and below 1, but got -0.1"),
-            (DORO, {"epsilon": 0.1, "alpha": 0.0}, "alpha must be above 0"),
-            (DORO, {"epsilon": 0.1, "variant": "dora"}, "variant must be one of 'exact', 'doro'"),
-            (Tilted, {"t": float("inf")}, r"t must be a number from -1e\+30 to 1e\+30, but got inf"),
-            (Tilted, {"t": float("nan")}, "but got nan"),
-            (Tilted, {"t": True}, "t must be a number"),
-            (Focal, {"gamma": -1.0}, "gamma must be finite and at least 0, but got -1.0"),
-        ],
-    )
-    def test_settings(self, kind, settings, match):
-        with pytest.raises((ValueError, TypeError), match=match):
-            kind(network(), nn.CrossEntropyLoss(), **settings)
-
-    @every
-    def test_batches(self, kind, settings, generator):
-        objective = kind(network(), nn.CrossEntropyLoss(), **settings)
-        x, y = batch(generator)
-        bad = x.clone()
-        bad[3, 1] = float("nan")
-        with pytest.raises(ValueError, match="x must be finite, but 1 values are NaN or infinite, in rows 3"):
-            objective(bad, y)
-        with pytest.raises(ValueError, match=r"y must have as many rows as x \(12\), but has 11 rows"):
-            objective(x, y[1:])
-        with pytest.raises(ValueError, match="x is empty"):
-            objective(x[:0], y[:0])
-        with pytest.raises(ValueError, match="sample_weight must have as many rows"):
-            objective(x, y, sample_weight=torch.ones(3))
-        with pytest.raises(ValueError, match="sample_weight must be finite and at least 0"):
-            objective(x, y, sample_weight=-torch.ones(12))
-        with pytest.raises(ValueError, match=r"Labels must lie in 0..3"):
-            objective(x, y + 4)
-
-    def test_losses(self):
-        with pytest.raises(ValueError, match=r"losses must be finite, but 1 values .* in rows 1"):
-            cvar_weights(torch.tensor([1.0, float("nan")]), 0.5)
-        with pytest.raises(ValueError, match="losses is empty"):
-            chi2_weights(torch.zeros(0), 0.5)
-        with pytest.raises(TypeError, match=r"shape \(batch,\), but got torch.int64 of shape \(2,\)"):
-            chi2_penalty_weights(torch.tensor([1, 2]), 0.5)
-        with pytest.raises(TypeError, match=r"but got torch.float32 of shape \(2, 2\)"):
-            chi2_weights(torch.zeros(2, 2), 0.5)
-        with pytest.raises(TypeError, match="but got list"):
-            cvar_weights([1.0, 2.0], 0.5)
-        with pytest.raises(ValueError, match="losses must be finite"):
-            tilted_mean(torch.tensor([1.0, float("inf")]), 0.5)
-
-    @pytest.mark.parametrize("loss_fn", [nn.MSELoss(), F.l1_loss])
-    def test_focal_refuses_regression(self, loss_fn):
-        with pytest.raises(TypeError, match=r"is a loss for real targets(.|\n)*Use nn.CrossEntropyLoss"):
-            Focal(network(), loss_fn)

@@ -1,6 +1,4 @@
-"""ERM, mixup and C-Mixup: against each other in their limits, against loops, and against their laws."""
-
-import math
+"""ERM, mixup and its relatives: in their limits, against loops, and against their laws."""
 
 import numpy as np
 import pytest
@@ -10,22 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import laws
-from baseline_cases import replay, same, value_and_gradient
-from elliptica.baselines import ERM, CMixup, Mixup, TargetKernel
-from elliptica.baselines.mixup import draw_share, mixup_batch
+from baseline_cases import batch, network, problem, real_problem, replay, same, value_and_gradient
+from elliptica.baselines import ERM, NFM, ManifoldMixup, Mixup, MixupE, RegMixup, mixup_batch
+from elliptica.baselines.groups import draw_shares
+from elliptica.baselines.mixup import draw_share
 
-
-def network(n_in=3, n_out=1):
-    return nn.Sequential(nn.Linear(n_in, 8), nn.Tanh(), nn.Linear(8, n_out)).double()
-
-
-def regression(generator, n=12):
-    return (torch.randn(n, k, generator=generator, dtype=torch.float64) for k in (3, 1))
-
-
-def classification(generator, n=12, classes=4):
-    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    return x, torch.randint(classes, (n,), generator=generator)
+CE = nn.CrossEntropyLoss()
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4]).double())
 
 
 # ERM
@@ -36,8 +25,7 @@ def classification(generator, n=12, classes=4):
 )
 @pytest.mark.parametrize("kind", ["labels", "one-hot"])
 def test_erm_is_the_ordinary_loss(loss_fn, kind, generator):
-    model = network(n_out=4)
-    x, y = classification(generator)
+    model, x, y = problem(generator)
     if kind == "one-hot":
         y = F.one_hot(y, 4).double()
     expected = value_and_gradient(loss_fn(model(x), y), model)
@@ -46,65 +34,19 @@ def test_erm_is_the_ordinary_loss(loss_fn, kind, generator):
 
 
 def test_erm_weights_samples(generator):
-    model = network()
-    x, y = regression(generator)
+    model, x, y = real_problem(generator)
     weight = torch.rand(12, generator=generator, dtype=torch.float64)
     expected = (weight * (model(x) - y).square().flatten()).mean()
     same(ERM(model, nn.MSELoss())(x, y, sample_weight=weight), expected)
 
 
-def test_erm_draws_nothing(generator):
-    model = network()
-    before = generator.get_state(), torch.get_rng_state()
-    x, y = torch.ones(2, 3).double(), torch.ones(2, 1).double()
-    ERM(model, nn.MSELoss())(x, y, end=(x, y), generator=generator)
-    assert torch.equal(generator.get_state(), before[0])
-    assert torch.equal(torch.get_rng_state(), before[1])
-
-
-# limits
-
-
-@pytest.mark.parametrize("mode", ["alpha=0", "eval"])
-@pytest.mark.parametrize("at", [None, "0"])
-@pytest.mark.parametrize("kind", ["mixup", "mixup classes", "cmixup"])
-def test_share_one_is_erm(kind, at, mode, generator):
-    alpha = 0.0 if mode == "alpha=0" else 1.0
-    if kind == "mixup classes":
-        model, loss_fn = network(n_out=4), nn.CrossEntropyLoss(label_smoothing=0.1)
-        x, y = classification(generator)
-    else:
-        model, loss_fn = network(), nn.MSELoss()
-        x, y = regression(generator)
-    if kind == "cmixup":
-        objective = CMixup(model, loss_fn, bandwidth=0.5, alpha=alpha, at=at)
-    else:
-        objective = Mixup(model, loss_fn, alpha=alpha, at=at)
-    objective.train(mode != "eval")
-    expected = value_and_gradient(ERM(model, loss_fn)(x, y), model)
-    other = (x.flip(0) + 1, y.flip(0))
-    for end in (None, other):
-        same(value_and_gradient(objective(x, y, end=end, generator=generator), model), expected)
-
-
-def test_mixing_with_oneself_is_erm(generator):
-    model = network()
-    x, y = regression(generator)
-    expected = value_and_gradient(ERM(model, nn.MSELoss())(x, y), model)
-    for objective in (Mixup(model, nn.MSELoss()), CMixup(model, nn.MSELoss(), bandwidth=1.0, at="1")):
-        same(value_and_gradient(objective(x, y, end=(x, y), generator=generator), model), expected)
-    # all targets differ, so a narrow kernel leaves nobody else
-    narrow = CMixup(model, nn.MSELoss(), bandwidth=1e-9)
-    same(value_and_gradient(narrow(x, y, generator=generator), model), expected)
-
-
-# against loops
+# mixup
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2, 3, 4]).double()])
 def test_mixup_equals_a_loop_and_the_mixed_label(weights, generator):
-    model, loss_fn = network(n_out=4), nn.CrossEntropyLoss(weight=weights)
-    x, y = classification(generator)
+    model, loss_fn = network(), nn.CrossEntropyLoss(weight=weights)
+    x, y = batch(generator)
     again = replay(generator)
     loss = Mixup(model, loss_fn, alpha=0.7)(x, y, generator=generator)
     share = draw_share(0.7, again)
@@ -123,19 +65,8 @@ def test_mixup_equals_a_loop_and_the_mixed_label(weights, generator):
         same(loss, F.cross_entropy(model(mixed), soft))
 
 
-def test_mixup_is_mixup_batch(generator):
-    """The same draws as the function that the demo trains with."""
-    model = network(n_out=4)
-    x, y = classification(generator)
-    again = replay(generator)
-    loss = Mixup(model, nn.CrossEntropyLoss())(x, y, generator=generator)
-    mixed_x, mixed_y = mixup_batch(x, F.one_hot(y, 4).double(), generator=again)
-    same(loss, F.cross_entropy(model(mixed_x), mixed_y))
-
-
 def test_mixup_of_squared_errors_has_the_gradient_of_mixed_targets(generator):
-    model = network()
-    x, y = regression(generator)
+    model, x, y = real_problem(generator)
     again = replay(generator)
     loss = Mixup(model, nn.MSELoss())(x, y, generator=generator)
     mixed_x, mixed_y = mixup_batch(x, y, generator=again)
@@ -144,291 +75,205 @@ def test_mixup_of_squared_errors_has_the_gradient_of_mixed_targets(generator):
     same(value_and_gradient(loss, model)[1], value_and_gradient(other, model)[1])
 
 
-@pytest.mark.parametrize("at", [None, "1"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_cmixup_equals_a_loop(at, weighted, generator):
-    model = network()
-    x, y = regression(generator)
-    weight = torch.rand(12, generator=generator, dtype=torch.float64) if weighted else None
-    again = replay(generator)
-    objective = CMixup(model, nn.MSELoss(), bandwidth=0.6, at=at)
-    loss = objective(x, y, sample_weight=weight, generator=generator)
-    share = draw_share(2.0, again)
-    uniform = torch.rand(12, 1, generator=again)
-    below, above = (model[:2], model[2:]) if at else (nn.Identity(), model)
-    total = 0.0
-    for i in range(12):
-        odds = [math.exp(-(float(y[i] - y[j]) ** 2) / (2 * 0.6**2)) for j in range(12)]
-        position = float(uniform[i]) * sum(odds)
-        j = next(j for j in range(12) if sum(odds[: j + 1]) > position)
-        mixed = share * below(x[i][None]) + (1 - share) * below(x[j][None])
-        error = above(mixed)[0] - share * y[i] - (1 - share) * y[j]
-        w = share * weight[i] + (1 - share) * weight[j] if weighted else 1.0
-        total = total + w * error.square().mean() / 12
-    same(value_and_gradient(loss, model), value_and_gradient(total, model))
+def one_by_one(alpha, n, generator):
+    return np.array([draw_share(alpha, generator) for _ in range(n)])
 
 
-@pytest.mark.parametrize("at", [None, "1"])
-@pytest.mark.parametrize("bridge_axis", [False, True])
-def test_given_ends_equal_a_loop(at, bridge_axis, generator):
-    """Ends with or without the axis that a PartnerTable gives them."""
-    model = network()
-    x, y = regression(generator)
-    far_x, far_y = regression(generator)
-    weight, far_weight = torch.rand(2, 12, generator=generator, dtype=torch.float64)
-    end = tuple(v.unsqueeze(1) if bridge_axis else v for v in (far_x, far_y, far_weight))
-    again = replay(generator)
-    objective = CMixup(model, nn.MSELoss(), bandwidth=1.0, at=at)
-    loss = objective(x, y, sample_weight=weight, end=end, generator=generator)
-    share = draw_share(2.0, again)
-    below, above = (model[:2], model[2:]) if at else (nn.Identity(), model)
-    mixed = share * below(x) + (1 - share) * below(far_x)
-    losses = (above(mixed) - share * y - (1 - share) * far_y).square().flatten()
-    expected = ((share * weight + (1 - share) * far_weight) * losses).mean()
-    same(value_and_gradient(loss, model), value_and_gradient(expected, model))
-
-
-def test_several_inputs(generator):
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 1).double()
-
-        def forward(self, a, b):
-            return self.layer(a + b)
-
-    model = Sum()
-    x, y = regression(generator)
-    again = replay(generator)
-    loss = Mixup(model, nn.MSELoss())({"a": x, "b": 2 * x}, y, generator=generator)
-    same(loss, Mixup(model.layer, nn.MSELoss())(3 * x, y, generator=again))
-
-
-# draws
-
-
-def test_generator_repeats_and_the_global_one_is_untouched(generator):
-    model = network()
-    x, y = regression(generator)
-    kept = x.clone(), y.clone()
-    state = torch.get_rng_state()
-    for objective in (Mixup(model, nn.MSELoss()), CMixup(model, nn.MSELoss(), bandwidth=1.0)):
-        again = replay(generator)
-        first, second = (objective(x, y, generator=g) for g in (generator, again))
-        assert torch.equal(first, second)
-        assert not torch.equal(first, objective(x, y, generator=generator))
-    kernel = TargetKernel(y, 1.0)
-    again = replay(generator)
-    index = torch.arange(12)
-    assert torch.equal(kernel.sample(index, generator=generator), kernel.sample(index, generator=again))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(x, kept[0])
-    assert torch.equal(y, kept[1])
+def by_rows(alpha, n, generator):
+    return draw_shares(alpha, n, torch.device("cpu"), generator).numpy()
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("alpha", [0.5, 2.0])
-def test_share_is_beta(alpha, generator):
-    shares = [draw_share(alpha, generator) for _ in range(4000)]
-    laws.assert_distribution(shares, stats.beta(alpha, alpha).cdf)
-    with pytest.raises(AssertionError):
-        laws.assert_distribution(shares, stats.beta(alpha + 1, alpha).cdf)
-
-
-@pytest.mark.statistical
-def test_share_is_at_the_ends_for_tiny_alpha(generator):
-    """Gamma variables underflow there; half-way, where their quotient would be, is all but impossible."""
-    shares = np.array([draw_share(0.003, generator) for _ in range(2000)])
-    middle = stats.beta(0.003, 0.003).cdf(0.9) - stats.beta(0.003, 0.003).cdf(0.1)
-    assert stats.binomtest(int(((shares > 0.1) & (shares < 0.9)).sum()), 2000, middle).pvalue > laws.ALPHA
+@pytest.mark.parametrize("draw", [one_by_one, by_rows])
+def test_shares_are_beta(draw, generator):
+    """For tiny alpha gamma variables underflow, and shares must not be half-way."""
+    for alpha in (0.5, 2.0):
+        shares = draw(alpha, 4000, generator)
+        laws.assert_distribution(shares, stats.beta(alpha, alpha).cdf)
+        with pytest.raises(AssertionError):
+            laws.assert_distribution(shares, stats.beta(alpha + 1, alpha).cdf)
+    shares = draw(0.003, 2000, generator)
+    assert ((shares > 0.1) & (shares < 0.9)).mean() < 0.02
     assert stats.binomtest(int((shares > 0.5).sum()), 2000, 0.5).pvalue > laws.ALPHA
 
 
-Y = torch.tensor([[0.0], [0.5], [0.5], [2.0], [3.5]])
+# manifold mixup
 
 
-def kernel_law(y, bandwidth, power=2):
-    odds = np.exp(-(np.abs(y - y.T) ** power) / (2 * bandwidth**power))
-    return odds / odds.sum(1, keepdims=True)
+def test_the_layer_drawn_is_the_layer_mixed(generator):
+    model, x, y = problem(generator)
+    objective = ManifoldMixup(model, CE, layers=(None, "0", "1"))
+    seen = set()
+    for _ in range(12):
+        again = replay(generator)
+        loss = objective(x, y, generator=generator)
+        depth = int(torch.rand(1, generator=again) * 3)
+        share, partners = draw_share(2.0, again), torch.randperm(12, generator=again)
+        hidden = model[:depth](x)
+        output = model[depth:](share * hidden + (1 - share) * hidden[partners])
+        expected = share * CE(output, y) + (1 - share) * CE(output, y[partners])
+        same(value_and_gradient(loss, model), value_and_gradient(expected, model))
+        assert objective.at == (None, "0", "1")[depth]
+        seen.add(depth)
+    assert len(seen) > 1
 
 
-def batch_partners(y, bandwidth, n, generator):
-    """Who each row of a batch was mixed with, ``(n, batch)``."""
-    objective = CMixup(nn.Linear(1, 1), nn.MSELoss(), bandwidth=bandwidth)
-    return torch.stack([objective._partners(y, generator) for _ in range(n)])
+# noisy feature mixup
 
 
-def table_partners(y, bandwidth, n, generator):
-    """The same from the table over a data set."""
-    index = torch.arange(len(y)).repeat(n)
-    return TargetKernel(y, bandwidth).sample(index, generator=generator).view(n, len(y))
+def level_by(generator):
+    first, second = (
+        torch._standard_gamma(torch.tensor([k], dtype=torch.float64), generator=generator) for k in (2.0, 5.0)
+    )
+    return (first.float() / (first.float() + second.float())).item()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_nfm_is_its_formula(depth, generator):
+    """Mixed first, then both noises, in the input and in a hidden layer; gradients flow through."""
+    model, x, y = problem(generator)
+    again = replay(generator)
+    objective = NFM(model, CE, layers=(["1"] if depth else [None]), additive=0.4, multiplicative=0.7)
+    loss = objective(x, y, generator=generator)
+    share, partners = draw_share(1.0, again), torch.randperm(12, generator=again)
+    hidden = model[:depth](x)
+    mixed = share * hidden + (1 - share) * hidden[partners]
+    a = 0.4 * level_by(again)
+    z = torch.randn(mixed.shape, generator=again, dtype=torch.float64)
+    b = 0.7 * level_by(again)
+    v = 2 * torch.rand(mixed.shape, generator=again).double() - 1
+    output = model[depth:](mixed + b * v * mixed + a * z)
+    expected = share * CE(output, y) + (1 - share) * CE(output, y[partners])
+    torch.testing.assert_close(
+        value_and_gradient(loss, model), value_and_gradient(expected, model), rtol=1e-6, atol=1e-8
+    )
+    assert torch.equal(generator.get_state(), again.get_state())
+
+
+class Recorder(nn.Module):
+    """Keeps what it is called with, and gives it back."""
+
+    def forward(self, x):
+        self.seen = x
+        return x
+
+
+def perturbed(generator, **settings):
+    """Ones, not mixed but with the noise of `NFM`."""
+    model = Recorder()
+    ones = torch.ones(20_000, 1)
+    NFM(model, nn.MSELoss(), layers=[None], alpha=0.0, **settings)(ones, ones, generator=generator)
+    return model.seen.numpy().ravel()
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("draw", [batch_partners, table_partners])
-class TestPartnerLaw:
-    def test_is_gaussian_in_the_target(self, draw, generator):
-        """Self included; an exponential kernel and one without the factor 2 are rejected."""
-        drawn = draw(Y, 0.8, 4000, generator)
-        y = Y.double().numpy()
-        law, exponential, wide = kernel_law(y, 0.8), kernel_law(y, 0.8, power=1), kernel_law(y, 0.8 * 2**0.5)
-        for i in range(len(Y)):
-            counts = np.bincount(drawn[:, i], minlength=len(Y))
-            laws.assert_frequencies(counts, law[i])
-            for wrong in (exponential[i], wide[i]):
-                with pytest.raises(AssertionError):
-                    laws.assert_frequencies(counts, wrong)
-
-    def test_wide_kernel_is_uniform(self, draw, generator):
-        drawn = draw(Y, 1e9, 2000, generator)
-        for i in range(len(Y)):
-            laws.assert_frequencies(np.bincount(drawn[:, i], minlength=len(Y)), np.full(len(Y), 0.2))
-
-    @pytest.mark.parametrize("bandwidth", [1e-3, 1e-300])
-    def test_narrow_kernel_keeps_to_equal_targets(self, draw, bandwidth, generator):
-        y = Y + 1e4  # where rounding could take equal targets for different ones
-        drawn = draw(y, bandwidth, 500, generator)
-        for i, only in enumerate(([0], [1, 2], [1, 2], [3], [4])):
-            assert set(drawn[:, i].tolist()) == set(only)
-
-    def test_several_targets_count_by_euclidean_distance(self, draw, generator):
-        y = torch.tensor([[0.0, 0.0], [0.3, 0.4], [1.0, 1.0]])
-        drawn = draw(y, 0.5, 4000, generator)
-        odds = np.exp(-np.array([0, 0.25, 2]) / 0.5)
-        laws.assert_frequencies(np.bincount(drawn[:, 0], minlength=3), odds / odds.sum())
+def test_nfm_levels_are_beta_and_shared_by_the_batch(generator):
+    objective = NFM(network(), CE, layers=[None])
+    levels = [objective._draw_level(generator) for _ in range(4000)]
+    laws.assert_distribution(levels, stats.beta(2, 5).cdf)
+    with pytest.raises(AssertionError):
+        laws.assert_distribution(levels, stats.beta(5, 2).cdf)
+    batches = [perturbed(generator, additive=1.0, multiplicative=0.0) - 1 for _ in range(6)]
+    spreads = [b.std() for b in batches]
+    assert max(spreads) > 1.02 * min(spreads)  # one level each, and not the same
+    for noise, spread in zip(batches, spreads, strict=True):
+        laws.assert_distribution(noise, stats.norm(0, spread).cdf)
 
 
-def test_table_in_chunks_is_the_table(monkeypatch, generator):
-    y = torch.randn(37, 1, generator=generator)
-    whole = TargetKernel(y, 0.3)
-    monkeypatch.setattr("elliptica.baselines.cmixup._CHUNK_BYTES", 8 * 37 * 5)
-    assert torch.equal(TargetKernel(y, 0.3)._table, whole._table)
-    assert len(whole) == 37
+# RegMixup
 
 
-def test_global_mode_is_the_formula(generator):
-    """The reference's way: partners from the whole training set, given as ends."""
-    model = network()
-    x_all, y_all = regression(generator, n=40)
-    index = torch.tensor([3, 30, 7])
-    j = TargetKernel(y_all, 0.5).sample(index, generator=generator)
-    assert j.shape == (3,)
+@pytest.mark.parametrize("loss_fn", [CE, WEIGHTED])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_regmixup_is_the_sum_of_two_losses(given, weighted, loss_fn, generator):
+    model, x, y = problem(generator)
+    sample_weight = torch.rand(12, generator=generator, dtype=torch.float64) if weighted else None
+    end = batch(generator) if given else None
     again = replay(generator)
-    objective = CMixup(model, nn.MSELoss(), bandwidth=0.5)
-    loss = objective(x_all[index], y_all[index], end=(x_all[j], y_all[j]), generator=generator)
-    share = draw_share(2.0, again)
-    x, y = (share * v[index] + (1 - share) * v[j] for v in (x_all, y_all))
-    same(loss, F.mse_loss(model(x), y))
-
-
-# bad input
-
-
-@pytest.mark.bad_input
-@pytest.mark.usefixtures("own_checks")
-class TestBadInput:
-    def test_settings(self):
-        model, loss_fn = network(), nn.MSELoss()
-        with pytest.raises(ValueError, match="alpha must be finite and at least 0, but got -1"):
-            Mixup(model, loss_fn, alpha=-1.0)
-        with pytest.raises(ValueError, match="alpha must be finite"):
-            CMixup(model, loss_fn, bandwidth=1.0, alpha=float("nan"))
-        for bandwidth in (0.0, -1.0, float("nan"), float("inf")):
-            with pytest.raises(ValueError, match="bandwidth must be finite and above 0"):
-                CMixup(model, loss_fn, bandwidth=bandwidth)
-            with pytest.raises(ValueError, match="bandwidth must be finite and above 0"):
-                TargetKernel(Y, bandwidth)
-        with pytest.raises(ValueError, match="at='5' is not a layer of the model"):
-            Mixup(model, loss_fn, at="5")
-        with pytest.raises(TypeError, match=r"The order is CMixup\(model, loss_fn\)"):
-            CMixup(loss_fn, model, bandwidth=1.0)
-        with pytest.raises(TypeError, match=r"must be a torch.nn.Module, but got function"):
-            ERM(F.mse_loss, model)
-
-    @pytest.mark.parametrize(
-        "make",
-        [lambda m: ERM(m, nn.MSELoss()), lambda m: Mixup(m, nn.MSELoss())]
-        + [lambda m, at=at: CMixup(m, nn.MSELoss(), bandwidth=1.0, at=at) for at in (None, "0")],
+    ours = RegMixup(model, loss_fn, weight=0.6)(
+        x, y, sample_weight=sample_weight, end=end, generator=generator
     )
-    def test_batches(self, make, generator):
-        objective = make(network())
-        x, y = regression(generator)
-        bad = x.clone()
-        bad[3, 1] = float("nan")
-        with pytest.raises(ValueError, match="x must be finite, but 1 values are NaN or infinite, in rows 3"):
-            objective(bad, y)
-        with pytest.raises(ValueError, match="y must be finite"):
-            objective(x, y * float("nan"))
-        with pytest.raises(ValueError, match=r"y must have as many rows as x \(12\), but has 11 rows"):
-            objective(x, y[1:])
-        with pytest.raises(ValueError, match="x is empty"):
-            objective(x[:0], y[:0])
-        with pytest.raises(ValueError, match="sample_weight must have as many rows"):
-            objective(x, y, sample_weight=torch.ones(3))
-
-    def test_targets(self, generator):
-        x, y = regression(generator)
-        with pytest.raises(TypeError, match=r"real targets, but got dtype torch.int64.*use Mixup"):
-            CMixup(network(), nn.MSELoss(), bandwidth=1.0)(x, y.long())
-        classifier = CMixup(network(), nn.CrossEntropyLoss(), bandwidth=1.0)
-        for objective in (classifier, classifier.eval()):  # alike, and before a wrong comparison is trained
-            with pytest.raises(TypeError, match=r"real targets, but got dtype torch.int64.*use Mixup"):
-                objective(x, torch.zeros(len(x), dtype=torch.long))
-        with pytest.raises(TypeError, match="MSELoss needs floating targets"):
-            Mixup(network(), nn.MSELoss())(x, y.long())
-        with pytest.raises(ValueError, match=r"Labels must lie in 0..3 .* from 0 to 4"):
-            Mixup(network(n_out=4), nn.CrossEntropyLoss())(x, torch.arange(12) % 5)
-        with pytest.raises(TypeError, match="real targets, but got list"):
-            TargetKernel([1.0, 2.0], 1.0)
-        with pytest.raises(ValueError, match="y must be finite"):
-            TargetKernel(torch.tensor([0.0, float("inf")]), 1.0)
-        with pytest.raises(ValueError, match="y is empty"):
-            TargetKernel(torch.zeros(0, 1), 1.0)
-        with pytest.raises(ValueError, match=r"A table over 5 rows takes .* more than max_bytes"):
-            TargetKernel(Y, 1.0, max_bytes=99)
-
-    def test_ends(self, generator):
-        objective = Mixup(network(), nn.MSELoss())
-        x, y = regression(generator)
-        with pytest.raises(ValueError, match=r"end's x\['x'\] must have shape .* but has \(11, 3\)"):
-            objective(x, y, end=(x[1:], y[1:]))
-        with pytest.raises(TypeError, match=r"end must be a tuple \(x, y\)"):
-            objective(x, y, end=x)
-        with pytest.raises(ValueError, match="end has sample weights, but the batch has none"):
-            objective(x, y, end=(x, y, torch.ones(12)))
-        with pytest.raises(TypeError, match="x must be floating point"):
-            objective(x.long(), y)
-        with pytest.raises(TypeError, match=r"generator must be a torch.Generator, but got int"):
-            objective(x, y, generator=3)
-
-    def test_layer_without_a_batch_axis(self, generator):
-        class Turned(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.turn = nn.Flatten(0)
-
-            def forward(self, x):
-                return self.turn(x).view(len(x), -1)[:, :1]
-
-        x, y = regression(generator)
-        with pytest.raises(ValueError, match=r"output of the layer at='turn' must have as many rows as x"):
-            Mixup(Turned(), nn.MSELoss(), at="turn")(x, y)
+    mixed = Mixup(model, loss_fn, alpha=20.0)(x, y, sample_weight=sample_weight, end=end, generator=again)
+    expected = ERM(model, loss_fn)(x, y, sample_weight=sample_weight) + 0.6 * mixed
+    same(value_and_gradient(ours, model), value_and_gradient(expected, model))
+    assert torch.equal(generator.get_state(), again.get_state())
 
 
-@pytest.mark.parametrize("index", [torch.tensor(1), torch.tensor([True]), [0, 1], torch.tensor([[0]])])
-def test_the_kernel_draws_for_row_numbers_only(index, own_checks):
-    with pytest.raises(TypeError, match="index must be an integer tensor"):
-        TargetKernel(torch.randn(3, 1), 1.0).sample(index)
+def test_regmixup_shows_batch_norm_both_halves_at_once(generator):
+    model = nn.Sequential(nn.BatchNorm1d(3, momentum=1.0), nn.Linear(3, 4))
+    x, y = torch.randn(8, 3, generator=generator), torch.randint(4, (8,), generator=generator)
+    again = replay(generator)
+    RegMixup(model, CE)(x, y, generator=generator)
+    share, partners = draw_share(20.0, again), torch.randperm(8, generator=again)
+    both = torch.cat([x, share * x + (1 - share) * x[partners]])
+    assert model[0].num_batches_tracked == 1
+    torch.testing.assert_close(model[0].running_var, both.var(0))
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("limit", "error"), [("big", TypeError), (math.nan, ValueError)])
-def test_a_limit_of_memory_is_a_number(limit, error):
-    with pytest.raises(error, match="max_bytes"):
-        TargetKernel(torch.randn(3, 1), 1.0, max_bytes=limit)
+# mixupE
 
 
-@pytest.mark.bad_input
-def test_a_share_is_no_flag():
-    with pytest.raises(TypeError, match="share must be a number, but got True"):
-        mixup_batch(torch.randn(4, 2), torch.eye(4), share=True)
+def mixupe(model, **settings):
+    return MixupE(model, CE, **{"alpha": 2.0, "eta": 0.3, "threshold": 0.4, **settings})
+
+
+def gradient(loss, model):
+    slopes = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    return torch.cat([g.flatten() for g in slopes])
+
+
+def penalty_by_loop(model, x, y, threshold):
+    """The term, sample by sample, in the words of the authors' code (their version 3)."""
+    total = torch.zeros((), dtype=torch.float64)
+    for xi, yi in zip(x, y, strict=True):
+        f = model(xi[None])[0]
+        p = f.exp() / f.exp().sum()
+        s = (f * (torch.eye(4, dtype=torch.float64)[yi] - p)).sum()
+        if s < threshold:
+            total = total - s
+    return total / len(x)
+
+
+@pytest.mark.parametrize("eta", [1e-3, 0.3])
+def test_the_value_of_mixupe_is_mixups_and_gradient_is_that_of_the_sum(eta, generator):
+    model, x, y = problem(generator)
+    again = replay(generator)
+    objective = mixupe(model, eta=eta)
+    ours = objective(x, y, generator=generator)
+    mixed = Mixup(model, nn.CrossEntropyLoss(), alpha=2.0)(x, y, generator=again)
+    total = mixed + eta * (2 / 5) * penalty_by_loop(model, x, y, 0.4)
+    assert total > 0
+    same(ours, mixed)  # the value is mixup's for any eta
+    same(gradient(ours, model), gradient(total, model) * (mixed / total).item())
+    assert not torch.allclose(gradient(ours, model), gradient(mixed, model), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("threshold", "is_mixup"), [(-100.0, True), (-0.2, False), (50.0, False)])
+def test_mixupe_skips_samples_above_the_threshold(threshold, is_mixup, generator):
+    """The sum is divided by the batch size; a threshold that no sample passes leaves mixup."""
+    model, x, y = problem(generator)
+    ours, mixed = (
+        gradient(objective(x, y, generator=replay(generator)), model)
+        for objective in (mixupe(model, threshold=threshold), Mixup(model, CE, alpha=2.0))
+    )
+    assert torch.allclose(ours, mixed, rtol=1e-9) == is_mixup
+
+
+def test_weight_zero_drops_a_sample_of_mixupe(generator):
+    model, x, y = problem(generator)
+    objective = mixupe(model, alpha=0.0)  # nothing is mixed
+    weight = torch.ones(12).double()
+    weight[3] = 0
+    dropped = torch.arange(12) != 3
+    weighted = gradient(objective(x, y, sample_weight=weight), model)
+    same(weighted, gradient(objective(x[dropped], y[dropped]), model) * 11 / 12)
+
+
+def test_the_clean_pass_updates_batch_norm_a_second_time(generator):
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
+    x, y = torch.randn(8, 3, generator=generator), torch.randint(4, (8,), generator=generator)
+    MixupE(model, nn.CrossEntropyLoss())(x, y, generator=generator)
+    assert model[0].num_batches_tracked == 2
+    MixupE(model, nn.CrossEntropyLoss(), eta=0.0)(x, y, generator=generator)
+    assert model[0].num_batches_tracked == 3

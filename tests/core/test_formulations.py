@@ -53,16 +53,6 @@ def test_without_noise_and_in_eval_dynkin_is_ordinary_training(generator):
     torch.testing.assert_close(DynkinSum(model, nn.MSELoss(), sigma=3.0).eval()(x, y), plain)
 
 
-def test_dynkin_for_classes_and_weights(generator):
-    torch.manual_seed(0)
-    model = nn.Linear(3, 4)
-    x, y = torch.randn(6, 3, generator=generator), torch.tensor([0, 1, 2, 3, 0, 1])
-    objective = DynkinSum(model, nn.CrossEntropyLoss(), num_classes=4, sigma=0.0)
-    weight = torch.tensor([1.0, 0.0, 2.0, 0.5, 1.0, 1.0])
-    expected = (weight * nn.functional.cross_entropy(model(x), y, reduction="none")).mean()
-    torch.testing.assert_close(objective(x, y, sample_weight=weight), expected)
-
-
 def test_source_term_is_clean_loss_plus_duration_times_bridges(generator):
     model = Quadratic()
     x, y = batch(16, generator)
@@ -88,17 +78,3 @@ def test_dynkin_over_bridges_with_brownian_successors_has_no_lower_bound():
 
     sum_over_a = 2 - c**2 / 2 * integrate.quad(along, 0, 1)[0]
     assert sum_over_a < -0.2
-
-
-@pytest.mark.bad_input
-def test_wrong_settings(generator):
-    x, y = torch.randn(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
-    objective = DynkinSum(nn.Linear(3, 4), nn.CrossEntropyLoss(), num_classes=4, sigma_y=0.1)
-    with pytest.raises(ValueError, match=r"does not hold on the simplex.*Use sigma_y=0"):
-        objective(x, y)
-    with pytest.raises(ValueError, match="duration must be finite and at least 0"):
-        SourceTerm(nn.Linear(3, 1), nn.MSELoss(), duration=-1.0)
-    with pytest.raises(ValueError, match="n_steps must be at least 1"):
-        DynkinSum(nn.Linear(3, 1), nn.MSELoss(), n_steps=0)
-    with pytest.raises(ValueError, match="x must be finite"):
-        DynkinSum(nn.Linear(3, 1), nn.MSELoss())(torch.full((2, 3), math.nan), torch.zeros(2, 1))

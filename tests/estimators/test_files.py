@@ -28,7 +28,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from elliptica import Green
+from elliptica import (
+    Girsanov,
+    GradientNorm,
+    GradientSoftmax,
+    Green,
+    InverseDistance,
+    LabelKernel,
+    Multiplicative,
+    Nearest,
+    Permutation,
+)
 from elliptica.estimators import (
     EllipticClassifier,
     EllipticRegressor,
@@ -99,11 +109,11 @@ def test_classifier_round_trip(tmp_path, x, labels):
 
 @pytest.mark.parametrize("n_targets", [0, 1, 2])
 def test_regressor_and_multilabel_round_trip(tmp_path, x, n_targets):
-    model = EllipticRegressor(**QUICK, sigma=("green", 0.5), method="c-mixup")
+    model = EllipticRegressor(**QUICK, sigma="green", method="c-mixup")
     model.fit(x, x[:, 0] if n_targets == 0 else x[:, :2] * n_targets)
     again = load(save(model, tmp_path / "m.elliptica"))
     np.testing.assert_array_equal(again.predict(x), model.predict(x))
-    assert again.sigma == ("green", 0.5)
+    assert again.sigma == "green"
     multilabel = EllipticClassifier(**QUICK).fit(x, (x > 0).astype(int))
     np.testing.assert_array_equal(
         load(save(multilabel, tmp_path / "l.elliptica")).predict_proba(x), multilabel.predict_proba(x)
@@ -169,6 +179,37 @@ def test_parameters_keep_their_types(tmp_path, x):
     with pytest.raises(TypeError, match=r"The parameter sigma=.*cannot be saved safely"):
         save(model, tmp_path / "m.elliptica")
     assert load(tmp_path / "m.elliptica").sigma == Green(scale=0.5)  # the old file is still there
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pairing": Permutation("same_class")},
+        {"pairing": InverseDistance(2.0)},
+        {"pairing": "nearest", "weighting": "gradient_norm"},
+        {"pairing": LabelKernel(0.5), "weighting": GradientNorm(0.1)},
+        {"pairing": Nearest("same_class"), "weighting": GradientSoftmax(0.5)},
+        {"sampling": "path", "sigma_y": 0.1, "weighting": Girsanov(0.1, "both")},
+        {"sampling": "path", "n_bridges": 2, "weighting": Multiplicative(0.2)},
+    ],
+)
+def test_pairings_and_weightings_are_cloned_and_saved(tmp_path, x, options):
+    model = clone(EllipticClassifier(**QUICK, **options)).fit(x, x[:, 0] > 0)
+    again = load(save(model, tmp_path / "m.elliptica"))
+    assert again.get_params() == model.get_params() == EllipticClassifier(**QUICK, **options).get_params()
+    assert hash(again.weighting) == hash(model.weighting)
+    assert again.weighting != GradientSoftmax(0.7)
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+
+
+def test_own_objects_are_not_saved(tmp_path, x):
+    class Own(GradientNorm):
+        pass
+
+    for options in ({"weighting": Own()}, {"pairing": lambda x, _y, _k, _g: torch.zeros(len(x), 1).long()}):
+        model = EllipticRegressor(**QUICK, **options).fit(x, x[:, 0])
+        with pytest.raises(TypeError, match=next(iter(options))):
+            save(model, tmp_path / "m.elliptica")
 
 
 def test_pickle_and_joblib(tmp_path, x):
@@ -247,7 +288,9 @@ def test_other_files(tmp_path, file):
     ("change", "message"),
     [
         (lambda s: s.update(format="other"), "does not say 'elliptica estimator'"),
-        (lambda s: s.update(version=3), "has version 3 of the format"),
+        (lambda s: s.update(version=2), "has version 2 of the format"),
+        (lambda s: s["estimator"]["parameters"].update(pairing={"system": {}}), "not a valid saved"),
+        (lambda s: s["estimator"]["parameters"].update(weighting={"Girsanov": {"xi": -1}}), "xi"),
         (lambda s: s["estimator"].update({"class": "os.system"}), "is not a valid saved estimator"),
         (lambda s: s["estimator"].pop("progress"), "is not a valid saved estimator"),
         (

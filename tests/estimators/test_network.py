@@ -66,10 +66,10 @@ def test_they_are_what_diagnose_takes(x, kind, tmp_path):
     target = {"classes": x[:, 0] > 5, "labels": (x > x.mean(0)).astype(int), "real": x[:, 0]}[kind]
     model = (EllipticRegressor if kind == "real" else EllipticClassifier)(**QUICK).fit(x, target)
     before = [p.detach().clone() for p in model.module_.parameters()]
-    found = elliptica.diagnose(*model.network_rows(x, target), n=30)
+    found = elliptica.diagnose(*model.network_rows(x, target))
     assert found.n_rows == 40 or found.n_given == 40
     assert all(torch.equal(a, b) for a, b in zip(before, model.module_.parameters(), strict=True))
-    again = elliptica.diagnose(*load(save(model, tmp_path / "m.elliptica")).network_rows(x, target), n=30)
+    again = elliptica.diagnose(*load(save(model, tmp_path / "m.elliptica")).network_rows(x, target))
     assert again.to_dict() == found.to_dict()
 
 

@@ -131,7 +131,7 @@ def test_targets_without_logarithm_are_refused(rows):
     weight = np.ones(60)
     weight[3] = 0
     fitted = clone(model).fit(x, y, weight)  # a row that does not count may have any target
-    with pytest.raises(ValueError, match="above zero"):
+    with pytest.raises(ValueError, match="target_transform"):
         fitted.network_rows(x, y)
-    with pytest.raises(ValueError, match="target_transform must be one of 'log', but got 'sqrt'"):
+    with pytest.raises(ValueError, match="target_transform"):
         EllipticRegressor(target_transform="sqrt").fit(x, y)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from elliptica.baselines import cmixup
-from elliptica.core.bridge import quantile_times
+from elliptica.baselines.regression import cumulative_kernel
+from elliptica.core.bridge import tent
 from elliptica.estimators import stacked_points as points
 from elliptica.estimators.stacked_points import StackedJob
 from laws import assert_distribution, assert_frequencies, assert_variance
@@ -70,24 +70,26 @@ def test_partners_are_any_other_row(method, draw):
 
 
 @pytest.mark.parametrize("n_times", [2, 4, 5])
-def test_times_lie_on_the_grid_one_in_each_part_of_the_batch(n_times, draw, generator):
+def test_times_lie_on_the_grid_and_follow_the_place_in_the_batch(n_times, draw):
     x, y = numbered(12)
     p = draw("elliptic", x, y, chunks=10, batch_size=12, n_times=n_times)
     index = (p.s * (n_times - 1)).round().long()
     torch.testing.assert_close(index / (n_times - 1), p.s)
     assert_frequencies(np.bincount(index.flatten(), minlength=n_times), np.full(n_times, 1 / n_times))
-    u = torch.rand(3, 2, 12, generator=generator)
-    given = (u + torch.arange(12)) / 12
-    grids = torch.tensor([float(n_times)]).view(1, 1, 1)
-    torch.testing.assert_close(points.stratified_times(u, grids), quantile_times(given, n_times, "mean"))
+    one, two = (torch.Generator().manual_seed(3) for _ in range(2))
+    cycle = (tent(torch.arange(12), one) * n_times).long().clamp_max(n_times - 1)
+    found = points.tent_times(torch.rand(1, generator=two), torch.tensor(float(n_times)), 12)
+    torch.testing.assert_close(found, cycle / (n_times - 1))  # as the core's for the same number
 
-    def is_stratified(times):
-        """Counts of each time in a batch differ from their mean by less than one part at each border."""
-        counts = torch.stack([(times == v).sum(1) for v in range(n_times)])
-        return float((counts - 12 / n_times).abs().max()) < 2
+    def is_tent(times):
+        """Along a batch, times fall to the first and then rise, and end where they began."""
+        low = times.argmin(1, keepdim=True)
+        falls = torch.arange(11) < low
+        step = times.diff(dim=1)
+        return bool((torch.where(falls, -step, step) >= 0).all() and (times[:, 0] == n_times - 1).all())
 
-    assert is_stratified(index)
-    assert not is_stratified(torch.randint(n_times, index.shape))
+    assert is_tent(index)
+    assert not is_tent(index[:, torch.randperm(12)])
 
 
 def test_noise_of_bridges_and_of_inputs(draw):
@@ -149,7 +151,7 @@ def test_partners_of_c_mixup_follow_the_kernel_of_targets(draw):
     x = numbered(6)[0]
     y = torch.tensor([0.0, 0.1, 0.5, 0.7, 1.5, 1.6])[:, None]
     p = draw("c-mixup", x, y, chunks=30, bandwidth=0.4)
-    law = np.diff(cmixup._cumulative(y, y, 0.4).double().numpy(), prepend=0)
+    law = np.diff(cumulative_kernel(y, y, 0.4).double().numpy(), prepend=0)
     for row in range(6):
         chosen = p.partners[p.rows == row]
         assert_frequencies(np.bincount(chosen, minlength=6), law[row])

@@ -1,11 +1,6 @@
 """The mixin and the callback under Lightning's own trainer, in one process and in two."""
 
-import json
-import os
 import runpy
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,12 +10,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 L = pytest.importorskip("lightning", reason="Lightning is not installed (extra lightning)")
 
-from elliptica import BridgeMix, Elliptic, switch_off  # noqa: E402
+from elliptica import BridgeMix, Elliptic  # noqa: E402
 from elliptica.integrations import BridgeMixCallback, EllipticLightningMixin  # noqa: E402
 from elliptica.integrations.steps import StepNoise  # noqa: E402
+from processes import once, pretend_torchrun  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning"),
+    pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval"),
 ]
@@ -52,6 +48,8 @@ def loader(n=16, batch_size=4, **options):
 
 
 class Plain(L.LightningModule):
+    seen = ()
+
     def __init__(self, net=None):
         super().__init__()
         self.net = network() if net is None else net
@@ -60,12 +58,9 @@ class Plain(L.LightningModule):
         return self.net(x)
 
     def training_step(self, batch, batch_idx):
-        x, y = batch
+        x, y = batch.values() if isinstance(batch, dict) else batch
+        self.seen = [*self.seen, (x, y)]
         return nn.functional.cross_entropy(self.net(x), y)
-
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("val_loss", nn.functional.cross_entropy(self.net(x), y))
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -89,18 +84,9 @@ class Lit(EllipticLightningMixin, Plain):
 
 
 def trainer(**options):
-    return L.Trainer(
-        **{
-            "max_epochs": 1,
-            "accelerator": "cpu",
-            "devices": 1,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            **options,
-        }
-    )
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    settings = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, **dict.fromkeys(quiet, False)}
+    return L.Trainer(**{**settings, **options})
 
 
 def fitted(module, batches=None, **options):
@@ -117,112 +103,80 @@ def parameters(module):
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def test_step_equals_the_objective_alone(generator):
-    x, y = data(6)
-    module = Lit(without_batch_norm(), **STRAIGHT)
-    partners = torch.randperm(6, generator=generator)
-    alone = Elliptic(without_batch_norm(), nn.CrossEntropyLoss(), num_classes=3, **STRAIGHT)
-    expected = alone(x, y, partners=partners)
-    torch.testing.assert_close(module.elliptic_loss(x, y, partners=partners), expected)
-    assert not torch.isclose(expected, nn.functional.cross_entropy(module.net(x), y))
+EXACT = {
+    **{name: {"weighting": name} for name in (None, "gradient_norm", "gradient_softmax", "girsanov")},
+    "multiplicative": {"weighting": "multiplicative", "n_bridges": 2},
+    **{name: {"pairing": name} for name in ("inverse_distance", "nearest")},
+    "single points": {"sampling": "marginal", "n_bridges": 3},
+    "hidden layer": {"at": "0", "weighting": "gradient_norm"},
+    "clean statistics": {"bn": "clean"},
+}
 
 
-def test_outside_of_training_it_is_the_ordinary_loss():
-    x, y = data(6)
-    module = Lit().eval()
-    torch.testing.assert_close(module.elliptic_loss(x, y), nn.functional.cross_entropy(module.net(x), y))
+@pytest.mark.parametrize("name", EXACT)
+def test_training_equals_a_plain_loop(name):
+    """Losses, parameters and running statistics of two epochs, to the bit."""
+    settings = {"sampling": "path", "n_times": 4, "sigma": 0.5, **EXACT[name]}
+    module = fitted(Lit(**settings), max_epochs=2)
+    model = network()
+    objective = Elliptic(model, nn.CrossEntropyLoss(), num_classes=3, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for epoch in range(2):
+        for index, (x, y) in enumerate(loader()):
+            loss = objective(x, y, generator=StepNoise(0).generator(x.device, 0, epoch, index))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert module.losses == losses
+    expected = model.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in module.net.state_dict().items())
 
 
 def test_the_module_itself_can_be_the_model():
-    class Itself(EllipticLightningMixin, Plain):
-        def __init__(self):
-            super().__init__(without_batch_norm())
-            self.use_elliptic(self, nn.CrossEntropyLoss(), num_classes=3, seed=0)
-
-        def training_step(self, batch, batch_idx):
-            return self.elliptic_loss(*batch)
-
-    other = Lit(without_batch_norm(), sigma=0.05)
-    assert torch.equal(parameters(fitted(Itself())), parameters(fitted(other)))
+    itself, other = Lit(without_batch_norm()), Lit(without_batch_norm())
+    itself.use_elliptic(itself, nn.CrossEntropyLoss(), num_classes=3, sigma=0.5, seed=0)
+    assert torch.equal(parameters(fitted(itself)), parameters(fitted(other)))
 
 
-def test_accumulated_gradients_are_those_of_the_joined_batch():
-    """Partners within each batch of two; straight lines, so nothing is drawn."""
-    pairs = torch.tensor([1, 0])
-    four = torch.cat([pairs + 2 * i for i in range(4)])
-    split = Lit(without_batch_norm(), pairs, **STRAIGHT)
-    joined = Lit(without_batch_norm(), four, **STRAIGHT)
-    fitted(split, loader(8, 2), accumulate_grad_batches=4)
-    fitted(joined, loader(8, 8))
-    torch.testing.assert_close(parameters(split), parameters(joined))
-    unlike = fitted(Lit(without_batch_norm(), four.roll(1), **STRAIGHT), loader(8, 8))
-    assert not torch.allclose(parameters(unlike), parameters(joined))
-
-
-@pytest.mark.parametrize("sigma", [0.5, "auto"])
-def test_resumed_run_equals_the_uninterrupted_one(sigma, tmp_path):
-    whole = fitted(Lit(sigma=sigma), max_epochs=3)
-    first = Lit(sigma=sigma)
+def test_resumed_run_equals_the_uninterrupted_one_and_checkpoints_are_plain(tmp_path):
+    whole = fitted(Lit(), max_epochs=3)
+    first, resumed = Lit(), Lit()
     running = trainer(max_epochs=1)
     running.fit(first, loader())
     running.save_checkpoint(tmp_path / "last.ckpt")
-    resumed = Lit(sigma=sigma)
     trainer(max_epochs=3).fit(resumed, loader(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     assert first.losses + resumed.losses == whole.losses
     assert torch.equal(parameters(resumed), parameters(whole))
-    if sigma == "auto":
-        assert torch.equal(resumed.objective.auto_sigma, whole.objective.auto_sigma)
-
-
-def test_noise_is_new_in_every_batch_and_epoch_and_follows_the_seed():
-    once = fitted(Lit(), max_epochs=2).losses
-    assert len(set(once)) == len(once)
-    assert fitted(Lit(), max_epochs=2).losses == once
-    assert fitted(Lit(seed=1), max_epochs=2).losses != once
+    plain = Plain.load_from_checkpoint(tmp_path / "last.ckpt", strict=True, weights_only=True)
+    assert torch.equal(parameters(plain), parameters(first))
 
 
 def test_seed_of_seed_everything_is_the_default(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    assert fitted(Lit(seed=None)).losses == fitted(Lit(seed=1)).losses
+    assert fitted(Lit(seed=None)).losses == fitted(Lit(seed=1)).losses != fitted(Lit(seed=0)).losses
 
 
-def test_checkpoints_are_those_of_the_module_without_the_mixin(tmp_path):
-    module = Lit()
-    running = trainer()
-    running.fit(module, loader())
-    running.save_checkpoint(tmp_path / "last.ckpt")
-    assert set(module.state_dict()) == set(Plain().state_dict())
-    plain = Plain.load_from_checkpoint(tmp_path / "last.ckpt", strict=True, weights_only=True)
-    assert torch.equal(parameters(plain), parameters(module))
-
-
-def test_schedule_follows_the_epoch():
-    """Off from the second epoch on: training is then ordinary training."""
-    module = Lit(without_batch_norm(), schedule=switch_off(after=0))
-    plain = Plain(without_batch_norm())
-    torch.testing.assert_close(parameters(fitted(module)), parameters(fitted(plain)))
-    late = Lit(without_batch_norm(), schedule=switch_off(after=1))
-    always = Lit(without_batch_norm())
-    fitted(late, max_epochs=2), fitted(always, max_epochs=2)
-    assert late.losses[:4] == always.losses[:4]
-    assert late.losses[4:] != always.losses[4:]
+def test_without_strength_training_is_ordinary():
+    off = Lit(without_batch_norm())
+    off.objective.strength = None
+    torch.testing.assert_close(parameters(fitted(off)), parameters(fitted(Plain(without_batch_norm()))))
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_clean_loss_is_logged_and_changes_nothing(precision):
     """Neither running statistics nor the random state of dropout."""
-    modules = []
+    states = []
     for every in (0, 2):
         module = Lit(network(dropout=0.5), clean_loss_every=every)
         running = trainer(precision=precision)
         torch.manual_seed(0)
         running.fit(module, loader())
-        modules.append(module)
+        states.append(module.state_dict())
         assert ("train_clean_loss" in running.callback_metrics) == bool(every)
-    quiet, logging = (module.state_dict() for module in modules)
-    assert all(torch.equal(quiet[name], logging[name]) for name in quiet)
-    assert all(value.dtype != torch.bfloat16 for value in quiet.values())
-    assert torch.isfinite(parameters(modules[0])).all()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert all(value.isfinite().all() and value.dtype != torch.bfloat16 for value in states[0].values())
 
 
 def test_value_of_the_clean_loss():
@@ -234,120 +188,42 @@ def test_value_of_the_clean_loss():
     x, y = data(4)
     expected = nn.functional.cross_entropy(module.net.eval()(x), y)
     torch.testing.assert_close(running.callback_metrics["train_clean_loss"], expected)
-
-
-def test_frozen_parts_stay_frozen():
-    module = Lit()
-    module.net[1].eval()
-    module.elliptic_loss(*data(6))
-    assert module.net[1].num_batches_tracked == 0
-    assert not module.net[1].training
-
-
-def test_manual_optimization_draws_anew_in_every_call():
-    class Manual(Lit):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            for _ in range(2):
-                loss = super().training_step(batch, batch_idx)
-                self.optimizers().zero_grad()
-                self.manual_backward(loss)
-
-    losses = fitted(Manual(), loader(4, 4)).losses
-    assert losses[0] != losses[1]
-
-
-def test_a_generator_can_be_given(generator):
-    x, y = data(6)
-    module = Lit(without_batch_norm())
-    state = generator.get_state()
-    once = module.elliptic_loss(x, y, generator=generator)
-    generator.set_state(state)
-    assert module.elliptic_loss(x, y, generator=generator) == once
-
-
-class Soft(Plain):
-    """Takes what it is given, and keeps it."""
-
-    def __init__(self):
-        super().__init__(without_batch_norm())
-        self.seen = []
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch.values() if isinstance(batch, dict) else batch
-        self.seen.append((x, y))
-        return nn.functional.cross_entropy(self.net(x), y)
+    torch.testing.assert_close(module.eval().elliptic_loss(x, y), expected)  # always outside of training
+    other = Lit()
+    other.net[1].eval()
+    other.elliptic_loss(x, y)
+    assert other.net[1].num_batches_tracked == 0  # frozen parts stay frozen
 
 
 MIX = BridgeMix(num_classes=3, sigma=0.5)
 
 
-def test_callback_replaces_list_batches_and_leaves_the_data_alone():
+def test_callback_replaces_the_batch_and_leaves_the_data_alone():
+    """In lists and dicts, by the points of the transform itself."""
     x, y = data(8)
-    before = x.clone(), y.clone()
-    batches = [[x[:4], y[:4]], [x[4:], y[4:]]]  # the user's own containers
-    module = Soft()
-    fitted(module, in_order(batches), max_epochs=2, callbacks=[BridgeMixCallback(MIX, seed=3)])
-    assert torch.equal(x, before[0])
-    assert torch.equal(y, before[1])
-    assert batches[0][1].dtype == torch.long
-    for (epoch, index), seen in zip([(0, 0), (0, 1), (1, 0), (1, 1)], module.seen, strict=True):
-        noise = StepNoise(3).generator(x.device, 0, epoch, index)
-        for a, b in zip(MIX(*batches[index], generator=noise), seen, strict=True):
-            assert torch.equal(a, b)
-
-
-def test_callback_takes_dict_batches():
-    x, y = data(4)
-    module = Soft()
-    fitted(
-        module,
-        in_order([{"image": x, "label": y}]),
-        callbacks=[BridgeMixCallback(MIX, x="image", y="label", seed=3)],
-    )
-    assert module.seen[0][1].shape == (4, 3)
-
-
-@pytest.mark.parametrize(
-    ("batch", "error", "message"),
-    [
-        (data(4), TypeError, "of type tuple, which cannot be changed in place"),
-        ([*data(4), torch.zeros(4)], ValueError, "this one has 3 parts"),
-        ([[*data(4)], [*data(4)]], TypeError, "must be a tensor, but are a list"),
-        ({"image": data(4)[0]}, ValueError, "has no key 'x', only 'image'"),
-    ],
-)
-def test_callback_says_which_batches_it_takes(batch, error, message):
-    with pytest.raises(error, match=message):
-        fitted(Soft(), in_order([batch]), callbacks=[BridgeMixCallback(MIX)])
+    lists = [[x[:4], y[:4]], [x[4:], y[4:]]]  # the user's own containers
+    for batches in (lists, [dict(zip(("image", "label"), pair, strict=True)) for pair in lists]):
+        module = Plain(without_batch_norm())
+        callback = BridgeMixCallback(MIX, x="image", y="label", seed=3)
+        fitted(module, in_order(batches), max_epochs=2, callbacks=[callback])
+        for (epoch, index), seen in zip([(0, 0), (0, 1), (1, 0), (1, 1)], module.seen, strict=True):
+            noise = StepNoise(3).generator(x.device, 0, epoch, index)
+            for a, b in zip(MIX(*lists[index], generator=noise), seen, strict=True):
+                assert torch.equal(a, b)
+        assert (batches[0][1] if isinstance(batches[0], list) else batches[0]["label"]).dtype == torch.long
+    assert all(torch.equal(a, b) for a, b in zip((x, y), data(8), strict=True))
 
 
 @pytest.mark.bad_input
-def test_errors_of_the_mixin():
-    class Forgot(EllipticLightningMixin, Plain):
-        pass
-
-    with pytest.raises(RuntimeError, match="Call self"):
-        Forgot().elliptic_loss(*data(4))
-    with pytest.raises(ValueError, match="is not a submodule of Forgot"):
-        Forgot().use_elliptic(nn.Linear(5, 3), nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match="clean_loss_every"):
-        Forgot().use_elliptic(nn.Linear(5, 3), nn.CrossEntropyLoss(), clean_loss_every=-1)
-
-    class Lonely(EllipticLightningMixin, nn.Module):
-        pass
-
-    with pytest.raises(TypeError, match="Lonely is not a LightningModule"):
-        Lonely().use_elliptic(nn.Linear(5, 3), nn.CrossEntropyLoss())
-    with pytest.raises(TypeError, match="must be a BridgeMix, but got Linear"):
-        BridgeMixCallback(nn.Linear(5, 3))
-
-
-def test_integer_inputs_are_refused():
-    with pytest.raises(TypeError, match="must be floating point"):
+def test_what_would_be_silently_wrong_is_refused():
+    """A part that is not mixed, a model that is not trained, inputs that cannot be mixed."""
+    with pytest.raises(ValueError, match="batch"):
+        fitted(Plain(), in_order([[*data(4), torch.zeros(4)]]), callbacks=[BridgeMixCallback(MIX)])
+    with pytest.raises(TypeError):  # tuples cannot be changed in place
+        fitted(Plain(), in_order([data(4)]), callbacks=[BridgeMixCallback(MIX)])
+    with pytest.raises(ValueError, match="model"):
+        Lit().use_elliptic(nn.Linear(5, 3), nn.CrossEntropyLoss(), num_classes=3)
+    with pytest.raises(TypeError, match="x"):
         Lit().elliptic_loss(torch.zeros(4, 5, dtype=torch.long), data(4)[1])
 
 
@@ -358,101 +234,52 @@ def test_example_of_a_module():
     assert set(metrics) == {"train_loss", "train_clean_loss", "val_loss"}
 
 
-@pytest.mark.slow
-def test_example_of_fabric(tmp_path):
-    model = runpy.run_path(str(EXAMPLES / "fabric_loop.py"))["main"](tmp_path / "model.pt")
-    saved = torch.load(tmp_path / "model.pt", weights_only=True)
-    fresh = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
-    fresh.load_state_dict(saved, strict=True)
-    assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())
-    x = torch.randn(500, 20, generator=torch.Generator().manual_seed(7))
-    assert (fresh(x).argmax(1) == x[:, :3].argmax(1)).float().mean() > 0.7
-
-
-# Two processes: Lightning forks them from a fresh process, in which no gradient has been computed yet.
-
 PARTNERS = torch.tensor([2, 0, 3, 1])
-TWO = {"strategy": "ddp_fork", "devices": 2, "use_distributed_sampler": False}
+TOGETHER = {
+    "straight": {},
+    "second order": {"weighting": "gradient_norm"},
+    "hidden": {"weighting": "girsanov", "at": "0"},
+    "noisy": {"sigma": 0.5, "partners": None},
+}
 
 
-class Reporting(Lit):
-    """Each process reads every other row, and writes its losses and its parameters."""
-
-    def train_dataloader(self):
-        x, y = (part[self.global_rank :: 2] for part in data(16))
-        return DataLoader(TensorDataset(x, y), batch_size=4)
-
-    def on_fit_end(self):
-        report = {"losses": self.losses, "parameters": parameters(self).tolist()}
-        Path(os.environ["REPORTS"], f"{self.name}{self.global_rank}.json").write_text(json.dumps(report))
-
-
-def reports(folder, name):
-    return [json.loads(Path(folder, f"{name}{rank}.json").read_text()) for rank in (0, 1)]
-
-
-def run_two_processes():
-    """Entry of the fresh process."""
-    torch.set_num_threads(1)
-    for name, settings in {
-        "straight": {"partners": PARTNERS, **STRAIGHT},
-        "second_order": {"partners": PARTNERS, "weighting": "gradient_norm", **STRAIGHT},
-        "noisy": {"sigma": 0.5},
-    }.items():
-        module = Reporting(without_batch_norm(), **settings)
-        module.name = name
-        trainer(**TWO, max_epochs=2).fit(module)
-    try:
-        trainer(**TWO).fit(Reporting(without_batch_norm(), sigma="auto"))
-    except Exception as error:
-        Path(os.environ["REPORTS"], "auto.txt").write_text(str(error))
+def both_processes(rank):
+    """Each process reads every other row."""
+    pretend_torchrun(rank)
+    found = {}
+    for name, settings in TOGETHER.items():
+        module = Lit(without_batch_norm(), **{"partners": PARTNERS, **STRAIGHT, **settings})
+        x, y = (part[rank::2] for part in data(16))
+        batches = DataLoader(TensorDataset(x, y), batch_size=4)
+        fitted(module, batches, strategy="ddp", devices=2, use_distributed_sampler=False, max_epochs=2)
+        found[name] = module.losses, parameters(module)
+    return found
 
 
 @pytest.fixture(scope="module")
-def two_processes():
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])
-        result = subprocess.run(
-            [sys.executable, "-W", "ignore", __file__],
-            env={**os.environ, "REPORTS": folder, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert result.returncode == 0, result.stderr
-        yield folder
+def found(tmp_path_factory):
+    return once(tmp_path_factory, both_processes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "weighting"), [("straight", {}), ("second_order", {"weighting": "gradient_norm"})]
-)
-def test_two_processes_equal_one_on_the_joined_batch(name, weighting, two_processes):
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", ["straight", "second order", "hidden"])
+def test_two_processes_equal_one_on_the_joined_batch(name, found):
     """Process r has rows r, r + 2, ...; partners are rows of its own batch."""
     x, y = data(16)
-    module = Lit(without_batch_norm(), torch.cat([PARTNERS, PARTNERS + 4]), **STRAIGHT, **weighting)
+    module = Lit(without_batch_norm(), torch.cat([PARTNERS, PARTNERS + 4]), **STRAIGHT, **TOGETHER[name])
     joined = []
     for step in range(2):
         rows = torch.cat([torch.arange(8 * step + rank, 8 * step + 8, 2) for rank in (0, 1)])
         joined.append([x[rows], y[rows]])
     fitted(module, in_order(joined), max_epochs=2)
-    for one in reports(two_processes, name):
-        torch.testing.assert_close(torch.tensor(one["parameters"]), parameters(module))
+    for one in found:
+        torch.testing.assert_close(one[name][1], parameters(module))
 
 
 @pytest.mark.slow
-def test_two_processes_draw_different_noise_and_stay_together(two_processes):
-    first, second = reports(two_processes, "noisy")
-    assert first["parameters"] == second["parameters"]
-    assert not set(first["losses"]) & set(second["losses"])
-    assert len(first["losses"]) == 4
-
-
-@pytest.mark.slow
-def test_two_processes_with_different_automatic_noise_are_refused(two_processes):
-    said = Path(two_processes, "auto.txt").read_text()
-    assert "each process has another one" in said
-    assert "auto_sigma(x)" in said
-
-
-if __name__ == "__main__":
-    run_two_processes()
+@pytest.mark.distributed
+def test_two_processes_draw_different_noise_and_stay_together(found):
+    first, second = (one["noisy"] for one in found)
+    assert torch.equal(first[1], second[1])
+    assert len({*first[0], *second[0]}) == 8

@@ -1,14 +1,12 @@
-"""Regions: distances and projections against brute force, and what is refused."""
-
-import math
+"""Regions and nearest balls: distances and projections against brute force."""
 
 import numpy as np
 import pytest
 import torch
 
-from elliptica.landscape import Ball, Box, DataDomain, Domain, Polytope, Whitened
-from elliptica.landscape.data_domain import OUTER
-from elliptica.landscape.domains import inside, step_radius
+from elliptica.landscape import Ball, Box, DataDomain, Polytope, Whitened, data_domain
+from elliptica.landscape.data_domain import NearestBalls, distances, nearest_other
+from elliptica.landscape.domains import OUTER, inside, step_radius
 
 
 def points(n, dim, generator, dtype=torch.float64):
@@ -40,17 +38,6 @@ def test_ball(dim, generator):
     assert bool((ball.distance(z)[:, None] <= torch.cdist(z, on_sphere[:100]) + 1e-9).all())
     assert torch.allclose(ball.project(ball.centre[None]).sub(ball.centre).norm(), torch.tensor(2.0).double())
     assert bool((ball.distance(ball.centre + 2.1 * unit(5, dim, generator)) < 0).all())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_balls_and_boxes_around_data_hold_them(dtype, generator):
-    data = points(30, 4, generator, dtype)
-    for domain in (Ball.around(data), Box.around(data), DataDomain(data), DataDomain(data, outer="hull")):
-        outer = getattr(domain, "domain", domain)
-        assert bool((outer.distance(data) >= -1e-6).all())
-        assert domain.distance(data).dtype == dtype
-        assert isinstance(domain, Domain)
-    assert not bool((Ball.around(data, margin=1.0).distance(data) > 1e-3).all())
 
 
 def test_box(generator):
@@ -135,12 +122,6 @@ def test_hull_in_one_and_three_dimensions():
     assert torch.allclose(Polytope.hull(cube).distance(z), torch.minimum(z, 1 - z).amin(1))
 
 
-def test_half_spaces_of_any_length():
-    normals = torch.tensor([[10.0, 0], [-1, 0], [0, 0.1], [0, -1]]).double()
-    square = Polytope(normals, torch.tensor([10.0, 1, 0.1, 1]).double())
-    assert float(square.distance(torch.tensor([[0.25, 0.0]]).double())) == pytest.approx(0.75)
-
-
 def test_data_domain_against_brute_force(generator):
     data = points(40, 3, generator)
     domain = DataDomain(data, fraction=0.4)
@@ -156,23 +137,6 @@ def test_data_domain_against_brute_force(generator):
     check_projection(domain, z[free])
     nearest = (torch.cdist(data, data) + 1e9 * torch.eye(40).double()).amin(1)
     assert torch.allclose(domain.radii, 0.4 * nearest)
-
-
-def test_nearest_ball_far_from_the_origin_in_single_precision(generator):
-    data = points(200, 3, generator)
-    z = points(500, 3, generator)
-    exact = DataDomain(data).distance(z)
-    moved = DataDomain((data + 1000).float(), epsilon=DataDomain(data).radii.float()).distance(
-        (z + 1000).float()
-    )
-    assert float((moved - exact).abs().max()) < 1e-3
-
-
-def test_repeated_points_share_a_ball():
-    data = torch.tensor([[0.0, 0], [0, 0], [1, 0]])
-    domain = DataDomain(data)
-    assert torch.allclose(domain.radii, torch.full((3,), 0.3))
-    assert int(domain.where(torch.tensor([[0.01, 0.0]]))) in (0, 1)
 
 
 @pytest.mark.parametrize("shift", [0.0, 100.0])
@@ -204,68 +168,89 @@ def test_whitening(generator):
     assert isinstance(Whitened.ball(data, fraction=0.2).inner, DataDomain)
 
 
-TWO = torch.tensor([[0.0, 0], [1, 0]])
+# The nearest ball: one answer by tree and by comparison, exact wherever the points lie.
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: DataDomain(TWO, epsilon=0.6), "overlap.*below 0.5"),
-        (lambda: DataDomain(TWO, fraction=0.5), "below 0.5"),
-        (lambda: DataDomain(TWO, epsilon=torch.tensor([0.1, -1.0])), "above 0"),
-        (lambda: DataDomain(TWO, outer=Ball(torch.zeros(2), 0.5)), r"outside, e\.g\. rows \[1\]"),
-        (lambda: DataDomain(TWO[:1]), "at least two points"),
-        (lambda: DataDomain(TWO.long()), "floating"),
-        (lambda: DataDomain(TWO * torch.nan), "finite"),
-        (lambda: DataDomain(TWO[:, 0]), r"\(n, dim\)"),
-        (lambda: DataDomain(torch.ones(3, 2)), "the same"),
-        (lambda: DataDomain(TWO, outer="bal"), "Did you mean 'ball'"),
-        (lambda: Ball.around(TWO, margin=0.9), "at least 1"),
-        (lambda: Ball(torch.zeros(2), 0.0), "radius"),
-        (lambda: Box(torch.zeros(2), torch.tensor([1.0, 0.0])), "constant columns"),
-        (lambda: Box(torch.zeros(2), torch.ones(2), wall="bounce"), "absorb"),
-        (lambda: Polytope.hull(torch.randn(30, 8)), "not feasible.*Ball.around"),
-        (lambda: Polytope.hull(torch.randn(3, 3)), "at least 4"),
-        (lambda: Polytope(torch.eye(2), torch.ones(2)), "unbounded|not closed"),
-        (lambda: Polytope(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0, -1.0])), "empty"),
-        (lambda: Polytope(torch.zeros(3, 2), torch.ones(3)), "zero"),
-        (lambda: Polytope(torch.eye(2), torch.ones(3)), "facets"),
-        (lambda: Polytope(torch.eye(2), torch.tensor([1.0, torch.nan])), r"Polytope\.offsets must be finite"),
-        (lambda: Polytope(torch.eye(2) * torch.inf, torch.ones(2)), r"Polytope\.normals must be finite"),
-    ],
-)
-def test_bad_domains(make, words, own_checks):
-    with pytest.raises((ValueError, TypeError), match=words):
-        make()
+def clouds(generator, n, dim):
+    """Points that a careless search gets wrong, and plain ones."""
+    plain = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    outlier = plain.clone()
+    outlier[0] = 1e6
+    half = n // 2
+    return {
+        "plain": plain,
+        "cluster": torch.cat([plain[:half], plain[:1] + 1e-7 * plain[half:]]),
+        "repeated": torch.cat([plain[:half], plain[: n - half]]),
+        "outlier": outlier,
+        "far": plain + 1e5,
+    }
 
 
-def test_the_centre_of_a_ball_is_projected_to_its_surface(generator):
-    domain = DataDomain(points(5, 3, generator))
-    on = domain.project(domain.points)
-    assert torch.allclose(domain.distance(on), torch.zeros(5).double(), atol=1e-12)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dim", [1, 2, 12])
+@pytest.mark.parametrize("name", ["plain", "cluster", "repeated", "outlier", "far"])
+def test_both_ways_give_the_nearest_ball(name, dim, dtype, generator, monkeypatch):
+    points = clouds(generator, 600, dim)[name].to(dtype)
+    apart = distances(points.double(), points.double())
+    apart = torch.where(apart > 0, apart, torch.inf).amin(1)
+    pick = torch.randint(600, (300,), generator=generator)
+    noise = torch.randn(300, dim, generator=generator, dtype=torch.float64)
+    spots = [points[pick] + (apart[pick, None] * noise).to(dtype), points[:60], points.median(0).values[None]]
+    z = torch.cat([*spots, (points.median(0).values + noise).to(dtype)])
+    for radii in (0.4 * apart, torch.full_like(apart, 0.4 * float(apart.min()))):
+        gaps = distances(z.double(), points.double()) - radii
+        answers = []
+        for least in (10**9, 0):  # by comparison, by tree
+            monkeypatch.setattr(data_domain, "TREE_BALLS", least)
+            torch.testing.assert_close(nearest_other(points).double(), apart, rtol=1e-6, atol=0)
+            answers.append(NearestBalls(points, radii, float((radii / apart).max()))(z))
+            found = gaps.gather(1, answers[-1][:, None])[:, 0]
+            error = (found - gaps.amin(1)).abs()
+            assert bool((error <= 1e-12 * (gaps.amin(1).abs() + radii.max())).all())
+        assert torch.equal(answers[0], answers[1])
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("outer", [3, ["ball"], Ball, None])
-def test_an_outer_region_is_an_object(outer, generator):
-    with pytest.raises(TypeError, match=r"outer must have the methods distance\(z\) and project\(z\)"):
-        DataDomain(points(5, 2, generator), outer=outer)
+def test_the_answer_does_not_depend_on_scipy(generator, monkeypatch):
+    points = torch.randn(3000, 2, generator=generator, dtype=torch.float64)
+    z = torch.randn(500, 2, generator=generator, dtype=torch.float64)
+    with_tree = DataDomain(points)
+    found = with_tree.nearest_ball(z)
+    assert "_tree" in vars(with_tree._balls)
+
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(data_domain.importlib, "import_module", missing)
+    without = DataDomain(points)
+    assert without._balls._tree is None
+    for first, second in zip(found, without.nearest_ball(z), strict=True):
+        assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("shape", [(3,), (5, 1)])
-def test_radii_of_another_number(shape, generator, own_checks):
-    with pytest.raises(ValueError, match="one for each of the 5 points"):
-        DataDomain(points(5, 2, generator), epsilon=torch.full(shape, 1e-3))
+def test_the_first_of_equally_near_balls_counts():
+    """A lattice, seen from the middles of its cells; of repeated points the widest ball, then the first."""
+    side = torch.arange(40, dtype=torch.float64)
+    grid = torch.cartesian_prod(side, side)
+    middle = grid[grid.amax(1) < 39] + 0.5
+    expected = (grid[:, None] == middle - 0.5).all(2).long().argmax(0)
+    for points in (grid, torch.cat([grid, grid])):
+        assert torch.equal(DataDomain(points).nearest_ball(middle)[1], expected)
+    radii = torch.tensor([0.1, 0.2, 0.2, 0.1])
+    balls = NearestBalls(torch.tensor([[0.0], [0.0], [0.0], [9.0]]), radii)
+    assert balls(torch.tensor([[1.0], [8.0]])).tolist() == [1, 3]
+    assert balls.others().tolist() == pytest.approx([8.9, 8.9, 8.9, 8.8])
 
 
-def test_a_polytope_of_lists(own_checks):
-    with pytest.raises(TypeError, match=r"Polytope.normals must be a torch.Tensor"):
-        Polytope([[1.0]], torch.ones(1))
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e-9, 1e30])
-def test_a_hull_of_any_size(size):
-    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    middle = torch.tensor([[0.25, 0.25]], dtype=torch.float64)
-    assert math.isclose(Polytope.hull(size * corners).distance(size * middle) / size, 0.25, rel_tol=1e-9)
+def test_one_large_ball_among_many_small_ones_is_found(generator):
+    """Its centre is not among the first neighbours; the largest share of a radius decides, not the mean."""
+    small = 10 * torch.rand(3000, 2, dtype=torch.float64, generator=generator)
+    far = torch.tensor([[30.0, 30.0], [34.0, 30.0], [34.0, 31.0], [34.0, 29.0]], dtype=torch.float64)
+    points = torch.cat([small, far])
+    radii = torch.full((len(points),), 1e-6, dtype=torch.float64)
+    radii[len(small)] = 3.9
+    domain = DataDomain(points, epsilon=radii, outer=Ball(torch.full((2,), 15.0, dtype=torch.float64), 60.0))
+    z = torch.tensor([[33.9, 30.0 + 0.2 * k] for k in range(-3, 4)], dtype=torch.float64)
+    gap, which = domain.nearest_ball(z)
+    truth = ((z[:, None] - points).norm(dim=2) - radii).min(1)
+    torch.testing.assert_close(gap, truth.values)
+    assert torch.equal(which, truth.indices)

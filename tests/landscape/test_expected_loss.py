@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from elliptica import elliptic_loss
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.landscape import (
     hitting_report,
     loss_map,

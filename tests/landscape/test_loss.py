@@ -1,14 +1,14 @@
-"""The loss of a model as a function: modes, memory, labels, joint points."""
+"""The loss of a model as a function, its least value, and the maximum principle on known functions."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from elliptica.landscape.domains import Ball
-from elliptica.landscape.loss import LossField, excess_loss, join, least_loss
-from elliptica.landscape.solve import estimate_landscape
+from elliptica.landscape import LossField, MaximumPrinciple, check_maximum_principle
+from elliptica.landscape.loss import excess_loss, join, least_loss
 
 
 class Counting(nn.Module):
@@ -94,60 +94,10 @@ def test_joint_points_are_the_same_loss(target_shape):
     torch.testing.assert_close(joint(join(x, y)), field(x, y))
 
 
-def test_a_solver_gets_the_slope_at_the_queries(generator):
-    """Control variates need it; with them a linear loss has no variance left."""
-    field = LossField(nn.Linear(5, 1).double(), lambda out, y: out[:, 0] - y)
-    at, y = torch.zeros(2, 5).double(), torch.tensor([1.0, 2.0]).double()
-    found = estimate_landscape(
-        field.at_label((5,)),
-        Ball(torch.zeros(5).double(), 2.0),
-        at,
-        context=y,
-        n_walks=128,
-        generator=generator,
-    )
-    torch.testing.assert_close(found.value, field(at, y))
-    assert float(found.stderr.max()) < 1e-9
-
-
 def test_no_rows_no_call():
     model = Counting(nn.Linear(3, 1))
     assert LossField(model, nn.MSELoss())(torch.randn(0, 3), torch.randn(0, 1)).shape == (0,)
     assert model.rows == []
-
-
-@pytest.mark.bad_input
-class TestErrors:
-    def test_nan_says_where(self):
-        class Bad(nn.Module):
-            def forward(self, x):
-                return torch.where(x > 2, torch.nan, x)
-
-        x = torch.tensor([[0.0], [3.0], [1.0], [4.0]])
-        with pytest.raises(ValueError, match=r"NaN or infinite at 2 of 4 rows: 1, 3"):
-            LossField(Bad(), nn.MSELoss(), chunk_size=2)(x, torch.zeros(4, 1))
-
-    def test_labels_that_do_not_match(self):
-        field = LossField(nn.Linear(3, 2), nn.CrossEntropyLoss())
-        with pytest.raises(ValueError, match="as many rows"):
-            field(torch.randn(4, 3), torch.zeros(3, dtype=torch.long))
-
-    def test_labels_out_of_range(self):
-        field = LossField(nn.Linear(3, 2), nn.CrossEntropyLoss(), num_classes=2)
-        with pytest.raises(ValueError, match=r"0\.\.1"):
-            field(torch.randn(2, 3), torch.tensor([0, 2]))
-
-    def test_a_function_is_no_model(self):
-        with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-            LossField(lambda x: x, nn.MSELoss())
-
-    def test_classes_cannot_diffuse(self):
-        with pytest.raises(TypeError, match="joint=False"):
-            join(torch.randn(2, 3), torch.tensor([0, 1]))
-
-    def test_joint_points_need_targets(self):
-        with pytest.raises(ValueError, match=r"3 \+ targets"):
-            LossField(nn.Linear(3, 1), nn.MSELoss()).joint(3)(torch.randn(2, 3))
 
 
 W2, W3 = torch.tensor([0.5, 3.0]).double(), torch.tensor([0.2, 1.0, 4.0]).double()
@@ -197,21 +147,38 @@ def test_the_least_loss_of_an_unknown_loss_is_not_known():
     assert least_loss(lambda output, target: (output - target).abs(), torch.zeros(3, 1)) is None
 
 
-@pytest.mark.parametrize("label", [-100, -1, 2])
-def test_labels_beyond_the_classes(label):
-    field = LossField(nn.Linear(3, 2), nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match=rf"Labels must lie in 0..1, .* {label}"):
-        field(torch.zeros(2, 3), torch.tensor([1, label]))
+# The maximum principle.
 
 
-def test_complex_targets_and_a_model_that_drops_rows():
-    x, y = torch.zeros(2, 3), torch.zeros(2, 1)
-    with pytest.raises(TypeError, match="y must be real"):
-        LossField(nn.Linear(3, 1), nn.MSELoss())(x, y.to(torch.complex64))
+def test_every_field_of_a_violation():
+    result = check_maximum_principle(torch.tensor([1.0, 3.0]), torch.tensor([0.5, 2.0, 3.0, 3.5]))
+    assert result == MaximumPrinciple(
+        boundary_min=1.0,
+        boundary_max=3.0,
+        interior_min=0.5,
+        interior_max=3.5,
+        share_above=0.25,
+        excess=0.5,
+        holds=False,
+        minimum_holds=False,
+    )
 
-    class Short(nn.Linear):
-        def forward(self, x):
-            return super().forward(x)[:-1]
 
-    with pytest.raises(ValueError, match="must return one row per input row"):
-        LossField(Short(3, 1), nn.MSELoss())(x, y)
+def disc(generator, n=4000):
+    angle = 2 * math.pi * torch.rand(n, generator=generator, dtype=torch.float64)
+    edge = torch.stack([angle.cos(), angle.sin()], 1)
+    return edge, edge * 0.9 * torch.rand(n, 1, generator=generator, dtype=torch.float64).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("function", "maximum", "minimum"),
+    [
+        (lambda x, y: x**2 - y**2, True, True),  # harmonic: both
+        (lambda x, y: x**2 + y**2, True, False),  # subharmonic: maximum only
+        (lambda x, y: 1 - x**2 - y**2, False, True),  # superharmonic: minimum only
+    ],
+)
+def test_functions_on_the_disc(function, maximum, minimum, generator):
+    edge, inside = disc(generator)
+    result = check_maximum_principle(function(*edge.T), function(*inside.T))
+    assert (result.holds, result.minimum_holds) == (maximum, minimum)

@@ -7,7 +7,7 @@ from elliptica.landscape import Ball, DataDomain, Operator, check_maximum_princi
 
 pytestmark = [
     pytest.mark.statistical,
-    pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning"),
+    pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The landscape at points: which solver is taken, whether its answer is right, and what is refused."""
+"""The landscape at points: which solver is taken, and whether its result is right."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elliptica import EllipticWarning, estimate_landscape
-from elliptica.landscape import Ball, Box, DataDomain, Operator, Polytope, Whitened, solvers
+from elliptica.landscape import Ball, Box, DataDomain, Operator, Whitened
 from elliptica.landscape.solve import LAPLACE
 from multipole import solve_disk
 
@@ -52,13 +52,8 @@ def test_every_solver_finds_a_harmonic_function(solver, dtype, generator):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("shape", ["box", "hull", "own"])
-def test_other_domains(shape, generator):
-    corners = torch.tensor([[-1.0, -1], [1.5, -1], [0, 1.2]]).double()
-    domain = {"box": Box(-torch.ones(2), torch.ones(2)), "hull": Polytope.hull(corners), "own": Strip(1.0)}[
-        shape
-    ]
-    estimate = estimate_landscape(harmonic, domain, AT, n_walks=3000, generator=generator)
+def test_a_domain_of_your_own(generator):
+    estimate = estimate_landscape(harmonic, Strip(1.0), AT, n_walks=3000, generator=generator)
     assert estimate.solver == "spheres"
     assert close(estimate, harmonic(AT))
 
@@ -97,12 +92,8 @@ def test_auto(generator):
     assert chosen(Box(-torch.ones(2), torch.ones(2)), AT) == "spheres"
     assert chosen(DataDomain(high, fraction=0.2), far) == "exact"  # balls are never met
     assert chosen(DataDomain(data, fraction=0.45, margin=2.0), near, data_values=values) == "spheres"
-    tight = DataDomain(data, fraction=0.1, margin=2.0)
-    middle = (data + tight.radii[:, None] * 1.2 / math.sqrt(10)).double()
-    assert chosen(tight, middle, data_values=values) == "green"
-    assert chosen(tight, middle) == "spheres"  # the value varies on each ball
-    assert chosen(tight, middle[:2], data_values=values) == "spheres"  # too few queries for one solve
-    assert chosen(tight, middle, lambda z: 5 * z[:, 0], data_values=values) == "spheres"  # outer data vary
+    assert chosen(DISK, AT, operator=Operator(diffusion=torch.eye(2) + 0.5)) == "euler"
+    assert chosen(DISK, AT, operator=Operator(diffusion=lambda z: 1 + z[:, 0] ** 2)) == "euler"
     small = DataDomain(AT, outer=Box(-torch.ones(2), torch.ones(2), "reflect"))
     assert chosen(small, torch.zeros(1, 2).double()) == "spheres"
     assert chosen(small, torch.zeros(1, 2).double(), operator=Operator(drift=torch.ones(2))) == "euler"
@@ -136,15 +127,7 @@ def test_cloud_of_balls_against_a_series(generator):
     )
     slack = 2 * 1e-4 / eps
     assert bool(((estimate.value - truth).abs() <= 4.5 * estimate.stderr + slack).all())
-    shuffled = estimate_landscape(
-        lambda z: 0.5 - 0.3 * z[:, 0],
-        domain,
-        at,
-        data_values=torch.tensor(values),
-        n_walks=10_000,
-        generator=generator,
-    )
-    assert not bool(((shuffled.value - truth).abs() <= 4.5 * shuffled.stderr + slack).all())
+    assert not bool(((estimate.value - truth.flip(0)).abs() <= 4.5 * estimate.stderr + slack).all())
 
 
 @pytest.mark.statistical
@@ -158,21 +141,10 @@ def test_linear_model_meets_dynkins_formula(dim, generator):
     tau = (1 - at.square().sum(1)) / (dim * sigma2)
     truth = loss(at) + sigma2 * (w.square().sum() + 1) * tau
     options = {"operator": Operator(diffusion=sigma2), "generator": generator, "n_walks": 2000}
-    fast = estimate_landscape(loss, ball, at, **options)
-    plain = estimate_landscape(loss, ball, at, control_variates=False, **options)
-    assert close(fast, truth)
-    assert close(plain, truth)
-    assert not close(plain, loss(at))  # u is not the loss
-    assert bool((fast.stderr < plain.stderr).all())
-    assert torch.allclose(fast.exit_time, tau)
-
-
-@pytest.mark.statistical
-def test_constant_source_with_exact_exits(generator):
-    options = {"operator": Operator(source=3.0, diffusion=2.0), "n_walks": 500, "generator": generator}
-    estimate = estimate_landscape(zero, DISK, AT, **options)
-    assert estimate.solver == "exact"
-    assert torch.allclose(estimate.value, 3 * (1 - AT.square().sum(1)) / 4)
+    estimate = estimate_landscape(loss, ball, at, **options)
+    assert close(estimate, truth)
+    assert not close(estimate, loss(at))  # u is not the loss
+    assert torch.allclose(estimate.exit_time, tau)
 
 
 TRIANGLE = torch.tensor([[-1.0, 1], [1, 1], [0, 0]]).double()
@@ -227,26 +199,6 @@ def test_whitened_ball(generator):
     assert bool((timed.value > 0).all())
 
 
-@pytest.mark.statistical
-def test_chunks_change_the_numbers_only_as_chance_does(generator):
-    at = 0.3 * torch.randn(7, 2, generator=generator).double().clamp(-1, 1)
-    seen = []
-    whole = estimate_landscape(harmonic, DISK, at, n_walks=2000, generator=generator)
-    parts = estimate_landscape(
-        harmonic,
-        DISK,
-        at,
-        n_walks=2000,
-        chunk_size=3,
-        generator=generator,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == [(3, 7), (6, 7), (7, 7)]
-    z = (whole.value - parts.value) / (whole.stderr**2 + parts.stderr**2).sqrt()
-    assert float(z.abs().max()) < 5
-    assert torch.allclose(whole.stderr, parts.stderr, rtol=0.3)
-
-
 def test_same_generator_same_numbers():
     def once(solver):
         g = torch.Generator().manual_seed(5)
@@ -266,48 +218,6 @@ def test_context_goes_with_its_query(generator):
             value, DISK, AT, context=target, solver=solver, chunk_size=1, n_walks=500, generator=generator
         )
         assert close(estimate, AT[:, 0] + target[:, 0], 1e-9)
-
-
-@quiet
-@pytest.mark.statistical
-def test_green_agrees_with_spheres(generator):
-    data = torch.randn(40, 4, generator=generator).double()
-    domain = DataDomain(data, fraction=0.2, margin=1.6)
-    values = torch.rand(40, generator=generator).double()
-    at = 0.6 * torch.randn(6, 4, generator=generator).double()
-    options = {"data_values": values, "n_walks": 2000, "generator": generator}
-    outer = lambda z: torch.sin(z[:, 0])  # noqa: E731
-    green = estimate_landscape(outer, domain, at, solver="green", **options)
-    spheres = estimate_landscape(outer, domain, at, solver="spheres", **options)
-    noise = (green.stderr**2 + spheres.stderr**2).sqrt()
-    assert bool(((green.value - spheres.value).abs() <= 4.5 * noise + green.bias).all())
-    assert bool(((green.hit_share - spheres.hit_share).abs() < 0.05).all())
-    assert green.exit_time is None
-    assert green.bias_kind == "estimate"  # the range of the outer values was only observed
-    fixed = estimate_landscape(0.5, domain, at, solver="green", **options)
-    assert fixed.bias_kind == "bound"
-    assert fixed.n_walks == 0
-    assert float(fixed.stderr.max()) == 0
-    same = estimate_landscape(lambda z: torch.full((len(z),), 0.5), domain, at, solver="spheres", **options)
-    assert bool(((fixed.value - same.value).abs() <= 4.5 * same.stderr + fixed.bias).all())
-    at_centres = estimate_landscape(outer, domain, at, solver="green", n_walks=100, generator=generator)
-    assert any("centre" in note for note in at_centres.notes)
-
-
-@quiet
-@pytest.mark.statistical
-def test_the_error_of_green_covers_its_noise(generator):
-    data = torch.randn(15, 3, generator=generator).double()
-    domain = DataDomain(data, fraction=0.2, margin=1.6)
-    at = torch.tensor([[1.5, 1.5, 0.0], [-1.0, 0.3, 0.2]]).double()
-    options = {"solver": "green", "data_values": torch.rand(15, generator=generator).double(), "n_walks": 40}
-    runs = [
-        estimate_landscape(lambda z: torch.sin(9 * z[:, 0]), domain, at, generator=generator, **options)
-        for _ in range(240)
-    ]
-    ratio = torch.stack([r.value for r in runs]).std(0) / torch.stack([r.stderr for r in runs]).mean(0)
-    assert bool((ratio > 0.78).all())  # 240 runs: a ratio of 1 has deviation 0.046
-    assert bool((ratio < 1.22).all())
 
 
 @quiet
@@ -337,40 +247,7 @@ def test_dropped_balls_are_in_the_bias(generator):
     assert torch.allclose(estimate.bias, 2 * outer.radius**2 / (30 * 3.0) * power.sum(1))
 
 
-@pytest.mark.statistical
-def test_drift(generator):
-    # u = exp(-2 mu.x) solves 1/2 Lap u + mu.grad u = 0
-    mu = torch.tensor([0.8, -0.4]).double()
-    value = lambda z: torch.exp(-2 * z @ mu)  # noqa: E731
-    for drift in (mu, lambda z: mu.expand_as(z)):
-        for solver in ("spheres", "euler"):
-            estimate = estimate_landscape(
-                value,
-                DISK,
-                AT,
-                operator=Operator(drift=drift),
-                solver=solver,
-                n_walks=2000,
-                generator=generator,
-            )
-            assert close(estimate, value(AT))
-            assert (estimate.exit_time is None) == (solver == "spheres")
-    assert not close(estimate, torch.exp(2 * AT @ mu))
-
-
 def test_unfinished_walks_are_reported_and_left_out(generator):
-    with pytest.warns(EllipticWarning, match="ran out of steps"):
-        estimate = estimate_landscape(
-            lambda z: torch.ones(len(z)),
-            DISK,
-            AT,
-            solver="spheres",
-            n_walks=200,
-            max_steps=3,
-            generator=generator,
-        )
-    assert bool((estimate.unfinished_share > 0.1).all())
-    assert torch.allclose(estimate.value, torch.ones(2).double())
     with pytest.warns(EllipticWarning):
         none = estimate_landscape(
             harmonic, DISK, AT, solver="euler", dt=1e-6, n_walks=5, max_steps=1, generator=generator
@@ -380,181 +257,13 @@ def test_unfinished_walks_are_reported_and_left_out(generator):
     assert bool(none.stderr.isinf().all())
 
 
-def test_it_says_when_the_data_are_never_met(generator):
-    data = torch.randn(20, 40, generator=generator).double()
-    with pytest.warns(EllipticWarning, match="come from the outer boundary"):
-        estimate = estimate_landscape(zero, DataDomain(data), 0.1 * data, n_walks=20, generator=generator)
-    assert estimate.notes
-
-
-def test_models_are_left_alone(generator):
-    model = torch.nn.Linear(2, 1)
-    estimate = estimate_landscape(
-        lambda z: model(z).squeeze(-1) ** 2,
-        Ball(torch.zeros(2), 1.0),
-        AT.float(),
-        n_walks=50,
-        generator=generator,
-    )
-    assert model.weight.grad is None
-    assert not estimate.value.requires_grad
-    steps = estimate_landscape(  # no gradient to be had: control variates are skipped
-        lambda z: (z[:, 0] > 0).double(), DISK, AT, n_walks=50, generator=generator
-    )
-    assert bool((steps.stderr > 0).all())
-
-
-NAN = float("nan")
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"at": torch.tensor([[0.0, 0.0], [0.9, 0.9]]).double()}, r"1 of 2 queries lie outside.*rows \[1\]"),
-        ({"at": torch.zeros(2, 3).double()}, "3 columns.*dimension 2"),
-        ({"at": torch.zeros(2).double()}, "queries, dim"),
-        ({"at": torch.zeros(2, 2).long()}, "floating"),
-        ({"at": torch.tensor([[NAN, 0.0]])}, "rows 0"),
-        ({"at": torch.zeros(0, 2).double()}, "empty"),
-        ({"at": [[0.0, 0.0]]}, "torch.Tensor"),
-        ({"n_walks": 1}, "at least 2"),
-        ({"n_walks": 10.5}, "integer"),
-        ({"solver": "sphere"}, "Did you mean 'spheres'"),
-        ({"drift": "samples"}, "Did you mean 'sample'"),
-        ({"shell": 0.0}, "shell"),
-        ({"dt": -1.0}, "dt"),
-        ({"max_steps": 0}, "max_steps"),
-        ({"chunk_size": 0}, "chunk_size"),
-        ({"domain": "ball"}, r"distance\(z\)"),
-        ({"domain": Box(-torch.ones(2), torch.ones(2), "reflect")}, "never end"),
-        ({"domain": Box(-torch.ones(2), torch.ones(2)), "solver": "exact"}, 'known for a ball.*"spheres"'),
-        ({"solver": "green"}, "no balls around data"),
-        ({"solver": "exact", "operator": Operator(absorption=1.0)}, 'absorption.*"spheres", "euler"'),
-        (
-            {"solver": "spheres", "operator": Operator(absorption=lambda z: z[:, 0] ** 2)},
-            'Use "euler"',
-        ),
-        ({"operator": Operator(drift=torch.ones(3))}, "3 values"),
-        ({"data_values": torch.ones(3)}, "domain has none"),
-        ({"context": torch.ones(3, 1)}, "as many rows as at"),
-        ({"generator": 3}, "torch.Generator"),
-        (
-            {"value": lambda z: torch.where(z[:, 0] > 0, NAN, 0.0)},
-            r"NaN or infinite at \d+ of .*e\.g\. at \(",
-        ),
-        ({"value": lambda z: z[:, :1]}, r"squeeze\(-1\)"),
-        ({"value": lambda z: z.mean()}, "one value per point"),
-        ({"value": lambda z: 0.0}, "torch.Tensor"),
-        (
-            {"domain": Whitened(DISK, torch.zeros(2), torch.eye(2)), "operator": Operator(diffusion=2.0)},
-            "Whitened",
-        ),
-        ({"domain": Whitened(DISK, torch.zeros(3), torch.eye(3))}, "2 columns"),
-    ],
-)
-def test_bad_input(changes, words, own_checks):
-    arguments = {"value": harmonic, "domain": DISK, "at": AT, "n_walks": 20, **changes}
-    with pytest.raises((ValueError, TypeError), match=words):
-        estimate_landscape(**arguments)
-
-
-@pytest.mark.bad_input
-def test_bad_data_values(own_checks):
-    domain = DataDomain(torch.randn(10, 3).double(), margin=2.0)
-    at = domain.points[:2] * 0.5
-    for values, words in (
-        (torch.ones(9), "10"),
-        (torch.ones(10, 1), "one number"),
-        (torch.full((10,), NAN), "finite"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            estimate_landscape(zero, domain, at, data_values=values)
-    with pytest.raises(ValueError, match=r"may be hit.*spheres"):
-        estimate_landscape(zero, domain, at, solver="exact")
-    with pytest.raises(ValueError, match=r"context.*spheres"):
-        estimate_landscape(zero, domain, at, solver="green", context=torch.ones(2))
-
-
-@quiet
-@pytest.mark.parametrize(
-    ("data_values", "share"), [((2.0, 3.0), 1 / 3), ((-2.0, -1.0), 1 / 3), ((0.2, 0.4), 1.0)]
-)
-def test_the_choice_of_monopoles_knows_all_values(data_values, share, monkeypatch, generator):
-    """The outer values vary from 0 to 1; their share of the range of all values bounds the error."""
-    domain = DataDomain(torch.tensor([[0.5, 0.0, 0.0], [-0.5, 0.0, 0.0]]).double(), epsilon=0.1, margin=4.0)
-    seen = []
-    monkeypatch.setattr(
-        solvers, "relative_bound", lambda balls, at, share: seen.append(share) or torch.ones(len(at))
-    )
-    estimate = estimate_landscape(
-        lambda z: (z[:, 0] > 0).double(),
-        domain,
-        torch.zeros(3, 3).double(),
-        data_values=torch.tensor(data_values).double(),
-        n_walks=50,
-        generator=generator,
-    )
-    assert estimate.solver == "spheres"
-    assert seen == [pytest.approx(share)]
-
-
-def test_one_number_on_the_boundary_of_an_interval(generator):
-    interval = Box(torch.zeros(1).double(), torch.ones(1).double())
-    at = torch.tensor([[0.3], [0.9]]).double()
-    for solver in ("spheres", "euler"):
-        found = estimate_landscape(2.5, interval, at, solver=solver, n_walks=20, generator=generator)
-        assert found.value.tolist() == [2.5, 2.5]
-
-
-@quiet
-def test_intervals_wider_by_a_quarter_are_called_conservative(generator):
-    """With at most 3 hits of 400, standard errors exceed the spread of the walks by more than a quarter."""
-    # in 3 dimensions a ball is met with probability radius * (1 / distance - 1 / R) / (1 - radius / R)
-    data = torch.tensor([[0.0, 0, 0], [0, 0, 9.99]]).double()
-    outer = Ball(torch.zeros(3).double(), 10.0)
-    domain = DataDomain(data, epsilon=torch.tensor([0.02, 1e-3]).double(), outer=outer)
-    found = estimate_landscape(
-        0.0,
-        domain,
-        torch.tensor([[2.0, 0.0, 0.0]]).double().repeat(60, 1),
-        data_values=torch.ones(2).double(),
-        solver="spheres",
-        n_walks=400,
-        generator=generator,
-    )
-    hits = (400 * found.hit_share).round()
-    assert 5 < int((hits <= 3).sum()) < 55
-    (note,) = [note for note in found.notes if "conservative" in note]
-    assert note.startswith(f"At {int((hits <= 3).sum())} of 60 queries")
-
-
-@pytest.mark.parametrize(
-    ("coefficients", "error", "match"),
-    [
-        ({"source": math.nan}, ValueError, "source must be finite"),
-        ({"source": "1"}, TypeError, "source must be a number"),
-        ({"drift": torch.ones(2).long()}, TypeError, "drift must be floating point"),
-        ({"drift": lambda z: None}, ValueError, "drift must return one vector per point"),
-        ({"drift": lambda z: z * math.nan}, ValueError, "drift is NaN or infinite at"),
-        ({"source": lambda z: z[:, 0] / 0}, ValueError, "source is NaN or infinite at"),
-        ({"source": lambda z: 1.0}, ValueError, "source must return one value per point"),
-        ({"absorption": lambda z: -torch.ones_like(z[:, 0])}, ValueError, "rate of at least 0"),
-    ],
-)
-def test_bad_coefficients(coefficients, error, match, own_checks):
-    with pytest.raises(error, match=match):
-        estimate_landscape(zero, DISK, AT, operator=Operator(**coefficients), n_walks=4, dt=0.01)
-
-
-def test_a_class_is_no_domain():
-    with pytest.raises(TypeError, match="but got the class Ball"):
-        estimate_landscape(zero, Ball, AT)
-
-
-@pytest.mark.bad_input
-def test_numbers_of_numpy_are_numbers(generator):
-    found = estimate_landscape(
-        harmonic, DISK, AT, n_walks=np.int64(10), chunk_size=np.int64(1), generator=generator
-    )
-    assert len(found) == 2
+@pytest.mark.parametrize("solver", ["exact", "spheres"])
+def test_proposition_4_bounds_from_above_only(solver, generator):
+    """``1/2 Lap u = l >= 0`` is the source ``-l``: u stays below the largest boundary value, not above 0."""
+    options = {"solver": solver, "n_walks": 500, "generator": generator}
+    low = estimate_landscape(harmonic, DISK, AT, operator=Operator(source=-9.0), **options)
+    largest = math.e  # of exp(x) cos(y) on the circle
+    assert float(low.value.max()) < largest
+    assert float(low.value.min()) < 0
+    high = estimate_landscape(harmonic, DISK, AT, operator=Operator(source=9.0), **options)
+    assert float(high.value.max()) > largest  # with the other sign it fails

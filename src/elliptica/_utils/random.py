@@ -3,32 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-def check_generator(generator: torch.Generator | None, device: torch.device) -> None:
-    """Raise if a generator cannot serve data on ``device``.
-
-    A CPU generator serves data anywhere (drawn on the CPU, then moved, so that every machine
-    sees the same numbers). A generator of an accelerator serves data on that accelerator only.
-    """
-    if generator is None:
-        return
-    if not hasattr(generator, "device"):
-        raise TypeError(
-            f"generator must be a torch.Generator, but got {type(generator).__name__}. "
-            "Pass e.g. generator=torch.Generator().manual_seed(0)."
-        )
-    if generator.device.type not in ("cpu", device.type):
-        raise ValueError(
-            f"generator lives on {generator.device}, but the data are on {device}. "
-            "Use a CPU generator (works for data on any device) or one made with "
-            f"torch.Generator(device={str(device)!r})."
-        )
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -78,77 +56,6 @@ def draw_gamma(shape: float, n: int, *, device: torch.device, generator: torch.G
     concentration = torch.full((n,), shape, dtype=torch.float64, device=source)
     gamma = torch._standard_gamma(concentration, generator=generator)  # the public API takes no generator
     return gamma.clamp_min(1e-30).float().to(device)
-
-
-def draw_inverse_gaussian(
-    p: float, omega: Tensor, *, generator: torch.Generator | None, max_rounds: int = 1000
-) -> Tensor:
-    """Draw from the generalised inverse Gaussian law of order ``p`` and concentration ``omega``.
-
-    Its density is proportional to ``t**(p-1) * exp(-omega * (t + 1/t) / 2)``. One draw per entry of
-    ``omega`` (above zero), in float64. Rejection on the logarithm, whose density is log-concave, from a
-    hat of a constant between two exponentials (Devroye 2014): at least a third of the proposals are
-    accepted, for any ``p`` and ``omega``.
-    """
-    omega = omega.double()
-    order = abs(p)  # negative orders are reciprocals
-    alpha = omega**2 / ((omega**2 + order**2).sqrt() + order)
-
-    def log_density(x: Tensor, rows: Tensor) -> Tensor:
-        return -alpha[rows] * (x.cosh() - 1) - order * (torch.expm1(x) - x)
-
-    def slope(x: Tensor, rows: Tensor) -> Tensor:
-        return -alpha[rows] * x.sinh() - order * torch.expm1(x)
-
-    rows = torch.arange(len(omega), device=omega.device)
-    right, left = _hat_points(alpha, order)
-    eta, zeta = -log_density(right, rows), -slope(right, rows)
-    theta, xi = -log_density(-left, rows), slope(-left, rows)
-    right_edge, left_edge = right - eta / zeta, left - theta / xi
-    middle = right_edge + left_edge
-    total = 1 / xi + middle + 1 / zeta
-    out = torch.empty_like(omega)
-    for _ in range(max_rounds):
-        source = omega.device if generator is None else generator.device
-        u = torch.rand(3, len(rows), dtype=torch.float64, device=source, generator=generator).to(omega.device)
-        q, r, part = middle[rows], 1 / zeta[rows], u[0] * total[rows]
-        tail = torch.log1p(-u[1])  # never log(0)
-        x = torch.where(
-            part < q,
-            q * u[1] - left_edge[rows],
-            torch.where(part < q + r, right_edge[rows] - r * tail, tail / xi[rows] - left_edge[rows]),
-        )
-        hat = torch.where(
-            x > right_edge[rows],
-            -eta[rows] - zeta[rows] * (x - right[rows]),
-            torch.where(
-                x < -left_edge[rows], -theta[rows] + xi[rows] * (x + left[rows]), torch.zeros_like(x)
-            ),
-        )
-        accepted = torch.log1p(-u[2]) + hat <= log_density(x, rows)
-        out[rows[accepted]] = x[accepted]
-        rows = rows[~accepted]
-        if len(rows) == 0:
-            break
-    else:  # pragma: no cover - probability below (2/3)**1000
-        raise RuntimeError("Sampling the inverse Gaussian law did not end. Please report p and omega.")
-    log_mode = torch.asinh(order / omega)
-    return (out + log_mode).exp() if p >= 0 else (-out - log_mode).exp()
-
-
-def _hat_points(alpha: Tensor, order: float) -> tuple[Tensor, Tensor]:
-    """Return where the hat's exponentials touch the density: about one nat below its mode on each side."""
-    one = torch.ones_like(alpha)
-    drop_right = alpha * (math.cosh(1.0) - 1) + order * (math.e - 2)
-    drop_left = alpha * (math.cosh(1.0) - 1) + order / math.e
-    right = torch.where(drop_right > 2, (2 / (alpha + order)).sqrt(), one)
-    right = torch.where(drop_right < 0.5, (4 / (alpha + 2 * order)).log(), right)
-    left = torch.where(drop_left > 2, (4 / (alpha * math.cosh(1.0) + order)).sqrt(), one)
-    inverse = 1 / alpha.clamp_min(1e-300)
-    far = torch.log1p(inverse + (inverse**2 + 2 * inverse).sqrt())
-    if order > 0:
-        far = far.clamp_max(1 / order)
-    return right, torch.where(drop_left < 0.5, far, left)
 
 
 def stream_seed(*parts: object) -> int:

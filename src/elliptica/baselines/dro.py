@@ -1,26 +1,137 @@
-"""Distributionally robust training: the mean loss under the worst reweighting of the batch."""
+"""Other averages of the losses of a batch: focal, tilted, distributionally robust, without outliers."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elliptica._utils import checks
 from elliptica._utils.random import compute_dtype
-from elliptica.baselines._reweighted import Reweighted, base_measure
-from elliptica.baselines.names import named
-from elliptica.core.types import LossFn
+from elliptica.baselines.erm import ERM, Batch, between, one_of, positive
+from elliptica.core.inputs import LossFn, check_weight, warn_user
+from elliptica.core.targets import infer_target_space
 
 Divergence = Literal["cvar", "chi2"]
 
 _LEAST = 1e-30  # a smaller rho changes no digit
+_MOST = 1e30  # beyond it, a tilt would not fit into float32
 
 
-@named("dro")
+class Reweighted(ERM):
+    """Plain training with another average of the losses.
+
+    A sample of weight 2 counts as two equal samples, and one of weight 0 as absent. The result is then
+    multiplied by the mean weight, as the mean of weight times loss would be.
+    """
+
+    def _training_loss(self, batch: Batch) -> Tensor:
+        losses, target = self._losses_at(batch.x, batch.y)
+        return self._average(losses, target, batch.weight)
+
+    def _average(self, losses: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+        """Return the average; class weights and the scale of sample weights act as in plain training."""
+        value = self._combine(losses, weight)
+        return self._mean(value.expand(len(losses)), target, weight)
+
+    def _combine(self, losses: Tensor, weight: Tensor | None) -> Tensor:
+        """Return the average of the losses, which must not depend on the scale of the weights."""
+        raise NotImplementedError
+
+
+class Focal(Reweighted):
+    """Focal loss: ``(1 - p)**gamma * CE`` with ``p = exp(-CE)`` (Lin et al., ICCV 2017).
+
+    For a label, ``p`` is the probability that the model gives to it, so samples that are already right
+    hardly count. The gradient flows through the factor, too. For soft or smoothed labels ``p`` is the
+    geometric mean of the classes' probabilities, weighted by the label, and with several outputs under
+    ``BCEWithLogitsLoss`` the geometric mean over them: the focal loss of a sample is always an increasing
+    function of its cross-entropy, so that its minimum stays where the prediction equals the label.
+
+    Class weights of ``loss_fn``, which must be a cross-entropy, multiply the result and do not enter ``p``.
+
+    Args:
+        gamma: At least 0; 0 is the cross-entropy. The authors use 2.
+
+    Example:
+        >>> model = nn.Linear(4, 3)
+        >>> objective = Focal(model, nn.CrossEntropyLoss(), gamma=2.0)
+        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> p = model(x).softmax(1)[torch.arange(8), y]
+        >>> torch.allclose(objective(x, y), -((1 - p) ** 2 * p.log()).mean())
+        True
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, *, gamma: float = 2.0, num_classes: int | None = None
+    ) -> None:
+        super().__init__(model, loss_fn, num_classes=num_classes)
+        if _is_for_real_targets(loss_fn):
+            raise ValueError("loss_fn must be a cross-entropy, whose exp(-loss) is a probability.")
+        self.gamma = between("gamma", gamma)
+
+    def _average(self, losses: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+        entropy = losses
+        if self.loss.weights_classes:
+            class_weight = self.loss.class_weight(target)
+            entropy = losses / torch.where(class_weight > 0, class_weight, 1)
+        # clamped above 0, where the derivative of a power below 1 is infinite
+        miss = (-torch.expm1(-entropy)).clamp_min(torch.finfo(losses.dtype).tiny)
+        return self._mean(miss**self.gamma * losses, target, weight)
+
+
+def _is_for_real_targets(loss_fn: LossFn) -> bool:
+    try:
+        return infer_target_space(loss_fn, torch.zeros(1)) == "real"
+    except ValueError:  # a user's own loss, which we trust
+        return False
+
+
+class Tilted(Reweighted):
+    """Tilted training: ``log(mean(exp(t * loss))) / t`` (Li et al., ICLR 2021).
+
+    With ``t`` from minus to plus infinity it changes from the smallest loss of the batch over the mean
+    (``t = 0``) to the largest. Its gradient is that of the losses weighted by ``softmax(t * loss)``: positive
+    ``t`` emphasises hard samples, and negative ``t`` easy ones, which reduces the effect of wrong labels.
+
+    Args:
+        t: The tilt, in units of one over the loss, of either sign; 0 is plain training.
+
+    Example:
+        >>> objective = Tilted(nn.Linear(4, 3), nn.CrossEntropyLoss(), t=2.0)
+        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> bool(objective(x, y) > objective.clean_loss(x, y))
+        True
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, *, t: float = 1.0, num_classes: int | None = None
+    ) -> None:
+        super().__init__(model, loss_fn, num_classes=num_classes)
+        self.t = between("t", t, -_MOST, _MOST)
+
+    def _combine(self, losses: Tensor, weight: Tensor | None) -> Tensor:
+        return tilted_mean(losses, self.t, sample_weight=weight)
+
+
+def tilted_mean(
+    losses: Float[Tensor, " batch"], t: float, *, sample_weight: Float[Tensor, " batch"] | None = None
+) -> Float[Tensor, ""]:
+    """Return the average ``log(mean(exp(t * loss))) / t`` of losses; accurate for large and tiny ``t``."""
+    losses = losses.to(compute_dtype(losses.dtype))
+    base = base_measure(losses, sample_weight)
+    if abs(t) < 1 / _MOST:
+        return (base * losses).sum()
+    present = losses.detach()[base > 0]
+    largest = present.max() if t > 0 else present.min()
+    # all exponents are at most 0, so nothing overflows; expm1 and log1p keep the digits of small ones
+    excess = t * (torch.where(base > 0, losses, largest) - largest)
+    return largest + (base * excess.expm1()).sum().log1p() / t
+
+
 class DRO(Reweighted):
     """Robust training: ``sum p_i * loss_i`` for the worst allowed weights ``p`` of the batch.
 
@@ -35,30 +146,15 @@ class DRO(Reweighted):
     - ``"chi2"`` with ``penalty``: any, with ``penalty`` times their distance subtracted, see
       `chi2_penalty_weights`.
 
-    Weights depend on the batch: a batch of at most ``1 / alpha`` (``"cvar"``) or ``1 + 2 * rho``
-    samples trains only on its largest loss. Losses are compared as ``loss_fn`` returns them, class weights
-    included.
-
-    In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
+    A batch of at most ``1 / alpha`` (``"cvar"``) or ``1 + 2 * rho`` samples trains only on its largest loss.
+    Losses are compared as ``loss_fn`` returns them, class weights included.
 
     Args:
-        model: Any network.
-        loss_fn: Your ordinary loss, see `ERM`.
         divergence: ``"cvar"`` or ``"chi2"``.
         alpha: Above 0 and at most 1, where 1 is plain training. 0.1 for ``"cvar"`` if None.
-        rho: At least 0, where 0 is plain training. For ``"chi2"``; 1 if no size is given.
-        penalty: Above 0; the larger, the closer to plain training. For ``"chi2"``; the authors use 0.05
-            for digits and 0.4 for ImageNet.
-        num_classes: Number of classes of integer labels; None infers it from the model's output.
-
-    Example:
-        >>> objective = DRO(nn.Linear(4, 3), nn.CrossEntropyLoss(), divergence="chi2", rho=0.5)
-        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
-        >>> bool(objective(x, y) > objective.clean_loss(x, y))
-        True
+        rho: For ``"chi2"``, at least 0, where 0 is plain training; 1 if no size is given.
+        penalty: For ``"chi2"``, above 0; the authors use 0.05 for digits and 0.4 for ImageNet.
     """
-
-    settings: ClassVar[tuple[str, ...]] = ("divergence", "alpha", "rho", "penalty")
 
     def __init__(
         self,
@@ -72,24 +168,17 @@ class DRO(Reweighted):
         num_classes: int | None = None,
     ) -> None:
         super().__init__(model, loss_fn, num_classes=num_classes)
-        checks.choice("divergence", divergence, get_args(Divergence))
+        one_of("divergence", divergence, ("cvar", "chi2"))
         sizes = {"alpha": alpha, "rho": rho, "penalty": penalty}
         given = [name for name, size in sizes.items() if size is not None]
         if len(given) > 1 or (divergence == "cvar" and given not in ([], ["alpha"])):
-            takes = "alpha" if divergence == "cvar" else "one of alpha, rho and penalty"
-            raise ValueError(
-                f'divergence="{divergence}" takes {takes}, but got {" and ".join(given)}. Omit the rest.'
-            )
+            raise ValueError(f"divergence={divergence!r} does not take {' and '.join(given)}; see the docs.")
         if not given:
             alpha, rho = (0.1, None) if divergence == "cvar" else (None, 1.0)
-        if alpha is not None:
-            check_share("alpha", alpha)
-        if rho is not None:
-            checks.nonnegative("rho", rho)
-        if penalty is not None:
-            checks.positive("penalty", penalty)
         self.divergence = divergence
-        self.alpha, self.rho, self.penalty = alpha, rho, penalty
+        self.alpha = None if alpha is None else between("alpha", positive("alpha", alpha), 0, 1)
+        self.rho = None if rho is None else between("rho", rho)
+        self.penalty = None if penalty is None else positive("penalty", penalty)
 
     def _combine(self, losses: Tensor, weight: Tensor | None) -> Tensor:
         losses = losses.to(compute_dtype(losses.dtype))
@@ -112,24 +201,63 @@ class DRO(Reweighted):
         return chi2_weights(losses, rho, sample_weight=weight)
 
 
+class DORO(DRO):
+    """Robust training without outliers: `DRO` of all but the ``epsilon * m`` largest of ``m`` losses.
+
+    The largest losses may come from wrong labels, on which DRO would concentrate (Zhai et al., ICML 2021).
+    ``floor(epsilon * m)`` samples are dropped, and at least one stays. The worst weights are computed exactly
+    on the others (the authors' code omits the fraction of a sample for ``"cvar"``). Samples of weight 0 are
+    not counted; other weights do not influence which samples are dropped.
+
+    Args:
+        epsilon: Share of outliers, from 0 (`DRO`) to below 1. The authors use 0.005, in batches of 400.
+        divergence: ``"cvar"`` or ``"chi2"``, with ``rho = (1 / alpha - 1)**2 / 2``.
+        alpha: Above 0 and at most 1, where 1 is the mean of the remaining losses.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        *,
+        epsilon: float,
+        divergence: Divergence = "cvar",
+        alpha: float = 0.2,
+        num_classes: int | None = None,
+    ) -> None:
+        super().__init__(model, loss_fn, divergence=divergence, alpha=alpha, num_classes=num_classes)
+        self.epsilon = between("epsilon", epsilon, 0, math.nextafter(1, 0))
+
+    def _weights(self, losses: Tensor, weight: Tensor | None) -> Tensor:
+        _check_losses(losses)  # a NaN must not be dropped as an outlier
+        base = base_measure(losses.detach(), weight)
+        present = (base > 0).nonzero().squeeze(1)
+        order = present[losses.detach()[present].argsort(descending=True)]
+        rows = len(order)
+        # rounding errors must not cost a sample: 0.29 * 100 is 29
+        n_out = min(math.floor(self.epsilon * rows + 1e-9), rows - 1)
+        if not n_out and self.epsilon:
+            warn_user(f"epsilon={self.epsilon} of {rows} rows is less than one, so nothing is dropped.")
+        weights = torch.zeros_like(base)
+        kept = order[n_out:]
+        weights[kept] = super()._weights(losses[kept], None if weight is None else base[kept])
+        return weights
+
+
 def cvar_weights(
     losses: Float[Tensor, " batch"], alpha: float, *, sample_weight: Float[Tensor, " batch"] | None = None
 ) -> Float[Tensor, " batch"]:
     """Return the worst weights of sum 1 with at most ``1 / (alpha * m)`` on each of ``m`` losses.
 
     The ``floor(alpha * m)`` largest losses get ``1 / (alpha * m)``, and the next one gets the rest. Equal
-    losses share their weight equally.
-
-    Args:
-        losses: One loss per sample; a gradient is not followed.
-        alpha: Above 0 and at most 1: 1 gives equal weights, up to ``1 / m`` the maximum.
-        sample_weight: Makes the bound proportional to the weights; a sample of weight 2 counts as two.
+    losses share their weight equally. ``alpha`` is above 0 and at most 1: 1 gives equal weights, up to ``1 /
+    m`` the maximum. No gradient of ``losses`` is followed; a sample of ``sample_weight`` 2 counts as two.
 
     Example:
         >>> cvar_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), alpha=0.375)
         tensor([0.0000, 0.6667, 0.0000, 0.3333])
     """
-    check_share("alpha", alpha)
+    between("alpha", positive("alpha", alpha), 0, 1)
     v, base = _prepare(losses, sample_weight)
     levels, level = (-v).unique(return_inverse=True)  # the largest loss first
     mass = torch.zeros_like(levels).index_add(0, level, base)
@@ -145,18 +273,14 @@ def chi2_weights(
     """Return the worst weights of sum 1 with ``sum((m * p_i - 1)**2) / (2 * m) <= rho`` for ``m`` losses.
 
     They are proportional to ``max(loss - eta, 0)``. ``eta`` is computed from the sorted losses, without
-    iterations. If there are at most ``1 + 2 * rho`` losses, all weight is on the largest.
-
-    Args:
-        losses: One loss per sample; a gradient is not followed.
-        rho: At least 0, where 0 gives equal weights.
-        sample_weight: Takes the place of equal weights; a sample of weight 2 counts as two.
+    iterations. If there are at most ``1 + 2 * rho`` losses, all weight is on the largest; ``rho=0`` gives
+    equal weights. ``losses`` and ``sample_weight`` are those of `cvar_weights`.
 
     Example:
         >>> chi2_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), rho=0.1)
         tensor([0.1000, 0.4000, 0.2000, 0.3000])
     """
-    checks.nonnegative("rho", rho)
+    between("rho", rho)
     v, base = _prepare(losses, sample_weight)
     depth, order = (v.max() - v).sort()
     if rho < _LEAST or depth[-1] == 0:
@@ -172,6 +296,7 @@ def chi2_weights(
     gap = torch.zeros_like(depth)
     gap[:n] = 1.0
     if spread > 0:
+        # the threshold at which the n largest losses use up rho
         spare = 2 * rho if n == len(depth) else (mass[n - 1] * (1 + 2 * rho) - 1).clamp_min(0)
         threshold = mean + spread / spare**0.5
         if n < len(depth):
@@ -185,18 +310,15 @@ def chi2_penalty_weights(
 ) -> Float[Tensor, " batch"]:
     """Return weights of sum 1 that maximise ``sum(p * loss) - penalty * sum((m * p_i - 1)**2) / (2 * m)``.
 
-    They are ``max(loss - eta, 0) / (penalty * m)``, with the ``eta`` that makes their sum 1.
-
-    Args:
-        losses: One loss per sample; a gradient is not followed.
-        penalty: Above 0, in units of the losses; large values give equal weights.
-        sample_weight: Takes the place of equal weights; a sample of weight 2 counts as two.
+    They are ``max(loss - eta, 0) / (penalty * m)``, with the ``eta`` that makes their sum 1. The penalty
+    is above 0, in units of the losses; large values give equal weights. ``losses`` and ``sample_weight`` are
+    those of `cvar_weights`.
 
     Example:
         >>> chi2_penalty_weights(torch.tensor([1.0, 4.0, 2.0, 3.0]), penalty=2.5)
         tensor([0.1000, 0.4000, 0.2000, 0.3000])
     """
-    checks.positive("penalty", penalty)
+    positive("penalty", penalty)
     v, base = _prepare(losses, sample_weight)
     depth, order = (v.max() - v).sort()
     base = base[order]
@@ -208,30 +330,27 @@ def chi2_penalty_weights(
     return _finish(torch.zeros_like(v).index_copy(0, order, gap * base), losses)
 
 
-def check_share(name: str, value: float) -> None:
-    """Raise unless a share of the batch is above 0 and at most 1."""
-    checks.number(name, value)
-    if not 0 < value <= 1:
-        raise ValueError(
-            f"{name} must be above 0 and at most 1, but got {value}. It is a share of the batch; use "
-            f"{name}=1.0 for plain training."
-        )
+def base_measure(losses: Tensor, sample_weight: Tensor | None) -> Tensor:
+    """Normalise sample weights to sum 1, in the dtype of the losses; equal if there are none, or all 0."""
+    equal = torch.full_like(losses, 1 / len(losses), requires_grad=False)
+    if sample_weight is None:
+        return equal
+    check_weight(sample_weight, len(losses))
+    weight = sample_weight.detach().to(losses.dtype)
+    largest = weight.max()
+    weight = weight / torch.where(largest > 0, largest, 1)  # otherwise a sum of large weights overflows
+    total = weight.sum()
+    return torch.where(total > 0, weight / total.clamp_min(0.5), equal)
+
+
+def _check_losses(losses: Tensor) -> None:
+    if not losses.is_floating_point() or losses.ndim != 1 or not bool(losses.isfinite().all()):
+        raise ValueError(f"losses must be finite, one per sample, but have shape {tuple(losses.shape)}.")
 
 
 def _prepare(losses: Tensor, sample_weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return losses without gradient and sample weights of sum 1, in double precision if available."""
-    if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.ndim != 1:
-        got = (
-            f"{losses.dtype} of shape {tuple(losses.shape)}"
-            if isinstance(losses, Tensor)
-            else type(losses).__name__
-        )
-        raise TypeError(
-            f"losses must be a floating tensor of shape (batch,), but got {got}. Use a loss with "
-            'reduction="none", and convert with torch.as_tensor(...).'
-        )
-    checks.batch("losses", losses)
-    checks.finite("losses", losses)
+    _check_losses(losses)
     v = losses.detach().to(torch.float32 if losses.device.type == "mps" else torch.float64)
     base = base_measure(v, sample_weight)
     return torch.where(base > 0, v, v[base > 0].min()), base  # an absent sample is never the largest

@@ -1,21 +1,27 @@
-"""Plain training: the mean loss on the data (empirical risk minimisation), base class of the others."""
+"""Plain training, the mean loss on the data: base class of all objectives, and what they share."""
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from elliptica._utils import checks
-from elliptica._utils.random import check_generator, compute_dtype
-from elliptica.baselines.names import named
-from elliptica.core.inputs import call_model, check_batch, check_weight, count_rows, named_inputs
+from elliptica._utils.random import compute_dtype
+from elliptica.core.bridge import FarEnd
+from elliptica.core.inputs import (
+    Inputs,
+    LossFn,
+    call_model,
+    check_batch,
+    named_inputs,
+)
 from elliptica.core.losses import PerSampleLoss, weighted_mean
-from elliptica.core.partners import End
 from elliptica.core.targets import encode_targets, infer_target_space
-from elliptica.core.types import Inputs, LossFn
 
 
 @dataclass(frozen=True)
@@ -25,16 +31,14 @@ class Batch:
     x: Inputs  # inputs
     y: Tensor  # targets
     weight: Tensor | None  # sample weights, or None
-    end: End | None  # partners from elsewhere, or None
+    end: FarEnd | None  # partners from elsewhere, or None
     generator: torch.Generator | None  # source of randomness
 
 
-@named("erm")
 class ERM(nn.Module):
-    """The ordinary mean loss, with the same call as `elliptica.Elliptic`.
+    """Return the ordinary mean loss (empirical risk minimisation), with the call of `elliptica.Elliptic`.
 
-    Use it as the reference for other methods: ``objective(x, y)`` is ``criterion(model(x), y)``, in
-    training and in ``eval()`` mode. The module owns the model; save ``objective.model``.
+    Use it as the reference for other methods: ``objective(x, y)`` is ``criterion(model(x), y)``.
 
     Args:
         model: Any network.
@@ -50,16 +54,15 @@ class ERM(nn.Module):
         True
     """
 
-    #: Names of the settings that ``repr`` shows.
-    settings: ClassVar[tuple[str, ...]] = ()
+    #: Rows that go through the network for each sample of a step.
+    rows_per_sample: ClassVar[int] = 1
+    #: Whether targets must be real numbers.
+    is_regression: ClassVar[bool] = False
     #: Whether inputs are mixed or get noise, so that they must be floating point.
     mixes_inputs = False
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, *, num_classes: int | None = None) -> None:
         super().__init__()
-        checks.model(model, type(self).__name__)
-        if num_classes is not None:
-            checks.count("num_classes", num_classes)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
         self._user_loss = (loss_fn,)  # a tuple, so that nn.Module does not register it a second time
@@ -71,10 +74,10 @@ class ERM(nn.Module):
         y: Tensor,
         *,
         sample_weight: Tensor | None = None,
-        end: End | None = None,
+        end: FarEnd | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return the loss of a batch, a scalar.
+        """Return the loss of a batch, a scalar; in ``eval()`` mode the ordinary loss.
 
         Args:
             x: Inputs: a tensor, or the tuple or dict of tensors that your model takes.
@@ -87,37 +90,34 @@ class ERM(nn.Module):
         """
         if not self.training:
             return self.clean_loss(x, y, sample_weight=sample_weight)
-        self._check(x, y, sample_weight, generator)
+        self._check(x, y, sample_weight)
         return self._training_loss(Batch(x, y, sample_weight, end, generator))
 
     def clean_loss(self, x: Inputs, y: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
         """Return the ordinary mean loss on the data themselves."""
-        inputs = named_inputs(x)
-        rows = count_rows(inputs)
-        check_batch(inputs, [], y, rows, finite=True)
-        check_weight(sample_weight, rows)
+        self._check(x, y, sample_weight, clean=True)
         return self._mean(*self._losses_at(x, y), sample_weight, soft=y.is_floating_point())
 
     def extra_repr(self) -> str:
-        """Show the settings that are not None or False."""
-        values = {name: getattr(self, name) for name in self.settings}
+        """Show the settings that are not None."""
+        names = list(inspect.signature(type(self)).parameters)[2:]  # after model and loss_fn
+        values = {name: getattr(self, name, None) for name in names if name != "num_classes"}
         return ", ".join(
             f"{name}={f'{value.numel()} values' if isinstance(value, Tensor) else repr(value)}"
             for name, value in values.items()
-            if value is not None and value is not False
+            if value is not None
         )
 
     def _training_loss(self, batch: Batch) -> Tensor:
         """Return the training loss of a checked batch."""
         return self._mean(*self._losses_at(batch.x, batch.y), batch.weight, soft=batch.y.is_floating_point())
 
-    def _check(self, x: Inputs, y: Tensor, weight: Tensor | None, generator: torch.Generator | None) -> None:
-        """Check the arguments of a training call, before anything is drawn."""
+    def _check(self, x: Inputs, y: Tensor, weight: Tensor | None, *, clean: bool = False) -> None:
+        """Check a batch before anything is drawn."""
         inputs = named_inputs(x)
-        rows = count_rows(inputs)
-        check_batch(inputs, list(inputs) if self.mixes_inputs else [], y, rows, finite=True)
-        check_weight(weight, rows)
-        check_generator(generator, y.device)
+        check_batch(inputs, list(inputs) if self.mixes_inputs and not clean else [], y, weight)
+        if self.is_regression:
+            check_real(y)
 
     def _losses_at(self, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of each sample, and its target as compared with the output."""
@@ -142,3 +142,47 @@ class ERM(nn.Module):
         by_class = self.loss.weights_classes and not soft
         class_weight = self.loss.class_weight(target) if by_class else None
         return weighted_mean(losses, weight, class_weight)
+
+
+# what would be silently wrong otherwise: negative strengths, misspelt choices, a layer without a batch axis
+
+
+def between(name: str, value: float, low: float = 0.0, high: float = math.inf) -> float:
+    """Return a setting as a float; raise unless it is finite and from ``low`` to ``high``."""
+    if not low <= value <= high or math.isinf(value):
+        raise ValueError(f"{name} must be finite and from {low:g} to {high:g}, but got {value}.")
+    return float(value)
+
+
+def positive(name: str, value: float) -> float:
+    """Return a setting as a float; raise unless it is finite and above zero."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be finite and above 0, but got {value}.")
+    return float(value)
+
+
+def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+    """Raise unless a setting is one of the allowed words."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, but got {value!r}.")
+
+
+def check_rows(name: str, value: Tensor, rows: int) -> None:
+    """Raise unless the first axis of a layer's output, or of the model's, is the batch."""
+    if value.shape[:1] != (rows,):
+        raise ValueError(f"{name} must have {rows} rows first, but has shape {tuple(value.shape)}.")
+
+
+def check_real(y: Tensor) -> None:
+    """Raise unless targets are finite real numbers."""
+    if not y.is_floating_point() or not bool(y.isfinite().all()):
+        raise ValueError(f"y must hold finite real targets, but has dtype {y.dtype}. Use y.float().")
+
+
+def check_classes(y: Tensor) -> None:
+    """Raise if floating targets are not class probabilities along axis 1."""
+    if not y.is_floating_point():
+        return
+    total = y.detach().float().sum(1) if y.ndim > 1 else torch.zeros(1)
+    if bool((y < -1e-3).any()) or float((total - 1).abs().max()) > 1e-2:
+        raise ValueError(f"y must hold labels or class probabilities, but is real, shape {tuple(y.shape)}.")

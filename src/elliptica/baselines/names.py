@@ -1,35 +1,29 @@
-"""Names of the baselines in tables of experiments: each is given beside its class."""
+"""Names of the baselines in tables of experiments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from elliptica.baselines.dro import DORO, DRO, Focal, Tilted
+from elliptica.baselines.erm import ERM
+from elliptica.baselines.groups import LISA, DomainMix
+from elliptica.baselines.invariance import CORAL, IBIRM, IRM, VREx
+from elliptica.baselines.mixup import NFM, ManifoldMixup, Mixup, MixupE, RegMixup
 
-from torch import nn
-
-Kind = TypeVar("Kind", bound=type[nn.Module])
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A module that is made of a model, a loss and settings, and what its cost is."""
-
-    module: type[nn.Module]
-    rows_per_sample: int = 1  # rows that go through the network for each sample of a step
-
-
-#: Baselines by name.
-BASELINES: dict[str, Baseline] = {}
-
-
-def named(name: str, *, rows_per_sample: int = 1) -> Callable[[Kind], Kind]:
-    """Give a class its name in tables of experiments; nothing else is needed to run it in one."""
-
-    def register(module: Kind) -> Kind:
-        if name in BASELINES:
-            raise ValueError(f"The baseline {name!r} exists already: {BASELINES[name].module.__name__}.")
-        BASELINES[name] = Baseline(module, rows_per_sample)
-        return module
-
-    return register
+#: Baselines that need nothing but a model, a loss and settings: all that tables need to run them.
+BASELINES: dict[str, type[ERM]] = {
+    "erm": ERM,
+    "mixup": Mixup,
+    "mixupe": MixupE,
+    "manifold-mixup": ManifoldMixup,
+    "nfm": NFM,
+    "regmixup": RegMixup,
+    "focal": Focal,
+    "tilted": Tilted,
+    "dro": DRO,
+    "doro": DORO,
+    "irm": IRM,
+    "ib-irm": IBIRM,
+    "v-rex": VREx,
+    "coral": CORAL,
+    "domainmix": DomainMix,
+    "lisa": LISA,
+}

@@ -20,7 +20,6 @@ from typer.core import TyperGroup
 from elliptica import __version__
 from elliptica._utils.extras import import_extra
 from elliptica._utils.files import is_not_written, not_written
-from elliptica._utils.text import did_you_mean
 
 #: Removed commands and their replacements.
 _REPLACED = {
@@ -141,14 +140,13 @@ def require_extra(extra: str, *packages: str) -> None:
 
 
 def one_of(names: Any, *flags: str, **options: Any) -> Any:
-    """Make an option for the values of a ``Literal``; other values raise and suggest the nearest one."""
+    """Make an option for the values of a ``Literal``; other values raise."""
     known = get_args(names)
 
     def parse(value: str) -> str:
         if value.lower() in known:
             return value.lower()
-        hint = did_you_mean(value, known) or f"Pass one of {', '.join(known)}."
-        raise typer.BadParameter(f"Unknown value {value!r}. {hint}")
+        raise typer.BadParameter(f"Unknown value {value!r}. Pass one of {', '.join(known)}.")
 
     return typer.Option(*flags, parser=parse, metavar=f"<{'|'.join(known)}>", **options)
 

@@ -359,18 +359,22 @@ def python_line(run: Run, num_classes: int | None) -> str:
         >>> run = Run(table="t", dataset="d", row="r", method="elliptic", seed=0, metric="rmse", columns=(),
         ...           select="average", load={}, model={}, training={}, settings={"sigma": 0.12345, "xi": 2})
         >>> python_line(run, None)
-        'Elliptic(model, nn.MSELoss(), sigma=0.1235)'
+        'Elliptic(model, nn.MSELoss(), sigma=0.1235, sigma_y=0.1235)'
     """
     if run.method != "elliptic":
         return ""
-    settings = {name: value for name, value in run.settings.items() if name != "partners"}
-    if settings.get("weighting", "none") == "none":
-        settings.pop("xi", None)  # without effect
-    if isinstance(settings.get("sigma"), list):
-        settings["sigma"] = tuple(settings["sigma"])
+    from elliptica.core.partners import Permutation
+    from elliptica.lab.experiments.methods.objectives import elliptic_settings
+
+    given = {k: _rounded(v) for k, v in run.settings.items() if k != "partners"}
+    shown = {k: _rounded(v) for k, v in elliptic_settings(given).items() if v not in (None, Permutation())}
     loss = "nn.MSELoss()" if num_classes is None else f"nn.CrossEntropyLoss(), num_classes={num_classes}"
-    shown = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in settings.items()}
     line = f"Elliptic(model, {loss}{''.join(f', {name}={value!r}' for name, value in shown.items())})"
     if "partners" in run.settings:
         line += f"  # and partners={run.settings['partners']!r}: pass end= of a PartnerTable"
     return line
+
+
+def _rounded(value: Any) -> Any:
+    """Keep four digits of a number."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -21,6 +21,7 @@ from elliptica.compare.protocol import Record, final_trial
 from elliptica.compare.references import make_reference
 from elliptica.compare.shift import make_preprocessor, trial_rows
 from elliptica.compare.table import TableError
+from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
 
 #: Maximum number of training rows in the search for nearest neighbours.
@@ -153,7 +154,7 @@ def _fit_network(
         assert wrong is not None
         method, weight = "erm", np.where(wrong, settings.pop("upweight"), 1.0)
     if method == "elliptic-weighted":
-        method, settings["weighting"] = "elliptic", "gradient_softmax"
+        method, settings["weighting"] = "elliptic", GradientSoftmax(settings.pop("xi"))
     options = {
         "method": method,
         "hidden": plan.hidden,

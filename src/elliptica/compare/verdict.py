@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from elliptica._utils.statistics import Spread, cross_validation_spread, simultaneous_level, student_quantile
+from elliptica._utils.statistics import student_quantile
 from elliptica.compare.metrics import Metric, Predictions, metrics_of, score
 from elliptica.compare.plan import CONSTANT
+from elliptica.compare.spread import Spread, cross_validation_spread, simultaneous_level
 from elliptica.report.content import Difference, Result, Verdict
 
 REFERENCE = "erm"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,45 +13,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from elliptica._utils import checks
-from elliptica._utils.random import check_generator
-from elliptica.core.alerts import warn_of_scale
-from elliptica.core.bridge import draw_bridges, flatten_rows
-from elliptica.core.inputs import carries_gradient, named_inputs, read_batch, rebuild_inputs
-from elliptica.core.partners import choose_ends
-from elliptica.core.settings import BridgeSettings, check_names
-from elliptica.core.types import Inputs
+from elliptica.core.bridge import Bridges, Quadrature, Sampling
+from elliptica.core.inputs import Inputs, flatten_rows, named_inputs, rebuild_inputs
+from elliptica.core.noise import Sigma
+from elliptica.core.partners import Pairing
+from elliptica.core.targets import SimplexMap, Targets, TargetSpace
 
 
-@check_names
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BridgeMix(BridgeSettings):
+class BridgeMix:
     """Replace a batch by points on Brownian bridges between its samples (mixup-like augmentation).
 
     Call it where you would call mixup, in the loop or in a ``collate_fn``. It returns ordinary soft targets,
     for any loss that accepts them. By default it draws one point per sample, so a step costs as much as
-    ordinary training. Your tensors are not modified. Odd batches and batches of one work (``sigma="auto"``
-    needs two rows). The same generator state gives the same batch. Importance weighting needs the model:
-    use `Elliptic` for it.
+    ordinary training. Your tensors are not modified. Odd batches and batches of one work. The same generator
+    state gives the same batch. Importance weighting needs the model: use `Elliptic` for it.
 
     Args:
         num_classes: Number of classes, for integer labels.
-        target_space: ``"simplex"``, ``"unit"`` or ``"real"``. None means ``"simplex"``, and needs
-            ``num_classes``.
+        target_space: ``"simplex"``, ``"unit"`` or ``"real"``. None means ``"simplex"``.
+        sigma: Diffusion coefficient, see `Elliptic` for this and all other settings.
+        sigma_y: The same for targets. None means zero for classes.
         sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
         n_times: Points on a path, both ends included. Marginal points are drawn from the same times.
         n_bridges: Bridges per sample.
-        sigma: Diffusion coefficient, see `Elliptic`. ``"auto"`` is measured on every batch.
-        sigma_y: The same for targets. None means zero for classes, see `Elliptic`.
-        horizon: Length of the time interval.
-        antithetic: Draw bridges in pairs of opposite noise (even ``n_bridges``).
-        same_partner: Let all bridges of a sample end at the same partner.
-        pairing: Where bridges end, see `sample_partners`.
-        power: Exponent for ``pairing="inverse_distance"``.
-        bandwidth: Width of the kernel for ``pairing="label_kernel"``, in units of the targets.
-        among: Which samples may be partners: ``"all"``, the ``"same_class"`` or the ``"other_class"``.
-        simplex: How to map noisy class probabilities back to the simplex, see `project_to_simplex`.
-        quadrature: Distribution of the times of marginal points, see `Elliptic`.
+        pairing: Where bridges end.
+        quadrature: Distribution of the times of marginal points.
+        end_time: Largest relative time of the points.
+        simplex: How to map noisy class probabilities back to the simplex.
         bridged: Names (or positions) of the inputs to bridge when there are several.
         validate: Check every batch for NaN and for labels out of range.
 
@@ -64,20 +51,30 @@ class BridgeMix(BridgeSettings):
         (torch.Size([5, 4]), torch.Size([5, 3]))
     """
 
-    def __post_init__(self) -> None:
-        if self.target_space is None:
-            if self.num_classes is None:
-                raise ValueError(
-                    "BridgeMix cannot infer the kind of targets without a loss. Pass num_classes=... for "
-                    'labels, or target_space="real" (regression), "unit" (multilabel) or "simplex" (soft '
-                    "labels)."
-                )
-            object.__setattr__(self, "target_space", "simplex")
-        super().__post_init__()
-        object.__setattr__(self, "_judged_scale", False)
+    def __init__(
+        self,
+        *,
+        num_classes: int | None = None,
+        target_space: TargetSpace | None = None,
+        sigma: Sigma = 0.05,
+        sigma_y: Sigma | None = None,
+        sampling: Sampling = "marginal",
+        n_times: int = 5,
+        n_bridges: int = 1,
+        pairing: str | Pairing = "permutation",
+        quadrature: Quadrature = "mean",
+        end_time: float = 1.0,
+        simplex: SimplexMap = "abs",
+        bridged: Sequence[Hashable] | None = None,
+        validate: bool = True,
+    ) -> None:
+        targets = Targets(target_space or "simplex", num_classes, simplex, validate)
+        self.bridges = Bridges(
+            targets, sigma, sigma_y, sampling, n_times, n_bridges, pairing, quadrature, end_time, bridged
+        )
 
     def __repr__(self) -> str:
-        return f"BridgeMix({', '.join(f'{name}={value}' for name, value in self.shown().items())})"
+        return f"BridgeMix({self.bridges})"
 
     def __call__(
         self,
@@ -88,13 +85,9 @@ class BridgeMix(BridgeSettings):
         generator: torch.Generator | None = None,
     ) -> tuple[Inputs, Tensor]:
         """Return points on bridges and their soft targets, one row per point."""
-        with torch.set_grad_enabled(carries_gradient(x, y)):
-            batch = read_batch(x, y, None, self)
-            check_generator(generator, batch.reference.device)
-            if not self._judged_scale:  # type: ignore[attr-defined]  # no setting, so not declared as a field
-                object.__setattr__(self, "_judged_scale", warn_of_scale(batch, self))
-            ends = choose_ends(batch, self, partners, generator=generator)
-            paths = draw_bridges(batch, ends, self, generator=generator)
+        batch = self.bridges.read(x, y)
+        pairs = self.bridges.pair(batch, partners, generator=generator)
+        paths = self.bridges.draw(batch, pairs, generator=generator)
         rows = {k: flatten_rows(v).flatten(0, 1) for k, v in named_inputs(paths.x).items()}
         return rebuild_inputs(x, rows), flatten_rows(paths.y).flatten(0, 1)
 
@@ -121,11 +114,6 @@ class SeededCollate:
         seed: int,
         collate: Callable[[list[Any]], tuple[Inputs, Tensor]] = default_collate,
     ) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(
-                f"seed must be an integer, but got {type(seed).__name__}. Call the method, with a seed: "
-                "DataLoader(..., collate_fn=mix.collate_fn(seed=0))."
-            )
         self.mix = mix
         self.seed = seed
         self.collate = collate
@@ -133,29 +121,16 @@ class SeededCollate:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch. Call it before each one; otherwise an identical batch gets the same noise again."""
-        checks.count("epoch", epoch, 0)
         self._epoch.fill_(epoch)
 
     def __call__(self, samples: list[Any]) -> tuple[Inputs, Tensor]:
         """Collate samples and mix the batch."""
-        batch = self.collate(samples)
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise TypeError(
-                "Samples must be pairs of an input and a target, but their batch is "
-                f"{_described(batch)}. Write a Dataset whose items are (x, y), or pass collate=..."
-            )
-        x, y = batch
+        x, y = self.collate(samples)
         digest = hashlib.blake2b(f"{self.seed}/{int(self._epoch)}".encode(), digest_size=7)
         for value in (*named_inputs(x).values(), y):
             digest.update(_row_sums(value).tobytes())
         seed = int.from_bytes(digest.digest(), "big")
         return self.mix(x, y, generator=torch.Generator().manual_seed(seed))
-
-
-def _described(batch: object) -> str:
-    if isinstance(batch, tuple | list):
-        return f"a {type(batch).__name__} of {len(batch)}"
-    return f"one {type(batch).__name__}"
 
 
 def _row_sums(value: Tensor) -> NDArray[np.uint64]:

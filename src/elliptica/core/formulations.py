@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elliptica._utils import checks
-from elliptica._utils.random import check_generator, compute_dtype, draw_normal
+from elliptica._utils.random import compute_dtype, draw_normal
+from elliptica.core.bridge import Bridges
 from elliptica.core.elliptic import Elliptic
-from elliptica.core.inputs import check_batch, check_weight, named_inputs
+from elliptica.core.inputs import Inputs, LossFn
 from elliptica.core.losses import PerSampleLoss, weighted_mean
-from elliptica.core.targets import encode_targets, infer_target_space
-from elliptica.core.types import Inputs, LossFn, WithOutputs
+from elliptica.core.targets import Targets, infer_target_space
 
 
 class SourceTerm(Elliptic):
@@ -45,24 +44,14 @@ class SourceTerm(Elliptic):
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, *, duration: float = 1.0, **settings: Any) -> None:
         super().__init__(model, loss_fn, **settings)
-        checks.nonnegative_number("duration", duration)
-        self.duration = float(duration)
+        self.duration = duration
 
-    def forward(self, x: Inputs, y: Tensor, **options: Any) -> Tensor | WithOutputs:
-        """Return the loss of a batch; options are those of `Elliptic.forward`.
-
-        With ``with_outputs=True`` outputs and targets are those along the bridges.
-        """
-        is_off = self._noise_factor() is None
-        if is_off and options.get("with_outputs"):
-            return super().forward(x, y, **options)
+    def forward(self, x: Inputs, y: Tensor, **options: Any) -> Tensor:
+        """Return the loss of a batch; options are those of `Elliptic.forward`."""
         clean = self.clean_loss(x, y, sample_weight=options.get("sample_weight"))
-        if is_off or (self.duration == 0 and not options.get("with_outputs")):
+        if not self.training or self.strength is None:
             return clean
-        along = super().forward(x, y, **options)
-        if isinstance(along, WithOutputs):
-            return along._replace(loss=clean + self.duration * along.loss)
-        return clean + self.duration * along
+        return clean + self.duration * super().forward(x, y, **options)
 
 
 class DynkinSum(nn.Module):
@@ -102,16 +91,16 @@ class DynkinSum(nn.Module):
         num_classes: int | None = None,
     ) -> None:
         super().__init__()
-        checks.nonnegative_number("sigma", sigma)
-        checks.nonnegative_number("sigma_y", sigma_y)
-        checks.positive("horizon", horizon)
-        checks.count("n_steps", n_steps)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
-        self._user_loss = (loss_fn,)
-        self.sigma, self.sigma_y = float(sigma), float(sigma_y)
-        self.horizon, self.n_steps = float(horizon), n_steps
-        self.num_classes = self.loss.num_classes() if num_classes is None else num_classes
+        num_classes = self.loss.num_classes() if num_classes is None else num_classes
+        space = infer_target_space(loss_fn, num_classes=num_classes)
+        if sigma_y and space != "real":
+            raise ValueError(
+                f"sigma_y={sigma_y} must be 0: Dynkin's formula does not hold for noisy class labels."
+            )
+        self.bridges = Bridges(Targets(space, num_classes), sigma, sigma_y)
+        self.horizon, self.n_steps = horizon, n_steps
 
     def forward(
         self,
@@ -122,19 +111,9 @@ class DynkinSum(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Return the objective of a batch, a scalar; in ``eval()`` mode the ordinary loss."""
-        checks.batch("x", x)
-        check_batch(named_inputs(x), list(named_inputs(x)), y, len(x), finite=True)
-        check_weight(sample_weight, len(x))
-        check_generator(generator, x.device)
-        space = infer_target_space(self._user_loss[0], y)
-        if self.sigma_y and space != "real":
-            raise ValueError(
-                f"sigma_y={self.sigma_y} adds noise to the targets, but Dynkin's formula does not hold on "
-                "the simplex of class probabilities. Use sigma_y=0."
-            )
-        is_label = not y.is_floating_point()
-        y = encode_targets(y, space, num_classes=self.num_classes, dtype=x.dtype)
-        class_weight = self.loss.class_weight(y) if self.loss.weights_classes and is_label else None
+        is_class_weighted = self.loss.weights_classes and not y.is_floating_point()
+        y = self.bridges.read(x, y, sample_weight).targets
+        class_weight = self.loss.class_weight(y) if is_class_weighted else None
         n_steps = self.n_steps if self.training else 0
         points, factors = self._points(x, y, n_steps, generator)
         rows = [torch.cat(part) for part in zip(*points, strict=True)]
@@ -153,15 +132,13 @@ class DynkinSum(nn.Module):
                 factors.append(-1.0)
             else:
                 factors[0] = 0.0
-            dx, dy = (
-                self._step(x, self.sigma * root, generator),
-                self._step(y, self.sigma_y * root, generator),
-            )
+            dx = self._step(x, self.bridges.sigma * root, generator)
+            dy = self._step(y, self.bridges.sigma_y * root, generator)
             # E[l(Z_{i+1}) | Z_i] by opposite steps; the path itself then takes a third, independent one
             points += [(x + dx, y + dy), (x - dx, y - dy)]
             factors += [0.5, 0.5]
-            x = x + self._step(x, self.sigma * root, generator)
-            y = y + self._step(y, self.sigma_y * root, generator)
+            x = x + self._step(x, self.bridges.sigma * root, generator)
+            y = y + self._step(y, self.bridges.sigma_y * root, generator)
         kept = [i for i, factor in enumerate(factors) if factor]
         return [points[i] for i in kept], torch.tensor([factors[i] for i in kept], device=x.device)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import functools
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,22 +11,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elliptica._utils import checks
-from elliptica.core.types import warn_user
-
 TargetSpace = Literal["simplex", "unit", "real"]
 SimplexMap = Literal["abs", "euclidean"]
 
-TARGET_SPACES: tuple[TargetSpace, ...] = ("simplex", "unit", "real")
-SIMPLEX_MAPS: tuple[SimplexMap, ...] = ("abs", "euclidean")
-
-_SIMPLEX_LOSSES = (nn.CrossEntropyLoss, nn.KLDivLoss)
-_UNIT_LOSSES = (nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss)
-_REAL_LOSSES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss)
-_SPACE_OF_FUNCTION: dict[object, TargetSpace] = {
+#: The space of the targets of torch's losses; subclasses of a module have that of their base.
+_SPACES: dict[object, TargetSpace] = {
+    nn.CrossEntropyLoss: "simplex",
+    nn.KLDivLoss: "simplex",
     F.cross_entropy: "simplex",
+    nn.BCEWithLogitsLoss: "unit",
+    nn.BCELoss: "unit",
+    nn.MultiLabelSoftMarginLoss: "unit",
     F.binary_cross_entropy_with_logits: "unit",
     F.binary_cross_entropy: "unit",
+    nn.MSELoss: "real",
+    nn.L1Loss: "real",
+    nn.SmoothL1Loss: "real",
+    nn.HuberLoss: "real",
+    nn.PoissonNLLLoss: "real",
     F.mse_loss: "real",
     F.l1_loss: "real",
     F.smooth_l1_loss: "real",
@@ -35,44 +38,70 @@ _SPACE_OF_FUNCTION: dict[object, TargetSpace] = {
 
 def space_of_loss(loss_fn: object) -> TargetSpace | None:
     """Return the target space of a loss from torch; None for other losses."""
-    function = getattr(loss_fn, "func", loss_fn)
-    space = next((name for known, name in _SPACE_OF_FUNCTION.items() if known is function), None)
-    for losses, name in (
-        (_SIMPLEX_LOSSES, "simplex"),
-        (_UNIT_LOSSES, "unit"),
-        (_REAL_LOSSES, "real"),
-    ):
-        if isinstance(loss_fn, losses):
-            space = name  # type: ignore[assignment]  # the names are literals of TargetSpace
-    return space
+    function = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
+    kinds = type(loss_fn).__mro__ if isinstance(loss_fn, nn.Module) else (function,)
+    return next((_SPACES[kind] for kind in kinds if kind in _SPACES), None)
 
 
-def infer_target_space(loss_fn: object, y: Tensor) -> TargetSpace:
-    """Infer the target space from the loss and the dtype of the targets; raise if that is not possible."""
-    if not isinstance(y, Tensor):
-        raise TypeError(
-            f"y must be a torch.Tensor, but got {type(y).__name__}. Convert it with torch.as_tensor(y)."
-        )
-    space = space_of_loss(loss_fn)
-    is_label = not y.is_floating_point() and y.dtype != torch.bool
-    if space is None and is_label:
-        return "simplex"
+def infer_target_space(
+    loss_fn: object, y: Tensor | None = None, num_classes: int | None = None
+) -> TargetSpace:
+    """Infer the kind of targets from the loss, or from labels; raise if neither tells."""
+    is_label = y is not None and not y.is_floating_point() and y.dtype != torch.bool
+    space = space_of_loss(loss_fn) or ("simplex" if is_label or num_classes is not None else None)
     if space is None:
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         raise ValueError(
-            f"Cannot infer the kind of targets from the loss {_name(loss_fn)} and dtype {y.dtype}. "
-            'Pass target_space="real" (regression), "simplex" (class probabilities) or '
-            '"unit" (multilabel, each value in [0, 1]).'
-        )
-    if is_label and space != "simplex":
-        raise TypeError(
-            f"{_name(loss_fn)} needs floating targets, but y has dtype {y.dtype}. Convert it with "
-            "y.float(), or use nn.CrossEntropyLoss() if these are class labels."
+            f"The kind of targets cannot be inferred from the loss {name}. Pass num_classes= (labels), or "
+            'target_space="real" (regression), "simplex" (class probabilities) or "unit" (multilabel).'
         )
     return space
 
 
-def _name(loss_fn: object) -> str:
-    return getattr(loss_fn, "__name__", type(loss_fn).__name__)
+@dataclass(frozen=True)
+class Targets:
+    """Encode targets as points of their space, and map noisy points back into it (paper: appendix A)."""
+
+    space: TargetSpace
+    num_classes: int | None = None
+    simplex: SimplexMap = "abs"
+    validate: bool = True
+
+    def encode(self, y: Tensor, dtype: torch.dtype = torch.float32) -> Float[Tensor, " batch *target"]:
+        """Turn targets into points: labels become one-hot, booleans 0 and 1.
+
+        Integer labels ``(batch, *place)`` become ``(batch, num_classes, *place)``, the layout that
+        `torch.nn.CrossEntropyLoss` expects of probabilities.
+        """
+        if y.is_floating_point():
+            if self.validate:
+                _check_soft(y.detach(), self.space, self.num_classes)
+            return y
+        if y.dtype == torch.bool and self.space == "unit":
+            return y.to(dtype)
+        if self.space != "simplex" or y.dtype == torch.bool or y.is_complex():
+            raise TypeError(f'target_space="{self.space}" needs floating targets, but y has dtype {y.dtype}.')
+        if self.num_classes is None:
+            raise ValueError(f"y holds labels ({y.dtype}), so num_classes= is needed.")
+        try:
+            if self.validate and y.device.type != "cpu":  # an accelerator would end the program instead
+                _check_labels(y, self.num_classes)
+            rows = _one_hot(self.num_classes, dtype, y.device).index_select(0, y.int().flatten())
+        except IndexError:
+            _check_labels(y, self.num_classes)
+            raise
+        return rows if y.ndim == 1 else rows.unflatten(0, y.shape).movedim(-1, 1)
+
+    def project(self, y: Tensor, class_axis: int) -> Tensor:
+        """Map noisy targets back into their space; real targets are returned unchanged."""
+        if self.space == "real":
+            return y
+        if self.space == "unit":
+            return y.clamp(0, 1)
+        if self.simplex == "euclidean":
+            return _nearest_on_simplex(y.movedim(class_axis, -1)).movedim(-1, class_axis)
+        size = y.abs()  # with noise never all zero
+        return size / size.sum(class_axis, keepdim=True)
 
 
 def encode_targets(
@@ -83,88 +112,42 @@ def encode_targets(
     dtype: torch.dtype = torch.float32,
     validate: bool = True,
 ) -> Float[Tensor, " batch *target"]:
-    """Turn targets into points of ``space``: labels become one-hot, booleans 0 and 1.
+    """Turn targets into points of ``space``, see `Targets.encode`."""
+    return Targets(space, num_classes, validate=validate).encode(y, dtype)
 
-    Integer labels ``(batch, *place)`` become ``(batch, num_classes, *place)``, the layout that
-    `torch.nn.CrossEntropyLoss` expects of probabilities.
-    """
-    if y.is_floating_point():
-        if space == "simplex" and num_classes is not None and y.ndim > 1 and y.shape[1] != num_classes:
-            raise ValueError(
-                f"y holds probabilities of {y.shape[1]} classes, shape {tuple(y.shape)}, but num_classes="
-                f"{num_classes}. Make num_classes and axis 1 of y agree."
-            )
-        if validate:
-            _check_soft(y, space)
-        return y
-    if y.dtype == torch.bool and space == "unit":
-        return y.to(dtype)
-    if space != "simplex" or y.dtype == torch.bool or y.is_complex():
-        raise TypeError(
-            f'target_space="{space}" needs floating targets, but y has dtype {y.dtype}. '
-            "Convert it with y.float()."
-        )
-    if num_classes is None:
+
+def _check_labels(y: Tensor, num_classes: int) -> None:
+    low, high = (int(v) for v in y.aminmax())
+    if low < 0 or high >= num_classes:
         raise ValueError(
-            f"y holds integer labels ({y.dtype}), so the number of classes is needed. Pass num_classes=..."
+            f"y must hold labels from 0 to {num_classes - 1} (num_classes={num_classes}), but spans "
+            f"{low} to {high}. Drop rows that you want to ignore before the call."
         )
-    if validate and y.numel():
-        low, high = (int(v) for v in y.aminmax())
-        if low < 0 or high >= num_classes:
-            raise ValueError(
-                f"Labels must lie in 0..{num_classes - 1} (num_classes={num_classes}), but y has "
-                f"values from {low} to {high}. Correct num_classes or the labels; drop rows that you want to "
-                "ignore before the call."
-            )
-    if y.ndim == 1 and num_classes <= _FEW_CLASSES:
-        known = _one_hot_rows.get((num_classes, dtype, y.device))
-        rows = _make_one_hot_rows(num_classes, dtype, y.device) if known is None else known
-        return rows.index_select(0, y.int())
-    one_hot = torch.zeros(len(y), num_classes, *y.shape[1:], dtype=dtype, device=y.device)
-    return one_hot.scatter_(1, y.long().unsqueeze(1), 1.0)
 
 
-_FEW_CLASSES = 256
-
-
-_one_hot_rows: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-
-
-def _make_one_hot_rows(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make and cache the one-hot row of each class, because small batches wait for every operation.
-
-    Fake tensors (of `step_cost`) are not cached.
-    """
+@functools.lru_cache(maxsize=32)
+def _one_hot(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the one-hot row of each class."""
     with torch.inference_mode(False), torch.no_grad():
-        made = torch.eye(num_classes, dtype=dtype, device=device)
-    if type(made) is Tensor:
-        _one_hot_rows[num_classes, dtype, device] = made
-    return made
+        return torch.eye(num_classes, dtype=dtype, device=device)
 
 
-def _check_soft(y: Tensor, space: TargetSpace) -> None:
-    """Raise if floating targets are outside their space."""
-    y = y.detach()
+def _check_soft(y: Tensor, space: TargetSpace, num_classes: int | None) -> None:
+    """Raise if floating targets are outside their space, so that a label was probably meant."""
     if space == "simplex":
-        if y.ndim < 2:
+        if y.ndim < 2 or num_classes not in (None, y.shape[1]):
             raise ValueError(
-                f"Class probabilities need shape (batch, classes), but y has shape {tuple(y.shape)}. "
-                'Pass integer labels (y.long()) with num_classes, or target_space="real".'
+                f"y must hold probabilities of shape (batch, {num_classes or 'classes'}), but has shape "
+                f"{tuple(y.shape)}. Pass labels as integers, y.long()."
             )
-        sums = y.sum(1)
-        if y.numel() and (float((sums - 1).abs().max()) > 1e-2 or bool((y < 0).any())):
-            raise ValueError(
-                "Class probabilities must be at least 0 and sum to 1 along axis 1, but y has sums from "
-                f"{float(sums.min()):.3g} to {float(sums.max()):.3g} and a smallest value of "
-                f"{float(y.min()):.3g}. "
-                'Normalise y, or use target_space="unit" for independent labels.'
-            )
+        off = (y.sum(1) - 1).abs()
+        if y.numel() and (float(off.max()) > 1e-2 or float(y.min()) < 0):
+            raise ValueError("y must hold class probabilities, at least 0 with sum 1 along axis 1.")
     elif space == "unit" and y.numel():
         low, high = (float(v) for v in y.aminmax())
         if low < 0 or high > 1:
             raise ValueError(
-                f'target_space="unit" needs values in [0, 1], but y ranges from {low:.3g} to {high:.3g}. '
-                'Use target_space="real" for regression.'
+                f'y must be in [0, 1] for target_space="unit", but spans {low:.3g} to {high:.3g}.'
             )
 
 
@@ -184,18 +167,10 @@ def project_to_simplex(
         >>> project_to_simplex(torch.tensor([1.2, 0.4, 0.0]), how="euclidean")
         tensor([0.9000, 0.1000, 0.0000])
     """
-    checks.choice("how", how, SIMPLEX_MAPS)
-    checks.floating("y", y)
-    if y.ndim == 0 or y.shape[-1] == 0:
-        raise ValueError(f"y must have classes along its last axis, but has shape {tuple(y.shape)}.")
-    checks.finite("y", y)
     if how == "euclidean":
         return _nearest_on_simplex(y)
     size = y.abs()
     total = size.sum(-1, keepdim=True)
-    if not bool(torch.isfinite(total).all()):  # finite numbers, whose sum is not
-        size = size / size.amax(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
-        total = size.sum(-1, keepdim=True)
     return torch.where(total > 0, size / total, 1 / y.shape[-1])  # zeros have no direction: uniform
 
 
@@ -212,25 +187,3 @@ def _nearest_on_simplex(y: Tensor) -> Tensor:
     excess = (ordered.cumsum(-1) - 1) / count
     last = (ordered > excess).sum(-1, keepdim=True) - 1  # the largest support whose entries stay positive
     return (y - largest - excess.gather(-1, last)).clamp_min(0)
-
-
-def project_targets(y: Tensor, space: TargetSpace, simplex: SimplexMap, class_axis: int) -> Tensor:
-    """Map noisy targets back into their space; real targets are returned unchanged."""
-    if space != "simplex":
-        return y.clamp(0, 1) if space == "unit" else y
-    if simplex == "abs":  # noisy targets are never all zero, so the public function's guard is not needed
-        size = y.abs()
-        return size / size.sum(class_axis, keepdim=True)
-    return _nearest_on_simplex(y.movedim(class_axis, -1)).movedim(-1, class_axis)
-
-
-def warn_of_smoothing(num_classes: int, sigma_y: float, horizon: float) -> None:
-    """Warn if the paper's map to the simplex leaves little mass on the true classes."""
-    # mean absolute noise of one class at mid-bridge, times the number of classes
-    spilt = 0.4 * sigma_y * math.sqrt(horizon) * num_classes
-    if spilt > 1:
-        warn_user(
-            f"With {num_classes} classes and sigma_y={sigma_y} about {spilt / (1 + spilt):.0%} of the "
-            "label's mass leaves the true classes at the middle of a bridge, which is strong label "
-            'smoothing. Use sigma_y=0 (linear labels) or simplex="euclidean" to avoid it.'
-        )

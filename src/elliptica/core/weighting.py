@@ -1,12 +1,12 @@
-"""Importance weighting: the variants of Eq. (4), Algorithm 1 and appendix C, by name.
+"""Importance weighting: the variants of Eq. (4), Algorithm 1 and appendix C.
 
 The paper's line ``l = l + xi * grad l`` adds a vector to a number, so it needs an interpretation. Each
-variant below consists of a term per point (from the input gradient ``g`` of the point's loss, or from the
-user's drift) and a rule that turns terms into new losses. ``docs/weighting.md`` compares them.
+variant below is an object that turns the losses at points, and their slopes, into new losses.
+``docs/weighting.md`` compares them.
 
-With drift ``mu`` per unit of relative time, the logarithm of ``dp/dq`` of a path is
-``sum mu . dZ / V - 1/2 sum |mu|**2 ds / V`` with ``V = sigma**2 * horizon``. The paper's drift, the loss
-gradient, enters as ``mu = V * xi * g``, which keeps weights finite as ``sigma`` goes to zero.
+With drift ``mu`` per unit of relative time, the logarithm of ``dp/dq`` of a path is ``sum mu . dZ / V - 1/2
+sum |mu|**2 ds / V`` with ``V = sigma**2``. The paper's drift, the loss gradient, enters as ``mu = V * xi *
+g``, which keeps weights finite as ``sigma`` goes to zero.
 
 On a bridge that logarithm is known only up to a constant for each pair of ends, because the drifted process
 reaches the far end with a different density. Weights are therefore compared between bridges of one pair,
@@ -15,86 +15,172 @@ never between pairs.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from elliptica._utils import checks
-from elliptica._utils.compiler import run_uncompiled
-from elliptica.core.batchnorm import evaluation_mode
-from elliptica.core.types import Across, Drift, Paths
+from elliptica.core.bridge import Paths
+from elliptica.core.inputs import LossFn, flatten_rows, named_inputs
+from elliptica.core.losses import GatherRanks, PerSampleLoss, Slope, SlopesOf, evaluate
+from elliptica.core.noise import Factor
 
-Weighting = Literal["none", "gradient_norm", "gradient_softmax", "girsanov", "multiplicative", "released"]
-
-#: Which part of ``z = (x, y)`` the loss gradient moves: the input, or input and target.
-GradientDrift = Literal["input", "both"]
-GRADIENT_DRIFTS: tuple[GradientDrift, ...] = ("input", "both")
-
-#: Per-point quantities, each ``(time, rows)``.
-Terms = tuple[Tensor, ...]
+#: Drift of the diffusion: ``drift(x, y)`` returns the drift of ``x``, or of ``x`` and ``y``.
+Drift = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class Points:
-    """One bridged input or target along paths, ``(time, rows, *feature)``, with its gradient or drift."""
-
-    z: Tensor
-    slope: Tensor
-    variance: float | Tensor
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Times of the points: steps ``(time, rows)``, and quadrature weights ``(time, 1)`` (None if equal).
-
-    Rows are bridge-major, with ``n_bridges`` for each pair of ends. With ``across``, a batch is the rows of
-    all processes.
-    """
-
-    ds: Tensor
-    weights: Tensor | None = None
-    across: Across | None = None
-    n_bridges: int = 1
-
-    def total(self, value: Tensor) -> Tensor:
-        """Sum a number over the processes, in a dtype that can hold the sum."""
-        return value if self.across is None else self.across(_wide(value.detach()).reshape(1)).sum()
-
-    def largest(self, value: Tensor) -> Tensor:
-        """Return the largest value of a number over the processes."""
-        return value if self.across is None else self.across(value.detach().reshape(1)).max()
-
-    def count(self, like: Tensor, number: int) -> Tensor | int:
-        """Sum a count over the processes."""
-        return number if self.across is None else self.total(_wide(like.new_empty(())).fill_(number))
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One variant of importance weighting.
+class Weighting:
+    """Base of importance weightings; a variant of your own overrides `__call__`.
 
     Attributes:
-        terms: Function from points to per-point terms.
-        apply: Function from losses, terms (both ``(time, rows)``), ``xi`` and the time grid to new losses.
-        second_order: Whether the result must be differentiated through the gradient.
+        xi: Strength of the weighting; 0 is no weighting.
+        second_order: Whether the result is differentiated through the slopes.
         needs_path: Whether it needs increments along a path.
-        within_pairs: Whether a path is compared with the other bridges between the same ends.
+        within_pairs: Whether a path is compared with the other bridges between the same two ends.
+        slopes_of: What slopes are taken of: the ``"input"``, ``"both"`` input and target, or ``"none"``.
+        gather_ranks: Joins numbers of all processes that share a batch, see
+            `elliptica.distributed.over_global_batch`.
     """
 
-    terms: Callable[[Sequence[Points]], Terms]
-    apply: Callable[[Tensor, Terms, float, Grid], Tensor]
-    second_order: bool
-    needs_path: bool
-    within_pairs: bool = False
+    second_order = False
+    needs_path = False
+    within_pairs = False
+    slopes_of: SlopesOf = "input"
+    gather_ranks: GatherRanks | None = None
+
+    def __init__(self, xi: float = 1.0) -> None:
+        checks.nonnegative("xi", xi)
+        self.xi = xi
+
+    def __call__(
+        self, losses: Float[Tensor, "time rows"], slopes: Sequence[Slope], paths: Paths
+    ) -> Float[Tensor, "time rows"]:
+        """Return new losses for the losses at the points of ``paths``."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.xi))
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={value!r}" for name, value in vars(self).items() if name in ("xi", "drift")]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def _wide(value: Tensor) -> Tensor:
-    """Convert to float32 at least before summing or comparing: bfloat16 cannot represent 257."""
-    return value.to(torch.promote_types(value.dtype, torch.float32))
+class GradientNorm(Weighting):
+    """Add ``xi`` times the norm of the slope to each loss: the words of Algorithm 1, taken literally."""
+
+    second_order = True
+
+    def __call__(self, losses: Tensor, slopes: Sequence[Slope], paths: Paths) -> Tensor:
+        """Return ``l + xi |g|``."""
+        return losses + self.xi * slope_norms(slopes)
+
+
+class GradientSoftmax(Weighting):
+    """Weight losses by the softmax of their standardised slope norms over the batch.
+
+    The weights have mean one and carry no gradient. Points that the quadrature skips do not count.
+    """
+
+    def __call__(self, losses: Tensor, slopes: Sequence[Slope], paths: Paths) -> Tensor:
+        """Return ``w l`` with ``w`` proportional to ``exp(xi (|g| - mean) / std)``."""
+        norm = slope_norms(slopes).detach()
+        norm = norm.to(torch.promote_types(norm.dtype, torch.float32))  # bfloat16 cannot count to 257
+        share = torch.ones_like(norm)
+        if paths.time_weights is not None:
+            share = share * paths.time_weights.to(norm.dtype)
+        count = self._sum(torch.full_like(norm[0, 0], norm.numel()))
+        share = share / self._sum(share.sum())
+        mean = self._sum((share * norm).sum())
+        variance = self._sum((share * (norm - mean).square()).sum()) * count / (count - 1).clamp_min(1)
+        score = self.xi * (norm - mean) / variance.sqrt().clamp_min(torch.finfo(norm.dtype).tiny)
+        largest = score.max() if self.gather_ranks is None else self.gather_ranks(score.max()[None]).max()
+        weights = (score - largest).exp()  # a softmax that cannot overflow
+        return losses * (weights / self._sum((share * weights).sum())).to(losses.dtype)
+
+    def _sum(self, value: Tensor) -> Tensor:
+        """Sum a number over the processes that share the batch."""
+        return value if self.gather_ranks is None else self.gather_ranks(value[None]).sum()
+
+
+class Girsanov(Weighting):
+    """Subtract the logarithm of dp/dq of its path from each loss: the Jensen form of Eq. (4) (appendix C.1).
+
+    On a coarse grid the chord's curvature dominates the sum; use ``n_times`` of 20 or more.
+
+    Args:
+        xi: Strength of the drift.
+        drift: The loss gradient with respect to the ``"input"``, or to ``"both"`` input and target (appendix
+            C.2; needs ``sigma_y > 0``).
+    """
+
+    second_order = True
+    needs_path = True
+
+    def __init__(self, xi: float = 1.0, drift: Literal["input", "both"] = "input") -> None:
+        super().__init__(xi)
+        checks.choice("drift", drift, ("input", "both"))
+        self.drift = self.slopes_of = drift
+
+    def __call__(self, losses: Tensor, slopes: Sequence[Slope], paths: Paths) -> Tensor:
+        """Return ``l - log dp/dq``."""
+        return losses - path_log_weights(slopes, paths, self.xi)
+
+
+class Multiplicative(Weighting):
+    """Multiply losses by dp/dq of their path, self-normalised over the bridges of a pair (Eq. (4)).
+
+    The weights have mean one within a pair and carry no gradient. Needs ``n_bridges`` of 2 or more.
+
+    Args:
+        xi: Strength of the drift.
+        drift: ``"input"`` or ``"both"`` as in `Girsanov`; or any function or network ``drift(x, y)`` that
+            returns ``mu_x`` or ``(mu_x, mu_y)`` per unit of relative time. It is evaluated as it is: put a
+            network in evaluation mode, and move it to the device, yourself.
+    """
+
+    needs_path = True
+    within_pairs = True
+
+    def __init__(self, xi: float = 1.0, drift: Literal["input", "both"] | Drift = "input") -> None:
+        super().__init__(xi)
+        if isinstance(drift, str):
+            checks.choice("drift", drift, ("input", "both"))
+        self.drift = drift
+        self.slopes_of = drift if isinstance(drift, str) else "none"
+
+    def __call__(self, losses: Tensor, slopes: Sequence[Slope], paths: Paths) -> Tensor:
+        """Return ``w l`` with ``w`` the softmax of the log-weights of a pair's bridges."""
+        n_bridges = paths.s.shape[1]
+        _check_pairs(paths)
+        if not isinstance(self.drift, str):
+            with torch.no_grad():
+                slopes = drift_slopes(self.drift, paths)
+        logs = path_log_weights(slopes, paths, self.xi).detach().unflatten(0, (n_bridges, -1))
+        # the softmax cancels the constant of each pair, which is unknown
+        return losses * (logs.softmax(0) * n_bridges).flatten().to(losses.dtype)
+
+
+_NAMED: dict[str, type[Weighting]] = {
+    "gradient_norm": GradientNorm,
+    "gradient_softmax": GradientSoftmax,
+    "girsanov": Girsanov,
+    "multiplicative": Multiplicative,
+}
+
+
+def make_weighting(weighting: str | Weighting | None) -> Weighting | None:
+    """Return the weighting of a short name with its default strength; objects are returned as they are."""
+    if isinstance(weighting, str):
+        checks.choice("weighting", weighting, tuple(_NAMED))
+        return _NAMED[weighting]()
+    return None if weighting is None or weighting.xi == 0 else weighting
 
 
 def _features(z: Tensor) -> Tensor:
@@ -102,177 +188,77 @@ def _features(z: Tensor) -> Tensor:
     return z.flatten(2) if z.ndim > 2 else z.unsqueeze(2)
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner product over the features: ``(time, rows, *feature)`` twice gives ``(time, rows)``."""
-    return _features(a * b).sum(2)
+def slope_norms(slopes: Sequence[Slope]) -> Float[Tensor, "time rows"]:
+    """Return the norm of the slope at each point, over all inputs."""
+    return torch.linalg.vector_norm(torch.cat([_features(slope.g) for slope in slopes], 2), dim=2)
 
 
-def increments(z: Tensor) -> Tensor:
-    """Return forward increments along time, zero at the last point: the left-point (Ito) rule."""
-    return torch.cat([z[1:] - z[:-1], torch.zeros_like(z[:1])])
+def path_log_weights(slopes: Sequence[Slope], paths: Paths, xi: float) -> Float[Tensor, " rows"]:
+    """Return the logarithm of dp/dq of each path with drift ``mu = V xi g`` (paper: appendix C.1).
 
-
-def _norm_terms(points: Sequence[Points]) -> Terms:
-    norms = [torch.linalg.vector_norm(_features(p.slope), dim=2) for p in points]
-    return (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0),)
-
-
-def _girsanov_terms(points: Sequence[Points]) -> Terms:
-    """Return ``g . dZ`` and ``V |g|**2``: linear and quadratic part of the log-weight for ``mu = V xi g``."""
-    linear = sum(_dot(p.slope, increments(p.z)) for p in points)
-    quadratic = sum(_dot(p.slope * p.variance, p.slope) for p in points)
-    return torch.as_tensor(linear), torch.as_tensor(quadratic)
-
-
-def drift_terms(points: Sequence[Points]) -> Terms:
-    """Return ``mu . dZ / V`` and ``|mu|**2 / V``: the same parts for the user's drift."""
-    linear = sum(_dot(p.slope / p.variance, increments(p.z)) for p in points)
-    quadratic = sum(_dot(p.slope / p.variance, p.slope) for p in points)
-    return torch.as_tensor(linear), torch.as_tensor(quadratic)
-
-
-def _released_terms(points: Sequence[Points]) -> Terms:
-    linear = sum(_dot(p.slope, p.z) for p in points)
-    quadratic = sum(_dot(p.slope, p.slope) for p in points)
-    return torch.as_tensor(linear), torch.as_tensor(quadratic)
-
-
-def path_log_weights(terms: Terms, xi: float, ds: Tensor) -> Tensor:
-    """Return the logarithm of dp/dq of each path, ``(rows,)``: ``sum xi l_i - 1/2 xi**2 q_i ds_i``."""
-    linear, quadratic = terms
-    return (xi * linear - 0.5 * xi**2 * quadratic * ds).sum(0)
-
-
-def self_normalised(log_weights: Tensor, n_bridges: int) -> Tensor:
-    """Return weights ``(bridge * batch,)`` with mean one over the bridges of each pair, without gradient."""
-    # the softmax cancels the constant of each pair, which is unknown
-    pairs = log_weights.detach().unflatten(0, (n_bridges, -1))
-    return (pairs.softmax(0) * n_bridges).flatten()
-
-
-def _add_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    return losses + xi * terms[0]
-
-
-def _weigh_by_norm(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    """Weight losses by the softmax of standardised norms.
-
-    Points that the quadrature skips do not count. The weights have a (quadrature-weighted) mean of one.
+    It is ``sum_i xi g_i . dZ_i - 1/2 xi**2 g_i . V g_i ds_i``, with increments from the left point (Ito).
     """
-    norm = _wide(terms[0].detach())
-    share = torch.ones_like(norm) if grid.weights is None else grid.weights.expand_as(norm)
-    share = share / grid.total(share.sum())
-    mean = grid.total((share * norm).sum())
-    count = grid.count(norm, norm.numel())
-    variance = grid.total((share * (norm - mean).square()).sum()) * count / max(count - 1, 1)
-    score = xi * (norm - mean) / variance.sqrt().clamp_min(torch.finfo(norm.dtype).tiny)
-    weights = (score - grid.largest(score.max())).exp()  # minus the largest: a softmax that cannot overflow
-    return losses * (weights / grid.total((share * weights).sum())).to(losses.dtype)
+    ds = flatten_rows(paths.s).diff(dim=0)
+    total = torch.zeros_like(ds)
+    for slope in slopes:
+        g = slope.g[:-1]
+        total = total + xi * _features(g * slope.z.diff(dim=0)).sum(2)
+        total = total - 0.5 * xi**2 * _features(g * slope.variance_times(slope.g)[:-1]).sum(2) * ds
+    return total.sum(0)
 
 
-def _subtract_log_weight(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    """Subtract the log-weight of each path from its losses (the Jensen form of Eq. (4))."""
-    return losses - path_log_weights(terms, xi, grid.ds)
-
-
-def _weigh_paths(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    """Multiply losses by the self-normalised weight of their path (Eq. (4))."""
-    weights = self_normalised(path_log_weights(terms, xi, grid.ds), grid.n_bridges)
-    return losses * weights.to(losses.dtype)
-
-
-def _subtract_released(losses: Tensor, terms: Terms, xi: float, grid: Grid) -> Tensor:
-    # The authors' code differentiates the *batch mean*, whose gradient is 1/rows of that of a point's own
-    # loss. It sums both loss and term over time; here both are averaged.
-    rows = grid.count(losses, losses.shape[1])
-    return losses - xi * (terms[0] / rows - 0.5 * terms[1] / rows**2).mean(0)
-
-
-VARIANTS: dict[str, Variant] = {
-    "gradient_norm": Variant(_norm_terms, _add_norm, second_order=True, needs_path=False),
-    "gradient_softmax": Variant(_norm_terms, _weigh_by_norm, second_order=False, needs_path=False),
-    "girsanov": Variant(_girsanov_terms, _subtract_log_weight, second_order=True, needs_path=True),
-    "multiplicative": Variant(
-        _girsanov_terms, _weigh_paths, second_order=False, needs_path=True, within_pairs=True
-    ),
-    "released": Variant(_released_terms, _subtract_released, second_order=True, needs_path=False),
-}
-
-WEIGHTINGS: tuple[str, ...] = ("none", *VARIANTS)
-
-
-def check_drift(drift: object) -> None:
-    """Raise unless a drift is a loss gradient by name, a function or network, or None."""
-    if isinstance(drift, str):
-        checks.choice("drift", drift, GRADIENT_DRIFTS)
-    elif drift is not None and not callable(drift):
-        raise TypeError(
-            'drift must be "input", "both", or a function drift(x, y), but got '
-            f"{type(drift).__name__}. Wrap a constant: lambda x, y: mu.expand_as(x)."
-        )
-
-
-def check_diffuses(name: str, variance: float | Tensor) -> None:
-    """Raise if a drift would act on something that does not diffuse."""
-    if not (bool((variance > 0).all()) if isinstance(variance, Tensor) else variance > 0):
-        raise ValueError(
-            f"A drift can act on {name} only where it diffuses, but its variance is zero. "
-            f"Use {'sigma' if name == 'x' else 'sigma_y'} > 0 in every feature."
-        )
-
-
-def _call_drift(drift: Drift, x: Tensor, y: Tensor) -> Any:
-    """Call ``drift(x, y)``; explain the call if its signature does not fit."""
-    if torch.compiler.is_compiling():
-        return drift(x, y)
-    try:
-        return drift(x, y)
-    except TypeError as error:
-        try:
-            inspect.signature(drift.forward if isinstance(drift, nn.Module) else drift).bind(x, y)
-        except TypeError:
-            raise TypeError(
-                "drift is called as drift(x, y), with inputs and targets, but "
-                f"{getattr(drift, '__name__', type(drift).__name__)} does not take two arguments. If it "
-                "needs the inputs only, wrap it: lambda x, y: drift(x). To train a network, use a module "
-                "with forward(self, x, y)."
-            ) from error
-        except ValueError:  # some callables have no signature
-            pass
-        raise
-
-
-def _call_fixed(drift: Drift, x: Tensor, y: Tensor) -> Any:
-    """Call a drift that is not trained; a network runs in evaluation mode.
-
-    Gradients stay enabled, because a drift may be the gradient of an energy. Its result is detached later.
-    """
-    if not isinstance(drift, nn.Module) or not any(module.training for module in drift.modules()):
-        return _call_drift(drift, x, y)
-    if torch.compiler.is_compiling():  # a mode cannot change inside a graph
-        return run_uncompiled(_call_fixed, drift, x, y)
-    with evaluation_mode(drift):
-        return _call_drift(drift, x, y)
-
-
-def drift_points(drift: Drift, x: Tensor, y: Tensor, paths: Paths, *, fixed: bool) -> list[Points]:
-    """Evaluate a drift along paths ``(time, rows, *feature)`` of the only bridged input."""
-    slope = (_call_fixed if fixed else _call_drift)(drift, x.flatten(0, 1), y.flatten(0, 1))
-    slopes = slope if isinstance(slope, tuple) else (slope,)
-    if len(slopes) > 2 or not all(isinstance(mu, Tensor) for mu in slopes):
-        got = f"({', '.join(type(mu).__name__ for mu in slopes)})"
-        raise TypeError(
-            f"drift must return a tensor mu_x, or a tuple of tensors (mu_x, mu_y), but returned "
-            f"{got if isinstance(slope, tuple) else type(slope).__name__}."
-        )
-    (variance,) = paths.variance.values()
-    points = []
-    for name, z, mu, v in zip(("x", "y"), (x, y), slopes, (variance, paths.variance_y), strict=False):
-        if mu.shape != z.flatten(0, 1).shape:
+def drift_slopes(drift: Drift, paths: Paths) -> list[Slope]:
+    """Evaluate a drift along paths, as slopes ``g = mu / V``."""
+    (x,) = (flatten_rows(value) for value in named_inputs(paths.x).values())
+    y = flatten_rows(paths.free_y)
+    mu = drift(x.flatten(0, 1), y.flatten(0, 1))
+    (std,) = paths.deviation.values()
+    slopes = []
+    for z, part, spread in zip(
+        (x, y), mu if isinstance(mu, tuple) else (mu,), (std, paths.deviation_y), strict=False
+    ):
+        if isinstance(spread, Factor) or part.shape != z.flatten(0, 1).shape:
             raise ValueError(
-                f"drift must return the drift of {name} with shape {tuple(z.flatten(0, 1).shape)}, but "
-                f"returned shape {tuple(mu.shape)}. Return mu_x, or a tuple (mu_x, mu_y)."
+                f"drift must return shape {tuple(z.flatten(0, 1).shape)} but returned {tuple(part.shape)}; "
+                "sigma must be a number, a tensor, or a law that returns one."
             )
-        check_diffuses(name, v)
-        points.append(Points(z, mu.unflatten(0, z.shape[:2]), v))
-    return points
+        slopes.append(Slope(z, part.view_as(z) / spread**2, spread))
+    return slopes
+
+
+def _check_pairs(paths: Paths) -> None:
+    """Raise unless each row has several bridges between the same two ends."""
+    ends = [flatten_rows(value)[[0, -1]] for value in named_inputs(paths.x).values()]
+    pairs = [end.detach().unflatten(1, (paths.s.shape[1], -1)) for end in ends]
+    if paths.s.shape[1] < 2 or not all(bool((pair == pair[:, :1]).all()) for pair in pairs):
+        raise ValueError(
+            "Multiplicative compares the bridges between the same two ends, but these paths have n_bridges="
+            f"{paths.s.shape[1]} or different partners. Draw two or more to the same partner of a row."
+        )
+
+
+def log_weights(
+    model: nn.Module,
+    loss_fn: LossFn,
+    paths: Paths,
+    *,
+    xi: float = 1.0,
+    drift: Literal["input", "both"] | Drift = "input",
+) -> Float[Tensor, "batch bridge"]:
+    """Return the logarithm of dp/dq of each path: the exponential martingale (paper: Eq. (4), appendix C.1).
+
+    By default the drift is ``xi`` times the gradient of the loss (appendix C.2), scaled by ``sigma**2``: with
+    respect to the ``"input"``, or to ``"both"`` input and target (needs ``sigma_y > 0``). A callable gives
+    the drift ``xi * drift(x, y)`` per unit of relative time. The result is differentiable.
+
+    The paths must come from ``sampling="path"``. On a coarse grid the sum only roughly approximates the
+    integral (see docs). On bridges the values are known up to a constant for each pair of ends: compare only
+    those of one pair.
+    """
+    if paths.s.shape[2] < 2:
+        raise ValueError('paths must be whole paths, sampling="path", but hold single points.')
+    if isinstance(drift, str):
+        _, slopes = evaluate(model, PerSampleLoss(loss_fn), paths, slopes_of=drift, second_order=True)
+    else:
+        slopes = drift_slopes(drift, paths)
+    return path_log_weights(slopes, paths, xi).unflatten(0, (paths.s.shape[1], -1)).t()

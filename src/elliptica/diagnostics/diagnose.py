@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.statistics import check_level
+from elliptica.core.inputs import EllipticWarning, LossFn
 from elliptica.core.targets import TargetSpace
-from elliptica.core.types import EllipticWarning, LossFn
 from elliptica.diagnostics import data_findings as data
 from elliptica.diagnostics import model_findings as model_of
 from elliptica.diagnostics.evidence import Evidence

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from elliptica._utils.statistics import student_quantile
-from elliptica.core.batchnorm import evaluation_mode
+from elliptica.core.layers import evaluation_mode
 from elliptica.diagnostics.findings import RowsOf
 from elliptica.diagnostics.fitted_model import FittedModel, Labelled, sample_by_part
 

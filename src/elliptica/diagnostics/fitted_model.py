@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from elliptica._utils import checks, random
+from elliptica._utils import checks
 from elliptica._utils.random import draw_permutation, stream
-from elliptica.core.batchnorm import evaluation_mode
-from elliptica.core.targets import TARGET_SPACES, TargetSpace, encode_targets, infer_target_space
-from elliptica.core.types import LossFn
+from elliptica.core.inputs import LossFn
+from elliptica.core.layers import evaluation_mode
+from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space
 
 if TYPE_CHECKING:
     from elliptica.landscape.loss import LossField
@@ -115,7 +115,6 @@ class FittedModel:
         """
         self._check()
         model, place = _placed(self.model, device, self.x)
-        random.check_generator(generator, place)
         given = self.n_given or len(self.x)
         kept = self._sampled(self.rows, max_rows, generator)
         x, y, groups = self.rows.take(kept)
@@ -249,9 +248,6 @@ class FittedModel:
         )
 
     def _check(self) -> None:
-        checks.model(self.model, "diagnose")
-        checks.floating("x", self.x)
-        checks.batch("x", self.x)
         checks.finite("x", self.x)
         checks.same_rows("y", self.y, len(self.x))
         if len(self.x) < 2:
@@ -259,7 +255,7 @@ class FittedModel:
         if self.num_classes is not None:
             checks.count("num_classes", self.num_classes)
         if self.target_space is not None:
-            checks.choice("target_space", self.target_space, TARGET_SPACES)
+            checks.choice("target_space", self.target_space, ("simplex", "unit", "real"))
         for name, value in (("class_names", self.class_names), ("feature_names", self.feature_names)):
             if not isinstance(value, Sized) and not (value is None and name == "class_names"):
                 raise TypeError(
@@ -282,10 +278,8 @@ class FittedModel:
             self._check_inputs("unlabelled", self.unlabelled)
 
     def _check_inputs(self, name: str, x: Tensor) -> None:
-        checks.floating(name, x)
         if len(x) == 0:
             raise ValueError(f"{name} have no rows. Pass at least one row, or omit them.")
-        checks.batch(name, x)
         checks.finite(name, x)
         if x.shape[1:] != self.x.shape[1:]:
             raise ValueError(

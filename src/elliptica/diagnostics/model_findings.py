@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from elliptica._utils.statistics import bonferroni
-from elliptica.core.batchnorm import evaluation_mode
+from elliptica.core.layers import evaluation_mode
 from elliptica.diagnostics.data_findings import (
     beyond,
     is_farther,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elliptica._utils.extras import missing_package
 from elliptica._utils.statistics import clopper_pearson, student_quantile
-from elliptica.core.batchnorm import evaluation_mode
+from elliptica.core.layers import evaluation_mode
 from elliptica.diagnostics.diagnose import diagnose_fitted
 from elliptica.diagnostics.findings import Diagnosis, Quantity
 from elliptica.diagnostics.fitted_model import FittedModel

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from elliptica._utils.random import stream_seed
+from elliptica.core.bridge import Paths
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.inputs import named_inputs
-from elliptica.core.types import Paths
+from elliptica.core.noise import Factor
 
 T = TypeVar("T")
 
@@ -140,24 +141,25 @@ def shard(value: T, ranks: Ranks | None = None) -> T:
 
 
 def _shard_paths(paths: Paths, ranks: Ranks) -> Paths:
-    if paths.hidden is not None:
-        raise ValueError("paths of a hidden layer (at=) are drawn when it runs, so they cannot be split.")
+    values = named_inputs(paths.x)
+    if any(value.requires_grad for value in values.values()):
+        raise ValueError("paths carry gradients to layers below (at=), which one process would not share.")
     n_batch, n_bridges = paths.s.shape[:2]
 
-    def rows_of(variance: float | Tensor, feature_axes: int) -> float | Tensor:
-        """Select rows of a variance per path, which is bridge-major, (bridge * batch, *feature)."""
-        if isinstance(variance, Tensor) and variance.ndim == feature_axes + 1:
-            parts = variance.unflatten(0, (n_bridges, n_batch))
-            return parts[:, ranks.part(n_batch)].flatten(0, 1)
-        return variance
+    def rows_of(std: Any, feature_axes: int) -> Any:
+        """Select rows of a deviation per path, which is bridge-major, (bridge * batch, ...)."""
+        if isinstance(std, Factor):
+            return Factor(rows_of(std.root, 2))
+        if isinstance(std, Tensor) and std.ndim == feature_axes + 1:
+            return std.unflatten(0, (n_bridges, n_batch))[:, ranks.part(n_batch)].flatten(0, 1)
+        return std
 
-    axes = {name: value.ndim - 3 for name, value in named_inputs(paths.x).items()}
     per_row = ("x", "y", "s", "weight", "free_y", "labels")
     return dataclasses.replace(
         paths,
         **{name: shard(getattr(paths, name), ranks) for name in per_row},
-        variance={name: rows_of(v, axes[name]) for name, v in paths.variance.items()},
-        variance_y=rows_of(paths.variance_y, paths.y.ndim - 3),
+        deviation={name: rows_of(std, values[name].ndim - 3) for name, std in paths.deviation.items()},
+        deviation_y=rows_of(paths.deviation_y, paths.y.ndim - 3),
     )
 
 
@@ -182,5 +184,7 @@ def over_global_batch(objective: Elliptic, group: Any = None) -> Elliptic:
     if not isinstance(objective, Elliptic):  # another module would ignore it
         raise TypeError(f"objective must be Elliptic and not wrapped yet, but is {type(objective).__name__}.")
     ranks = current_ranks(group)
-    objective.across = ranks.gather if ranks.size > 1 else None
+    objective.gather_ranks = ranks.gather if ranks.size > 1 else None
+    if objective.weighting is not None:
+        objective.weighting.gather_ranks = objective.gather_ranks
     return objective

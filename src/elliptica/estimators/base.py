@@ -8,8 +8,8 @@ import itertools
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,12 +22,11 @@ from elliptica._utils import checks
 from elliptica._utils.perceptron import make_adam, mlp
 from elliptica._utils.random import stream_seed
 from elliptica.baselines import ERM, CMixup, InputNoise, LabelSmoothing, Mixup
+from elliptica.core.bridge import Sampling
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.noise import Sigma, auto_sigma
-from elliptica.core.partners import Pairing
-from elliptica.core.settings import Sampling, Settings
-from elliptica.core.targets import infer_target_space
-from elliptica.core.weighting import Weighting
+from elliptica.core.partners import Pairing, Permutation, make_pairing
+from elliptica.core.weighting import GradientSoftmax, Weighting, make_weighting
 from elliptica.estimators.columns import check_table
 from elliptica.estimators.fit import (
     SMALL_STEP,
@@ -35,6 +34,7 @@ from elliptica.estimators.fit import (
     NetworkRows,
     Progress,
     Rows,
+    batch_sizes,
     content_order,
     diverged,
     draw_seed,
@@ -64,15 +64,13 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     hidden: Sequence[int] = (128, 128)
     module: ModuleLike | None = None
     method: str = "elliptic"
-    sigma: Sigma = 0.1
+    sigma: Sigma | Literal["auto"] = 0.1
     sigma_y: float | None = None
-    sampling: Sampling = Settings.sampling
-    n_times: int = Settings.n_times
-    n_bridges: int = Settings.n_bridges
-    horizon: float = Settings.horizon
-    pairing: Pairing = Settings.pairing
-    weighting: Weighting = Settings.weighting
-    xi: float = Settings.xi
+    sampling: Sampling = "marginal"
+    n_times: int = 5
+    n_bridges: int = 1
+    pairing: str | Pairing = "permutation"
+    weighting: str | Weighting | None = None
     alpha: float | None = None
     standardize: bool = True
     max_iter: int = 100
@@ -205,7 +203,6 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         method, settings = stacked_method(parameters, self._loss_kind()) or (self.method, {})
         # with weights of one, rows are drawn the same way as copies of them
         weight = np.ones(len(rows.x)) if rows.weight is None else rows.weight
-        n_drawn = epoch_length(weight)
         trained = train_stacked(
             [rows.x],
             [rows.y],
@@ -216,7 +213,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             loss="classes" if self._loss_kind() == "classes" else "real",
             n_outputs=self.n_outputs_,
             hidden=self.hidden,
-            batch_size=math.ceil(n_drawn / math.ceil(n_drawn / self.batch_size)),
+            batch_size=batch_sizes(epoch_length(weight), self.batch_size)[0],
             groups=None if rows.groups is None else [rows.groups],
         )
         for number, (network, progress) in enumerate(zip(self._networks(), self._progress, strict=True)):
@@ -449,12 +446,7 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             return None
         labels = column_or_1d(groups)
         check_consistent_length(x, labels)
-        try:
-            return np.unique(labels, return_inverse=True)[1]
-        except TypeError as error:
-            raise TypeError(
-                f"groups must be of one type that can be sorted ({error}). Convert them to strings."
-            ) from error
+        return np.unique(labels, return_inverse=True)[1]
 
     def _check_weight(self, sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
         if sample_weight is None:
@@ -470,26 +462,11 @@ class EllipticEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _check_parameters(self) -> None:
         checks.choice("method", self.method, self._methods)
-        checks.count("max_iter", self.max_iter)
-        checks.count("batch_size", self.batch_size)
-        checks.count("n_iter_no_change", self.n_iter_no_change)
-        checks.count("n_networks", self.n_networks)
         checks.positive("learning_rate", self.learning_rate)
         checks.nonnegative("weight_decay", self.weight_decay)
-        checks.nonnegative("tol", self.tol)
-        for name in ("standardize", "early_stopping", "warm_start"):
-            checks.flag(name, getattr(self, name))
-        if self.verbose not in (0, 1):
-            checks.flag("verbose", self.verbose)
-        checks.device(self.device)
-        if self.module is None:
-            check_hidden(self.hidden)
-        checks.number("validation_fraction", self.validation_fraction)
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction must be above 0 and below 1, but got {self.validation_fraction}. "
-                "A usual value is 0.1."
-            )
+        for name in ("max_iter", "batch_size", "n_networks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but got {getattr(self, name)}.")
 
     def _loss(self) -> nn.Module:
         """Return the ordinary loss of the task."""
@@ -573,20 +550,17 @@ def stacked_method(parameters: dict[str, Any], kind: str) -> tuple[str, dict[str
     if method in ("noise", "elliptic") and not isinstance(sigma, numbers.Real):
         return None
     if method == "elliptic":
-        plain = {"sampling": "marginal", "n_bridges": 1, "pairing": "permutation"}
-        weighted = {"none": False, "gradient_softmax": True}.get(parameters["weighting"])
-        sigma_y = parameters["sigma_y"]
-        if weighted is None or any(parameters[name] != value for name, value in plain.items()):
+        weighting, sigma_y = make_weighting(parameters["weighting"]), parameters["sigma_y"]
+        if (
+            type(weighting) not in (type(None), GradientSoftmax)
+            or (parameters["sampling"], parameters["n_bridges"]) != ("marginal", 1)
+            or make_pairing(parameters["pairing"]) != Permutation()
+            or (kind == "classes" and sigma_y not in (None, 0))
+        ):
             return None
-        if kind == "classes" and sigma_y != 0 and (sigma_y is not None or sigma != 0):
-            return None
-        Settings(**{name: parameters[name] for name in ("sigma", "sigma_y", "n_times", "horizon", "xi")})
-        spread = math.sqrt(parameters["horizon"])
-        settings |= {"sigma": sigma * spread, "n_times": parameters["n_times"]}
-        if kind == "real":
-            settings["sigma_y"] = (sigma if sigma_y is None else sigma_y) * spread
-        if weighted:
-            method, settings["xi"] = "elliptic-weighted", parameters["xi"]
+        settings |= {"sigma": sigma, "sigma_y": sigma_y, "n_times": parameters["n_times"]}
+        if weighting is not None:
+            method, settings["xi"] = "elliptic-weighted", weighting.xi
     else:
         own = {"noise": "sigma", "smoothing": "smoothing", "c-mixup": "bandwidth", "groupdro": "eta"}
         if name := own.get(method):
@@ -615,55 +589,22 @@ def takes_batches(estimator: EllipticEstimator) -> bool:
     return True
 
 
-def check_hidden(hidden: object) -> None:
-    """Raise unless ``hidden`` is a sequence of widths."""
-    if isinstance(hidden, str) or not isinstance(hidden, Sequence):
-        raise TypeError(
-            f"hidden must be the widths of the layers, such as (128, 128) or (), but got {hidden!r:.60}."
-        )
-    for width in hidden:
-        checks.count("hidden", width)
-
-
 def make_network(
     module: ModuleLike | None, hidden: Sequence[int], n_features: int, n_outputs: int
 ) -> nn.Module:
     """Create the network of an estimator, with initial weights from torch's default stream."""
     if module is None:
-        check_hidden(hidden)
+        if min(hidden, default=1) < 1:
+            raise ValueError(f"hidden must hold widths of at least 1, but got {hidden!r:.60}.")
         return mlp(n_features, n_outputs, hidden=tuple(hidden))
-    if not callable(module):
-        raise TypeError(
-            "module must be a torch.nn.Module, or a function of (n_features, n_outputs) that returns one, "
-            f"but got {module!r:.60} ({type(module).__name__})."
-        )
-    try:
-        made = copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
-    except Exception as error:
-        raise ValueError(
-            f"module({n_features}, {n_outputs}), called with the numbers of features and outputs, raised "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(made, nn.Module):
-        raise TypeError(
-            "module must be a torch.nn.Module, or a function of (n_features, n_outputs) that returns one, "
-            f"but the function returned {type(made).__name__}."
-        )
-    return made
+    return copy.deepcopy(module) if isinstance(module, nn.Module) else module(n_features, n_outputs)
 
 
 def check_output(network: nn.Module, x: Tensor, n_outputs: int, meaning: str) -> None:
     """Raise before training if the output of a network does not fit the targets."""
     network.eval()
-    try:
-        with torch.no_grad():
-            output = network(x)
-    except Exception as error:
-        raise ValueError(
-            f"module must map {len(x)} rows of {x.shape[1]} columns to shape {(len(x), n_outputs)} "
-            f"({meaning}), but raised {type(error).__name__}: {error}"
-        ) from error
-    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    with torch.no_grad():
+        got = tuple(network(x).shape)
     if got != (len(x), n_outputs):
         raise ValueError(
             f"module must map {len(x)} rows to shape {(len(x), n_outputs)} ({meaning}), but returned {got}. "
@@ -696,14 +637,7 @@ def make_objective(
     if isinstance(sigma, str) and sigma == "auto":
         sigma = auto_sigma(rows.x) if len(rows.x) > 1 else 0.0
     if method == "noise":
-        if not isinstance(sigma, int | float | Tensor):
-            raise ValueError(
-                f'method="noise" needs a number for sigma, its standard deviation, but got {sigma!r}. Noise '
-                'laws of bridges need method="elliptic".'
-            )
         return InputNoise(network, loss, sigma=sigma, num_classes=num_classes)
-    passed = {field.name: parameters[field.name] for field in fields(Settings) if field.name in parameters}
-    if parameters["pairing"] != "label_kernel":
-        passed.pop("bandwidth", None)  # only for C-Mixup
-    passed |= {"sigma": sigma, "target_space": infer_target_space(loss, rows.y)}
-    return Elliptic(network, loss, num_classes=num_classes, **passed)
+    names = ("sigma_y", "sampling", "n_times", "n_bridges", "pairing", "weighting")
+    passed = {name: parameters[name] for name in names}
+    return Elliptic(network, loss, num_classes=num_classes, sigma=sigma, **passed)

@@ -52,24 +52,23 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
             ``groups`` in `fit` also ``"groupdro"``, ``"lisa"`` and ``"balanced"`` (every group equally
             often), which train the default network.
         sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 gives straight
-            lines.
-        sigma_y: Diffusion coefficient of the labels. 0 (the default here) makes labels change linearly along
-            a bridge. None uses ``sigma`` as the paper does, which smooths the labels.
+            lines, ``"auto"`` measures it with `elliptica.auto_sigma` on the training rows.
+        sigma_y: Diffusion coefficient of the labels. None means 0: labels change linearly along a bridge. The
+            paper uses ``sigma``, which smooths the labels.
         sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
         n_times: Number of times on a bridge, both ends included; 2 is ordinary training.
         n_bridges: Bridges per row.
-        horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
-        pairing: How the ends of bridges are chosen, see `elliptica.sample_partners`; partners come from the
-            batch.
-        weighting: Importance weighting, see `elliptica.Elliptic`.
-        xi: Strength of the importance weighting.
+        pairing: How the ends of bridges are chosen, a name or an object such as ``InverseDistance(power=2)``,
+            see `elliptica.Elliptic`; partners come from the batch.
+        weighting: Importance weighting, a name or an object such as ``GradientSoftmax(xi=0.5)``, see
+            `elliptica.Elliptic`.
         alpha: Beta parameter of mixup and LISA; None means 1 and 2.
         smoothing: Share of a label that ``method="smoothing"`` spreads over all classes.
         eta: Step size of the group weights of Group DRO.
         standardize: Scale columns to mean 0 and standard deviation 1 with statistics of the training rows,
             because ``sigma`` is in units of the inputs. A constant column becomes 0.
         max_iter: Number of epochs.
-        batch_size: Rows per step; the batches of an epoch differ by at most one row.
+        batch_size: Rows per step, at least two; the batches of an epoch differ by at most one row.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
         early_stopping: Hold out part of the rows, stop when their score no longer improves, and keep the best
@@ -118,7 +117,6 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         True
     """
 
-    sigma_y: float | None = 0.0
     class_weight: str | Mapping[Any, float] | None = None
     smoothing: float = 0.1
     calibrate: str | None = None
@@ -288,7 +286,7 @@ class EllipticClassifier(ClassifierMixin, EllipticEstimator):  # type: ignore[mi
         else:
             if isinstance(self.class_weight, Mapping):
                 for label, value in self.class_weight.items():
-                    checks.nonnegative_number(f"class_weight[{label!r:.40}]", value)
+                    checks.nonnegative(f"class_weight[{label!r:.40}]", value)
             of_class = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[codes])
         combined = of_class[codes] if weight is None else weight * of_class[codes]
         if not combined.any():

@@ -13,8 +13,6 @@ import torch
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from elliptica._utils import checks
-
 Kind = Literal["number", "category", "date", "text"]
 
 #: Name of the category of missing values.
@@ -188,10 +186,10 @@ def check_table(estimator: Any, X: Any, y: Any = _NO_TARGETS, *, reset: bool, y_
         y_numeric: Whether targets must be numbers.
     """
     options: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": False, "reset": reset}
-    X = _readable("X", X)
+    X = _readable(X)
     check_names(estimator, X, reset=reset)
     if not (isinstance(y, str) and y == _NO_TARGETS):
-        y = _readable("y", y)
+        y = _readable(y)
         check_objects(y, y_numeric)
         options |= {"y": y, "multi_output": True, "y_numeric": y_numeric}
     try:
@@ -235,10 +233,9 @@ def check_names(estimator: Any, X: Any, *, reset: bool) -> None:
         )
 
 
-def _readable(name: str, values: Any) -> Any:
+def _readable(values: Any) -> Any:
     """Return tensors and nullable integers of pandas as NumPy reads them exactly; others stay as they are."""
     if isinstance(values, Tensor):
-        checks.tensor(name, values)
         values = values.detach().cpu()
         return values.float() if values.dtype == torch.bfloat16 else values
     if isinstance(values, np.ndarray) and values.dtype.kind == "T":  # scikit-learn cannot read these strings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import json
 import math
@@ -27,7 +28,9 @@ from torch import Tensor
 from elliptica import __version__
 from elliptica._utils.extras import missing_package
 from elliptica._utils.files import BROKEN_HEADER, replacing
-from elliptica.core.noise import Green, Screened
+from elliptica.core.noise import Green
+from elliptica.core.partners import InverseDistance, LabelKernel, Nearest, Permutation
+from elliptica.core.weighting import Girsanov, GradientNorm, GradientSoftmax, Multiplicative
 from elliptica.estimators.base import (
     EllipticEstimator,
     Ensemble,
@@ -42,8 +45,7 @@ from elliptica.estimators.preprocess import TablePreprocessor
 from elliptica.estimators.regressor import EllipticRegressor
 
 FORMAT = "elliptica estimator"
-#: Version 2 (bounds, ensembles, temperatures, scikit-learn models) also reads version 1.
-VERSION, VERSIONS = 2, (1, 2)
+VERSION = 3
 SETTINGS, WEIGHTS, SKOPS = "model.json", "weights.safetensors", "model.skops"
 
 _ESTIMATORS: dict[str, type[EllipticEstimator]] = {
@@ -64,15 +66,16 @@ _MOST_NODES = 500_000
 _MOST_SHARING = 8
 _PROTOCOL = 2  # protocol of skops 0.16, which wrote the first such files
 _MOST_NETWORKS = 10_000
-_LAWS = {"green": Green, "screened": Screened}
-#: Names of `Progress` in a file; in version 1 they were attributes of the estimator.
-_COURSE = {
-    "n_iter": "n_iter_",
-    "best_iteration": "best_iteration_",
-    "loss_curve": "loss_curve_",
-    "validation_scores": "validation_scores_",
-    "best_score": "best_validation_score_",
+#: Objects that parameters may hold, with numbers and strings as arguments.
+_OBJECTS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(Green, Permutation, InverseDistance, Nearest, LabelKernel),
+        *(GradientNorm, GradientSoftmax, Girsanov, Multiplicative),
+    )
 }
+#: Fields of `Progress` in a file.
+_COURSE = ("n_iter", "best_iteration", "loss_curve", "validation_scores", "best_score")
 _HGB = "sklearn.ensemble._hist_gradient_boosting"
 #: Everything that the scikit-learn part may hold, by the skops loader that rebuilds it.
 _TRUSTED: dict[str, set[str]] = {
@@ -209,7 +212,7 @@ def load(path: str | Path, *, module: ModuleLike | None = None, device: str = "c
         if dumped is not None:
             model = _undump(dumped, described)
         else:
-            model = _rebuild(described, tensors, module, device, settings["version"])
+            model = _rebuild(described, tensors, module, device)
             if module is None:
                 model.module_ = _default_networks(model, weights).to(device)
         whole = model
@@ -341,11 +344,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], bytes | None]:
     if not isinstance(settings, dict) or settings.get("format") != FORMAT:
         raise ValueError(f"{path} is not a saved estimator of elliptica: {SETTINGS} does not say {FORMAT!r}.")
     version = settings.get("version")
-    if version not in VERSIONS or isinstance(version, bool):
+    if version != VERSION:
         raise ValueError(
-            f"{path} has version {version!r:.20} of the format, but elliptica {__version__} reads versions "
-            f"{' and '.join(map(str, VERSIONS))}. It was written by elliptica "
-            f"{settings.get('elliptica')!s:.20}: install that version."
+            f"{path} has version {version!r:.20} of the format, but elliptica {__version__} reads version "
+            f"{VERSION}. It was written by elliptica {settings.get('elliptica')!s:.20}: install that version."
         )
     try:
         return settings, safetensors.torch.load(texts[WEIGHTS]), texts.get(SKOPS)
@@ -383,40 +385,30 @@ def _read_members(path: Path, file: zipfile.ZipFile) -> dict[str, bytes]:
 
 
 def _rebuild(
-    state: dict[str, Any],
-    tensors: dict[str, Tensor],
-    module: ModuleLike | None,
-    device: str,
-    version: int,
+    state: dict[str, Any], tensors: dict[str, Tensor], module: ModuleLike | None, device: str
 ) -> EllipticEstimator:
     """Rebuild a trained estimator from its description, except the network."""
     parameters = {name: decode(value) for name, value in state["parameters"].items()}
     parameters["device"] = device
-    kind = _ESTIMATORS[state["class"]]
-    if version == 1 and kind is EllipticRegressor:
-        parameters["bounded"] = False  # predictions were not bounded
-    model = kind(module=module, **parameters)
+    model = _ESTIMATORS[state["class"]](module=module, **parameters)
     model.n_features_in_, model.n_outputs_ = state["n_features"], state["n_outputs"]
     if state["feature_names"] is not None:
         model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
-    _set_progress(model, state, version)
+    _set_progress(model, state)
     if isinstance(model, EllipticClassifier):
         model.classes_, model._is_multilabel = decode_labels(state["classes"]), state["is_multilabel"]
-        model.temperature_ = _positive("temperature", state["temperature"]) if version > 1 else 1.0
+        model.temperature_ = _positive("temperature", state["temperature"])
         if len(model.classes_) != model.n_outputs_:
             raise ValueError(f"{len(model.classes_)} classes for {model.n_outputs_} outputs of the network")
     elif isinstance(model, EllipticRegressor):
         model._is_flat = state["is_flat"]
-    _set_statistics(model, tensors, version)
+    _set_statistics(model, tensors)
     return model
 
 
-def _set_progress(model: EllipticEstimator, state: dict[str, Any], version: int) -> None:
+def _set_progress(model: EllipticEstimator, state: dict[str, Any]) -> None:
     """Restore the training state of each network."""
-    if version == 1:
-        states = [{name: state["course"][old] for name, old in _COURSE.items()}]
-    else:
-        states = state["progress"]
+    states = state["progress"]
     if not 1 <= len(states) <= _MOST_NETWORKS:
         raise ValueError(f"{len(states)} networks")
     model._seed = state["seed"]
@@ -427,17 +419,15 @@ def _set_progress(model: EllipticEstimator, state: dict[str, Any], version: int)
     model._summarise()
 
 
-def _set_statistics(model: EllipticEstimator, tensors: dict[str, Tensor], version: int) -> None:
+def _set_statistics(model: EllipticEstimator, tensors: dict[str, Tensor]) -> None:
     """Restore means, scales and ranges, one value for each column or target."""
     wanted = dict.fromkeys(_X_STATISTICS, model.n_features_in_)
     if isinstance(model, EllipticRegressor):
-        wanted |= dict.fromkeys(_Y_STATISTICS if version == 1 else _Y_STATISTICS + _BOUNDS, model.n_outputs_)
+        wanted |= dict.fromkeys(_Y_STATISTICS + _BOUNDS, model.n_outputs_)
     for name, size in wanted.items():
         if tuple(tensors[name].shape) != (size,):
             raise ValueError(f"{name} should have {size} values, but has shape {tuple(tensors[name].shape)}.")
         setattr(model, name, tensors[name].numpy())
-    if isinstance(model, EllipticRegressor) and version == 1:
-        model.y_min_, model.y_max_ = np.full((2, model.n_outputs_), [[-np.inf], [np.inf]])
 
 
 def _positive(name: str, value: Any) -> float:
@@ -679,7 +669,7 @@ def _skops() -> Any:
 
 
 def encode(name: str, value: Any) -> Any:
-    """Convert a value to JSON; tuples, dicts and noise laws are marked as such."""
+    """Convert a value to JSON; tuples, dicts and objects of ours are marked as such."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -689,9 +679,10 @@ def encode(name: str, value: Any) -> Any:
         return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
         return {"dict": [[encode(name, k), encode(name, v)] for k, v in value.items()]}
-    for kind, law in _LAWS.items():
-        if isinstance(value, law):
-            return {kind: {k: encode(name, v) for k, v in vars(value).items()}}
+    kind = type(value).__name__
+    if type(value) is _OBJECTS.get(kind):
+        arguments = inspect.signature(type(value)).parameters
+        return {kind: {key: encode(name, getattr(value, key)) for key in arguments}}
     if isinstance(value, torch.device):
         return str(value)
     raise TypeError(
@@ -713,7 +704,7 @@ def decode(value: Any) -> Any:
         return tuple(decode(item) for item in content)
     if kind == "dict":
         return {decode(k): decode(v) for k, v in content}
-    return _LAWS[kind](**content)
+    return _OBJECTS[kind](**content)
 
 
 def encode_labels(labels: np.ndarray) -> dict[str, Any]:

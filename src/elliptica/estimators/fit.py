@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +17,19 @@ from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
 from elliptica._utils.random import stream, stream_seed
+from elliptica.core.bridge import Bridges, Pairs, Paths
 from elliptica.core.elliptic import Elliptic
-from elliptica.core.epoch import can_draw_epochs, epoch_paths
+from elliptica.core.partners import Permutation
 
 #: An epoch draws at most this many times the number of rows, however large the sample weights.
 LONGEST_EPOCH = 10
 
 #: Up to this many multiply-adds per training step, one torch thread is faster than several.
 SMALL_STEP = 2**25
+
+#: Bytes of points drawn at once, about the size of a cache (a single batch may have more). Part of the
+#: contract: it decides which numbers of a generator become which noise.
+CHUNK_BYTES = 2**20
 
 _inside = threading.local()
 _lock = threading.Lock()
@@ -196,13 +201,7 @@ def hold_out(
 
 def draw_seed(random_state: Any) -> int:
     """Draw the seed of a training from ``random_state``, as scikit-learn understands it."""
-    try:
-        return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "random_state must be None, an integer from 0 to 2**32 - 1 or a numpy.random.RandomState, but "
-            f"{random_state!r:.60} cannot be used to seed a RandomState."
-        ) from error
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
 
 def epoch_length(weight: np.ndarray) -> int:
@@ -249,14 +248,14 @@ def train_epoch(
     """Train for one pass over the rows; return the mean loss of its steps.
 
     Random streams depend only on the seed and the number of the epoch, so that training can be resumed.
-    Batches differ by at most one row, because a last batch of a single row would have no partner.
     """
     chosen = draw_epoch(len(rows.x), rows.weight, stream(seed, "order", epoch))
     noise = stream(seed, "noise", epoch)
     objective.train()
     losses = []
     with private_stream(stream_seed(seed, "network", epoch), device):
-        for loss in _losses(objective, rows, chosen, batch_size, device, noise):
+        sizes = batch_sizes(len(chosen), batch_size)
+        for loss in _losses(objective, rows, chosen, sizes, device, noise):
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -276,24 +275,73 @@ def diverged(loss: float, epoch: int) -> FloatingPointError:
     )
 
 
+def batch_sizes(n_rows: int, batch_size: int) -> list[int]:
+    """Divide rows into batches that differ by at most one row.
+
+    A single row has no partner, so a batch has at least two rows (if there are two), and up to three for
+    ``batch_size=2``.
+    """
+    count = max(1, min(math.ceil(n_rows / batch_size), n_rows // 2))
+    return [n_rows // count + (number < n_rows % count) for number in range(count)]
+
+
 def _losses(
     objective: nn.Module,
     rows: Rows,
     chosen: Tensor,
-    batch_size: int,
+    sizes: list[int],
     device: torch.device,
     noise: torch.Generator,
 ) -> Iterator[Tensor]:
     """Yield the objective on each batch; points with the same law are drawn for several batches at once."""
-    if isinstance(objective, Elliptic) and can_draw_epochs(objective.settings):
-        drawn = epoch_paths(
-            objective.settings, rows.x, rows.y, chosen, batch_size, device=device, generator=noise
-        )
-        for paths in drawn:
+    if isinstance(objective, Elliptic) and can_draw_epochs(objective.bridges):
+        for paths in epoch_paths(objective.bridges, rows, chosen, sizes, device, noise):
             yield objective.loss_on(paths)
     else:
-        for part in chosen.tensor_split(math.ceil(len(chosen) / batch_size)):
+        for part in chosen.split(sizes):
             yield objective(rows.x[part].to(device), rows.y[part].to(device), generator=noise)
+
+
+def can_draw_epochs(bridges: Bridges) -> bool:
+    """Return whether `epoch_paths` draws this law: single points of random pairs, plain noise."""
+    return (
+        bridges.sampling == "marginal"
+        and bridges.n_bridges == 1
+        and bridges.pairing == Permutation()
+        and isinstance(bridges.sigma, float | Tensor)
+    )
+
+
+@torch.no_grad()
+def epoch_paths(
+    bridges: Bridges,
+    rows: Rows,
+    order: Tensor,
+    sizes: list[int],
+    device: torch.device,
+    generator: torch.Generator,
+) -> Iterator[Paths]:
+    """Draw the points of one epoch, many batches at a time, which is faster than drawing each step.
+
+    The partner of a row is the next row of its batch (the first follows the last). Because ``order`` is
+    random, this is a uniformly random cycle, as `elliptica.Elliptic` draws it, and the points have its law.
+    """
+    at_once = max(1, CHUNK_BYTES // max(1, sizes[0] * rows.x[:1].nbytes))
+    for first in range(0, len(sizes), at_once):
+        own = sizes[first : first + at_once]
+        part, order = order[: sum(own)], order[sum(own) :]
+        batch = bridges.read(rows.x[part].to(device), rows.y[part].to(device))
+        ends = torch.tensor(own).cumsum(0)
+        partners = torch.arange(1, len(part) + 1)
+        partners[ends - 1] = ends - torch.tensor(own)  # the last row of a batch ends at its first
+        places = {size: torch.arange(size, device=device) for size in set(own)}
+        pairs = Pairs(1, partners.to(device), [places[size] for size in own])
+        paths = bridges.draw(batch, pairs, 1.0, generator)
+        assert isinstance(paths.x, Tensor)
+        labels = [None] * len(own) if paths.labels is None else paths.labels.split(own)
+        columns = (column.split(own) for column in (paths.x, paths.y, paths.s, paths.free_y))
+        for x, y, s, free_y, label in zip(*columns, labels, strict=True):
+            yield replace(paths, x=x, y=y, s=s, free_y=free_y, labels=label)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, normalize
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from elliptica._utils import checks
 from elliptica.estimators.columns import (
     Kind,
     check_names,
@@ -272,13 +271,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         return made
 
     def _given_kinds(self, names: list[str]) -> dict[str, Kind]:
-        for setting in ("min_frequency", "max_categories", "n_components"):
-            checks.count(setting, getattr(self, setting))
-        if not isinstance(self.kinds, Mapping | None):
-            raise TypeError(
-                "kinds must be a dict from names of columns to kinds, such as {'age': 'number'}, but got "
-                f"{self.kinds!r:.60}."
-            )
+        if min(self.min_frequency, self.max_categories, self.n_components) < 1:
+            raise ValueError("min_frequency, max_categories and n_components must be at least 1.")
         if self.scale not in _SCALES:
             raise ValueError(f"scale must be one of {', '.join(_SCALES)}, but got {self.scale!r}.")
         given = dict(self.kinds or {})

@@ -44,20 +44,18 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             ``groups`` in `fit` also ``"groupdro"`` and ``"balanced"`` (every group equally often), which
             train the default network.
         sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 gives straight
-            lines.
+            lines, ``"auto"`` measures it with `elliptica.auto_sigma` on the training rows.
         sigma_y: Diffusion coefficient of the scaled targets; None means ``sigma`` if that is a number,
             otherwise 0.
         sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
         n_times: Number of times on a bridge, both ends included; 2 is ordinary training.
         n_bridges: Bridges per row.
-        horizon: Length of the time interval; only ``sigma * sqrt(horizon)`` matters.
-        pairing: How the ends of bridges are chosen, see `elliptica.sample_partners`; partners come from the
-            batch.
-        weighting: Importance weighting, see `elliptica.Elliptic`.
-        xi: Strength of the importance weighting.
+        pairing: How the ends of bridges are chosen, a name or an object such as ``InverseDistance(power=2)``,
+            see `elliptica.Elliptic`; partners come from the batch.
+        weighting: Importance weighting, a name or an object such as ``GradientSoftmax(xi=0.5)``, see
+            `elliptica.Elliptic`.
         alpha: Beta parameter of mixup and C-Mixup; None means 1 and 2.
-        bandwidth: Bandwidth of C-Mixup and of ``pairing="label_kernel"``, in units of the scaled targets;
-            partners come from the batch.
+        bandwidth: Bandwidth of C-Mixup, in units of the scaled targets; partners come from the batch.
         eta: Step size of the group weights of Group DRO.
         bounded: Clip predictions of each target to its range among the rows passed to `fit`, including
             held-out rows but not rows of zero weight. No margin is added.
@@ -69,7 +67,7 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
             training rows, because ``sigma`` is in units of the inputs. Predictions are in the units of
             ``y``. A constant column becomes 0.
         max_iter: Number of epochs.
-        batch_size: Rows per step; the batches of an epoch differ by at most one row.
+        batch_size: Rows per step, at least two; the batches of an epoch differ by at most one row.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
         early_stopping: Hold out part of the rows, stop when their score no longer improves, and keep the best
@@ -185,7 +183,6 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        checks.flag("bounded", self.bounded)
         if self.target_transform is not None:
             checks.choice("target_transform", self.target_transform, ["log"])
 

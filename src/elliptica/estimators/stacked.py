@@ -157,10 +157,6 @@ def train_stacked(
     """
     checks.choice("loss", loss, ("classes", "real"))
     checks.choice("schedule", schedule, ("constant", "cosine"))
-    checks.count("batch_size", batch_size)
-    checks.count("n_outputs", n_outputs)
-    if not jobs:
-        raise ValueError("jobs is empty. Pass at least one StackedJob.")
     table = join_tables(x, y, groups, loss, n_outputs)
     for job in jobs:
         check_job(job, table)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils.random import stream
-from elliptica.baselines.lisa import draw_shares
+from elliptica.baselines.groups import draw_shares
 from elliptica.core.bridge import unit_spread
 from elliptica.estimators.fit import draw_epoch
 
@@ -49,7 +49,6 @@ GROUP_METHODS = ("groupdro", "lisa", "balanced")
 _OF_ONE_LOSS = {"smoothing": "classes", "lisa": "classes", "c-mixup": "real"}
 _BRIDGES = ("elliptic", "elliptic-weighted")
 _SHARES = ("mixup", "c-mixup", "lisa")  # methods that draw from a beta distribution
-_UNIFORMS = (*_BRIDGES, "c-mixup", "lisa")  # methods that draw times or partners
 _MIXING = (*_BRIDGES, *_SHARES)
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -62,6 +61,7 @@ _RANGES: dict[str, tuple[float, float]] = {  # of settings with other limits tha
     "smoothing": (0, 1),
     "selection": (0, 1),
 }
+_COUNTS = ("max_iter", "stop_after", "n_times")
 
 #: Rows that a network draws at once, unless a batch has more. Like `CANDIDATES`, it is part of the contract:
 #: it decides which numbers of a generator become which noise.
@@ -175,13 +175,12 @@ def check_job(job: StackedJob, table: Table) -> None:
         raise ValueError(f"Method {job.method!r} needs the group of each row. Pass groups=.")
     if job.settings.get("sigma_y") and table.of_classes:
         raise ValueError("sigma_y is the noise of real targets. Omit it for classes.")
-    for name, value in job.settings.items():
-        if value is not None:
-            checks.number(name, value)
     for name in (*SHARED, *METHODS[job.method]):
         low, high = _RANGES.get(name, (0.0, math.inf))
         if not low <= job.setting(name) <= high:
             raise ValueError(f"{name} must be between {low:g} and {high:g}, but got {job.setting(name):g}.")
+        if name in _COUNTS and job.setting(name) % 1:
+            raise ValueError(f"{name} must be an integer, but got {job.setting(name):g}.")
     _check_rows(job, table)
 
 
@@ -309,7 +308,7 @@ class _Numbers(NamedTuple):
     """Random numbers of the points, with the same axes."""
 
     s: Tensor  # share of the partner
-    u: Tensor  # uniforms, for times and partners
+    u: Tensor  # uniforms: the first of a batch for times, or each for its partner
     within_label: Tensor  # LISA's choice, ``(network, step, 1)``
     noise: Tensor
     noise_y: Tensor
@@ -330,7 +329,9 @@ def _draw_numbers(networks: Sequence[Network], numbers: _Numbers) -> None:
             count = steps * batch_size if method == "lisa" else steps
             shares = draw_shares(network.job.setting("alpha"), count, numbers.s.device, generator)
             numbers.s[i] = 1 - shares.view(steps, -1)
-        if method in _UNIFORMS:
+        if method in _BRIDGES:
+            numbers.u[i, :, :1] = torch.rand(steps, 1, generator=generator)
+        if method in ("c-mixup", "lisa"):
             numbers.u[i].uniform_(generator=generator)
         if network.sigma > 0:
             _fill_normal(numbers.noise[i], network.width, generator)
@@ -375,7 +376,7 @@ def draw_points(
     spread = torch.tensor([[n.sigma, n.sigma_y] for n in networks]).T[:, :, None, None].expand(2, *shape)
     if bridges := places_of(networks, *_BRIDGES):
         n_times = torch.tensor([networks[i].job.setting("n_times") for i in bridges]).view(-1, 1, 1)
-        s[bridges] = stratified_times(numbers.u[bridges], n_times)
+        s[bridges] = tent_times(numbers.u[bridges, :, :1], n_times, batch_size)
         unit = torch.ones(shape)
         # a bridge has variance s (1 - s) at time s; the other methods add noise of constant size
         unit[bridges] = unit_spread(s[bridges])
@@ -412,20 +413,19 @@ def _mix(values: Tensor, rows: Tensor, partners: Tensor, s: Tensor) -> Tensor:
     return mixed.view(*rows.shape, values.shape[1])
 
 
-def stratified_times(u: Tensor, n_times: Tensor) -> Tensor:
-    """Draw times on grids of ``n_times`` points, both ends included, one in each equal part of the batch.
+def tent_times(offset: Tensor, n_times: Tensor, batch_size: int) -> Tensor:
+    """Draw times of a batch on grids of ``n_times`` points, both ends included, one grid per network.
 
-    Same distribution as `elliptica.core.bridge.quantile_times` with ``quadrature="mean"``, but with a grid
-    per network.
+    They follow the place of a row: from the last time to the first and back, as `elliptica.core.bridge.tent`
+    does for a cycle of partners.
 
     Args:
-        u: Uniform numbers on [0, 1), with the rows of the batch last.
+        offset: Uniform numbers on [0, 1), one per batch, ``(..., 1)``.
         n_times: Number of grid points, broadcastable.
+        batch_size: Rows of a batch.
     """
-    batch_size = u.shape[-1]
-    # the i-th row takes a time from the i-th of batch_size equal parts of the unit interval
-    place = u.add(torch.arange(batch_size)).mul_(n_times / batch_size).floor_()
-    return place.minimum(n_times - 1).div_(n_times - 1)  # rounding may reach n_times
+    u = offset.add(torch.arange(batch_size)).mul_(2 / batch_size).sub_(1).abs_()
+    return u.mul(n_times).floor_().minimum(n_times - 1).div_(n_times - 1)  # u may be 1
 
 
 def kernel_partners(rows: Tensor, targets: Tensor, bandwidth: Tensor, u: Tensor) -> Tensor:

@@ -26,7 +26,3 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"elliptica.integrations.{_HOME[name]}"), name)
     raise AttributeError(f"module 'elliptica.integrations' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from elliptica._utils.random import stream_seed
-from elliptica.core.settings import Settings
 
 
 class StepNoise:
@@ -38,12 +37,3 @@ class StepNoise:
         source = device if device.type == "cuda" else "cpu"
         seed = stream_seed("integrations", self.seed, *step, self._calls)
         return torch.Generator(source).manual_seed(seed)
-
-
-def refuse_auto_sigma(settings: Settings, why: str) -> None:
-    """Raise for ``sigma="auto"`` on inputs where no first batch can be measured reliably."""
-    if settings.sigma == "auto" and settings.at is None:
-        raise ValueError(
-            f'sigma="auto" measures the first batch, but {why}. Measure the training data once: '
-            "sigma=elliptica.auto_sigma(x)."
-        )

@@ -25,9 +25,8 @@ from elliptica.landscape.expected_loss import occupation_report as occupation_re
 from elliptica.landscape.hitting_times import HittingTimes as HittingTimes
 from elliptica.landscape.hitting_times import WalkEnds as WalkEnds
 from elliptica.landscape.loss import LossField as LossField
-from elliptica.landscape.maximum import MaximumPrinciple as MaximumPrinciple
-from elliptica.landscape.maximum import check_maximum_principle as check_maximum_principle
-from elliptica.landscape.monopole import Monopoles as Monopoles
+from elliptica.landscape.loss import MaximumPrinciple as MaximumPrinciple
+from elliptica.landscape.loss import check_maximum_principle as check_maximum_principle
 from elliptica.landscape.operator import Operator as Operator
 from elliptica.landscape.probes import MaximumPrincipleReport as MaximumPrincipleReport
 from elliptica.landscape.probes import bridge_probes as bridge_probes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from elliptica._utils import random
 from elliptica._utils.result import Result
-from elliptica.core.batchnorm import evaluation_mode
+from elliptica.core.layers import evaluation_mode
 from elliptica.landscape.data_domain import DataDomain
 from elliptica.landscape.domains import Ball, Domain
 from elliptica.landscape.expected_loss import exit_times, loss_map

@@ -1,94 +1,137 @@
-"""The paper's domain, a region without a small ball around each data point, and whitened regions."""
+"""The paper's domain, a region without a small ball around each data point, and whitened regions.
+
+The nearest ball is found exactly: by a k-d tree among many balls in few dimensions, else by comparing all
+of them. The distance in float64 decides, so both give the same result.
+"""
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from functools import cached_property
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elliptica._utils import checks
-from elliptica.landscape.domains import (
-    Ball,
-    Box,
-    Domain,
-    Polytope,
-    check_domain,
-    check_points,
-    reflect,
-    step_radius,
-)
-from elliptica.landscape.nearest import NearestBalls, distances, nearest_other
+from elliptica.landscape.domains import OUTER as OUTER
+from elliptica.landscape.domains import Ball, Box, Domain, Polytope, project_to_sphere, reflect, step_radius
 
 Outer = Literal["ball", "box", "reflecting_box", "hull"]
 
-#: Label of walks that ended on the outer boundary (balls are numbered from 0).
-OUTER = -1
-#: Rows times centres whose distances are held at once.
-_CHUNK = 2**22
+#: A tree is faster than comparing all balls from this number on, times two to the power of the dimension.
+TREE_BALLS = 32
+#: Numbers of neighbours to query from the tree, in turn, until no other ball can be nearer.
+_NEIGHBOURS = (2, 8, 64)
+#: Rows times balls whose distances are held at once.
+_CHUNK = 2**18
+#: Balls whose distances differ by less than this share are equally near; the first of them counts.
+_TIE = 1e-13
 
 
-@dataclass(frozen=True)
-class Whitened:
-    """A domain in whitened coordinates ``w``, where ``z = centre + factor @ w``.
+class NearestBalls:
+    """Search among fixed balls; balls around repeated points count as one.
 
-    The process is Brownian in ``w``, so the operator is ``1/2 tr(factor factor^T Hess u)`` in ``z``. Data
-    with any covariance become isotropic. Distances, balls and exit times are those of ``w``.
-
-    Attributes:
-        inner: The domain in coordinates ``w``.
-        centre: ``(dim,)``.
-        factor: Invertible matrix ``(dim, dim)``, usually a Cholesky factor of the covariance.
+    Args:
+        centres: One row per ball.
+        radii: Their radii.
+        share: Upper bound on each radius over the distance from its centre to the nearest other centre.
     """
 
-    inner: Domain
-    centre: Float[Tensor, " dim"]
-    factor: Float[Tensor, "dim dim"]
+    def __init__(
+        self, centres: Float[Tensor, "n dim"], radii: Float[Tensor, " n"], share: float = 1.0
+    ) -> None:
+        self._kept, self._same = _distinct(centres, radii)
+        self._centres, self._radii = centres[self._kept].double(), radii[self._kept].double()
+        self._largest, self._share = float(self._radii.max()), share
 
-    @classmethod
-    def ball(
-        cls,
-        points: Float[Tensor, "n dim"],
-        margin: float = 1.1,
-        ridge: float = 1e-3,
-        epsilon: float | Tensor | None = None,
-        fraction: float | None = None,
-    ) -> Whitened:
-        """Make a whitened ball around data: an ellipsoid along their covariance, in any dimension.
+    def __call__(self, z: Float[Tensor, "rows dim"]) -> Int[Tensor, " rows"]:
+        """Return the number of the ball nearest to each point; the first of several equally near ones."""
+        return self._kept[self._search(z.to(self._centres), None)]
 
-        Args:
-            points: The data.
-            margin: Factor on the radius.
-            ridge: Share of the mean variance added to every direction, so that constant or
-                dependent columns do no harm.
-            epsilon: Radius of the balls around the data, in whitened units. None with ``fraction=None``
-                means no balls.
-            fraction: Radius as a share of the distance to the nearest neighbour.
+    def others(self) -> Float[Tensor, " n"]:
+        """Return the distance of each ball's centre to the nearest other ball; infinite for a single one."""
+        own = torch.arange(len(self._centres), device=self._centres.device)
+        if len(own) == 1:
+            return torch.full_like(self._same, torch.inf, dtype=torch.float64)
+        other = self._search(self._centres, own)
+        return ((self._centres - self._centres[other]).norm(dim=1) - self._radii[other])[self._same]
+
+    def _search(self, z: Tensor, own: Tensor | None) -> Tensor:
+        """Return the nearest ball, excluding the row's ``own`` number."""
+        n, dim = self._centres.shape
+        tree = self._tree if n >= TREE_BALLS * 2**dim else None
+        return self._by_comparison(z, own) if tree is None else self._by_tree(tree, z, own)
+
+    @cached_property
+    def _tree(self) -> Any:
+        """The tree of the centres; None where there is no scipy."""
+        try:
+            spatial = importlib.import_module("scipy.spatial")
+        except ModuleNotFoundError:
+            return None
+        return spatial.cKDTree(self._centres.numpy()) if self._centres.device.type == "cpu" else None
+
+    def _by_comparison(self, z: Tensor, own: Tensor | None) -> Tensor:
+        """Search by all distances; the smallest number among equally near balls counts."""
+        numbers = torch.arange(len(self._centres), device=z.device)
+        nearest = [numbers[:0]]
+        rows = max(_CHUNK // len(numbers), 1)
+        for i in range(0, len(z), rows):
+            gaps = distances(z[i : i + rows], self._centres) - self._radii
+            if own is not None:
+                gaps.scatter_(1, own[i : i + rows, None], torch.inf)
+            least = gaps.amin(1, keepdim=True)
+            tied = gaps <= least + _TIE * (least.abs() + self._largest)
+            nearest.append(torch.where(tied, numbers, len(numbers)).amin(1))
+        return torch.cat(nearest)
+
+    def _by_tree(self, tree: Any, z: Tensor, own: Tensor | None) -> Tensor:
+        """Search among more and more neighbours, until no other ball can be nearer.
+
+        The nearest centre, at distance ``d``, is at most ``d + d_j`` from that of ball ``j``, whose radius is
+        at most ``share`` of this. So ball ``j`` is no nearer than ``d_j - share * (d + d_j)``.
         """
-        check_points(points)
-        checks.positive("ridge", ridge)
-        centre = points.mean(0)
-        deviation = (points - centre).double()
-        covariance = deviation.T @ deviation / (len(points) - 1)
-        covariance.diagonal().add_(ridge * covariance.diagonal().mean())
-        factor = torch.linalg.cholesky(covariance).to(points)
-        white = cls(Ball(torch.zeros_like(centre), 1.0), centre, factor)
-        w = white.to_inner(points)
-        inner: Domain = Ball.around(w, margin)
-        if epsilon is not None or fraction is not None:
-            inner = DataDomain(w, epsilon=epsilon, fraction=fraction or 0.3, outer=inner)
-        return cls(inner, centre, factor)
+        points, radii, n = z.numpy(), self._radii.numpy(), len(self._centres)
+        nearest = np.empty(len(z), dtype=np.int64)
+        rows = np.arange(len(z))
+        for k in _NEIGHBOURS:
+            length, near = tree.query(points[rows], k=min(k, n))
+            gaps = length - radii[near]
+            if own is not None:
+                gaps[near == own.numpy()[rows, None]] = np.inf
+            least = gaps.min(1)
+            limit = least + _TIE * (np.abs(least) + self._largest)
+            nearest[rows] = np.where(gaps <= limit[:, None], near, n).min(1)
+            last = length[:, -1]
+            rows = rows[last - np.minimum(self._share * (length[:, 0] + last), self._largest) <= limit]
+            if len(rows) == 0 or k >= n:
+                return torch.from_numpy(nearest)
+        rest, index = torch.from_numpy(rows), torch.from_numpy(nearest)
+        index[rest] = self._by_comparison(z[rest], None if own is None else own[rest])
+        return index
 
-    def to_inner(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Map points to whitened coordinates."""
-        offset = (z - self.centre.to(z)).T
-        return torch.linalg.solve(self.factor.to(z), offset).T
 
-    def from_inner(self, w: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Map whitened coordinates to points."""
-        return self.centre.to(w) + w @ self.factor.to(w).T
+def nearest_other(points: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
+    """Return the distance of each point to the nearest different point."""
+    return NearestBalls(points, torch.zeros_like(points[:, 0]), 0.0).others().to(points.dtype)
+
+
+def distances(first: Float[Tensor, "rows dim"], second: Float[Tensor, "n dim"]) -> Float[Tensor, "rows n"]:
+    """Return all distances, from coordinate differences, because a matrix product would lose digits."""
+    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _distinct(centres: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
+    """Return one row per place (the first with the largest radius), and the number of each row's place."""
+    _, place = centres.unique(dim=0, return_inverse=True)
+    order = radii.argsort(descending=True, stable=True)
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    least = rank.new_zeros(int(place.max()) + 1).scatter_reduce(0, place, rank, "amin", include_self=False)
+    kept, position = order[least].sort()
+    return kept, position.argsort()[place]
 
 
 @dataclass(frozen=True)
@@ -113,76 +156,42 @@ class DataDomain:
     _balls: NearestBalls = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_points(self.points)
+        if not bool(self.points.isfinite().all()):
+            raise ValueError("points must be finite, but hold NaN or infinity.")
         neighbour = nearest_other(self.points)
-        object.__setattr__(self, "epsilon", self._radii(neighbour))
+        radii = self.fraction * neighbour if self.epsilon is None else self.epsilon
+        radii = torch.as_tensor(radii).to(self.points).expand(len(self.points)).contiguous()
+        balls = NearestBalls(self.points, radii, float((radii / neighbour).max()))
+        fits = (radii > 0) & radii.isfinite()
+        if bool(fits.all()):
+            fits = radii <= (neighbour / 2 if self.epsilon is None else balls.others())
+        if not bool(fits.all()):
+            raise ValueError(
+                "epsilon must be above 0 and so small that balls do not overlap; the closest two points are "
+                f"{float(neighbour.min()):.3g} apart. By default (fraction below 0.5) it is."
+            )
+        object.__setattr__(self, "epsilon", radii)
         object.__setattr__(self, "outer", self._outer())
-        share = float((self.radii / neighbour).max())
-        object.__setattr__(self, "_balls", NearestBalls(self.points, self.radii, share))
+        object.__setattr__(self, "_balls", balls)
         # data lie on the facets of their own hull, up to rounding
         rounding = 16 * torch.finfo(self.points.dtype).eps * float(self.points.abs().max())
-        off = self.domain.distance(self.points) < -max(1e-6 * float(neighbour.max()), rounding)
-        if bool(off.any()):
-            rows = off.nonzero().flatten().tolist()
-            raise ValueError(
-                f"The outer domain does not contain the data: {len(rows)} of {len(self.points)} points lie "
-                f"outside, e.g. rows {rows[:5]}. Enlarge it, or pass outer='ball'."
-            )
-
-    def _radii(self, neighbour: Tensor) -> Tensor:
-        if self.epsilon is None:
-            checks.positive("fraction", self.fraction)
-            if self.fraction >= 0.5:
-                raise ValueError(
-                    f"fraction must be below 0.5, or balls overlap, but got {self.fraction}. Try 0.3."
-                )
-            return self.fraction * neighbour
-        if isinstance(self.epsilon, Tensor):
-            checks.tensor("epsilon", self.epsilon)
-        else:
-            checks.positive("epsilon", self.epsilon)
-        radii = torch.as_tensor(self.epsilon, dtype=self.points.dtype, device=self.points.device)
-        if radii.ndim > 1 or radii.numel() not in (1, len(self.points)):
-            raise ValueError(
-                f"epsilon must be one number, or one for each of the {len(self.points)} points, but has "
-                f"shape {tuple(radii.shape)}."
-            )
-        radii = radii.expand(len(self.points))
-        if not bool((radii > 0).all() and radii.isfinite().all()):
-            raise ValueError(
-                "Every value of epsilon must be finite and above 0. Use epsilon=None for a default."
-            )
-        if bool((neighbour < radii + radii.max()).any()) and self._overlap(radii):
-            raise ValueError(
-                f"Balls of radius epsilon={float(radii.max()):.3g} overlap: the closest two points are "
-                f"{float(neighbour.min()):.3g} apart. Use epsilon below {float(neighbour.min()) / 2:.3g}, or "
-                "epsilon=None (a fraction of each point's nearest-neighbour distance)."
-            )
-        return radii.contiguous()
-
-    def _overlap(self, radii: Tensor) -> bool:
-        rows = max(_CHUNK // len(self.points), 1)
-        for first, row_radii in zip(self.points.split(rows), radii.split(rows), strict=True):
-            distance = distances(first, self.points)
-            if bool(((distance > 0) & (distance < row_radii[:, None] + radii)).any()):
-                return True
-        return False
+        if bool((self.domain.distance(self.points) < -max(1e-6 * float(radii.max()), rounding)).any()):
+            raise ValueError("outer must contain all points. Enlarge it, or pass outer='ball'.")
 
     def _outer(self) -> Domain:
         if not isinstance(self.outer, str):
-            check_domain(self.outer, "outer")
             return self.outer
-        checks.choice("outer", self.outer, get_args(Outer))
-        if self.outer == "ball":
-            return self._ball()
         if self.outer == "hull":
             return Polytope.hull(self.points)
-        wall: Literal["absorb", "reflect"] = "reflect" if self.outer == "reflecting_box" else "absorb"
-        return Box.around(self.points, self.margin, wall)
-
-    def _ball(self) -> Ball:
-        """Return a ball that holds the points and, with the room that monopoles need, their balls."""
-        ball = Ball.around(self.points, self.margin)
+        if self.outer == "box":
+            return Box.around(self.points, self.margin)
+        if self.outer == "reflecting_box":
+            return Box.around(self.points, self.margin, "reflect")
+        if self.outer != "ball":
+            raise ValueError(
+                f"outer must be ball, box, reflecting_box, hull or a domain, not {self.outer!r}."
+            )
+        ball = Ball.around(self.points, self.margin)  # with room for the small balls
         reach = (self.points - ball.centre).norm(dim=1) + 1.5 * self.radii
         return Ball(ball.centre, max(ball.radius, float(reach.max())))
 
@@ -226,18 +235,64 @@ class DataDomain:
         """Return the nearest point of a ball's surface or of the outer boundary."""
         index = self.where(z)
         on_ball = (index != OUTER)[:, None]
-        centre, radius = self.points.to(z)[index], self.radii.to(z)[index][:, None]
-        offset = z - centre
-        length = offset.norm(dim=1, keepdim=True)
-        axis = torch.zeros_like(offset[:1])
-        axis[0, 0] = 1  # the centre itself moves along the first axis
-        sphere = centre + radius * torch.where(
-            length > 0, offset / length.clamp_min(torch.finfo(z.dtype).tiny), axis
-        )
-        if bool(on_ball.all()):
-            return sphere
-        return torch.where(on_ball, sphere, self.domain.project(z))
+        sphere = project_to_sphere(z, self.points.to(z)[index], self.radii.to(z)[index][:, None])
+        return sphere if bool(on_ball.all()) else torch.where(on_ball, sphere, self.domain.project(z))
 
     def reflect(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """Fold points back into the domain at reflecting walls."""
         return reflect(self.domain, z)
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """A domain in whitened coordinates ``w``, where ``z = centre + factor @ w``.
+
+    The process is Brownian in ``w``, so the operator is ``1/2 tr(factor factor^T Hess u)`` in ``z``. Data
+    with any covariance become isotropic. Distances, balls and exit times are those of ``w``.
+
+    Attributes:
+        inner: The domain in coordinates ``w``.
+        centre: ``(dim,)``.
+        factor: Invertible matrix ``(dim, dim)``, usually a Cholesky factor of the covariance.
+    """
+
+    inner: Domain
+    centre: Float[Tensor, " dim"]
+    factor: Float[Tensor, "dim dim"]
+
+    @classmethod
+    def ball(
+        cls,
+        points: Float[Tensor, "n dim"],
+        margin: float = 1.1,
+        ridge: float = 1e-3,
+        fraction: float | None = None,
+    ) -> Whitened:
+        """Make a whitened ball around data: an ellipsoid along their covariance, in any dimension.
+
+        Args:
+            points: The data.
+            margin: Factor on the radius.
+            ridge: Share of the mean variance added to every direction, so that constant or
+                dependent columns do no harm.
+            fraction: Radius of balls around the data as a share of the distance to the nearest neighbour.
+                None means no balls.
+        """
+        covariance = torch.cov(points.double().T).reshape(points.shape[1], -1)
+        covariance.diagonal().add_(ridge * covariance.diagonal().mean())
+        factor = torch.linalg.cholesky(covariance).to(points)
+        centre = points.mean(0)
+        w = cls(Ball(centre, 1.0), centre, factor).to_inner(points)
+        inner: Domain = Ball.around(w, margin)
+        if fraction is not None:
+            inner = DataDomain(w, fraction=fraction, outer=inner)
+        return cls(inner, centre, factor)
+
+    def to_inner(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Map points to whitened coordinates."""
+        offset = (z - self.centre.to(z)).T
+        return torch.linalg.solve(self.factor.to(z), offset).T
+
+    def from_inner(self, w: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Map whitened coordinates to points."""
+        return self.centre.to(w) + w @ self.factor.to(w).T

@@ -1,8 +1,9 @@
 """Regions of the data space on which the landscape is defined: balls, boxes and polytopes.
 
-A domain is any object with ``distance(z)`` and ``project(z)``, so you can write your own. Two more
-methods are used if present: ``reflect(z)`` (walls that reflect walks) and
-``scaled_distance(z, scale)`` (a sharper step when coordinates diffuse at different speeds).
+A domain is any object with ``distance(z)`` and ``project(z)``, so you can write your own. Three more
+methods are used if present: ``reflect(z)`` (walls that reflect walks), ``where(z)`` (which part of the
+boundary is nearest) and ``scaled_distance(z, scale)`` (a sharper step when coordinates diffuse at different
+speeds).
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from elliptica._utils import checks
 from elliptica._utils.extras import import_extra
 
 #: Above this dimension a convex hull has too many facets.
 MAX_HULL_DIM = 7
+#: Label of walks that ended on the outer boundary (balls are numbered from 0).
+OUTER = -1
 
 Wall = Literal["absorb", "reflect"]
 
@@ -48,15 +50,9 @@ class Ball:
     centre: Float[Tensor, " dim"]
     radius: float
 
-    def __post_init__(self) -> None:
-        _check_vector("Ball.centre", self.centre)
-        checks.positive("Ball.radius", self.radius)
-
     @classmethod
     def around(cls, points: Float[Tensor, "n dim"], margin: float = 1.1) -> Ball:
         """Make the smallest ball around the mean that holds all points, with its radius times ``margin``."""
-        check_points(points)
-        _check_margin(margin)
         centre = points.mean(0)
         return cls(centre, margin * float((points - centre).norm(dim=1).max()))
 
@@ -66,12 +62,7 @@ class Ball:
 
     def project(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """Move points outwards along the radius; the centre moves along the first axis."""
-        offset = z - self.centre.to(z)
-        length = offset.norm(dim=1, keepdim=True)
-        axis = torch.zeros_like(offset[:1])
-        axis[0, 0] = 1
-        direction = torch.where(length > 0, offset / length.clamp_min(torch.finfo(z.dtype).tiny), axis)
-        return self.centre.to(z) + self.radius * direction
+        return project_to_sphere(z, self.centre.to(z), self.radius)
 
 
 @dataclass(frozen=True)
@@ -93,21 +84,12 @@ class Box:
     wall: Wall = "absorb"
 
     def __post_init__(self) -> None:
-        _check_vector("Box.low", self.low)
-        _check_vector("Box.high", self.high)
-        checks.choice("Box.wall", self.wall, ("absorb", "reflect"))
-        if self.low.shape != self.high.shape or not bool((self.low < self.high).all()):
-            raise ValueError(
-                "Every value of Box.low must be below the value of Box.high, but got shapes "
-                f"{tuple(self.low.shape)} and {tuple(self.high.shape)}, or a side of length 0. Drop "
-                "constant columns, or widen the box."
-            )
+        if not bool((self.low < self.high).all()):
+            raise ValueError("Box.low must be below Box.high on every side. Drop constant columns.")
 
     @classmethod
     def around(cls, points: Float[Tensor, "n dim"], margin: float = 1.1, wall: Wall = "absorb") -> Box:
         """Make the smallest box that holds all points, with each side times ``margin``."""
-        check_points(points)
-        _check_margin(margin)
         low, high = points.amin(0), points.amax(0)
         centre, half = (low + high) / 2, margin * (high - low) / 2
         return cls(centre - half, centre + half, wall)
@@ -146,7 +128,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Polytope:
-    """Bounded intersection of half-spaces ``normals @ z <= offsets``, for a few dimensions.
+    """Intersection of half-spaces ``normals @ z <= offsets``, for a few dimensions.
 
     Attributes:
         normals: One row per facet, of any positive length; normalised to length one.
@@ -157,71 +139,20 @@ class Polytope:
     offsets: Float[Tensor, " facets"]
 
     def __post_init__(self) -> None:
-        checks.floating("Polytope.normals", self.normals)
-        checks.floating("Polytope.offsets", self.offsets)
-        if self.normals.ndim != 2 or self.offsets.shape != self.normals.shape[:1]:
-            raise ValueError(
-                "Polytope needs normals (facets, dim) and offsets (facets,), but got "
-                f"{tuple(self.normals.shape)} and {tuple(self.offsets.shape)}."
-            )
-        checks.finite("Polytope.normals", self.normals)
-        checks.finite("Polytope.offsets", self.offsets)
         length = self.normals.norm(dim=1)
-        if not bool((length > 0).all()):
-            raise ValueError("Every row of Polytope.normals must be a direction, but one is zero. Remove it.")
         object.__setattr__(self, "normals", self.normals / length[:, None])
         object.__setattr__(self, "offsets", self.offsets / length)
-        self._check_bounded()
-
-    def _check_bounded(self) -> None:
-        """Raise if the region is unbounded or empty."""
-        optimize: Any = _scipy("optimize")
-        a, b = self.normals.double().cpu().numpy(), self.offsets.double().cpu().numpy()
-        b = b / (abs(b).max(initial=0.0) or 1.0)  # tolerances of the solver are absolute
-        dim = a.shape[1]
-        # the largest ball inside: maximise t subject to a z + t <= b
-        cost = [0.0] * dim + [-1.0]
-        rows = torch.cat([self.normals.double().cpu(), torch.ones(len(a), 1, dtype=torch.float64)], 1).numpy()
-        inside = optimize.linprog(cost, A_ub=rows, b_ub=b, bounds=[(None, None)] * (dim + 1))
-        if inside.status != 0 or inside.x[-1] <= 0:
-            raise ValueError(
-                "This polytope is empty, flat or unbounded: no largest ball fits inside. Check the signs "
-                "(the inside is normals @ z <= offsets), or use Polytope.hull(points)."
-            )
-        for sign in (1.0, -1.0):
-            for axis in range(dim):
-                cost = [sign if i == axis else 0.0 for i in range(dim)]
-                if optimize.linprog(cost, A_ub=a, b_ub=b, bounds=[(None, None)] * dim).status != 0:
-                    raise ValueError(
-                        f"This polytope is unbounded along axis {axis}. Add half-spaces that close it."
-                    )
 
     @classmethod
     def hull(cls, points: Float[Tensor, "n dim"]) -> Polytope:
         """Make the convex hull of points, the paper's outer boundary; up to seven dimensions."""
-        check_points(points)
-        n, dim = points.shape
+        dim = points.shape[1]
         if dim > MAX_HULL_DIM:
-            raise ValueError(
-                f"A convex hull in {dim} dimensions is not feasible (limit {MAX_HULL_DIM}: the number of "
-                "facets explodes, and new points would lie outside it anyway). Use Ball.around(points), "
-                'Whitened.ball(points), or DataDomain(points, outer="ball").'
-            )
-        if n <= dim:
-            raise ValueError(
-                f"A hull in {dim} dimensions needs at least {dim + 1} points, but got {n}. Pass more."
-            )
+            raise ValueError(f"A hull of points in {dim} dimensions has too many facets. Use a ball.")
         if dim == 1:
             return cls(torch.tensor([[-1.0], [1.0]]).to(points), torch.cat([-points.amin(0), points.amax(0)]))
-        spatial: Any = _scipy("spatial")
-        try:
-            equations = spatial.ConvexHull(points.double().cpu().numpy()).equations
-        except spatial.QhullError as error:
-            raise ValueError(
-                "The points have no full-dimensional hull (they lie in a plane, or close to one). Use "
-                "Ball.around(points), or reduce the dimension first, e.g. by PCA."
-            ) from error
-        facets = torch.as_tensor(equations).to(points)
+        spatial: Any = import_extra("A convex hull", "lab", "scipy.spatial")
+        facets = torch.as_tensor(spatial.ConvexHull(points.double().cpu().numpy()).equations).to(points)
         return cls(facets[:, :-1], -facets[:, -1])
 
     def distance(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
@@ -246,14 +177,13 @@ class Polytope:
         return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
 
 
-def check_domain(value: object, name: str = "domain") -> None:
-    """Raise unless ``value`` is a region: an object, not a class, with the two methods."""
-    if not isinstance(value, Domain) or isinstance(value, type):
-        got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-        raise TypeError(
-            f"{name} must have the methods distance(z) and project(z), but got {got}. Use e.g. "
-            "Ball.around(points) or DataDomain(points)."
-        )
+def project_to_sphere(z: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:
+    """Move points along the radius to spheres; a centre itself moves along the first axis."""
+    offset = z - centre
+    length = offset.norm(dim=1, keepdim=True)
+    axis = torch.zeros_like(offset[:1])
+    axis[0, 0] = 1
+    return centre + radius * torch.where(length > 0, offset / length.clamp_min(1e-38), axis)
 
 
 def inside(domain: Domain, z: Float[Tensor, "rows dim"]) -> Bool[Tensor, " rows"]:
@@ -268,9 +198,20 @@ def inside(domain: Domain, z: Float[Tensor, "rows dim"]) -> Bool[Tensor, " rows"
     return within
 
 
+def reflects(domain: Domain) -> bool:
+    """Return whether the outer walls reflect walks."""
+    outer = getattr(domain, "outer", domain)
+    return getattr(outer, "wall", "reflect" if hasattr(outer, "reflect") else "absorb") == "reflect"
+
+
 def reflect(domain: Domain, z: Tensor) -> Tensor:
     """Fold points back at reflecting walls, if the domain has any."""
     return domain.reflect(z) if hasattr(domain, "reflect") else z
+
+
+def where(domain: Domain, z: Tensor) -> Int[Tensor, " rows"]:
+    """Return the number of the ball at which walks ended, or `OUTER`."""
+    return domain.where(z) if hasattr(domain, "where") else torch.full_like(z[:, 0], OUTER, dtype=torch.long)
 
 
 def step_radius(domain: Domain, z: Tensor, scale: Tensor) -> Tensor:
@@ -278,32 +219,3 @@ def step_radius(domain: Domain, z: Tensor, scale: Tensor) -> Tensor:
     if hasattr(domain, "scaled_distance"):
         return domain.scaled_distance(z, scale)
     return domain.distance(z) / scale.amax()
-
-
-def check_points(points: Tensor) -> None:
-    """Raise unless there are at least two finite, distinct rows."""
-    checks.floating("points", points)
-    if points.ndim != 2:
-        raise ValueError(f"points must have shape (n, dim), but have {tuple(points.shape)}. Use .flatten(1).")
-    if len(points) < 2:
-        raise ValueError(f"A domain around data needs at least two points, but got {len(points)}. Pass more.")
-    checks.finite("points", points)
-    if bool((points == points[0]).all()):
-        raise ValueError("All points are the same, so there is no region around them. Pass distinct points.")
-
-
-def _check_vector(name: str, value: Tensor) -> None:
-    checks.floating(name, value)
-    if value.ndim != 1 or len(value) == 0:
-        raise ValueError(f"{name} must be a vector of shape (dim,), but has shape {tuple(value.shape)}.")
-    checks.finite(name, value)
-
-
-def _check_margin(margin: float) -> None:
-    checks.positive("margin", margin)
-    if margin < 1:
-        raise ValueError(f"margin must be at least 1 to keep the data inside, but got {margin}. Try 1.1.")
-
-
-def _scipy(module: str) -> Any:
-    return import_extra("A polytope (Ball and Box work without it)", "lab", f"scipy.{module}")

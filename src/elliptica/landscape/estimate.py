@@ -1,20 +1,162 @@
-"""The result of a solver: the landscape at each query, its uncertainty, and how the walks ended."""
+"""Walks, their averages with error bars, and the result of a solver."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from elliptica.core.types import EllipticWarning
-from elliptica.landscape.walks import few_carriers, few_deciding
+from elliptica.core.inputs import EllipticWarning
 
+#: Label of walks that ran out of steps.
+UNFINISHED = -2
 #: If a smaller share of the walks ends on the data, the outer boundary determines the value.
 FEW_HITS = 0.05
 #: If the effective share of walks is smaller, a few walks dominate weighted averages.
 FEW_EFFECTIVE = 0.1
+#: Up to this share of unfinished walks their effect is estimated.
+FEW_UNFINISHED = 0.01
+#: Weighted walks behind a value; from fewer, intervals from their spread miss the truth too often.
+FEW_WALKS = 50.0
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Ends of walks, one row each.
+
+    Attributes:
+        end: Point of the boundary (the last position of an unfinished walk).
+        label: Number of the ball, `OUTER` (-1) or `UNFINISHED` (-2).
+        log_weight: Logarithm of the weight that multiplies the boundary value: change of measure for a
+            drift, survival for absorption. Zero for Laplace's equation.
+        integral: Integral of the source along the walk, weights included.
+        time: Time to the end (its mean given the places visited, for walk on spheres).
+        steps: Number of steps.
+    """
+
+    end: Float[Tensor, "walks dim"]
+    label: Int[Tensor, " walks"]
+    log_weight: Float[Tensor, " walks"]
+    integral: Float[Tensor, " walks"]
+    time: Float[Tensor, " walks"]
+    steps: Int[Tensor, " walks"]
+
+
+@dataclass(frozen=True)
+class BoundaryRange:
+    """Least and largest value that the boundary is known to have, one per query; NaN if none is known."""
+
+    low: Float[Tensor, " queries"]
+    high: Float[Tensor, " queries"]
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Averages of walks, one row per query; unfinished walks count only in their share and in ``steps``.
+
+    Attributes not listed are those of `LandscapeEstimate`.
+
+    Attributes:
+        mean: Mean of weight times boundary value plus integral; NaN where no walk finished.
+        stderr: Its standard error by the plus-four rule; infinite where fewer than two walks finished.
+        effective: ``(sum w)^2 / sum w^2``, in walks.
+        effective_walks: ``(sum |x|)^2 / sum x^2`` of the payoffs ``x``: walks behind the value.
+        span: Largest minus least payoff, seen or known.
+    """
+
+    mean: Float[Tensor, " queries"]
+    stderr: Float[Tensor, " queries"]
+    hit_share: Float[Tensor, " queries"]
+    outer_share: Float[Tensor, " queries"]
+    unfinished_share: Float[Tensor, " queries"]
+    effective: Float[Tensor, " queries"]
+    exit_time: Float[Tensor, " queries"]
+    exit_time_stderr: Float[Tensor, " queries"]
+    steps: Float[Tensor, " queries"]
+    effective_walks: Float[Tensor, " queries"]
+    span: Float[Tensor, " queries"]
+
+
+def average(
+    walks: Walks, n_walks: int, values: Float[Tensor, " walks"], known: BoundaryRange | None = None
+) -> Averages:
+    """Return mean, standard error and shares per query.
+
+    All walks may miss a payoff that one in a hundred brings, and then their spread says nothing about it.
+    So the standard error is that of four more walks, two with the least and two with the largest payoff,
+    seen or known (Agresti and Coull's rule for a share, for any bounded payoff).
+
+    Args:
+        walks: Ends, the ``n_walks`` rows of a query after one another.
+        n_walks: Walks per query.
+        values: Boundary value at each end; ignored for unfinished walks.
+        known: Payoffs that the boundary is known to have; None for those seen only.
+    """
+    label = walks.label.reshape(-1, n_walks)
+    done = label != UNFINISHED
+    # in float64: times and payoffs that float32 hardly tells apart keep their spread
+    log_w, integral, time = (
+        part.double().reshape_as(label) for part in (walks.log_weight, walks.integral, walks.time)
+    )
+    payoff = log_w.exp() * torch.where(done, values.double().reshape_as(label), 0.0) + integral
+    mean, stderr = _mean(payoff, done)
+    effective_walks = _effective(torch.where(done, payoff.abs(), 0.0))
+    low = torch.where(done, payoff, torch.inf).amin(1)
+    high = torch.where(done, payoff, -torch.inf).amax(1)
+    if known is not None:
+        usual = _mean(integral, done)[0]
+        low, high = low.fmin(known.low.double() + usual), high.fmax(known.high.double() + usual)
+    drawn = (walks.steps.reshape_as(label) > 0).any(1)  # a walk that starts on a ball ends there for sure
+    stderr = torch.where(drawn, stderr.maximum(plus_four(payoff, mean, low, high, done)), stderr)
+    log_w = torch.where(done, log_w, -torch.inf)
+    weight = torch.where(done, (log_w - log_w.amax(1, keepdim=True)).exp(), 0.0)
+    columns = (
+        mean,
+        stderr,
+        (label >= 0).double().mean(1),
+        (done & (label < 0)).double().mean(1),
+        (~done).double().mean(1),
+        _effective(weight),
+        *_mean(time, done),
+        walks.steps.double().reshape_as(label).mean(1),
+        effective_walks,
+        (high - low).clamp_min(0),
+    )
+    return Averages(*(column.to(values.dtype) for column in columns))
+
+
+def plus_four(
+    payoff: Float[Tensor, "queries walks"],
+    mean: Float[Tensor, " queries"],
+    low: Float[Tensor, " queries"],
+    high: Float[Tensor, " queries"],
+    done: Bool[Tensor, "queries walks"],
+) -> Float[Tensor, " queries"]:
+    """Return the standard error with four more walks, two at each end of a range.
+
+    For two values its 95 % interval covers with a probability of at least .91 (80 walks and more); it is
+    not conservative, because the centre stays at the mean.
+    """
+    n = done.sum(1)
+    spread = torch.where(done, payoff - mean[:, None], 0.0).square().sum(1)
+    ends = 2 * ((low - mean).square() + (high - mean).square())
+    return torch.where(n > 1, ((spread + ends) / ((n + 4) * (n + 3))).sqrt(), torch.inf)
+
+
+def _mean(x: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard error of the finished entries of each row."""
+    n = done.sum(1)
+    mean = torch.where(done, x, 0.0).sum(1) / n  # NaN (0 / 0) if no walk finished
+    spread = torch.where(done, x - mean[:, None], 0.0).square().sum(1)
+    stderr = (spread / ((n - 1).clamp_min(1) * n.clamp_min(1))).sqrt()
+    return mean, torch.where(n > 1, stderr, torch.inf)
+
+
+def _effective(size: Tensor) -> Tensor:
+    return size.sum(1).square() / size.square().sum(1).clamp_min(1e-300)
 
 
 @dataclass(frozen=True)
@@ -23,28 +165,26 @@ class LandscapeEstimate:
 
     Attributes:
         value: Estimate of ``u``, one per query. Walks that did not finish are skipped.
-        stderr: Its standard error; zero for a deterministic solver. It allows for boundary values that
-            few or no walks met: it is at least what it would be if four more walks had ended, two each,
-            at the least and the largest known value. ``notes`` say where that matters.
-        bias: Distance between the expected value of the estimate and ``u``; see ``bias_kind``. Infinite
-            where more than 1 % of the walks are unfinished, because nothing is known about those.
-        bias_kind: ``"bound"`` (proved, given exact arithmetic) or ``"estimate"`` (its size, not a bound).
+        stderr: Its standard error. It allows for boundary values that few or no walks met: it is that of
+            four more walks, two each at the least and the largest known value.
+        bias: Size of the distance between the expected value of the estimate and ``u``, at most the range
+            of the values. Infinite where more than 1 % of the walks are unfinished, because nothing is
+            known about those.
         hit_share: Share of walks that ended on a ball around a data point (0 without balls).
         outer_share: Share that ended on the outer boundary.
         unfinished_share: Share that ran out of steps. These are never projected to a boundary.
         effective: Effective number of walks behind each value; fewer than ``n_walks`` under a drift.
-        exit_time: Mean time to the boundary for the given ``diffusion``; None if the solver has none.
-        exit_time_stderr: Its standard error.
-        n_walks: Walks per query; 0 for a deterministic solver.
+        n_walks: Walks per query.
         mean_steps: Steps of an average walk.
         solver: Name of the solver.
+        exit_time: Mean time to the boundary for the given ``diffusion``; None if the solver has none.
+        exit_time_stderr: Its standard error.
         notes: Remarks and cautions about the result, as sentences.
     """
 
     value: Float[Tensor, " queries"]
     stderr: Float[Tensor, " queries"]
     bias: Float[Tensor, " queries"]
-    bias_kind: str
     hit_share: Float[Tensor, " queries"]
     outer_share: Float[Tensor, " queries"]
     unfinished_share: Float[Tensor, " queries"]
@@ -73,118 +213,40 @@ class LandscapeEstimate:
 
     def __str__(self) -> str:
         """Format a table of the first ten queries, then the notes."""
-        walks = f", {self.n_walks} walks each" if self.n_walks else ""
-        lines = [f"landscape at {len(self)} queries by {self.solver}{walks} (bias: {self.bias_kind})"]
         columns = self.columns()
-        widths = [max(11, len(name) + 2) for name in columns]
-        lines.append("  " + "".join(name.rjust(width) for name, width in zip(columns, widths, strict=True)))
+        lines = [f"landscape at {len(self)} queries by {self.solver}, {self.n_walks} walks each"]
+        lines.append("".join(name.rjust(14) for name in columns))
         for i in range(min(len(self), 10)):
             cells = (f"{float(values[i]):{form}}" for values, form in columns.values())
-            lines.append("  " + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+            lines.append("".join(cell.rjust(14) for cell in cells))
         if len(self) > 10:
             lines.append(f"  ... and {len(self) - 10} more")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def judge(
-    *,
-    has_balls: bool,
-    dim: int,
-    hit_share: Tensor,
-    unfinished_share: Tensor,
-    effective: Tensor,
-    n_walks: int,
-    max_steps: int | None,
-    in_ball: Tensor | None = None,
-    widened: Tensor | None = None,
-    carriers: Tensor | None = None,
-    deciding: Tensor | None = None,
-    unknown: Tensor | None = None,
-) -> tuple[str, ...]:
-    """Return remarks on the limits of an estimate; serious ones are also raised as warnings."""
-    notes, remarks = [], []
-    if in_ball is not None and bool(in_ball.any()):
-        remarks.append(
-            f"{int(in_ball.sum())} of {len(hit_share)} queries lie in a ball around a data point, where the "
-            "value is that of the ball and nothing is estimated. If these are most queries, use smaller "
-            "balls (epsilon, fraction); scale features of different units first."
-        )
-    few = int((hit_share < FEW_HITS).sum())
+def cautions(result: Averages, *, has_balls: bool, weighted: bool, n_walks: int) -> tuple[str, ...]:
+    """Return what makes a result doubtful, as sentences, and warn of each."""
+    queries = f"of {len(result.mean)} queries"
+    notes = []
+    few = int((result.hit_share < FEW_HITS).sum())
     if has_balls and few:
         notes.append(
-            f"At {few} of {len(hit_share)} queries fewer than {FEW_HITS:.0%} of the walks meet a ball around "
-            f"a data point ({dim} dimensions), so the values there come from the outer boundary and not from "
-            "the data. Work in fewer dimensions (PCA, features), use larger balls, "
-            "or reflecting walls."
+            f"At {few} {queries} fewer than {FEW_HITS:.0%} of the walks meet a ball around a data point, so "
+            "the values there come from the outer boundary and not from the data. Work in fewer dimensions "
+            "(PCA, features), use larger balls, or reflecting walls."
         )
-    elif has_balls and float(hit_share.median()) < 0.5:
-        remarks.append(
-            f"At half of the queries {float(1 - hit_share.median()):.0%} or more of the walks end on the "
-            f"outer boundary ({dim} dimensions). The result is largely what `value` returns "
-            "there, not the losses at the data."
-        )
-    lost = int((unfinished_share > 0.01).sum())
+    lost = int((result.unfinished_share > FEW_UNFINISHED).sum())
     if lost:
         notes.append(
-            f"At {lost} of {len(unfinished_share)} queries more than 1 % of the walks ran out of steps "
-            f"(max_steps={max_steps}) and are skipped, so the values there are biased. Raise max_steps."
+            f"At {lost} {queries} more than {FEW_UNFINISHED:.0%} of the walks ran out of steps and are "
+            "skipped, so the values there are biased. Raise max_steps."
         )
-    thin = int((effective < FEW_EFFECTIVE * n_walks).sum())
-    if n_walks and thin:
+    carried = (result.effective_walks > 0) & (result.effective_walks < min(FEW_WALKS, n_walks / 4))
+    if weighted and bool(carried.any()):
         notes.append(
-            f"At {thin} of {len(effective)} queries the effective number of walks is below "
-            f"{FEW_EFFECTIVE:.0%} of {n_walks}: a few walks dominate the weights of the drift. Raise "
-            'n_walks, or let half of the walks follow the drift (drift="mixture").'
-        )
-    least = few_carriers(n_walks)
-    carried = 0 if carriers is None else int((carriers < least).sum())
-    notes += _judge_walks(carriers, deciding, unknown, least, few_deciding(n_walks))
-    wide = 0 if widened is None else int(widened.sum())
-    if wide > carried:
-        rest = (
-            ", and the intervals are conservative. A value that no walk met is not included."
-            if carriers is None
-            else ". Against the drift they may still be too small; compare with more walks."
-        )
-        remarks.append(
-            f"At {wide} of {len(effective)} queries few or no walks met some of the boundary's values. "
-            f"Standard errors there allow for those seen elsewhere{rest}"
+            f"At {int(carried.sum())} {queries} a few walks against the drift determine the value. Raise "
+            'n_walks, or use drift="sample" if the boundary values are similar everywhere.'
         )
     for note in notes:
         warnings.warn(note, EllipticWarning, stacklevel=4)
-    return (*remarks, *notes)
-
-
-def _judge_walks(
-    carriers: Tensor | None,
-    deciding: Tensor | None,
-    unknown: Tensor | None,
-    least: float,
-    least_deciding: float,
-) -> list[str]:
-    """Return serious remarks on values, spreads and zeros that depend on too few walks."""
-    notes = []
-    if carriers is not None and bool((carriers < least).any()):
-        notes.append(
-            f"At {int((carriers < least).sum())} of {len(carriers)} queries fewer than {least:.0f} walks "
-            "determine the value: against this drift hardly any walk reaches the boundary values that "
-            "matter. Standard errors there allow for all values that were met, so they are wide. Raise "
-            "n_walks, or use a smaller domain."
-        )
-    if carriers is not None and deciding is not None:
-        scarce = (deciding < least_deciding) & (carriers >= least) & (deciding > 0)
-        if bool(scarce.any()):
-            notes.append(
-                f"At {int(scarce.sum())} of {len(carriers)} queries a few walks against the drift determine "
-                "the value and its standard error. Standard errors there allow for more such walks, with an "
-                "estimate of their values, but the intervals are not reliable. Raise n_walks until the "
-                "values agree."
-            )
-    if unknown is not None and bool(unknown.any()):
-        notes.append(
-            f"At {int(unknown.sum())} of {len(unknown)} queries all walks gave the same value, and no "
-            "other was seen anywhere on the boundary. The standard error of zero there means that nothing is "
-            "known about rarer values. "
-            "Raise n_walks; if the value is the same everywhere, pass it as a number."
-        )
-    return notes
+    return tuple(notes)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from elliptica._utils import checks, random
-from elliptica.landscape.data_domain import OUTER
-from elliptica.landscape.domains import Domain, reflect, step_radius
+from elliptica._utils import random
+from elliptica.landscape.domains import Domain, reflect, step_radius, where
+from elliptica.landscape.estimate import UNFINISHED, Walks
 from elliptica.landscape.operator import Operator
-from elliptica.landscape.walks import UNFINISHED, Walks
 
 #: ``-zeta(1/2) / sqrt(2 pi)``: mean overshoot of a discrete walk, in standard deviations of a step.
 SHIFT = 0.5826
@@ -28,17 +27,16 @@ def euler_maruyama(
     max_steps: int = 10_000,
     generator: torch.Generator | None = None,
 ) -> Walks:
-    """Simulate ``dZ = mu dt + sqrt(a) dW`` in steps of ``dt`` until the walks leave the domain.
+    """Simulate ``dZ = mu(Z) dt + sqrt(a(Z)) dW`` in steps of ``dt`` until the walks leave the domain.
 
-    A discrete walk misses exits between two steps and leaves too late, so its error falls
-    only with ``sqrt(dt)``. With ``shift`` the boundary is moved inwards by the mean overshoot, which
-    removes that term at no cost. Walk on spheres has no such error. Use this function for a drift or an
-    absorption that varies in space.
+    A discrete walk misses exits between two steps and leaves too late, so its error falls only with
+    ``sqrt(dt)``. With ``shift`` the boundary is moved inwards by the mean overshoot along its normal, which
+    removes that term. Use it for coefficients that vary in space, and for a diffusion matrix.
 
     Args:
         domain: Domain of the walks.
         start: One row per walk.
-        operator: Coefficients, each a constant or a function of the points.
+        operator: Coefficients.
         dt: Length of a step in time.
         shift: Correct for the overshoot; ``False`` is the plain scheme.
         max_steps: Walks that need more are reported as unfinished.
@@ -47,13 +45,9 @@ def euler_maruyama(
     Returns:
         The ends of the walks, with ``exp(-int r)`` as weight and ``steps * dt`` as time.
     """
-    checks.floating("start", start)
-    checks.positive("dt", dt)
-    checks.count("max_steps", max_steps)
-    random.check_generator(generator, start.device)
     operator.check_dim(start.shape[1])
-    scale = operator.scale(start)
-    margin = SHIFT * math.sqrt(dt) if shift else 0.0
+    root, margin = math.sqrt(dt), SHIFT * math.sqrt(dt) * shift
+    scale = operator.scale(start) if operator.is_axial else None
     end = start.clone()
     label = torch.full_like(start[:, 0], UNFINISHED, dtype=torch.long)
     steps = torch.zeros_like(label)
@@ -61,7 +55,7 @@ def euler_maruyama(
     live, z = torch.arange(len(start), device=start.device), start
     log_w, total = log_weight.clone(), integral.clone()
     for step in range(max_steps + 1):
-        left = step_radius(domain, z, scale) < margin
+        left = _has_left(domain, z, operator, scale, margin)
         last = step == max_steps
         if last or bool(left.any()):
             out = torch.ones_like(left) if last else left
@@ -69,43 +63,29 @@ def euler_maruyama(
             end[at], log_weight[at], integral[at], steps[at] = z[out], log_w[out], total[out], step
             done = live[left]
             if len(done):
-                label[done], end[done] = _where(domain, z[left]), domain.project(z[left])
+                label[done], end[done] = where(domain, z[left]), domain.project(z[left])
             live, z, log_w, total = live[~out], z[~out], log_w[~out], total[~out]
         if not len(live):
             break
         if operator.has_source:
             total = total + dt * log_w.exp() * operator.source_at(z)
-        log_w = log_w - dt * _rate(operator, z)
-        z = _advance(domain, z, operator, scale, dt, generator)
+        log_w = log_w - dt * operator.absorption_at(z)
+        normal = random.draw_normal(z.shape, dtype=z.dtype, device=z.device, generator=generator)
+        moved = z + (operator.spread(z, root * normal) if scale is None else normal * (root * scale))
+        drift = operator.drift_at(z)
+        z = reflect(domain, moved if drift is None else moved + dt * drift)
     return Walks(end, label, log_weight, integral, dt * steps.to(start), steps)
 
 
-def _advance(
-    domain: Domain,
-    z: Tensor,
-    operator: Operator,
-    scale: Tensor,
-    dt: float,
-    generator: torch.Generator | None,
-) -> Tensor:
-    noise = random.draw_normal(z.shape, dtype=z.dtype, device=z.device, generator=generator)
-    drift = operator.drift_at(z)
-    moved = z + noise.mul_(math.sqrt(dt) * scale)
-    if drift is not None:
-        if callable(operator.drift):
-            checks.finite("The result of the drift", drift)
-        moved = moved.add_(drift, alpha=dt)
-    return reflect(domain, moved)
-
-
-def _rate(operator: Operator, z: Tensor) -> Tensor | float:
-    rate = operator.absorption_at(z)
-    if isinstance(rate, Tensor):
-        checks.nonnegative("The result of the absorption", rate)
-    return rate
-
-
-def _where(domain: Domain, z: Tensor) -> Tensor:
-    if hasattr(domain, "where"):
-        return domain.where(z)
-    return torch.full_like(z[:, 0], OUTER, dtype=torch.long)
+def _has_left(
+    domain: Domain, z: Tensor, operator: Operator, scale: Tensor | None, margin: float
+) -> Bool[Tensor, " rows"]:
+    """Return which walks are outside, or nearer to the boundary than the mean overshoot of a step."""
+    if scale is not None:
+        return step_radius(domain, z, scale) < margin
+    distance = domain.distance(z)
+    if margin == 0:
+        return distance < 0
+    # the overshoot is that of the walk's coordinate along the normal, so a matrix counts in that direction
+    unit = torch.nn.functional.normalize(domain.project(z) - z, dim=1)
+    return distance < margin * operator.speed_along(z, unit)

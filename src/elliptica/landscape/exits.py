@@ -1,4 +1,4 @@
-"""Sample where Brownian motion leaves a ball, in one step and in any dimension.
+"""Brownian motion in a ball, exactly, in any dimension: where and when it leaves, and Bessel functions.
 
 A conformal map of the ball moves the start to the centre. In two dimensions it makes the exit angle uniform;
 in any dimension the law becomes smooth and unimodal, even for starts next to the sphere, where the exit angle
@@ -6,24 +6,40 @@ in any dimension the law becomes smooth and unimodal, even for starts next to th
 radius and ``tanh(w) = cos(theta)``, the density of ``y = w - artanh(rho)`` is proportional to
 
     ``(1 + (1 - rho^2) sinh(y)^2)^(1 - dim / 2) / cosh(y - artanh(rho))``.
+
+With ``nu = dim / 2 - 1``, two solutions of ``Lap w = w`` depend on the radius alone and are 1 at zero:
+
+* ``Phi(x) = Gamma(nu + 1) (2 / x)^nu I_nu(x)``, regular: ``cosh``, ``I_0``, ``sinh(x) / x`` in 1, 2, 3
+  dimensions. ``1 / Phi(r sqrt(2 c))`` is the chance to leave a ball of radius ``r`` from its centre alive;
+* ``x^(2 - dim) alpha(x)``, singular, ``alpha(x) = 2 (x / 2)^nu K_nu(x) / Gamma(nu)`` from 3 dimensions on.
+
+They are computed as logarithms that neither overflow nor cancel. Orders from `_LEAST_ORDER` on come from the
+uniform (Debye) expansions, lower ones from the recurrence that is stable for each function: downwards for
+``Phi``, upwards for ``alpha``, all terms positive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import math
+from fractions import Fraction
+from functools import cache, partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica._utils import checks, random
+from elliptica._utils import random
 
 #: Nodes in the table of one query, which covers densities within `_NATS` (in logarithm) of the largest.
 _NODES = 4096
 _NATS = 45.0
 #: Numbers held at once in tables.
 _CHUNK = 2**21
+#: From this order on, ten terms of the expansions are exact to about 1e-13.
+_LEAST_ORDER = 16.0
+_TERMS = 10
+#: Stands for zero where a function is singular there.
+_TINY = 1e-150
 
 
 def sample_ball_exit(
@@ -37,16 +53,7 @@ def sample_ball_exit(
     """Draw independent, exact exit points from a ball for Brownian motions from each start.
 
     The angle is computed in float64, from a table with a relative error below 5e-5 in every probability.
-
-    Args:
-        start: Points inside the ball.
-        centre: Its centre.
-        radius: Its radius.
-        n_walks: Exits per start.
-        generator: Source of randomness; None is torch's global one.
     """
-    checks.count("n_walks", n_walks)
-    random.check_generator(generator, start.device)
     offset, length, share = _inside(start, centre, radius)
     rows, dim = start.shape
     draw = partial(random.draw_normal, dtype=torch.float64, device=start.device, generator=generator)
@@ -74,96 +81,10 @@ def ball_exit_time(
     radius: float,
     diffusion: float | Float[Tensor, " dim"] = 1.0,
 ) -> Float[Tensor, " q"]:
-    """Return the mean time to leave a ball, ``(radius^2 - |start - centre|^2) / sum(a)``.
-
-    Args:
-        start: Points inside the ball.
-        centre: Its centre.
-        radius: Its radius.
-        diffusion: ``a``, a number or one per coordinate (`elliptica.landscape.operator.Operator`).
-    """
+    """Return the mean time to leave a ball, ``(radius^2 - |start - centre|^2) / sum(a)``."""
     length = _inside(start, centre, radius)[1]
     total = float(diffusion.sum()) if isinstance(diffusion, Tensor) else diffusion * start.shape[1]
-    checks.positive("diffusion", total)
     return ((radius - length) * (radius + length) / total).to(start.dtype)
-
-
-def control_variates(
-    values: Float[Tensor, "q n_walks"],
-    exits: Float[Tensor, "q n_walks dim"],
-    start: Float[Tensor, "q dim"],
-    direction: Float[Tensor, "q dim"],
-    centre: Float[Tensor, " dim"],
-    radius: float,
-) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
-    """Average boundary values over exits from a ball, with control variates against variance.
-
-    With ``s = direction . (exit - start)``, the means of ``s`` and ``s^2`` are known: 0 and
-    ``|direction|^2 (radius^2 - |start - centre|^2) / dim``. Multiples of both are subtracted. They are
-    fitted on one half of the walks and used on the other, and vice versa, so the mean stays unbiased.
-
-    Args:
-        values: Boundary value at each exit.
-        exits: Independent exits, as `sample_ball_exit` returns them.
-        start: Where they started.
-        direction: Direction in which the values vary most, e.g. the gradient at the start of a function
-            that extends them. Its length does not matter; zero switches the correction off.
-        centre: Centre of the ball.
-        radius: Its radius.
-
-    Returns:
-        Mean and its standard error, one per query.
-    """
-    rest, _ = control_residuals(values, exits, start, direction, centre, radius)
-    mean, stderr = residual_mean(rest)
-    return mean.to(values.dtype), stderr.to(values.dtype)
-
-
-def residual_mean(
-    rest: Float[Tensor, "q n_walks"],
-) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
-    """Return the mean of `control_residuals` and its standard error; each half has its own mean."""
-    n_walks = rest.shape[1]
-    halves = n_walks // 2, n_walks - n_walks // 2
-    first, second = (n * part.var(1) for n, part in zip(halves, rest.split(halves, 1), strict=True))
-    return rest.mean(1), (first + second).sqrt() / n_walks
-
-
-def control_residuals(
-    values: Float[Tensor, "q n_walks"],
-    exits: Float[Tensor, "q n_walks dim"],
-    start: Float[Tensor, "q dim"],
-    direction: Float[Tensor, "q dim"],
-    centre: Float[Tensor, " dim"],
-    radius: float,
-) -> tuple[Float[Tensor, "q n_walks"], Callable[[Tensor, Tensor], Tensor]]:
-    """Return the values that `control_variates` averages, and a function that corrects other values alike.
-
-    That function takes points ``(s, dim)`` and values ``(q, s)`` and returns ``(q, 2 s)``: each value less
-    the multiples of either half of the walks.
-    """
-    n_walks = values.shape[1]
-    checks.count("n_walks", n_walks, 16, " for control variates (each half fits three coefficients)")
-    unit = torch.nn.functional.normalize(direction.double(), dim=1)
-    known = unit.square().sum(1) * ball_exit_time(start.double(), centre, radius)
-
-    def terms(along: Tensor) -> Tensor:
-        return torch.stack([along, along.square() - known[:, None]], dim=2)
-
-    # the large product needs no more precision than the exits, whose rounding is as large
-    with torch.autocast(exits.device.type, enabled=False):
-        along = torch.einsum("qwd,qd->qw", exits - start[:, None], unit.to(exits.dtype))
-    own = terms(along.double())
-    halves = n_walks // 2, n_walks - n_walks // 2
-    (y0, y1), (t0, t1) = values.double().split(halves, 1), own.split(halves, 1)
-    slopes = _slopes(t1, y1), _slopes(t0, y0)
-    rest = torch.cat([y0 - (t0 @ slopes[0]).squeeze(2), y1 - (t1 @ slopes[1]).squeeze(2)], 1)
-
-    def elsewhere(points: Tensor, at_points: Tensor) -> Tensor:
-        other = terms(unit @ points.double().T - (unit * start.double()).sum(1, keepdim=True))
-        return torch.cat([at_points.double() - (other @ slope).squeeze(2) for slope in slopes], 1)
-
-    return rest, elsewhere
 
 
 def sample_drifted_direction(
@@ -172,12 +93,8 @@ def sample_drifted_direction(
     """Draw the direction in which Brownian motion with a constant drift leaves a ball from its centre.
 
     The law is that of von Mises and Fisher, with density proportional to ``exp(drift . xi)`` on the unit
-    sphere. It is drawn by rejection from the image of a uniform direction under a conformal map (Ulrich,
-    Wood), exactly for every length of the drift, zero included.
-
-    Args:
-        drift: Drift times the radius of the ball, for diffusion coefficient one.
-        generator: Source of randomness; None is torch's global one.
+    sphere; ``drift`` is the drift times the radius, for diffusion coefficient one. It is drawn by rejection
+    from the image of a uniform direction under a conformal map (Ulrich, Wood), exactly for every length.
     """
     rows, dim = drift.shape
     draw = partial(random.draw_normal, dtype=torch.float64, device=drift.device, generator=generator)
@@ -206,22 +123,10 @@ def sample_drifted_direction(
 
 def _inside(start: Tensor, centre: Tensor, radius: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the offset from the centre, its length, and its share of the radius, in float64."""
-    checks.floating("start", start)
-    checks.positive("radius", radius)
-    if start.ndim != 2 or centre.shape != start.shape[1:]:
-        raise ValueError(
-            f"start must have shape (queries, dim) and centre (dim,), but got {tuple(start.shape)} and "
-            f"{tuple(centre.shape)}."
-        )
     offset = start.double() - centre.to(start.device).double()
     length = offset.norm(dim=1)
     if not bool((length < radius).all()):
-        rows = (~(length < radius)).nonzero().flatten().tolist()
-        raise ValueError(
-            f"Every start must lie inside the ball, but {len(rows)} of {len(start)} do not, e.g. rows "
-            f"{rows[:5]} (distance up to {float(length.max()):.6g}, radius {radius:.6g}). Enlarge the ball, "
-            "e.g. by its margin, or drop those rows."
-        )
+        raise ValueError("start must lie inside the ball. Enlarge it, or drop the rows outside.")
     return offset, length, length / radius
 
 
@@ -279,10 +184,121 @@ def _tilt(axis: Tensor, cos: Tensor, sin: Tensor, normal: Tensor) -> Tensor:
     return across.mul_(sin[..., None]).addcmul_(cos[..., None], axis)
 
 
-def _slopes(terms: Tensor, values: Tensor) -> Tensor:
-    """Fit the least-squares multiples of two terms, ``(q, 2, 1)``; zero where a term is constant."""
-    centred = terms - terms.mean(1, keepdim=True)
-    scale = centred.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    centred = centred / scale
-    gram = centred.mT @ centred + 1e-12 * torch.eye(2, dtype=terms.dtype, device=terms.device)
-    return torch.linalg.solve(gram, centred.mT @ values[..., None]) / scale.mT
+def log_phi(kappa: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
+    """Return the logarithm of ``Phi``, the mean of ``exp(kappa . xi)`` over the unit sphere, from float64."""
+    x = kappa.double()
+    if dim == 1:
+        value = x + torch.log1p(torch.exp(-2 * x)) - math.log(2)
+    elif dim == 2:
+        value = x + torch.special.i0e(x).log()
+    else:
+        nu = dim / 2 - 1
+        down = max(math.ceil(_LEAST_ORDER - nu), 0)
+        value = _debye(x, nu + down, 1)
+        if down:
+            # Phi_(m-1) / Phi_m = 1 + x^2 / (4 m (m+1)) Phi_(m+1) / Phi_m
+            ratio = torch.exp(_debye(x, nu + down + 1, 1) - value)
+            square, product = x.square(), torch.ones_like(x)
+            for m in (nu + down - i for i in range(down)):
+                growth = (square * ratio).mul_(1 / (4 * m * (m + 1))).add_(1)
+                product *= growth
+                ratio = growth.reciprocal()
+            value = value + product.log()
+    return value.to(kappa.dtype)
+
+
+def log_alpha(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
+    """Return the logarithm of ``alpha``, from three dimensions on; computed in float64."""
+    nu, point = dim / 2 - 1, x.double().clamp_min(_TINY)
+    if nu >= _LEAST_ORDER:
+        return _debye(point, nu, -1).to(x.dtype)
+    quarter = point.square() / 4
+    if dim % 2:  # both times e^x
+        low, high, order = torch.ones_like(point), 1 + point, 1.5
+    else:
+        low = point * torch.special.scaled_modified_bessel_k1(point)
+        high, order = low + 2 * quarter * torch.special.scaled_modified_bessel_k0(point), 2.0
+    if nu < order:
+        return (low.log() - point).to(x.dtype)
+    while order < nu:
+        low, high = high, high + quarter / (order * (order - 1)) * low
+        order += 1
+    return (high.log() - point).to(x.dtype)
+
+
+def screened_green_ratio(
+    rho: Float[Tensor, " rows"], radius: Float[Tensor, " rows"], k: Float[Tensor, " rows"] | float, dim: int
+) -> Float[Tensor, " rows"]:
+    """Return Green's function of a ball with killing over that without, both with the pole at the centre.
+
+    At distance ``rho`` from the centre, with ``k = sqrt(2 c / a)`` for a rate of killing ``c``; from 0 to 1,
+    ``1 / Phi(k radius)`` at the sphere.
+    """
+    outer = radius.double().clamp_min(_TINY)
+    share = (rho.double() / outer).clamp(1e-100, 1.0)
+    rate = torch.as_tensor(k, dtype=torch.float64, device=rho.device)
+    x_outer = (rate * outer).clamp_min(_TINY)
+    x = x_outer * share
+    if dim == 1:
+        y = (x_outer - x).clamp_min(_TINY)
+        value = (-torch.expm1(-2 * y) / (1 + torch.exp(-2 * x_outer)) / y).log() + y - x_outer
+        return value.exp().to(rho.dtype)
+    # the singular solution minus the multiple of the regular one that makes it vanish at the sphere
+    if dim == 2:
+        log_pole, log_pole_outer = (
+            torch.special.scaled_modified_bessel_k0(v).log() - v for v in (x, x_outer)
+        )
+        fall, free = log_pole_outer - log_pole, -share.log()
+    else:
+        log_power = (dim - 2) * share.log()
+        log_pole = log_alpha(x, dim)
+        fall, free = log_power + log_alpha(x_outer, dim) - log_pole, -torch.expm1(log_power)
+    inner = log_phi(x, dim)
+    fall = fall + inner - log_phi(x_outer, dim)
+    value = log_pole.exp() * -torch.expm1(fall) / free.clamp_min(_TINY)
+    near = fall > -1e-5
+    if bool(near.any()):
+        # There this is 0 / 0. The ratio is also Phi(x) times the mean of Phi^-2 over the radii from rho to
+        # the sphere with weight s^(1 - dim), so near the sphere the midpoint will do.
+        middle = (inner - 2 * log_phi((x + x_outer) / 2, dim)).exp()
+        value = torch.where(near, middle, value)
+    return value.to(rho.dtype)
+
+
+def _debye(x: Tensor, nu: float, sign: int) -> Tensor:
+    """Logarithm of ``Phi`` (sign 1) or ``alpha`` (sign -1) of a large order, zero at zero."""
+    square = (x / nu).square()
+    root = torch.sqrt(1 + square)
+    excess = square / (1 + root)  # root - 1
+    exponent = nu * (excess - torch.log1p(excess / 2))
+    coefficients = _series(nu, sign)
+    series, p = torch.zeros_like(x), root.reciprocal()
+    for c in reversed(coefficients):
+        series.mul_(p).add_(c)
+    at_zero = 0.0
+    for c in reversed(coefficients):  # the same sum at p = 1, rounded alike
+        at_zero += c
+    return sign * exponent + (series / (at_zero * root.sqrt())).log()
+
+
+@cache
+def _series(nu: float, sign: int) -> tuple[float, ...]:
+    """``sum_k U_k(p) (sign / nu)^k`` as one polynomial in ``p``, lowest power first."""
+    total = [0.0] * (3 * _TERMS + 1)
+    for k in range(_TERMS + 1):
+        for power, c in enumerate(_polynomial(k)):
+            total[power] += float(c) * (sign / nu) ** k
+    return tuple(total)
+
+
+@cache
+def _polynomial(k: int) -> tuple[Fraction, ...]:
+    """Debye's ``U_(k+1) = p^2 (1 - p^2) U_k' / 2 + int_0^p (1 - 5 t^2) U_k dt / 8``, ``U_0 = 1``."""
+    if k == 0:
+        return (Fraction(1),)
+    before = _polynomial(k - 1)
+    after = [Fraction(0)] * (len(before) + 3)
+    for power, c in enumerate(before):
+        after[power + 1] += c * (Fraction(power, 2) + Fraction(1, 8 * (power + 1)))
+        after[power + 3] -= c * (Fraction(power, 2) + Fraction(5, 8 * (power + 3)))
+    return tuple(after)

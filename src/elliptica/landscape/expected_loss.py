@@ -17,8 +17,7 @@ from elliptica.landscape.domains import Domain
 from elliptica.landscape.estimate import FEW_HITS, LandscapeEstimate
 from elliptica.landscape.loss import LossField, join
 from elliptica.landscape.operator import Operator
-from elliptica.landscape.solve import estimate_landscape
-from elliptica.landscape.solvers import union_bound
+from elliptica.landscape.solve import estimate_landscape, union_bound
 from elliptica.landscape.subharmonicity import point_loss
 
 Labels = Literal["carry", "nearest", "joint"]

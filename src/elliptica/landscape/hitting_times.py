@@ -8,38 +8,28 @@ be drawn at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from elliptica._utils import checks, random
+from elliptica._utils import random
 from elliptica._utils.compiler import run_uncompiled
-from elliptica.core.inputs import check_weight
-from elliptica.core.losses import PerSampleLoss, outputs_at, weighted_mean
-from elliptica.core.targets import (
-    TARGET_SPACES,
-    TargetSpace,
-    encode_targets,
-    infer_target_space,
-    project_targets,
-)
-from elliptica.core.types import LossFn, warn_user
-from elliptica.landscape.data_domain import OUTER, DataDomain, Outer
-from elliptica.landscape.domains import Ball, Box, Domain
-from elliptica.landscape.estimate import FEW_HITS
+from elliptica.core.inputs import LossFn, warn_user
+from elliptica.core.losses import PerSampleLoss, weighted_mean
+from elliptica.core.targets import TargetSpace, encode_targets, infer_target_space, project_to_simplex
+from elliptica.landscape.data_domain import DataDomain, Outer
+from elliptica.landscape.domains import OUTER, Ball, Box, Domain
+from elliptica.landscape.estimate import FEW_HITS, FEW_UNFINISHED, UNFINISHED
 from elliptica.landscape.operator import Operator
 from elliptica.landscape.solve import default_shell, domain_size, merge_repeated
 from elliptica.landscape.spheres import walk_on_spheres
-from elliptica.landscape.walks import UNFINISHED
 
 StartLaw = Literal["uniform", "between"]
 
 #: Largest dimension in which ``"auto"`` uses reflecting walls; the steps double with each dimension.
 REFLECTING = 6
-#: Walks needed before we judge how they end.
-_ENOUGH = 100
 #: Rounds of proposals for uniform starts in a region that is neither a ball nor a box.
 _ROUNDS = 1000
 
@@ -75,7 +65,6 @@ class WalkEnds:
 
     def split(self, size: int) -> tuple[WalkEnds, ...]:
         """Split into batches of ``size`` walks for several training steps; the last may be shorter."""
-        checks.count("size", size)
         parts = [
             [None] * -(-len(self) // size) if value is None else value.split(size)
             for value in (getattr(self, field.name) for field in fields(self))
@@ -87,19 +76,16 @@ class HittingTimes(nn.Module):
     """Mean loss where Brownian walks first hit the training data (paper: Eq. (3) and its empirical sum).
 
     Walks start in the space of inputs and targets, ``z = (x, y)``, and end on a ball around a datum or on
-    the outer boundary. The loss is that of the current network at the end ``(x, y)`` of each walk. For
-    starts outside the balls its mean is the landscape ``u`` that `elliptica.estimate_landscape`
-    computes. A walk from inside a ball ends where it starts, whereas ``u`` there is the loss on the ball's
-    surface. Targets end as points of their space: class labels walk in the plane of the simplex and are
-    projected to its nearest point.
+    the outer boundary; a walk from inside a ball ends where it starts. The loss is that of the current
+    network at the end ``(x, y)`` of each walk. For starts outside the balls its mean is the landscape ``u``
+    that `elliptica.estimate_landscape` computes. Class labels walk in the plane of the simplex and end at
+    its nearest point.
 
     The loss is evaluated *on the boundary* only, and not between the data, where `elliptica.Elliptic`
-    evaluates it. Between reflecting walls every walk ends on a ball, so this is ordinary training with noise
-    on inputs and labels of the size of the balls, in which isolated data have more weight. In any other
-    region most walks end on the outer boundary if there are more than a few dimensions. The objective then
-    becomes the loss there, with targets that no datum has. ``shares`` shows how the last walks ended, and a
-    warning appears if few of them hit data. Use this class to study the paper's formulation;
-    `elliptica.Elliptic` is the method.
+    evaluates it. Between reflecting walls this is ordinary training with noise of the size of the balls, in
+    which isolated data have more weight. In any other region of more than a few dimensions most walks end
+    on the outer boundary, with targets that no datum has; ``shares`` shows how the last walks ended. Use
+    this class to study the paper's formulation; `elliptica.Elliptic` is the method.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -119,10 +105,8 @@ class HittingTimes(nn.Module):
             line between two data, at a uniform place.
         epsilon: Radius of the balls, see `DataDomain`. None uses ``fraction``.
         fraction: Radius as a share of the distance to the nearest other datum.
-        outer: Outer region, see `DataDomain`. ``"reflecting_box"``: every walk hits the data, but steps
-            double with each dimension. ``"ball"``, ``"box"``: any dimension. ``"hull"``: the paper's, up to
-            7 dimensions. ``"auto"``: a reflecting box up to 6 dimensions of inputs and targets together, a
-            ball beyond. Or any `Domain` for ``z = objective.join(x, y)``.
+        outer: Outer region, see `DataDomain`, or any `Domain` for ``z = objective.join(x, y)``. ``"auto"``: a
+            reflecting box up to 6 dimensions of inputs and targets together, a ball beyond.
         margin: Factor by which a ball or box is larger than the data.
         max_steps: Walks that need more steps are skipped and reported.
 
@@ -162,26 +146,9 @@ class HittingTimes(nn.Module):
         max_steps: int = 10_000,
     ) -> None:
         super().__init__()
-        checks.model(model, "HittingTimes")
-        checks.positive("target_scale", target_scale)
-        for name, number in (("n_starts", n_starts), ("n_walks", n_walks), ("max_steps", max_steps)):
-            checks.count(name, number)
-        checks.choice("starts", starts, get_args(StartLaw))
-        if num_classes is not None:
-            checks.count("num_classes", num_classes)
-        if target_space is not None:
-            checks.choice("target_space", target_space, TARGET_SPACES)
-        _check_data(x, y, sample_weight)
-        for name, given, remedy in (
-            ("x", x, "Put the layers that compute it into the model"),
-            ("y", y, "Train the layers that compute it with another loss"),
-            (
-                "sample_weight",
-                sample_weight,
-                "Pass learnable weights with starts, objective(x, y, sample_weight=w)",
-            ),
-        ):
-            _refuse_gradient(name, given, remedy)
+        if starts not in ("uniform", "between"):
+            raise ValueError(f'starts must be "uniform" or "between", but got {starts!r}.')
+        _refuse_gradient(x=x, y=y, sample_weight=sample_weight)
         self.model = model
         self.loss = PerSampleLoss(loss_fn)
         self.target_space = infer_target_space(loss_fn, y) if target_space is None else target_space
@@ -189,7 +156,7 @@ class HittingTimes(nn.Module):
         self.target_scale = float(target_scale)
         self.n_starts, self.n_walks, self.starts, self.max_steps = n_starts, n_walks, starts, max_steps
         target = self._encode(x, y)
-        self.feature_shape, self.target_shape = tuple(x.shape[1:]), tuple(target.shape[1:])
+        self.feature_shape, self.target_shape = x.shape[1:], target.shape[1:]
         is_simplex = self.target_space == "simplex"
         self.register_buffer("_basis", _simplex_basis(target) if is_simplex else None, persistent=False)
         points = self.join(x, y).detach()
@@ -197,17 +164,15 @@ class HittingTimes(nn.Module):
             outer = "reflecting_box" if points.shape[1] <= REFLECTING else "ball"
         #: The region of the walks, in the coordinates of `join`.
         self.domain = DataDomain(points, epsilon=epsilon, fraction=fraction, outer=outer, margin=margin)
+        _check_weight(sample_weight, len(x))
         weight = None if sample_weight is None else sample_weight.detach().to(points)
-        weight, _ = merge_repeated(self.domain, weight)
-        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("weight", merge_repeated(self.domain, weight), persistent=False)
         self.register_buffer("points", points, persistent=False)
         # a class-weighted loss is divided by the mean weight of the training labels, which no draw changes
         self.register_buffer("_class_weight", self._class_weights(target, y), persistent=False)
         self._shell = default_shell(self.domain, points, domain_size(self.domain, points))
         #: Shares of how the walks of the last call ended, see `WalkEnds`; empty before the first.
         self.shares: dict[str, float] = {}
-        self._walked = self._met = self._lost = 0
-        self._warned: set[str] = set()
 
     def forward(
         self,
@@ -221,32 +186,22 @@ class HittingTimes(nn.Module):
         """Return the mean loss where walks end; in ``eval()`` mode the ordinary mean loss of ``(x, y)``.
 
         Args:
-            x: Inputs at which walks start; None draws starts. Walks from the training data end at
-                once, which is ordinary training.
+            x: Inputs at which walks start (from the training data they end at once); None draws starts.
             y: Targets there.
             sample_weight: Weight of each given row.
             ends: Ends drawn earlier with `sample`.
-            generator: Source of randomness. None means torch's default generator.
+            generator: Source of randomness.
         """
-        if self.training != self.model.training:
-            self._warn_once(
-                f"mode {self.training}",
-                f"objective.training is {self.training} but model.training is {self.model.training}, so "
-                f"walks are {'on' if self.training else 'off'}. Call objective.train() and objective.eval() "
-                "instead of the model's.",
-            )
         if self.training:
             if ends is None:
                 ends = self.sample(x, y, sample_weight=sample_weight, generator=generator)
             return self.loss_on(ends)
         if x is None or y is None:
-            raise ValueError(
-                "In eval() mode the objective is the ordinary loss, so it needs rows to evaluate, but x or y "
-                "is missing. Call objective(x, y), or objective.train() first to draw walks."
-            )
+            raise ValueError("In eval() mode the objective is the ordinary loss, which needs x and y.")
         target = self._encode(x, y)
-        check_weight(sample_weight, len(x))
-        return self._mean(x, target, sample_weight, self._class_weights(target, y))
+        _check_weight(sample_weight, len(x))
+        class_weight = self._class_weights(target, y)
+        return weighted_mean(self.loss(self.model(x), target), sample_weight, class_weight)
 
     def sample(
         self,
@@ -259,48 +214,31 @@ class HittingTimes(nn.Module):
     ) -> WalkEnds:
         """Walk from ``n_starts`` random starts, or from given ones, to the boundary.
 
-        Ends carry no gradient, so starts that require a gradient raise an error. Weights do carry gradients.
-        Large batches cost far less per walk: draw the walks of many steps at once and `WalkEnds.split` them.
-
-        Args:
-            x: Inputs at which walks start; None draws starts.
-            y: Targets there.
-            n_starts: How many starts to draw. None uses the setting of the objective.
-            sample_weight: Weight of each given row.
-            generator: Source of randomness.
+        Ends carry no gradient, but weights do. Large batches cost far less per walk: draw the walks of many
+        steps at once and `WalkEnds.split` them. Arguments are those of `forward`.
         """
         if torch.compiler.is_compiling():
             given = {"n_starts": n_starts, "sample_weight": sample_weight, "generator": generator}
             return run_uncompiled(self.sample, x, y, **given)  # type: ignore[arg-type]  # as named above
-        random.check_generator(generator, self.points.device)
-        for name, value in (("x", x), ("y", y)):
-            _refuse_gradient(name, value, "Put the layers that compute starts into the model")
+        _refuse_gradient(x=x, y=y)
         with torch.no_grad():
-            start = self._starts(x, y, n_starts, sample_weight, generator)
-            start = start.to(random.compute_dtype(start.dtype))
-            if x is not None:
-                self._warn_of_data(start)
-            start = start.repeat_interleave(self.n_walks, 0)
+            start = self._starts(x, y, n_starts or self.n_starts, sample_weight, generator)
+            start = start.to(random.compute_dtype(start.dtype)).repeat_interleave(self.n_walks, 0)
             ends = self._walk(start, generator)
         if sample_weight is not None:  # weights may be learned
             weight = sample_weight.to(start).repeat_interleave(self.n_walks)
             ends = replace(ends, weight=weight if ends.weight is None else ends.weight * weight)
         self.shares = ends.shares
-        self._judge(ends)
+        self._warn()
         return ends
 
     def loss_on(self, ends: WalkEnds) -> Tensor:
         """Return the mean loss at ends that `sample` drew; unfinished walks are skipped."""
-        x, y, weight = ends.x, ends.y, ends.weight
         done = ends.datum != UNFINISHED
-        if not bool(done.all()):
-            if not bool(done.any()):
-                raise ValueError(
-                    f"None of the {len(ends)} walks reached the boundary within max_steps={self.max_steps}, "
-                    'so there is no loss. Raise max_steps, or use outer="ball", which walks always reach.'
-                )
-            x, y, weight = x[done], y[done], None if weight is None else weight[done]
-        return self._mean(x, y, weight, self._class_weight)
+        if not bool(done.any()):
+            raise ValueError("No walk reached the boundary. Raise max_steps.")
+        weight = None if ends.weight is None else ends.weight[done]
+        return weighted_mean(self.loss(self.model(ends.x[done]), ends.y[done]), weight, self._class_weight)
 
     def join(self, x: Float[Tensor, " batch *feature"], y: Tensor) -> Float[Tensor, "batch dim"]:
         """Return coordinates of walks: inputs, then targets times ``target_scale`` (classes: in a plane)."""
@@ -309,77 +247,38 @@ class HittingTimes(nn.Module):
             target = target.movedim(1, -1) @ self._basis.to(target)
         return torch.cat([x.reshape(len(x), -1), self.target_scale * target.reshape(len(x), -1).to(x)], 1)
 
-    def extra_repr(self) -> str:
-        """Show the size of the problem and the settings that matter."""
-        n, dim = self.points.shape
-        region = type(self.domain.domain).__name__.lower()
-        wall = getattr(self.domain.domain, "wall", "absorb")
-        return (
-            f"{n} data in {dim} dimensions, outer={'reflecting ' if wall == 'reflect' else ''}{region}, "
-            f"starts={self.starts}, n_starts={self.n_starts}, n_walks={self.n_walks}"
-        )
-
     def _split_point(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of points, targets in their space: the inverse of `join`."""
-        n_features = self.points.shape[1] - self._target_size
+        n_features = self.feature_shape.numel()
         x = z[:, :n_features].reshape(len(z), *self.feature_shape)
         flat = z[:, n_features:] / self.target_scale
         if self._basis is None:
-            return x, project_targets(flat.reshape(len(z), *self.target_shape), self.target_space, "abs", 1)
+            target = flat.reshape(len(z), *self.target_shape)
+            return x, target.clamp(0, 1) if self.target_space == "unit" else target
         n_classes, *place = self.target_shape
         plane = flat.reshape(len(z), *place, n_classes - 1) @ self._basis.to(z).T + 1 / n_classes
-        return x, project_targets(plane.movedim(-1, 1), "simplex", "euclidean", 1)
-
-    @property
-    def _target_size(self) -> int:
-        size = torch.Size(self.target_shape).numel()
-        return size if self._basis is None else size // self.target_shape[0] * (self.target_shape[0] - 1)
+        return x, project_to_simplex(plane, "euclidean").movedim(-1, 1)
 
     def _encode(self, x: Tensor, y: Tensor) -> Tensor:
-        checks.floating("x", x)
-        checks.batch("x", x)
-        checks.same_rows("y", y, len(x))
         return encode_targets(y, self.target_space, num_classes=self.num_classes, dtype=x.dtype)
 
     def _starts(
         self,
         x: Tensor | None,
         y: Tensor | None,
-        n_starts: int | None,
+        n: int,
         sample_weight: Tensor | None,
         generator: torch.Generator | None,
     ) -> Tensor:
         """Return starts as points: those given, or random ones."""
-        if (x is None) != (y is None):
-            missing = "y" if y is None else "x"
-            raise ValueError(
-                f"Walks start in the space of inputs and targets, so x and y are both needed, but {missing} "
-                "is missing. Pass both, or neither to draw random starts."
-            )
-        if x is None or y is None:
-            if sample_weight is not None:
-                raise ValueError(
-                    "sample_weight needs given starts, but x and y are missing. Pass x and y with it, or "
-                    "pass weights of the data to HittingTimes(..., sample_weight=...)."
-                )
-            n = self.n_starts if n_starts is None else n_starts
-            checks.count("n_starts", n)
-            if self.starts == "between":
-                return draw_between(self.points, n, generator)
-            return draw_uniform_points(self.domain.domain, self.points, n, generator)
-        if n_starts is not None:
-            raise ValueError(
-                f"n_starts={n_starts} draws random starts, but x has {len(x)}. Pass n_starts or x, not both."
-            )
-        if tuple(x.shape[1:]) != self.feature_shape:
-            raise ValueError(
-                f"Starts must have the shape of the training inputs, (batch, "
-                f"{', '.join(map(str, self.feature_shape))}), but x has {tuple(x.shape)}. "
-                "Preprocess both alike."
-            )
-        checks.finite("x", x)
-        check_weight(sample_weight, len(x))
-        return self.join(x, y)
+        if x is not None and y is not None:
+            _check_weight(sample_weight, len(x))
+            return self.join(x, y)
+        if x is not None or y is not None or sample_weight is not None:
+            raise ValueError("Walks start at x and y together. Pass both (and sample_weight), or none.")
+        if self.starts == "between":
+            return draw_between(self.points, n, generator)
+        return draw_uniform_points(self.domain.domain, self.points, n, generator)
 
     def _walk(self, start: Tensor, generator: torch.Generator | None) -> WalkEnds:
         walks = walk_on_spheres(
@@ -387,94 +286,42 @@ class HittingTimes(nn.Module):
         )
         inside = self.domain.nearest_ball(start)[0] <= 0  # tau is zero: the walk ends where it starts
         x, y = self._split_point(torch.where(inside[:, None], start, walks.end))
-        weight = None
-        if self.weight is not None:
-            known = self.weight.to(start)
-            weight = torch.where(walks.label >= 0, known[walks.label.clamp_min(0)], known.mean())
+        weight = None if self.weight is None else self.weight.to(start)
+        if weight is not None:
+            weight = torch.where(walks.label >= 0, weight[walks.label.clamp_min(0)], weight.mean())
         dtype = self.points.dtype
         return WalkEnds(x.to(dtype), y.to(dtype), walks.label, weight, walks.steps)
-
-    def _mean(self, x: Tensor, target: Tensor, weight: Tensor | None, class_weight: Tensor | None) -> Tensor:
-        output = outputs_at(self.model, x, len(x))
-        return weighted_mean(self.loss(output, target), weight, class_weight)
 
     def _class_weights(self, target: Tensor, y: Tensor) -> Tensor | None:
         by_class = self.loss.weights_classes and not y.is_floating_point()  # as torch does
         return self.loss.class_weight(target) if by_class else None
 
-    def _warn_of_data(self, start: Tensor) -> None:
-        share = float((self.domain.nearest_ball(start)[0] <= 0).double().mean())
-        if share > 0.5:
-            self._warn_once(
-                "data",
-                f"{share:.0%} of the given starts lie in a ball around a training datum, where walks end at "
-                "once, so this is ordinary training. Call objective() to draw starts, or start elsewhere, "
-                "for example at x, y = elliptica.BridgeMix(...)(x, y).",
+    def _warn(self) -> None:
+        """Warn if the objective is hardly about the data, or biased by unfinished walks."""
+        if self.shares["data"] < FEW_HITS:
+            warn_user(
+                f"Fewer than {FEW_HITS:.0%} of the walks hit a ball around a datum: the objective is that "
+                "on the outer boundary, with targets that no datum has. Train with elliptica.Elliptic."
             )
-
-    def _judge(self, ends: WalkEnds) -> None:
-        """Warn, once each, if few walks hit data or many do not end."""
-        self._walked += len(ends)
-        self._met += int((ends.datum >= 0).sum())
-        self._lost += int((ends.datum == UNFINISHED).sum())
-        if self._walked < _ENOUGH:
-            return
-        if self._met < FEW_HITS * self._walked:
-            remedy = "Train on bridges with elliptica.Elliptic, or use larger balls."
-            if self.points.shape[1] <= REFLECTING:
-                remedy = f'Use outer="reflecting_box". {remedy}'
-            self._warn_once(
-                "few",
-                f"Only {self._met} of {self._walked} walks hit a ball around a training datum, in "
-                f"{self.points.shape[1]} dimensions: the objective is the loss on the outer boundary, with "
-                f"targets that no datum has. {remedy}",
-            )
-        if self._lost > 0.01 * self._walked:
-            self._warn_once(
-                "lost",
-                f"{self._lost} of {self._walked} walks ran out of steps (max_steps={self.max_steps}) and are "
-                'skipped, so the objective is biased. Raise max_steps, or use outer="ball".',
-            )
-
-    def _warn_once(self, what: str, message: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            warn_user(message)
+        if self.shares["unfinished"] > FEW_UNFINISHED:
+            warn_user("Walks that ran out of steps are skipped, so the objective is biased. Raise max_steps.")
 
 
-def _check_data(x: Tensor, y: Tensor, sample_weight: Tensor | None) -> None:
-    checks.floating("x", x)
-    checks.batch("x", x)
-    checks.finite("x", x)
-    if x.ndim == 1:
-        raise ValueError(f"x must have shape (n, features), but has {tuple(x.shape)}. Use x.unsqueeze(1).")
-    checks.same_rows("y", y, len(x))
-    checks.finite("y", y)
-    check_weight(sample_weight, len(x))
-    if len(x) < 2:
-        raise ValueError(
-            "x and y must be the whole training set, at least two rows, but there is one: it defines the "
-            "region of the walks. Pass all training data."
-        )
+def _refuse_gradient(**given: Tensor | None) -> None:
+    """Raise if a tensor requires a gradient, which walks cannot pass on: layers before would not learn."""
+    for name, value in given.items():
+        if value is not None and value.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} requires a gradient, but walks carry none. Pass {name}.detach().")
 
 
-def _refuse_gradient(name: str, given: Tensor | None, remedy: str) -> None:
-    """Raise if a tensor requires a gradient, which walks cannot pass on."""
-    if given is not None and given.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            f"{name} requires a gradient, but walks carry none, so no layer before HittingTimes "
-            f"would learn. {remedy}, or pass {name}.detach()."
-        )
+def _check_weight(sample_weight: Tensor | None, rows: int) -> None:
+    if sample_weight is not None and sample_weight.shape != (rows,):
+        raise ValueError(f"sample_weight must have shape ({rows},), not {tuple(sample_weight.shape)}.")
 
 
 def _simplex_basis(target: Tensor) -> Tensor:
     """Return an orthonormal basis of the plane of class probabilities, ``(classes, classes - 1)``."""
     n = target.shape[1]
-    if n < 2:
-        raise ValueError(
-            f"Walks between classes need at least two classes, but num_classes is {n}. Check num_classes, or "
-            'use a binary loss with target_space="unit".'
-        )
     row = torch.arange(n, dtype=torch.float64, device=target.device)[:, None]
     k = torch.arange(1, n, dtype=torch.float64, device=target.device)
     helmert = torch.where(row < k, 1.0, torch.where(row == k, -k, 0.0)) / (k * (k + 1)).sqrt()
@@ -487,9 +334,8 @@ def draw_uniform_points(domain: Domain, points: Tensor, n: int, generator: torch
     if isinstance(domain, Ball):
         direction = random.draw_normal((n, dim), dtype=dtype, device=device, generator=generator)
         radius = random.draw_uniform((n, 1), device=device, generator=generator).to(dtype) ** (1 / dim)
-        return domain.centre.to(direction) + domain.radius * radius * direction / direction.norm(
-            dim=1, keepdim=True
-        )
+        offset = domain.radius * radius * direction / direction.norm(dim=1, keepdim=True)
+        return domain.centre.to(offset) + offset
     box = domain if isinstance(domain, Box) else Box.around(points)
     inner: list[Tensor] = []
     for _ in range(_ROUNDS):
@@ -498,10 +344,7 @@ def draw_uniform_points(domain: Domain, points: Tensor, n: int, generator: torch
         inner.append(z if domain is box else z[domain.distance(z) > 0])
         if sum(map(len, inner)) >= n:
             return torch.cat(inner)[:n]
-    raise ValueError(
-        f'starts="uniform" failed: only {sum(map(len, inner))} of {_ROUNDS * n} random points of the box '
-        'around the data lie in the outer region. Use starts="between", or a ball or box as outer region.'
-    )
+    raise ValueError('starts="uniform" found no points of the outer region near the data. Use "between".')
 
 
 def draw_between(points: Tensor, n: int, generator: torch.Generator | None) -> Tensor:

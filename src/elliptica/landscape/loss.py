@@ -1,9 +1,10 @@
-"""The loss of a trained model as a function on the data space, and the least loss that a target allows."""
+"""The loss of a trained model as a function on the data space, its least value, and the maximum principle."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,21 +12,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elliptica._utils import checks
-from elliptica.core.batchnorm import evaluation_mode
-from elliptica.core.inputs import count_rows, named_inputs, rebuild_inputs
-from elliptica.core.losses import PerSampleLoss, outputs_at
+from elliptica.core.inputs import Inputs, LossFn, call_model, count_rows, named_inputs, rebuild_inputs
+from elliptica.core.layers import evaluation_mode
+from elliptica.core.losses import PerSampleLoss
 from elliptica.core.targets import encode_targets
-from elliptica.core.types import Inputs, LossFn
-
-_NEEDS_FLOAT = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.BCELoss)
 
 
 class LossField:
     """The loss of each row, ``field(x, y)``, in evaluation mode and in bounded memory.
 
     The model's mode is restored afterwards, and parameters get no gradient. A graph is kept only if ``x``
-    requires a gradient (`estimate_landscape` uses this for the slope at the queries).
+    requires a gradient.
 
     Args:
         model: Called as ``model(x)``. It must treat rows independently, as models in evaluation mode do.
@@ -41,21 +38,8 @@ class LossField:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        *,
-        num_classes: int | None = None,
-        chunk_size: int = 4096,
+        self, model: nn.Module, loss_fn: LossFn, *, num_classes: int | None = None, chunk_size: int = 4096
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"model must be a torch.nn.Module, but got {type(model).__name__}. Wrap a function in a "
-                "module with a forward method."
-            )
-        if num_classes is not None:
-            checks.count("num_classes", num_classes)
-        checks.count("chunk_size", chunk_size)
         self.model = model
         self.loss_fn = loss_fn
         self.num_classes = num_classes
@@ -63,19 +47,14 @@ class LossField:
         self._loss = PerSampleLoss(loss_fn)
 
     def __call__(self, x: Inputs, y: Tensor) -> Float[Tensor, " rows"]:
-        """Return the loss of each row of ``x`` with the target in the same row of ``y``.
-
-        Raises:
-            ValueError: If rows do not match, or if a loss is NaN or infinite (the message names the rows).
-        """
+        """Return the loss of each row of ``x`` with the target in the same row of ``y``."""
         inputs = named_inputs(x)
         first = next(iter(inputs.values()))
         if first.ndim and len(first) == 0:  # no walk ended here
             return first.new_zeros(0)
         rows = count_rows(inputs)
-        checks.same_rows("y", y, rows)
-        if y.is_complex():
-            raise TypeError(f"y must be real or hold labels, but has dtype {y.dtype}. Use y.real.")
+        if len(y) != rows:
+            raise ValueError(f"y must have as many rows as x, {rows}, but has {len(y)}.")
         n_chunks = -(-rows // self.chunk_size)
         step = -(-rows // n_chunks)
         parts = []
@@ -83,10 +62,15 @@ class LossField:
         with evaluation_mode(self.model), torch.set_grad_enabled(wants_slope):
             for i in range(0, rows, step):
                 part = {name: value[i : i + step] for name, value in inputs.items()}
-                output = outputs_at(self.model, rebuild_inputs(x, part), min(step, rows - i))
+                output = call_model(self.model, rebuild_inputs(x, part))
                 parts.append(self._loss(output, self._target(y[i : i + step], output)))
         losses = torch.cat(parts)
-        self._check(losses)
+        bad = (~losses.detach().isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise ValueError(
+                f"The loss is NaN or infinite at {len(bad)} of {rows} rows, e.g. {bad[:5]}. Look at the "
+                "model's output there; bound the loss, or drop those rows."
+            )
         return losses
 
     def joint(
@@ -103,14 +87,8 @@ class LossField:
             feature_shape: Shape of one input, if it is not a vector.
             target_shape: Shape of one target, if it is not a vector; ``()`` for ``y`` of shape (rows,).
         """
-        checks.count("n_features", n_features)
 
         def loss(z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-            if z.ndim != 2 or z.shape[1] <= n_features:
-                raise ValueError(
-                    f"Joint points must have shape (rows, {n_features} + targets), but have "
-                    f"{tuple(z.shape)}. Concatenate x.flatten(1) and y, e.g. `join(x, y)`."
-                )
             x, y = z[:, :n_features], z[:, n_features:]
             if feature_shape is not None:
                 x = x.reshape(len(z), *feature_shape)
@@ -133,67 +111,35 @@ class LossField:
         dtype = output.dtype if isinstance(output, Tensor) else torch.get_default_dtype()
         if self.num_classes is not None:
             return encode_targets(y, "simplex", num_classes=self.num_classes, dtype=dtype)
-        if loss_kind(self.loss_fn) == "cross_entropy" and isinstance(output, Tensor) and output.ndim > 1:
-            _check_labels(y, output.shape[1])
-        return y.to(dtype) if isinstance(self.loss_fn, _NEEDS_FLOAT) else y
+        kind = loss_kind(self.loss_fn)
+        if kind == "cross_entropy" and isinstance(output, Tensor) and output.ndim > 1:
+            low, high = (int(label) for label in y.aminmax())
+            if low < 0 or high >= output.shape[1]:  # torch would ignore -100, and its loss would be 0
+                raise ValueError(f"y has labels {low} to {high}, but the model {output.shape[1]} classes.")
+        return y if kind in (None, "cross_entropy") else y.to(dtype)
 
     @property
     def is_squared(self) -> bool:
         """Whether the loss is the mean of squares, `torch.nn.MSELoss` or its function."""
-        function = getattr(self.loss_fn, "func", self.loss_fn)
-        return isinstance(function, nn.MSELoss) or function is nn.functional.mse_loss
-
-    @staticmethod
-    def _check(losses: Tensor) -> None:
-        bad = ~losses.detach().isfinite()
-        if bool(bad.any()):
-            rows = bad.nonzero().flatten().tolist()
-            shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-            raise ValueError(
-                f"The loss is NaN or infinite at {len(rows)} of {len(losses)} rows: {shown}. Look at the "
-                "model's output there; bound the loss, or drop those rows."
-            )
-
-
-def _check_labels(y: Tensor, n_classes: int) -> None:
-    """Raise for labels beyond the classes; torch would ignore -100, and its loss there would be 0."""
-    low, high = (int(v) for v in y.aminmax())
-    if low < 0 or high >= n_classes:
-        raise ValueError(
-            f"Labels must lie in 0..{n_classes - 1}, as the model returns {n_classes} classes, but y has "
-            f"values from {low} to {high}. Correct the labels, or drop rows that you want to ignore."
-        )
+        return loss_kind(self.loss_fn) == "squared"
 
 
 def join(x: Tensor, y: Tensor) -> Float[Tensor, "rows dim"]:
-    """Join inputs and targets to points ``z = (x, y)``, one flat row each."""
-    checks.floating("x", x)
-    checks.batch("x", x)
-    checks.same_rows("y", y, len(x))
+    """Join inputs and real targets to points ``z = (x, y)``, one flat row each."""
     if not y.is_floating_point():
-        raise TypeError(
-            f"Labels of dtype {y.dtype} cannot diffuse, because nothing lies between two classes. Use "
-            "joint=False (labels stay fixed), or pass real targets."
-        )
+        raise TypeError("y must be real to diffuse: nothing lies between two classes. Keep labels fixed.")
     return torch.cat([x.reshape(len(x), -1), y.reshape(len(y), -1).to(x)], dim=1)
 
 
+_BINARY = (nn.BCEWithLogitsLoss, nn.BCELoss, F.binary_cross_entropy_with_logits, F.binary_cross_entropy)
+_DISTANCES = (nn.SmoothL1Loss, F.smooth_l1_loss, nn.HuberLoss, F.huber_loss, nn.KLDivLoss)
+#: Torch's losses by what their least value is.
 _KINDS: dict[object, str] = {
-    nn.CrossEntropyLoss: "cross_entropy",
-    F.cross_entropy: "cross_entropy",
-    nn.BCEWithLogitsLoss: "binary",
-    nn.BCELoss: "binary",
-    F.binary_cross_entropy_with_logits: "binary",
-    F.binary_cross_entropy: "binary",
-    nn.MSELoss: "squared",
-    F.mse_loss: "squared",
-    nn.L1Loss: "absolute",
-    F.l1_loss: "absolute",
-    nn.SmoothL1Loss: "distance",
-    F.smooth_l1_loss: "distance",
-    nn.HuberLoss: "distance",
-    F.huber_loss: "distance",
-    nn.KLDivLoss: "distance",
+    **dict.fromkeys((nn.CrossEntropyLoss, F.cross_entropy), "cross_entropy"),
+    **dict.fromkeys(_BINARY, "binary"),
+    **dict.fromkeys((nn.MSELoss, F.mse_loss), "squared"),
+    **dict.fromkeys((nn.L1Loss, F.l1_loss), "absolute"),
+    **dict.fromkeys(_DISTANCES, "distance"),
 }
 
 
@@ -234,7 +180,7 @@ def least_loss(loss_fn: LossFn, target: Tensor) -> Tensor | None:
         positive, weight = _option(loss_fn, "pos_weight"), _option(loss_fn, "weight")
         mass = torch.stack([target if positive is None else target * positive.to(target), 1 - target])
         return _rows(_entropy(mass if weight is None else mass * weight.to(mass), 0))
-    return target.new_zeros(len(target))
+    return target.new_zeros(len(target))  # a distance
 
 
 def excess_loss(loss_fn: LossFn) -> LossFn:
@@ -297,12 +243,69 @@ def excess_cross_entropy(
 
     Halfway between two classes the cross-entropy itself is at least log 2 for any network, so no
     network that fits its data satisfies the maximum principle there. On hard labels the two are equal.
+    """
+    losses = F.cross_entropy(output, target, reduction="none")
+    return losses + torch.special.xlogy(target, target).sum(1) if target.is_floating_point() else losses
+
+
+@dataclass(frozen=True)
+class MaximumPrinciple:
+    """Result of `check_maximum_principle`.
+
+    Attributes:
+        boundary_min: Least loss on the boundary.
+        boundary_max: Largest loss on the boundary.
+        interior_min: Least loss inside.
+        interior_max: Largest loss inside.
+        share_above: Share of the interior points whose loss exceeds ``boundary_max``, from 0 to 1.
+        excess: ``interior_max - boundary_max``: by how much the bound is exceeded, or, if negative, by how
+            much it is met.
+        holds: Whether no interior loss is above ``boundary_max``.
+        minimum_holds: Whether no interior loss is below ``boundary_min``. With a source term, as in the
+            paper's training objective, only the maximum principle can be expected.
+    """
+
+    boundary_min: float
+    boundary_max: float
+    interior_min: float
+    interior_max: float
+    share_above: float
+    excess: float
+    holds: bool
+    minimum_holds: bool
+
+
+def check_maximum_principle(
+    boundary_losses: Float[Tensor, " n_boundary"], interior_losses: Float[Tensor, " n_interior"]
+) -> MaximumPrinciple:
+    """Compare the losses inside a region with those on its boundary (paper: Prop. 1).
+
+    The proposition bounds the solution of the PDE, not the loss of a network trained towards it.
+    This function tests whether a network inherits the bound. Pass one loss
+    per point: usually training points on the boundary, and unseen points inside.
+
+    A comparison of samples misses what lies between them. The maximum of a thinly sampled boundary is
+    too low, so sample it at least as densely as the interior. Look at ``holds`` together with
+    ``boundary_max``: a classifier that fits its boundary badly passes easily. Equal values satisfy the
+    principle.
 
     Example:
-        >>> excess_cross_entropy(torch.zeros(1, 2), torch.tensor([[0.5, 0.5]]))
-        tensor([0.])
+        >>> result = check_maximum_principle(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 2.0]))
+        >>> result.holds, result.share_above, result.excess
+        (False, 0.5, 1.0)
     """
-    losses = nn.functional.cross_entropy(output, target, reduction="none")
-    if not target.is_floating_point():
-        return losses
-    return losses + torch.special.xlogy(target, target).sum(dim=1)
+    for name, losses in (("boundary_losses", boundary_losses), ("interior_losses", interior_losses)):
+        if not bool(losses.isfinite().all()):
+            raise ValueError(f"{name} must be finite, but hold NaN or infinity. Drop those points.")
+    boundary_min, boundary_max = (float(v) for v in boundary_losses.detach().aminmax())
+    interior_min, interior_max = (float(v) for v in interior_losses.detach().aminmax())
+    return MaximumPrinciple(
+        boundary_min=boundary_min,
+        boundary_max=boundary_max,
+        interior_min=interior_min,
+        interior_max=interior_max,
+        share_above=float((interior_losses.detach().double() > boundary_max).double().mean()),
+        excess=interior_max - boundary_max,
+        holds=interior_max <= boundary_max,
+        minimum_holds=interior_min >= boundary_min,
+    )

@@ -13,10 +13,9 @@ from torch import Tensor
 from elliptica._utils.result import Result
 from elliptica._utils.statistics import check_level, clopper_pearson
 from elliptica.core.elliptic import sample_paths
+from elliptica.core.inputs import Inputs
 from elliptica.core.targets import TargetSpace
-from elliptica.core.types import Inputs
-from elliptica.landscape.loss import LossField
-from elliptica.landscape.maximum import MaximumPrinciple, check_maximum_principle
+from elliptica.landscape.loss import LossField, MaximumPrinciple, check_maximum_principle
 
 _NOTES = (
     "Observed at these probes; elsewhere it may differ. The limits treat probes as independent. Probes "

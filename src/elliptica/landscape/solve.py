@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
-from typing import Any, Literal, get_args
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from elliptica._utils import checks, random
-from elliptica.landscape import solvers
+from elliptica._utils import random
 from elliptica.landscape.data_domain import DataDomain, Whitened
-from elliptica.landscape.domains import Ball, Box, Domain, check_domain, inside
-from elliptica.landscape.estimate import LandscapeEstimate, judge
+from elliptica.landscape.domains import OUTER, Ball, Box, Domain, inside, reflects
+from elliptica.landscape.estimate import (
+    FEW_UNFINISHED,
+    UNFINISHED,
+    Averages,
+    BoundaryRange,
+    LandscapeEstimate,
+    Walks,
+    average,
+    cautions,
+)
+from elliptica.landscape.euler import euler_maruyama
+from elliptica.landscape.exits import ball_exit_time, sample_ball_exit
 from elliptica.landscape.operator import Operator
-from elliptica.landscape.solvers import choose
-from elliptica.landscape.spheres import DriftMode
-from elliptica.landscape.walks import Averages, Boundary
+from elliptica.landscape.spheres import DriftMode, walk_on_spheres
 
 #: Laplace's equation, the paper's choice.
 LAPLACE = Operator()
-#: Control variates pay from this number of walks; with fewer, fitting their coefficients adds more variance.
-CONTROL_WALKS = 100
-#: A standard error that exceeds that of the walks' spread by this factor is called conservative.
-WIDENED = 1.25
+#: Points of the outer boundary at which values are computed even if no walk ends there; and how many, for
+#: each query, if the value depends on the query.
+BOUNDARY_PROBES, OWN_PROBES = 1024, 64
+#: Balls are dropped where the probability to meet one is below this.
+UNION_TOLERANCE = 1e-3
+#: Memory that one batch of walks may take, in bytes.
+_BATCH = 1.5e8
+#: Points per call of the user's function.
+_ROWS = 2**14
 
 
 def estimate_landscape(
@@ -42,36 +57,32 @@ def estimate_landscape(
     dt: float | None = None,
     max_steps: int | None = None,
     boundary_shift: bool = True,
-    drift: DriftMode | Literal["auto"] = "auto",
-    control_variates: bool = True,
+    drift: DriftMode = "sample",
     chunk_size: int | None = None,
-    progress: Callable[[int, int], object] | None = None,
     generator: torch.Generator | None = None,
 ) -> LandscapeEstimate:
-    """Solve ``1/2 sum a_i u_ii + mu . grad u - r u = -f`` inside, ``u = value`` on the boundary.
+    """Solve ``1/2 tr(a Hess u) + mu . grad u - r u = -f`` inside, ``u = value`` on the boundary.
 
-    Uses the Feynman-Kac formula. Each query has its own walks, so each value has its own standard error, in
-    any dimension. In more than about ten dimensions walks miss small balls around data, and the outer
-    boundary determines the value; see ``hit_share`` and ``notes`` of the result.
+    Uses the Feynman-Kac formula (paper: Eqs. (3), (15)). Each query has its own walks, so each value has its
+    own standard error, in any dimension. In more than about ten dimensions walks miss small balls around
+    data, and the outer boundary determines the value; see ``hit_share`` and ``notes`` of the result.
 
     Solvers: ``"exact"`` draws the exit from a ball in one step (Laplace or a constant source; balls around
     data only if they are hit with a probability below 1e-3). ``"spheres"`` is walk on spheres: any
-    domain, constant absorption, drift frozen per sphere. ``"green"`` places charges at the data (outer
-    ball, from 3 dimensions, up to 5000 points, one value per ball) and has a proved error bound. ``"euler"``
-    steps in time and allows any coefficient. ``"auto"`` takes the first that is accurate, in this order.
+    domain, constant diffusion and absorption, drift frozen per sphere. ``"euler"`` steps in time and allows
+    any coefficient. ``"auto"`` takes the first that is accurate, in this order.
 
     Args:
         value: Boundary values: points ``(rows, dim)`` to ``(rows,)``, or ``value(points, context_rows)``, or
-            one number for all of the (outer) boundary. Functions are called without gradients; with exact
-            exits once more at the queries, for a gradient.
+            one number for all of the (outer) boundary. Functions are called without gradients.
         domain: `Ball`, `Box`, `Polytope`, `DataDomain`, `Whitened`, or any object with ``distance`` and
             ``project``. With `Whitened` the equation is Laplace's in whitened coordinates.
         at: Queries inside the domain.
         operator: Coefficients.
         solver: Name of a solver, see above.
         n_walks: Walks per query, at least 2.
-        data_values: Value of the ball around each data point. Without it, ``value`` is called at the walk's
-            end.
+        data_values: Value of the ball around each data point; repeated points share the mean of theirs.
+            Without it, ``value`` is called at the walk's end.
         context: One row per query, for example its label, passed to ``value``.
         shell: Distance to the boundary at which walks on spheres end. None: a ten-thousandth of the domain,
             and so small that hits on balls are inflated by less than 1 %.
@@ -80,39 +91,23 @@ def estimate_landscape(
             thirty times the typical time of the domain for ``"euler"``.
         boundary_shift: Correct ``"euler"`` for walks that leave and return within a step (False: the
             plain scheme, as in the paper).
-        drift: How ``"spheres"`` treats a drift: ``"weight"`` (unbiased weights on driftless walks),
-            ``"sample"`` (drifted walks), ``"mixture"`` (half of the walks each, with the weights of the
-            mixture), or ``"auto"``: the mixture.
-        control_variates: Use the gradient of ``value`` at the queries to lower the variance of exact
-            exits; skipped where there is none.
+        drift: How ``"spheres"`` treats a drift: ``"sample"`` (walks follow it) or ``"weight"`` (weights on
+            driftless walks; better if values are far larger where the drift does not lead).
         chunk_size: Queries at a time. None keeps walks below about 200 MB.
-        progress: Called as ``progress(done, total)`` after each chunk.
         generator: Source of randomness. The same generator state and chunks give the same numbers.
 
     Returns:
         Values with standard error, bias and shares of how walks ended.
     """
-    _check_queries(at, n_walks, context, generator)
-    for name, number in (("shell", shell), ("dt", dt)):
-        if number is not None:
-            checks.positive(name, number)
-    if max_steps is not None:
-        checks.count("max_steps", max_steps)
-    checks.choice("drift", drift, ("auto", *get_args(DriftMode)))
     at = at.to(random.compute_dtype(at.dtype))
     region, operator, at, place = _inner(domain, operator, at)
-    _check_inside(region, operator, at, data_values)
+    check_dims(region, at)
+    operator.check_dim(at.shape[1])
+    _check(region, at, n_walks, data_values, context)
     size = domain_size(region, at)
     step = default_step(region, at, operator, size) if dt is None else dt
-    data_values, merged = merge_repeated(region, data_values)
-    is_constant = not callable(value) and data_values is None and not operator.has_source
-    if is_constant and isinstance(region, DataDomain) and operator.absorption == 0:
-        merged += (
-            f"The whole boundary has the value {value:g}, and so has u. Pass data_values= (the losses at "
-            "the data), or a function as value.",
-        )
-    problem = solvers.DirichletProblem(
-        Boundary.of(value, data_values, context, place),
+    problem = DirichletProblem(
+        Boundary(value, merge_repeated(region, data_values), context, place),
         region,
         operator,
         at,
@@ -122,83 +117,310 @@ def estimate_landscape(
         step,
         max_steps or 10_000,
         boundary_shift,
-        "mixture" if drift == "auto" else drift,
-        control_variates and n_walks >= CONTROL_WALKS,
+        drift,
         generator,
     )
     name = choose(problem, solver)
-    if name == "euler" and max_steps is None:
-        problem = replace(problem, max_steps=euler_steps(operator, at, size, step))
-    if chunk_size is not None:
-        checks.count("chunk_size", chunk_size)
-    chunk = int(chunk_size or problem.batch)
-    if progress is not None and chunk_size is None:
-        chunk = min(chunk, -(-len(at) // 20))  # about twenty progress updates
-    batches = []
-    for rows, batch in _run(problem, name, chunk):
-        batches.append(batch)
-        if progress is not None:
-            progress(int(rows[-1]) + 1, len(at))
-    return _assemble(problem, name, batches, merged)
-
-
-def _run(problem: solvers.DirichletProblem, name: str, chunk: int) -> Iterator[tuple[Tensor, solvers.Batch]]:
-    fit = solvers.fit_monopoles(problem) if name == solvers.MONOPOLES else None
-    for rows in torch.arange(len(problem.at), device=problem.at.device).split(chunk):
-        if fit is not None:
-            yield rows, solvers.solve_monopoles(problem, rows, fit)
-        else:
-            yield rows, solvers.SAMPLERS[name](problem, rows)
+    if name == "euler":
+        steps = max_steps or euler_steps(operator, at, size, step)
+        problem = replace(problem, max_steps=steps, drift="sample")
+    fitting = max(int(_BATCH / (80 * n_walks * at.shape[1])), 1)  # ten copies of the walks in float64
+    chunks = torch.arange(len(at), device=at.device).split(chunk_size or fitting)
+    return _assemble(problem, name, [_SOLVE[name](problem, rows) for rows in chunks])
 
 
 def _assemble(
-    problem: solvers.DirichletProblem, name: str, batches: list[solvers.Batch], merged: tuple[str, ...]
+    problem: DirichletProblem, name: str, batches: list[tuple[Averages, Tensor]]
 ) -> LandscapeEstimate:
-    whole = Averages(
-        **{f.name: torch.cat([getattr(b.average, f.name) for b in batches]) for f in fields(Averages)}
+    """Join the results of all batches."""
+    result = Averages(
+        **{f.name: torch.cat([getattr(part, f.name) for part, _ in batches]) for f in fields(Averages)}
     )
-    bias = torch.cat([b.bias for b in batches])
-    n_walks = int(whole.effective.max()) if name == solvers.MONOPOLES else problem.n_walks
-    in_ball = None if problem.balls is None else problem.balls.nearest_ball(problem.at)[0] <= 0
-    unknown = (whole.stderr == 0) & (whole.carriers > 0 if name == solvers.MONOPOLES else whole.steps > 0)
-    if in_ball is not None:
-        unknown = unknown & ~in_ball
-    notes = judge(
-        has_balls=problem.balls is not None,
-        dim=problem.dim,
-        hit_share=whole.hit_share,
-        unfinished_share=whole.unfinished_share,
-        effective=whole.effective,
-        n_walks=n_walks if problem.operator.drift is not None else 0,  # survival does not change the measure
-        max_steps=problem.max_steps,
-        in_ball=in_ball,
-        widened=whole.stderr > WIDENED * whole.spread,
-        carriers=whole.carriers if problem.operator.drift is not None else None,
-        deciding=whole.deciding,
-        unknown=None if problem.boundary.constant is not None or problem.dim == 1 else unknown,
-    )
-    notes = (*notes, *merged)
-    if name == solvers.MONOPOLES and problem.boundary.data_values is None:
-        notes = (*notes, "Each ball has a constant value, the one at its centre.")
-    if name == "spheres" and callable(problem.operator.drift):
-        notes = (*notes, "The drift is taken as constant on each sphere; bias does not include that error.")
-    timeless = name == solvers.MONOPOLES or (name == "spheres" and problem.operator.drift is not None)
+    lost = result.unfinished_share
+    bias = torch.cat([part for _, part in batches]) + lost * result.span
+    timeless = name == "spheres" and problem.operator.drift is not None
     return LandscapeEstimate(
-        value=whole.mean,
-        stderr=whole.stderr,
-        bias=torch.where(whole.unfinished_share < 1, bias, torch.inf),
-        bias_kind="bound" if all(b.proved for b in batches) else "estimate",
-        hit_share=whole.hit_share,
-        outer_share=whole.outer_share,
-        unfinished_share=whole.unfinished_share,
-        effective=whole.effective,
-        n_walks=n_walks,
-        mean_steps=float(whole.steps.mean()),
+        value=result.mean,
+        stderr=result.stderr,
+        bias=torch.where(lost > FEW_UNFINISHED, torch.inf, bias),  # nothing is known about the rest
+        hit_share=result.hit_share,
+        outer_share=result.outer_share,
+        unfinished_share=lost,
+        effective=result.effective,
+        n_walks=problem.n_walks,
+        mean_steps=float(result.steps.mean()),
         solver=name,
-        exit_time=None if timeless else whole.exit_time,
-        exit_time_stderr=None if timeless else whole.exit_time_stderr,
-        notes=notes,
+        exit_time=None if timeless else result.exit_time,
+        exit_time_stderr=None if timeless else result.exit_time_stderr,
+        notes=cautions(
+            result,
+            has_balls=problem.balls is not None,
+            weighted=timeless and problem.weighted,
+            n_walks=problem.n_walks,
+        ),
     )
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Values on the boundary, where walks end.
+
+    Attributes:
+        value: Values at points ``(rows, dim)``, or at points and context rows, or one number.
+        data_values: Value of each ball, if it is not that at the end of the walk.
+        context: One row per query, passed to the function.
+        place: Map from the coordinates of the walks to those of the function.
+    """
+
+    value: Callable[..., Tensor] | float
+    data_values: Float[Tensor, " n"] | None
+    context: Tensor | None
+    place: Callable[[Tensor], Tensor]
+
+    def __call__(
+        self, end: Float[Tensor, "walks dim"], label: Int[Tensor, " walks"], query: Int[Tensor, " walks"]
+    ) -> Float[Tensor, " walks"]:
+        """Return the value at each end; zero for unfinished walks."""
+        values = torch.zeros_like(end[:, 0])
+        asked = label != UNFINISHED
+        if self.data_values is not None:
+            on_ball = label >= 0
+            values[on_ball] = self.data_values.to(values)[label[on_ball]]
+            asked = asked & ~on_ball
+        values[asked] = self.at(end[asked], query[asked])
+        return values
+
+    @torch.no_grad()
+    def at(self, points: Float[Tensor, "rows dim"], query: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """Evaluate the function at points, for the queries with these numbers."""
+        parts = [points.new_zeros(0)]
+        for z, q in zip(points.split(_ROWS), query.split(_ROWS), strict=True):
+            if callable(self.value):
+                extra = () if self.context is None else (self.context[q],)
+                values = self.value(self.place(z), *extra)
+            else:
+                values = torch.full_like(z[:, 0], self.value)
+            if values.shape != (len(z),) or not bool(values.isfinite().all()):
+                raise ValueError(
+                    f"value must return one finite number per point, shape ({len(z)},), but returned shape "
+                    f"{tuple(values.shape)}, or NaN or infinity. Use reduction='none', or bound the loss."
+                )
+            parts.append(values.to(z.dtype))
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class DirichletProblem:
+    """Input of the solvers, in the coordinates of the walks; `estimate_landscape` explains the settings."""
+
+    boundary: Boundary
+    domain: Domain
+    operator: Operator
+    at: Float[Tensor, "queries dim"]
+    n_walks: int
+    size: float
+    shell: float
+    dt: float
+    max_steps: int
+    boundary_shift: bool
+    drift: DriftMode
+    generator: torch.Generator | None
+
+    @property
+    def balls(self) -> DataDomain | None:
+        """The domain, if there are balls around data in it."""
+        return self.domain if isinstance(self.domain, DataDomain) else None
+
+    @property
+    def outer(self) -> Domain:
+        """The domain without balls."""
+        return self.balls.domain if self.balls is not None else self.domain
+
+    def starts(self, rows: Int[Tensor, " queries"]) -> Float[Tensor, "walks dim"]:
+        """Return the start of each walk."""
+        return self.at[rows].repeat_interleave(self.n_walks, 0)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether walks ignore the drift and carry weights."""
+        return self.operator.drift is not None and self.drift == "weight"
+
+    @cached_property
+    def boundary_probes(self) -> tuple[Float[Tensor, "points dim"], Float[Tensor, " points"] | None]:
+        """Points spread over the outer boundary (none if walls reflect) and balls; values of the latter.
+
+        They are the same for every seed, so they change no estimate. If the value depends on the query,
+        each query evaluates them again, so there are fewer.
+        """
+        n = BOUNDARY_PROBES if self.boundary.context is None else OWN_PROBES
+        outer = self.at[:0] if reflects(self.domain) else self._outer_probes(n)
+        if self.balls is None:
+            return outer, None
+        centres, values = self.balls.points.to(self.at), self.boundary.data_values
+        chosen = torch.arange(0, len(centres), -(-len(centres) // n), device=centres.device)
+        if values is None:
+            return torch.cat([outer, centres[chosen]]), None
+        chosen = torch.cat([chosen, values.argmin()[None], values.argmax()[None]])
+        return torch.cat([outer, centres[chosen]]), values.to(self.at)[chosen]
+
+    def _outer_probes(self, n: int) -> Tensor:
+        at, outer, rng = self.at, self.outer, torch.Generator().manual_seed(0)
+        if isinstance(outer, Ball):
+            normal = torch.randn(n, at.shape[1], generator=rng, dtype=torch.float64).to(at)
+            return outer.centre.to(at) + outer.radius * torch.nn.functional.normalize(normal, dim=1)
+        if isinstance(outer, Box):
+            share = torch.rand(n, at.shape[1], generator=rng, dtype=torch.float64).to(at)
+            return outer.project(torch.lerp(outer.low.to(at), outer.high.to(at), share))
+        start = at[torch.arange(n, device=at.device) * len(at) // n]
+        rng = torch.Generator(at.device).manual_seed(0)
+        ends = walk_on_spheres(outer, start, LAPLACE, shell=self.shell, generator=rng)
+        return ends.end[ends.label != UNFINISHED]
+
+    def known(self, rows: Int[Tensor, " queries"]) -> BoundaryRange:
+        """Return the range of the values at the probes, one per query, with the weights of a drift."""
+        values = self._probe_values(rows) if self.boundary.context is not None else self._shared_values
+        if self.weighted:
+            values = values * likely_weights(self.operator, self.at[rows], self.boundary_probes[0])
+        if not values.shape[1]:  # no probe reached the boundary
+            values = torch.full_like(self.at[rows, :1], torch.nan)
+        return BoundaryRange(values.amin(1).expand(len(rows)), values.amax(1).expand(len(rows)))
+
+    @cached_property
+    def _shared_values(self) -> Float[Tensor, "1 points"]:
+        return self._probe_values(torch.zeros(1, dtype=torch.long, device=self.at.device))
+
+    def _probe_values(self, rows: Tensor) -> Float[Tensor, "queries points"]:
+        points, values = self.boundary_probes
+        asked = points if values is None else points[: len(points) - len(values)]
+        seen = self.boundary.at(asked.repeat(len(rows), 1), rows.repeat_interleave(len(asked)))
+        seen = seen.reshape(len(rows), len(asked))
+        return seen if values is None else torch.cat([seen, values.expand(len(rows), -1)], 1)
+
+    def reduce(self, walks: Walks, rows: Int[Tensor, " queries"]) -> Averages:
+        """Return averages per query."""
+        values = self.boundary(walks.end, walks.label, rows.repeat_interleave(self.n_walks))
+        return average(walks, self.n_walks, values, self.known(rows))
+
+
+def _solve_exact(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Tensor]:
+    """Draw exits from the outer ball in one step; ignore balls around data and bound their effect."""
+    ball, at = problem.outer, problem.at[rows]
+    assert isinstance(ball, Ball)
+    centre, a = ball.centre.to(at), float(problem.operator.scale(at)[0]) ** 2
+    end = sample_ball_exit(at, centre, ball.radius, problem.n_walks, generator=problem.generator)
+    time = ball_exit_time(at, centre, ball.radius, a).repeat_interleave(problem.n_walks)
+    source = problem.operator.source_at(at)  # a constant
+    one = torch.ones_like(time, dtype=torch.long)
+    integral = source.repeat_interleave(problem.n_walks) * time
+    walks = Walks(end.flatten(0, 1), OUTER * one, torch.zeros_like(time), integral, time, one)
+    result = problem.reduce(walks, rows)
+    if problem.balls is None:
+        return result, torch.zeros_like(result.mean)
+    longest = ball.radius**2 / (at.shape[1] * a)
+    return result, union_bound(problem.balls, at) * (result.span + source.abs() * longest)
+
+
+def _solve_spheres(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Tensor]:
+    """Walk on spheres; the shell in which walks end causes the only bias."""
+    operator, at = problem.operator, problem.at
+    walks = walk_on_spheres(
+        problem.domain,
+        problem.starts(rows),
+        operator,
+        shell=problem.shell,
+        max_steps=problem.max_steps,
+        drift=problem.drift,
+        max_radius=0.05 * problem.size if callable(operator.drift) else None,
+        generator=problem.generator,
+    )
+    result = problem.reduce(walks, rows)
+    bias = result.span * problem.shell / problem.size
+    if problem.balls is not None:
+        # a shell around a ball of radius eps is hit more often by up to (1 + shell / eps)^(n - 2)
+        growth = max(at.shape[1] - 2, 1) * math.log1p(problem.shell / float(problem.balls.radii.min()))
+        bias = bias + result.span * result.hit_share * math.expm1(min(growth, 50.0))
+    return result, bias.minimum(result.span)
+
+
+def _solve_euler(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Tensor]:
+    """Step in time; the bias is of order ``dt`` with the boundary shift, ``sqrt(dt)`` without."""
+    walks = euler_maruyama(
+        problem.domain,
+        problem.starts(rows),
+        problem.operator,
+        dt=problem.dt,
+        shift=problem.boundary_shift,
+        max_steps=problem.max_steps,
+        generator=problem.generator,
+    )
+    result = problem.reduce(walks, rows)
+    length = problem.size
+    if problem.balls is not None:
+        length = min(length, float(problem.balls.radii.min()))
+    step = problem.operator.speeds(problem.at)[1] * math.sqrt(problem.dt) / length
+    return result, result.span * min(step**2 if problem.boundary_shift else step, 1.0)
+
+
+#: Solvers, the most accurate first.
+_SOLVE = {"exact": _solve_exact, "spheres": _solve_spheres, "euler": _solve_euler}
+
+
+def likely_weights(
+    operator: Operator, at: Float[Tensor, "queries dim"], points: Float[Tensor, "points dim"]
+) -> Float[Tensor, "queries points"]:
+    """Return the weights of the walks to each point that dominate the variance under a drift.
+
+    A walk over ``d`` in a time ``t`` has ``log w = mu . d / a - |mu|^2 t / (2 a)`` and, without the drift, a
+    density of the order of ``exp(-|d|^2 / (2 a t))``. That density times ``w^2`` is largest at
+    ``t = |d| / (sqrt(2) |mu|)``.
+    """
+    scale, mu = operator.scale(at), operator.drift_at(at)
+    assert mu is not None
+    # in coordinates in which the process is Brownian
+    push, far = (mu / scale).expand_as(at), points / scale
+    along = push @ far.T - (push * at / scale).sum(1, keepdim=True)
+    distance = torch.cdist(at / scale, far)
+    return (along - push.norm(dim=1, keepdim=True) * distance / math.sqrt(8)).exp()
+
+
+def union_bound(balls: DataDomain, z: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+    """Bound the probability to hit any ball: ``sum_i (eps_i / r_i)^(n-2)``, at most one."""
+    power = z.shape[1] - 2
+    if power < 1:
+        return torch.ones_like(z[:, 0])
+    centres, log_eps = balls.points.double(), balls.radii.double().log()
+    parts = [
+        (power * (log_eps - torch.cdist(part, centres).log())).clamp_max(0).exp().sum(1)
+        for part in z.double().split(max(2**21 // len(centres), 1))
+    ]
+    return torch.cat(parts).clamp_max(1.0).to(z.dtype)
+
+
+def choose(problem: DirichletProblem, solver: str) -> str:
+    """Return the name of the solver; raise if it cannot solve the problem."""
+    able = [name for name in _SOLVE if _can(problem, name)]
+    if solver == "auto":
+        # a varying drift is frozen on each sphere, an error that no shell bounds
+        return "euler" if callable(problem.operator.drift) else able[0]
+    if solver not in able:
+        raise ValueError(f'solver="{solver}" cannot solve this problem. Use one of {able}.')
+    return solver
+
+
+def _can(problem: DirichletProblem, solver: str) -> bool:
+    """Return whether a solver fits the coefficients and the domain."""
+    operator = problem.operator
+    if solver == "euler":
+        return True
+    if not operator.is_axial or callable(operator.absorption):
+        return False
+    if solver == "spheres":
+        return operator.drift is None or not reflects(problem.domain)
+    scale = operator.scale(problem.at)
+    plain = operator.drift is None and not operator.absorption and not callable(operator.source)
+    if not (isinstance(problem.outer, Ball) and plain and bool((scale == scale[0]).all())):
+        return False
+    return problem.balls is None or float(union_bound(problem.balls, problem.at).max()) < UNION_TOLERANCE
 
 
 def _inner(
@@ -206,15 +428,9 @@ def _inner(
 ) -> tuple[Domain, Operator, Tensor, Callable[[Tensor], Tensor]]:
     """Return the problem in the coordinates of the walks, and the map back."""
     if not isinstance(domain, Whitened):
-        check_domain(domain)
         return domain, operator, at, lambda z: z
-    _check_dim(len(domain.centre), at)
-    if operator.drift is not None or isinstance(operator.diffusion, Tensor) or operator.diffusion != 1:
-        raise ValueError(
-            "On a Whitened domain the whitening is the diffusion, so the operator may have absorption "
-            "and sources, but no drift and no diffusion other than 1. Use the inner domain on whitened data "
-            "(domain.inner, domain.to_inner(points)) for those."
-        )
+    if operator.drift is not None or not operator.is_axial or operator.diffusion != 1:
+        raise ValueError("On a Whitened domain the operator may have absorption and sources only.")
     composed: dict[str, Any] = {
         name: (lambda w, f=field: f(domain.from_inner(w)))
         for name in ("absorption", "source")
@@ -223,70 +439,32 @@ def _inner(
     return domain.inner, replace(operator, **composed), domain.to_inner(at), domain.from_inner
 
 
-def _check_queries(
-    at: Tensor, n_walks: int, context: Tensor | None, generator: torch.Generator | None
-) -> None:
-    checks.floating("at", at)
-    if at.ndim != 2:
-        raise ValueError(
-            f"at must have shape (queries, dim), but has {tuple(at.shape)}. Use at[None] for one point, "
-            "at.flatten(1) for images."
-        )
-    checks.batch("at", at)
-    checks.finite("at", at)
-    checks.count("n_walks", n_walks, 2, " (one walk has no standard error)")
-    random.check_generator(generator, at.device)
-    if context is not None:
-        checks.same_rows("context", context, len(at), "at")
-
-
-def _check_dim(dim: int, at: Tensor) -> None:
-    if at.shape[1] != dim:
-        raise ValueError(
-            f"The queries have {at.shape[1]} columns, but the domain has dimension {dim}. Make them agree."
-        )
-
-
 def check_dims(domain: Domain, at: Tensor) -> None:
-    """Raise if the queries have another dimension than a domain of this library."""
-    outer = domain.domain if isinstance(domain, DataDomain) else domain
-    for part in (domain, outer):
+    """Raise if the queries have another dimension than a domain of this library; one would broadcast."""
+    for part in (domain, getattr(domain, "outer", domain)):
         for name in ("points", "centre", "low", "normals"):
             known = getattr(part, name, None)
-            if isinstance(known, Tensor):
-                _check_dim(known.shape[-1], at)
+            if isinstance(known, Tensor) and at.shape[1:] != known.shape[-1:]:
+                raise ValueError(f"at must have shape (queries, {known.shape[-1]}), not {tuple(at.shape)}.")
 
 
-def _check_inside(domain: Domain, operator: Operator, at: Tensor, data_values: Tensor | None) -> None:
-    check_dims(domain, at)
-    operator.check_dim(at.shape[1])
-    if isinstance(domain, Box) and domain.wall == "reflect":
-        raise ValueError(
-            "Walks never end if all walls reflect and there are no balls. Use DataDomain(points, "
-            'outer="reflecting_box"), or use wall="absorb".'
-        )
+def _check(
+    domain: Domain, at: Tensor, n_walks: int, data_values: Tensor | None, context: Tensor | None
+) -> None:
+    """Raise where shapes would broadcast, or a missing value would pass as a number."""
+    if n_walks < 2:
+        raise ValueError(f"n_walks must be at least 2 (one walk has no standard error), but got {n_walks}.")
+    if context is not None and len(context) != len(at):
+        raise ValueError(f"context must have one row per query, {len(at)}, but has {len(context)}.")
     if data_values is not None:
-        if not isinstance(domain, DataDomain):
+        points = domain.points if isinstance(domain, DataDomain) else at[:0]
+        if data_values.shape != points.shape[:1] or not bool(data_values.isfinite().all()):
             raise ValueError(
-                "data_values needs balls around data, but the domain has none. Use DataDomain(points)."
+                f"data_values must hold one finite number for each of {len(points)} points of a DataDomain."
             )
-        checks.same_rows("data_values", data_values, len(domain.points), "the points of the domain")
-        if data_values.ndim != 1:
-            raise ValueError(
-                "data_values must have one number per point, but has shape "
-                f"{tuple(data_values.shape)}. Use .flatten()."
-            )
-        checks.finite("data_values", data_values)
     off = (~inside(domain, at)).nonzero().flatten().tolist()
     if off:
-        raise ValueError(
-            f"{len(off)} of {len(at)} queries lie outside the domain, e.g. rows {off[:5]}. Enlarge the "
-            "domain (margin=...), or drop those rows, because the landscape is not defined beyond the "
-            "boundary."
-        )
-
-
-# Defaults of `estimate_landscape`: sizes, shells, steps.
+        raise ValueError(f"at: rows {off[:5]} lie outside the domain ({len(off)} in all). Enlarge it.")
 
 
 def domain_size(domain: Domain, at: Tensor) -> float:
@@ -309,29 +487,24 @@ def default_shell(domain: Domain, at: Tensor, size: float) -> float:
     return max(shell, floor)
 
 
-def euler_steps(operator: Operator, at: Tensor, size: float, dt: float) -> int:
-    """Return the steps in thirty times the exit time of a ball of this size, at most two million."""
-    slowest = float(operator.scale(at).min()) ** 2
-    return min(max(10_000, int(30 * size**2 / (slowest * at.shape[1] * dt))), 2_000_000)
-
-
-def merge_repeated(domain: Domain, data_values: Tensor | None) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Give repeated points, which share a ball, the mean of their values."""
-    if data_values is None or not isinstance(domain, DataDomain):
-        return data_values, ()
-    _, which = domain.points.unique(dim=0, return_inverse=True)
-    counts = torch.bincount(which)
-    if int(counts.max()) == 1:
-        return data_values, ()
-    values = data_values.to(domain.points)
-    mean = torch.zeros_like(counts, dtype=values.dtype).scatter_add(0, which, values) / counts
-    note = f"{len(which) - len(counts)} data points repeat others; their ball has the mean of their values."
-    return mean[which], (note,)
-
-
 def default_step(domain: Domain, at: Tensor, operator: Operator, size: float) -> float:
     """Return a time step whose standard deviation is small compared with the domain and the balls."""
     step = 0.03 * size  # standard deviation of a step
     if isinstance(domain, DataDomain):
         step = min(step, 0.2 * float(domain.radii.min()))
-    return (step / float(operator.scale(at).max())) ** 2
+    return (step / operator.speeds(at)[1]) ** 2
+
+
+def euler_steps(operator: Operator, at: Tensor, size: float, dt: float) -> int:
+    """Return the steps in thirty times the exit time of a ball of this size, at most two million."""
+    slowest = operator.speeds(at)[0] ** 2
+    return min(max(10_000, int(30 * size**2 / (slowest * at.shape[1] * dt))), 2_000_000)
+
+
+def merge_repeated(domain: Domain, data_values: Tensor | None) -> Tensor | None:
+    """Give repeated points, which share a ball, the mean of their values."""
+    if data_values is None or not isinstance(domain, DataDomain):
+        return data_values
+    _, which, counts = domain.points.unique(dim=0, return_inverse=True, return_counts=True)
+    values = data_values.to(domain.points)
+    return (torch.zeros_like(counts, dtype=values.dtype).scatter_add(0, which, values) / counts)[which]

@@ -6,31 +6,28 @@ and a drift ``mu`` that is constant on the ball are exact too. With ``k^2 = 2 c 
 
     ``u(z) = E[exp(mu . delta) u(z + delta)] / Phi(k t) + E[integral of the source in the ball]``,
 
-uniform on the sphere of radius ``t`` (``Phi``: `elliptica.landscape.special`).
+uniform on the sphere of radius ``t`` (``Phi``: `elliptica.landscape.exits`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from elliptica._utils import checks, random
-from elliptica.landscape.data_domain import OUTER
-from elliptica.landscape.domains import Domain, reflect, step_radius
-from elliptica.landscape.exits import sample_drifted_direction
+from elliptica._utils import random
+from elliptica.landscape.domains import Domain, reflect, reflects, step_radius, where
+from elliptica.landscape.estimate import UNFINISHED, Walks
+from elliptica.landscape.exits import log_phi, sample_drifted_direction, screened_green_ratio
 from elliptica.landscape.operator import Operator
-from elliptica.landscape.special import log_phi, screened_green_ratio
-from elliptica.landscape.walks import UNFINISHED, Walks
 
 #: Finished walks are removed from the working set once they are this share of it.
 _COMPACT = 0.25
 
-DriftMode = Literal["weight", "sample", "mixture"]
+DriftMode = Literal["weight", "sample"]
 
 
 def walk_on_spheres(
@@ -40,42 +37,38 @@ def walk_on_spheres(
     *,
     shell: float,
     max_steps: int = 10_000,
-    drift: DriftMode = "weight",
+    drift: DriftMode = "sample",
     max_radius: float | None = None,
     generator: torch.Generator | None,
 ) -> Walks:
     """Follow one walk from each row of ``start`` to the boundary.
 
-    ``u(z)`` is the mean of ``exp(log_weight) * g(end) + integral`` over walks from ``z``.
-
-    A walk that starts in a ball around a data point ends there at once. Spheres may reach through reflecting
-    walls; the landing point is folded back.
+    ``u(z)`` is the mean of ``exp(log_weight) * g(end) + integral`` over walks from ``z``. A walk that starts
+    in a ball around a data point ends there at once. Spheres may reach through reflecting walls; the landing
+    point is folded back.
 
     Args:
         domain: Domain of the walks. Its ``where`` method, if any, labels the ends.
         start: Points of the domain.
-        operator: Coefficients. The absorption must be a number. A drift function is frozen at the centre of
-            each sphere (see ``max_radius``).
+        operator: Coefficients. The diffusion and the absorption must be constant, the diffusion no matrix.
+            A drift function is frozen at the centre of each sphere (see ``max_radius``).
         shell: A walk ends when it is nearer to the boundary than this, and is projected to it.
         max_steps: Walks that need more keep their position and get the label `UNFINISHED`.
-        drift: ``"weight"``: walks ignore the drift and carry weights; best if the boundary values
-            are large where the drift does not lead. ``"sample"``: walks follow the drift without weights;
-            best if the values are similar everywhere. ``"mixture"``: half of the walks do each, and all
-            carry the weight of the mixture, at most 2; nearly as good as the better of the two.
+        drift: ``"sample"``: walks follow the drift without weights; best if the boundary values are similar
+            everywhere. ``"weight"``: walks ignore the drift and carry weights (paper: appendix C.1); best
+            if the values are large where the drift does not lead.
         max_radius: Largest radius of a sphere, in units of the points. Use a small one if the drift is a
             function: its change over a sphere is neglected.
         generator: Source of randomness; None is torch's global one.
 
     Returns:
-        Ends of walks. ``time`` is the mean time given the radii of the spheres, ``sum t^2 / dim``; under
-        a drift or absorption it is that of the walk without them.
+        Ends. ``time`` is its mean given the radii, ``sum t^2 / dim``, without drift and killing.
     """
-    _check(domain, start, operator, shell, max_steps, drift, max_radius, generator)
-    drift = drift if operator.drift is not None else "weight"
+    _check(domain, start, operator, shell, drift)
     scale = operator.scale(start)
     even = bool((scale == scale[0]).all())
     step = _Step(domain, operator, scale[:1] if even else scale, drift, max_radius, generator)
-    live = _Live.begin(start, _drifted(start, drift, generator))
+    live = _Live.begin(start)
     parts: list[_Live] = []
     for taken in range(max_steps + 1):
         distance = domain.distance(live.z)
@@ -88,7 +81,7 @@ def walk_on_spheres(
         if taken == max_steps or len(live.z) == 0:
             break
         step(live, distance)
-    return _gather(domain, [*parts, live], drift)
+    return _gather(domain, [*parts, live])
 
 
 @dataclass
@@ -97,42 +90,20 @@ class _Live:
 
     row: Tensor
     z: Tensor
-    drifted: Tensor
-    log_survival: Tensor
-    log_ratio: Tensor
+    log_weight: Tensor
     integral: Tensor
     time: Tensor
     steps: Tensor
     done: Tensor
 
     @classmethod
-    def begin(cls, start: Tensor, drifted: Tensor) -> _Live:
+    def begin(cls, start: Tensor) -> _Live:
         row = torch.arange(len(start), device=start.device)
         zero = start.new_zeros(len(start))
-        return cls(row, start, drifted, zero, zero, zero, zero, torch.zeros_like(row), row < 0)
+        return cls(row, start, zero, zero, zero, torch.zeros_like(row), row < 0)
 
     def select(self, rows: Tensor) -> _Live:
         return _Live(*(value[rows] for value in vars(self).values()))
-
-    def log_weight(self, drift: DriftMode) -> Tensor:
-        """Return the log-weight: survival, and the density under the drift over that of the walk's own law.
-
-        ``log_ratio`` is the logarithm of ``L``, the density with the drift over that without. The mixture
-        of both has density ``(1 + L) / 2``, so its weight is ``2 L / (1 + L)``.
-        """
-        if drift == "sample":
-            return self.log_survival
-        if drift == "weight":
-            return self.log_survival + self.log_ratio
-        return self.log_survival + math.log(2) + torch.nn.functional.logsigmoid(self.log_ratio)
-
-
-def _drifted(start: Tensor, drift: DriftMode, generator: torch.Generator | None) -> Tensor:
-    """Choose which walks follow the drift; in a mixture a random one of each pair of neighbours."""
-    if drift != "mixture":
-        return torch.full_like(start[:, 0], drift == "sample", dtype=torch.bool)
-    coin = random.draw_uniform((-(-len(start) // 2),), device=start.device, generator=generator) < 0.5
-    return torch.stack([coin, ~coin], 1).flatten()[: len(start)]
 
 
 @dataclass(frozen=True)
@@ -152,11 +123,9 @@ class _Step:
         mu = self.operator.drift_at(z)
         push = None if mu is None else (mu / self.scale).expand_as(z)  # drift in scaled coordinates
         if self.operator.has_source:
-            weight = live.log_weight(self.drift).exp()
-            live.integral = live.integral + weight * self._source(z, radius, push)
-        if push is not None and self.drift != "weight":
-            pull = push * (radius * live.drifted)[:, None]
-            direction = sample_drifted_direction(pull, generator=self.generator)
+            live.integral = live.integral + live.log_weight.exp() * self._source(z, radius, push)
+        if push is not None and self.drift == "sample":
+            direction = sample_drifted_direction(push * radius[:, None], generator=self.generator)
         else:
             direction = self._direction(z)
         self._weigh(live, radius, push, direction)
@@ -189,16 +158,16 @@ class _Step:
         return self.operator.absorption
 
     def _weigh(self, live: _Live, radius: Tensor, push: Tensor | None, direction: Tensor) -> None:
-        """Multiply by the survival within the sphere, and by the ratio of the densities of the step."""
-        if push is None and not self._absorption:
+        """Multiply by the survival within the sphere and by the change of measure of the step."""
+        if not self._absorption and (push is None or self.drift == "sample"):
             return
-        dim, lost = direction.shape[1], torch.zeros_like(radius)
-        if push is not None and (self._absorption or self.drift != "sample"):
-            lost = log_phi(push.norm(dim=1) * radius, dim)
-            live.log_ratio = live.log_ratio + radius * (push * direction).sum(1) - lost
-        if self._absorption:
-            killed = log_phi(self._rate(push, radius) * radius, dim)
-            live.log_survival = live.log_survival + lost - killed
+        dim = direction.shape[1]
+        gain = -log_phi(self._rate(push, radius) * radius, dim)
+        if push is not None and self.drift == "weight":
+            gain = gain + radius * (push * direction).sum(1)
+        elif push is not None:  # the drawn direction already has the density exp(mu . delta) / Phi
+            gain = gain + log_phi(push.norm(dim=1) * radius, dim)
+        live.log_weight = live.log_weight + gain
 
     def _source(self, z: Tensor, radius: Tensor, push: Tensor | None) -> Tensor:
         """Return the source's integral up to the sphere: exact for constants, else from one random point."""
@@ -209,6 +178,7 @@ class _Step:
             if lower:
                 time = -torch.expm1(-log_phi(self._rate(push, radius) * radius, dim)) / self._absorption
             return self.operator.source_at(z) * time
+        # the place has the density of Green's function without drift and killing; the ratio corrects it
         first, second = random.draw_uniform((2, len(z)), device=z.device, generator=self.generator).to(z)
         rho = radius * first.sqrt() * second ** (1 / dim)
         offset = rho[:, None] * self._direction(z)
@@ -219,65 +189,25 @@ class _Step:
         return self.operator.source_at(reflect(self.domain, z + self.scale * offset)) * time
 
 
-def _gather(domain: Domain, parts: list[_Live], drift: DriftMode) -> Walks:
+def _gather(domain: Domain, parts: list[_Live]) -> Walks:
     """Collect all walks in the order of their starts; project finished ones to the boundary."""
     live = _Live(*(torch.cat(values) for values in zip(*(vars(p).values() for p in parts), strict=True)))
     live = live.select(live.row.argsort())
     label = torch.full_like(live.row, UNFINISHED)
     end, at = live.z, live.z[live.done]
     if len(at):
-        label[live.done] = domain.where(at) if hasattr(domain, "where") else OUTER
+        label[live.done] = where(domain, at)
         end = end.clone()
         end[live.done] = domain.project(at)
-    return Walks(end, label, live.log_weight(drift), live.integral, live.time, live.steps)
+    return Walks(end, label, live.log_weight, live.integral, live.time, live.steps)
 
 
-def _check(
-    domain: Domain,
-    start: Tensor,
-    operator: Operator,
-    shell: float,
-    max_steps: int,
-    drift: str,
-    max_radius: float | None,
-    generator: torch.Generator | None,
-) -> None:
-    checks.floating("start", start)
-    if start.ndim != 2:
-        raise ValueError(f"start must have shape (walks, dim), but has {tuple(start.shape)}.")
-    checks.finite("start", start)
+def _check(domain: Domain, start: Tensor, operator: Operator, shell: float, drift: str) -> None:
+    """Raise where walks would silently answer another question."""
     operator.check_dim(start.shape[1])
-    checks.positive("shell", shell)
-    checks.count("max_steps", max_steps)
-    checks.choice("drift", drift, get_args(DriftMode))
-    if max_radius is not None:
-        checks.positive("max_radius", max_radius)
-    random.check_generator(generator, start.device)
-    if callable(operator.absorption):
-        raise ValueError(
-            "Walk on spheres needs an absorption that is a number, but got a function. Use "
-            'solver="euler", which steps in time.'
-        )
-    _check_region(domain, start, operator, shell)
-
-
-def _check_region(domain: Domain, start: Tensor, operator: Operator, shell: float) -> None:
-    """Raise unless starts lie inside, walks can end, and no drift meets reflecting walls."""
-    outer = getattr(domain, "outer", domain)
-    away = (outer.distance(start) < -shell).nonzero().flatten().tolist()
-    if away:
-        raise ValueError(
-            f"Every walk must start in the domain, but {len(away)} of {len(start)} rows lie outside it, e.g. "
-            f"rows {away[:5]}. Enlarge the domain, or drop those rows (see `inside`)."
-        )
-    wall = getattr(outer, "wall", "reflect" if hasattr(outer, "reflect") else "absorb")
-    if wall == "reflect" and operator.drift is not None:
-        raise ValueError(
-            "Walk on spheres cannot follow a drift between reflecting walls, because the drift would reverse "
-            'behind a wall. Use solver="euler", absorbing walls, or no drift.'
-        )
-    if len(start) and not bool(domain.distance(start).isfinite().all()):
-        raise ValueError(
-            "Walks never end between reflecting walls. Put balls around the data: "
-            'DataDomain(points, outer="reflecting_box").'
-        )
+    if drift not in ("weight", "sample"):
+        raise ValueError(f'drift must be "weight" or "sample", but got {drift!r}.')
+    if not bool((getattr(domain, "outer", domain).distance(start) >= -shell).all()):
+        raise ValueError("start must lie in the domain. Enlarge it, or drop the rows outside (see `inside`).")
+    if operator.drift is not None and reflects(domain):
+        raise ValueError("A drift would reverse behind a reflecting wall. Use solver='euler'.")

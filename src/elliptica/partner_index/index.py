@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
 
-from elliptica.core.batchnorm import evaluation_mode
-from elliptica.core.hidden import hidden_features
 from elliptica.core.inputs import call_model
+from elliptica.core.layers import evaluation_mode, hidden_features
 from elliptica.partner_index.law import Law, LawCheck
 from elliptica.partner_index.loader import map_tensors
 from elliptica.partner_index.search import BackendName, build_arrays

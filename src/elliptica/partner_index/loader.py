@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from elliptica._utils.random import stream
-from elliptica.core.partners import End
-from elliptica.core.types import Inputs
+from elliptica.core.bridge import FarEnd
+from elliptica.core.inputs import Inputs
 
 
 class Partners(Protocol):
@@ -102,7 +102,7 @@ class PairBatchSampler(Sampler[list[int]]):
             yield [*starts.tolist(), *partners.flatten().tolist()]
 
 
-def split_pairs(x: Inputs, y: Tensor, n_bridges: int = 1) -> tuple[Inputs, Tensor, End]:
+def split_pairs(x: Inputs, y: Tensor, n_bridges: int = 1) -> tuple[Inputs, Tensor, FarEnd]:
     """Split a batch of `PairBatchSampler` into starts, their targets, and the ``end`` of `Elliptic`.
 
     Args:

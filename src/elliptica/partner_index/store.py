@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elliptica._utils.random import compute_dtype
-from elliptica.core.partner_table import ROWS_FOR_MEDIAN
-from elliptica.core.partners import DISTANCE_FLOOR, distance_floor, pairwise_distances
+from elliptica.core.partners import DISTANCE_FLOOR, ROWS_FOR_MEDIAN, distance_floor, pairwise_distances
 
 Array = NDArray[Any]
 Among = Literal["all", "same_class"]

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from scipy import stats
 
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.data import catalogue, groups, image_files, load_camelyon17, load_celeba, load_waterbirds
 from elliptica.lab.data.image_files import ImageFiles
 from elliptica.lab.data.images import PixelStatistics
@@ -33,7 +33,7 @@ from laws import ALPHA, assert_distribution, assert_frequencies
 
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*were published:elliptica.core.types.EllipticWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*were published:elliptica.EllipticWarning")
 
 
 def picture(width, height, seed=0):
@@ -250,15 +250,11 @@ def test_pairs_of_transforms():
         (lambda: RandomResizedCrop(8, scale=(float("nan"), 1.0)), "scale must be"),
         (lambda: RandomResizedCrop(8, ratio=(-1.0, 1.0)), "ratio must be"),
         (lambda: RandomResizedCrop(8, ratio=(1.0, float("inf"))), "ratio must be"),
-        (lambda: RandomResizedCrop(0), "size must be at least 1, but got 0"),
         (lambda: RandomFlip(1.5), "p must be a probability"),
         (lambda: RandomFlip(float("nan")), "p must be a probability"),
-        (lambda: Resize((4, 0)), "size must be at least 1"),
-        (lambda: CentreCrop(-3), "size must be at least 1"),
-        (lambda: ImageTransform((4, 0), ()), "size must be at least 1"),
         (lambda: ImageTransform((4, 4), (), PixelStatistics((0.0,), (0.0,))), "deviations above 0"),
         (lambda: ImageTransform((4, 4), ())(picture(5, 4)), "must end with 4 x 4 pixels .* but made 4 x 5"),
-        (lambda: augmented(ImageTransform((4, 4), ()), "crops"), "Did you mean 'crop'"),
+        (lambda: augmented(ImageTransform((4, 4), ()), "crops"), "crop"),
     ],
 )
 def test_bad_settings_of_transforms(make, message, own_checks):
@@ -374,12 +370,6 @@ def test_operations_on_all_images_are_refused(files, own_checks):
             operation()
     with pytest.raises(ValueError, match="only be split by rows"):
         files.split(2, dim=1)
-    with pytest.raises(ValueError, match="split_size must be at least 1"):
-        files.split(0)
-    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator"):
-        files.training(0)
-    with pytest.raises(ValueError, match="workers must be at least 1"):
-        ImageFiles(files.paths, PLAIN, workers=0)
     other = ImageTransform((5, 5), (Resize((5, 5)),))
     with pytest.raises(
         ValueError, match=r"images of one size .* training makes \(5, 5\) and evaluation \(6, 7\)"
@@ -734,7 +724,7 @@ def test_empty_tables_and_parts(tmp_path, own_checks):
             "25\n",
             r"as its first line says, '25', but it has 24\. The file is cut off",
         ),
-        ("list_attr_celeba.txt", "Male", "Mail", r"one of 'Bald'.* got 'Male'\. Did you mean 'Mail'"),
+        ("list_attr_celeba.txt", "Male", "Mail", r"one of 'Bald'.* got 'Male'"),
         (
             "list_eval_partition.txt",
             "000024.jpg 2",
@@ -760,7 +750,7 @@ def test_bad_tables_of_celeba(tmp_path, file, old, new, message, own_checks):
 @pytest.mark.parametrize("form", ["txt", "csv"])
 def test_unknown_attributes(tmp_path, form, own_checks):
     make_celeba(tmp_path, form)
-    with pytest.raises(ValueError, match=r"got 'Blond_hair'\. Did you mean 'Blond_Hair'"):
+    with pytest.raises(ValueError, match=r"got 'Blond_hair'"):
         load_celeba(data_dir=tmp_path, target="Blond_hair")
     with pytest.raises(ValueError, match="got 'image_id'"):
         load_celeba(data_dir=tmp_path, confounder="image_id")
@@ -792,10 +782,6 @@ def test_bad_settings(made, own_checks):
     folder, _, _, load, _ = made
     with pytest.raises(ValueError, match="augment must be one of"):
         load(data_dir=folder, augment="turn")
-    with pytest.raises(ValueError, match="size must be at least 1"):
-        load(data_dir=folder, size=0)
-    with pytest.raises(ValueError, match="workers must be at least 1"):
-        load(data_dir=folder, workers=0)
     if load is load_camelyon17:
         with pytest.raises(ValueError, match="validation must be one of 'ood', 'id'"):
             load(data_dir=folder, validation="both")

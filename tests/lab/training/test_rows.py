@@ -14,7 +14,7 @@ from processes import once
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
-    pytest.mark.filterwarnings("ignore::elliptica.core.types.EllipticWarning"),
+    pytest.mark.filterwarnings("ignore::elliptica.EllipticWarning"),
 ]
 
 

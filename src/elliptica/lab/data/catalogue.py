@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from elliptica._utils.text import near_misses
 from elliptica.lab.data.files import checksum, data_directories, download_file
 
 if sys.version_info >= (3, 11):
@@ -119,7 +118,7 @@ def list_datasets(
 
 
 def find_entry(name: str) -> Entry:
-    """Return the entry of a name, ignoring case, hyphens and underscores; suggest similar names otherwise.
+    """Return the entry of a name, ignoring case, hyphens and underscores.
 
     Example:
         >>> find_entry("no2").task
@@ -129,10 +128,8 @@ def find_entry(name: str) -> Entry:
     plain = plain_name(name)
     if plain in by_name:
         return by_name[plain]
-    near = [by_name[key].name for key in near_misses(plain, by_name, n=3, cutoff=0.5)]
-    known = f"There are {', '.join(entry.name for entry in ENTRIES)}."
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else known
-    raise ValueError(f"There is no data set {name!r}. {hint}")
+    known = ", ".join(entry.name for entry in ENTRIES)
+    raise ValueError(f"There is no data set {name!r}. There are {known}.")
 
 
 def plain_name(name: str) -> str:

@@ -17,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elliptica._utils import checks
-from elliptica._utils.random import check_generator
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.data.images import pillow, read_rgb
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.data.transforms import ImageTransform
@@ -70,7 +68,6 @@ class ImageFiles(Tensor):
         workers: int = 4,
     ) -> ImageFiles:
         """Make a tensor of the right shape, without memory."""
-        checks.count("workers", workers)
         if augment is not None and augment.size != transform.size:
             raise ValueError(
                 "Both transforms must make images of one size (height, width), but training makes "
@@ -93,7 +90,6 @@ class ImageFiles(Tensor):
         Reading draws one number for each image, in the order of the rows, from ``generator``; each image's
         transform then draws from its own stream. Without steps for training nothing is drawn.
         """
-        check_generator(generator, torch.device("cpu"))
         return _make(self._paths, self._settings, generator)
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -107,7 +103,6 @@ class ImageFiles(Tensor):
 
     def split(self, split_size: Any, dim: int = 0) -> Iterator[Tensor]:  # type: ignore[override]
         """Iterate over parts of ``split_size`` rows, each decoded on demand."""
-        checks.count("split_size", split_size)
         if dim != 0:
             raise ValueError(f"Image files can only be split by rows, but got dim={dim}. Use dim=0.")
         return (self[start : start + split_size] for start in range(0, len(self), split_size))

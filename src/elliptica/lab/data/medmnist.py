@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from elliptica._utils.files import read_arrays
-from elliptica._utils.text import did_you_mean
 from elliptica.lab.data.catalogue import DataFile, find_entry
 from elliptica.lab.data.files import find_file, verify_checksum
 from elliptica.lab.data.images import UNIT_RANGE, Pixels, as_pixels, check_pixels
@@ -126,8 +125,7 @@ def _find(name: str) -> MedMNIST:
     for candidate in (plain, f"{plain}mnist"):
         if candidate in MEDMNIST:
             return MEDMNIST[candidate]
-    hint = did_you_mean(plain, MEDMNIST, n=3, cutoff=0.5) or "Pass one of these."
-    raise ValueError(f"name must be one of {', '.join(MEDMNIST)}, but got {name!r}. {hint}")
+    raise ValueError(f"name must be one of {', '.join(MEDMNIST)}, but got {name!r}.")
 
 
 def _read(path: Path, known: MedMNIST) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:

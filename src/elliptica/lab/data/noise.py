@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from elliptica._utils.random import check_generator, draw_permutation
+from elliptica._utils.random import draw_permutation
 
 
 class NoisyLabels(NamedTuple):
@@ -45,7 +45,6 @@ def shuffle_labels(
     if not isinstance(y, Tensor) or y.ndim < 1 or len(y) == 0:
         got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise ValueError(f"y must be a tensor with one row per sample, but got {got}. Pass all labels.")
-    check_generator(generator, y.device)
     rows = draw_permutation(len(y), device=y.device, generator=generator)[: round(share * len(y))]
     order = draw_permutation(len(rows), device=y.device, generator=generator)
     noisy = y.clone()

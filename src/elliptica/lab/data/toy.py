@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from elliptica._utils.random import check_generator, draw_uniform
+from elliptica._utils.random import draw_uniform
 
 _LARGEST_RADIUS = 0.25
 _CPU = torch.device("cpu")
@@ -76,7 +76,6 @@ def two_moons(
             f"radius must be above 0 and below {_LARGEST_RADIUS}, where the two tubes touch, but "
             f"got {radius}. Pass e.g. radius=0.2."
         )
-    check_generator(generator, _CPU)
     boundary = sample_outline(n_boundary, radius, generator)
     interior = sample_tube(n_interior, radius, generator)
     return TwoMoons(*alternate(boundary), *alternate(interior))

@@ -95,7 +95,6 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        checks.count("size", self.size)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(
                 f"scale must be two shares of the area, 0 < least <= largest <= 1, but got {self.scale}."
@@ -125,7 +124,6 @@ class RandomFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        checks.number("p", self.p)
         if not 0 <= self.p <= 1:
             raise ValueError(f"p must be a probability, 0 to 1, but got {self.p}. Pass e.g. 0.5.")
 
@@ -151,10 +149,6 @@ class Resize:
 
     size: int | tuple[int, int]
 
-    def __post_init__(self) -> None:
-        for side in self.size if isinstance(self.size, tuple) else (self.size,):
-            checks.count("size", side)
-
     def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
         """Return the resized image."""
         if isinstance(self.size, tuple):
@@ -176,9 +170,6 @@ class CentreCrop:
     """
 
     size: int
-
-    def __post_init__(self) -> None:
-        checks.count("size", self.size)
 
     def __call__(self, image: Any, generator: torch.Generator | None = None) -> Any:
         """The crop."""
@@ -205,8 +196,6 @@ class ImageTransform:
     statistics: PixelStatistics = IMAGENET
 
     def __post_init__(self) -> None:
-        for side in self.size:
-            checks.count("size", side)
         if not all(deviation > 0 for deviation in self.statistics.deviation):
             raise ValueError(
                 "statistics must have deviations above 0, in units of pixels (0 to 255), but they are "

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from elliptica._utils import checks
 from elliptica._utils import random as streams
-from elliptica._utils.perceptron import Activation, mlp, stack, unstack
+from elliptica._utils.perceptron import Activation, mlp
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.partners import DISTANCE_FLOOR, draw_from, partner_weights
 from elliptica.lab.data.moon_regions import REGIONS, Region, best_accuracy
 from elliptica.lab.data.toy import TwoMoons
+from elliptica.lab.models.side_by_side import stack, unstack
 
 Method = Literal["erm", "mixup", "noise", "elliptic"]
 Pairing = Literal["random", "inverse_distance"]
@@ -348,7 +349,7 @@ def partners_in_groups(
     rows = x.unflatten(0, (-1, group))
     distances = torch.cdist(rows, rows)
     distances.diagonal(dim1=1, dim2=2).fill_(float("inf"))
-    weights = partner_weights(distances, 1.0, DISTANCE_FLOOR)
+    weights = partner_weights(distances.reciprocal_(), 1.0, DISTANCE_FLOOR)
     within = draw_from(weights.cumsum(2).flatten(0, 1), 1, generator)
     first = torch.arange(len(x), device=x.device) // group * group
     return within + first[:, None]

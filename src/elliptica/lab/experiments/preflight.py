@@ -10,7 +10,6 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from elliptica._utils import checks
-from elliptica._utils.text import did_you_mean
 from elliptica.lab.data.catalogue import ENTRIES, plain_name
 from elliptica.lab.experiments.methods import METHODS
 from elliptica.lab.experiments.plugins import is_own_dataset
@@ -39,8 +38,8 @@ def check_names(runs: list[Run]) -> None:
         }
         for key, (what, name, known) in wanted.items():
             if name not in known:
-                hint = did_you_mean(str(name), known) or f"There are {', '.join(known)}."
-                problems[f"{run.table}: {key}"] = f"There is no {what} {name!r}. {hint} {OWN}"
+                there = ", ".join(known)
+                problems[f"{run.table}: {key}"] = f"There is no {what} {name!r}. There are {there}. {OWN}"
         problems |= _training_problems(run)
     if problems:
         raise SpecificationError("\n".join(f"{key}: {told}" for key, told in problems.items()))
@@ -51,10 +50,10 @@ def _training_problems(run: Run) -> dict[str, str]:
     place, known = f"{run.table}: datasets.{run.dataset}.training", fields(TrainingSettings)
     names = [each.name for each in known]
     needed = {each.name for each in known if each.default is MISSING}
-    unknown = {name: did_you_mean(name, names) for name in run.training if name not in names}
     problems = {
-        f"{place}.{name}": f"There is no such setting. {hint or 'There are ' + ', '.join(names) + '.'}"
-        for name, hint in unknown.items()
+        f"{place}.{name}": f"There is no such setting. There are {', '.join(names)}."
+        for name in run.training
+        if name not in names
     }
     problems |= {f"{place}.{name}": "It is missing." for name in sorted(needed - set(run.training))}
     if problems:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from elliptica import __version__
 from elliptica._utils.files import read_json, write_atomically
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training.checkpoint import set_aside
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from elliptica._utils.random import stream, stream_seed
-from elliptica._utils.text import did_you_mean
 from elliptica.lab.data import (
     PerBatchShuffle,
     load_airfoil,
@@ -170,7 +169,4 @@ MODELS: dict[str, Callable[[Dataset, int, dict[str, Any]], nn.Module]] = {
 
 def _check_name(what: str, name: str, known: dict[str, Any]) -> None:
     if name not in known:
-        hint = did_you_mean(name, known)
-        raise RegistryError(
-            f"There is no {what} {name!r}.{hint and f' {hint}'} There are {', '.join(known)}. {OWN}"
-        )
+        raise RegistryError(f"There is no {what} {name!r}. There are {', '.join(known)}. {OWN}")

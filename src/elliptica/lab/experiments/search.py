@@ -28,7 +28,7 @@ import optuna
 from optuna.trial import TrialState
 
 from elliptica._utils.random import stream_seed
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.experiments.engines import guarded, in_processes
 from elliptica.lab.experiments.metrics import score_of
 from elliptica.lab.experiments.plugins import plugin_versions

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +22,6 @@ from pydantic import (
 )
 
 from elliptica._utils import checks
-from elliptica._utils.text import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -189,13 +187,9 @@ def load_specification(table: str) -> Specification:
         return _load_file(Path(table))
     names = preset_names()
     if table not in names:
-        hint = did_you_mean(f"table{table}" if table.isdigit() else table, names)
-        if Path(f"{table}.toml").is_file():
-            hint = f"Did you mean the file {table}.toml?"
-        known = ", ".join(names)
         raise SpecificationError(
-            f"There is no table {table!r}.{hint and f' {hint}'} There are {known}. Name your own by its "
-            "file, such as mine.toml."
+            f"There is no table {table!r}. There are {', '.join(names)}. Name your own by its file, such as "
+            "mine.toml."
         )
     text = (resources.files("elliptica.lab.experiments") / "presets" / f"{table}.toml").read_text()
     return parse_specification(text, table)
@@ -216,9 +210,6 @@ def _load_file(file: Path) -> Specification:
         if file.exists() and not file.is_file():
             raise OSError("it is a folder, a pipe or a device, not a regular file")
         text = file.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        near = did_you_mean(file.name, [each.name for each in file.parent.glob("*.toml")])
-        raise SpecificationError(f"There is no file {file}.{near and f' {near}'}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise SpecificationError(f"{file} cannot be read ({error}).") from error
     return parse_specification(text, str(file))
@@ -231,17 +222,8 @@ def parse_specification(text: str, name: str) -> Specification:
     except tomllib.TOMLDecodeError as error:
         raise SpecificationError(f"{name} is not valid TOML: {error}") from error
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, each['loc']))}: {_explain(each)}" for each in error.errors()]
+        lines = [f"  {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise SpecificationError("\n".join([f"{name} has wrong entries:", *lines])) from error
-
-
-def _explain(problem: Mapping[str, Any]) -> str:
-    """Say what is wrong with an entry; of a key that does not exist also which one may be meant."""
-    if problem["type"] != "extra_forbidden":
-        return str(problem["msg"])
-    kinds = (Specification, DatasetSpec, SearchSpec, PaperValue, Range)
-    known = [name for kind in kinds for name in kind.model_fields]
-    return f"{problem['msg']}. {did_you_mean(str(problem['loc'][-1]), known)}".removesuffix(". ")
 
 
 def runs(
@@ -378,7 +360,6 @@ def _check_known(what: str, asked: list[str] | None, known: list[str], where: st
             continue
         others = [table for table in preset_names() if name in _names(what, table)]
         hints = [f"{name} is in {', '.join(others)}."] if others else []
-        hints += filter(None, [did_you_mean(name, known)])
         said = " ".join([f"{where} has no {what} {name!r}.", *hints, f"It has {', '.join(known)}."])
         raise SpecificationError(said)
 

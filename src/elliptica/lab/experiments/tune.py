@@ -20,10 +20,8 @@ import torch
 from pydantic import ValidationError
 
 from elliptica._utils.random import stream_seed
-from elliptica._utils.text import did_you_mean
 from elliptica.core.elliptic import Elliptic
-from elliptica.core.partners import PAIRINGS
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.experiments.engines import Engine, Outcome
 from elliptica.lab.experiments.metrics import score_of
 from elliptica.lab.experiments.plugins import is_own_dataset, version_remarks
@@ -71,11 +69,8 @@ def named_space(specification: Specification, run: Run, name: str) -> Space:
             )
         return own
     if name not in specification.searches:
-        known = [AUTO, *specification.searches]
-        hint = did_you_mean(name, known)
-        raise SpecificationError(
-            f"{run.table} has no search {name!r}.{hint and f' {hint}'} It has {', '.join(known)}."
-        )
+        known = ", ".join([AUTO, *specification.searches])
+        raise SpecificationError(f"{run.table} has no search {name!r}. It has {known}.")
     spec = specification.searches[name]
     return {
         **{("training", key): each for key, each in spec.training.items()},
@@ -89,10 +84,10 @@ def _elliptic_space(settings: dict[str, Any]) -> dict[str, Range]:
     if isinstance(settings.get("sigma", 0.05), float | int):  # the PDE's own noise has no number
         found["sigma"] = Range(low=0.01, high=1.0, log=True)
     whole_paths = settings.get("sampling", "marginal") == "path"
-    if not settings.get("antithetic", False):  # at least two to weigh against each other
-        found["n_bridges"] = Range(low=2 if whole_paths else 1, high=4, integer=True)
+    # two can be weighed against each other
+    found["n_bridges"] = Range(low=2 if whole_paths else 1, high=4, integer=True)
     if "partners" not in settings:
-        found["pairing"] = Range(choices=tuple(name for name in PAIRINGS if name != "label_kernel"))
+        found["pairing"] = Range(choices=("permutation", "inverse_distance", "nearest"))
     weightings: tuple[str, ...] = ("none", "gradient_norm", "gradient_softmax")
     if whole_paths:
         weightings = (*weightings, "multiplicative")
@@ -107,9 +102,7 @@ def own_values(run: Run, space: Space) -> dict[str, Any]:
     known = {"training": run.training, "settings": run.settings}
     if run.method == "elliptic":
         sigma = run.settings.get("sigma", defaults["sigma"])
-        known["settings"] = {**defaults, "sigma_y": sigma, **run.settings}
-        if known["settings"]["sigma_y"] is None:
-            known["settings"]["sigma_y"] = sigma
+        known["settings"] = {**defaults, "sigma_y": sigma, "weighting": "none", "xi": 1.0, **run.settings}
     return {
         f"{kind}.{name}": known[kind][name]
         for (kind, name), each in space.items()

@@ -10,8 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from elliptica._utils import checks
-
 Backbone = Literal["resnet18", "resnet50", "densenet121", "efficientnet_lite0"]
 
 #: Packages to install for a network. With a CPU build of torch, torchvision must come from the same index.
@@ -57,8 +55,6 @@ def load_backbone(name: Backbone, pretrained: bool = True, *, num_classes: int |
     """
     if name not in _PROVIDERS:
         raise ValueError(f"name must be one of {', '.join(_PROVIDERS)}, but got {name!r}. Pick one of these.")
-    if num_classes is not None:
-        checks.count("num_classes", num_classes, 0)
     provider = _PROVIDERS[name]
     model = provider.make(name, pretrained)
     if num_classes is not None:

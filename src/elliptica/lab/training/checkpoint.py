@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from elliptica._utils.files import replacing
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.distributed.ranks import Ranks
 from elliptica.lab.training.batch import HasState, Objective
 from elliptica.lab.training.settings import TrainingSettings

@@ -19,8 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from elliptica._utils.compiler import uncompiled
-from elliptica.core.hidden import all_rows
-from elliptica.core.wrappers import is_wrapped
+from elliptica.core.layers import all_rows, is_wrapped
 from elliptica.distributed.ranks import Ranks, current_ranks
 
 

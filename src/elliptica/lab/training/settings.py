@@ -68,16 +68,12 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         checks.count("epochs", self.epochs)
-        checks.count("batch_size", self.batch_size)
         checks.positive("lr", self.lr)
         checks.choice("optimizer", self.optimizer, get_args(Optimiser))
         checks.choice("select", self.select, get_args(Selection))
         checks.choice("precision", self.precision, get_args(Precision))
         checks.choice("augment", self.augment, get_args(Augmentation))
         checks.choice("balance", self.balance, get_args(Balance))
-        checks.count("padding", self.padding)
-        for name in ("momentum", "weight_decay"):
-            checks.nonnegative(name, getattr(self, name))
         if self.optimizer == "adam" and (self.momentum or self.nesterov):
             raise ValueError('momentum and nesterov belong to optimizer="sgd", but optimizer is "adam".')
         if self.patience is not None:

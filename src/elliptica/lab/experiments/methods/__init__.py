@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 from torch import nn
 
-from elliptica import baselines
-from elliptica._utils.text import did_you_mean
 from elliptica.baselines.names import BASELINES
 from elliptica.lab.experiments.methods.context import Context, Factory, Prepared, Settings
 from elliptica.lab.experiments.methods.modules import from_module
@@ -16,12 +11,9 @@ from elliptica.lab.experiments.methods.objectives import OBJECTIVES
 from elliptica.lab.experiments.methods.stages import STAGES
 from elliptica.lab.experiments.specification import OWN
 
-for _each in pkgutil.iter_modules(baselines.__path__):  # a file there is enough
-    importlib.import_module(f"elliptica.baselines.{_each.name}")
-
 #: Methods by name.
 METHODS: dict[str, Factory] = {
-    **{name: from_module(each.module) for name, each in BASELINES.items()},
+    **{name: from_module(each) for name, each in BASELINES.items()},
     **OBJECTIVES,
     **STAGES,
 }
@@ -37,13 +29,10 @@ def prepare(name: str, settings: Settings, context: Context) -> Prepared:
     """A method, ready to train.
 
     Raises:
-        MethodError: If the method, or a setting, is not known; near misses are named.
+        MethodError: If the method, or a setting, is not known.
     """
     if name not in METHODS:
-        hint = did_you_mean(name, METHODS)
-        raise MethodError(
-            f"There is no method {name!r}.{hint and f' {hint}'} There are {', '.join(METHODS)}. {OWN}"
-        )
+        raise MethodError(f"There is no method {name!r}. There are {', '.join(METHODS)}. {OWN}")
     try:
         return METHODS[name](dict(settings), context)
     except (TypeError, KeyError) as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +23,11 @@ from elliptica.baselines import (
     neighbour_order,
     split_by_group,
 )
+from elliptica.core.bridge import Paths
 from elliptica.core.elliptic import Elliptic
-from elliptica.core.partner_table import PartnerTable
+from elliptica.core.losses import Slope
+from elliptica.core.partners import InverseDistance, LabelKernel, Nearest, PartnerTable, Permutation
+from elliptica.core.weighting import Girsanov, GradientNorm, GradientSoftmax, Multiplicative, Weighting
 from elliptica.lab.experiments.methods.context import (
     Context,
     Factory,
@@ -104,6 +110,66 @@ class _SelfPartners(ModuleObjective):
         return loss
 
 
+class Released(Weighting):
+    """The weighting in the authors' later code: subtract ``xi (g . z / n - |g|**2 / (2 n**2))`` of a path.
+
+    That code differentiates the mean over ``n`` rows, whose gradient is ``1 / n`` of that of a point's own
+    loss. It sums loss and term over time; here both are averaged.
+    """
+
+    second_order = True
+
+    def __call__(self, losses: Tensor, slopes: Sequence[Slope], paths: Paths) -> Tensor:
+        """Return the losses minus the term."""
+        n, term = losses.shape[1], torch.zeros_like(losses)
+        for slope in slopes:
+            term = term + (slope.g * slope.z / n - 0.5 * (slope.g / n).square()).flatten(2).sum(2)
+        return losses - self.xi * term.mean(0)
+
+
+#: Pairings and weightings by the name they have in a table, and the settings of a table that are theirs.
+_PAIRINGS: dict[str, Callable[..., object]] = {
+    "permutation": Permutation,
+    "inverse_distance": InverseDistance,
+    "nearest": Nearest,
+    "label_kernel": LabelKernel,
+}
+_WEIGHTINGS: dict[str, Callable[..., object]] = {
+    "none": lambda **_: None,
+    "gradient_norm": GradientNorm,
+    "gradient_softmax": GradientSoftmax,
+    "girsanov": Girsanov,
+    "multiplicative": Multiplicative,
+    "released": Released,
+}
+_OF_PAIRINGS, _OF_WEIGHTINGS = ("power", "bandwidth", "among"), ("xi", "drift")
+
+
+def elliptic_settings(flat: Settings) -> Settings:
+    """Turn the settings of a table, which are flat, into those of `Elliptic`.
+
+    The noise on targets is that on inputs, as in the paper, unless ``sigma_y`` is given. On a time interval
+    of length ``horizon`` both are ``sqrt(horizon)`` as strong.
+
+    Example:
+        >>> found = elliptic_settings({"sigma": 0.5, "horizon": 0.04, "weighting": "released", "xi": 0.1})
+        >>> found["sigma"], found["sigma_y"], found["pairing"], found["weighting"]
+        (0.1, 0.1, Permutation(among='all'), Released(xi=0.1))
+    """
+    found = dict(flat)
+    of_pairing = {name: found.pop(name) for name in _OF_PAIRINGS if name in found}
+    of_weighting = {name: found.pop(name) for name in _OF_WEIGHTINGS if name in found}
+    root, sigma = math.sqrt(found.pop("horizon", 1.0)), found.get("sigma", 0.05)
+    has_number = not isinstance(sigma, str)  # the PDE's own noise has neither a length nor one for targets
+    return {
+        **found,
+        "sigma": sigma * root if has_number else sigma,
+        "sigma_y": found.get("sigma_y", sigma if has_number else 0.0) * root,
+        "pairing": _PAIRINGS[found.get("pairing", "permutation")](**of_pairing),
+        "weighting": _WEIGHTINGS[found.get("weighting", "none")](**of_weighting),
+    }
+
+
 def elliptic(settings: Settings, context: Context) -> Prepared:
     """Elliptic training, with the paper's noise on labels unless ``sigma_y`` is given.
 
@@ -112,22 +178,15 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
     """
     mode = settings.pop("partners", "batch")
     table: PartnerTable | TargetKernel | None = None
-    if mode == "data" and settings.get("pairing") == "label_kernel":
-        del settings["pairing"]
+    if mode == "data" and settings.pop("pairing", None) == "label_kernel":
         table = TargetKernel(context.data.train.y, settings.pop("bandwidth"))
     elif mode == "data":
         table = PartnerTable(context.data.train.x, power=settings.pop("power", 1.0))
-    if isinstance(settings.get("sigma"), list):  # TOML has no tuples
-        settings["sigma"] = tuple(settings["sigma"])
-    given = {"sampling": "marginal", "num_classes": context.num_classes, "validate": False, **settings}
-    if not isinstance(
-        given.get("sigma", 0.0), float | int
-    ):  # measured, or the PDE's: says nothing of targets
-        given.setdefault("sigma_y", 0.0)
-    module = Elliptic.paper(context.model, context.loss_fn, **given)
+    given = {"num_classes": context.num_classes, "validate": False, **elliptic_settings(settings)}
+    module = Elliptic(context.model, context.loss_fn, **given)
     if table is None:
         return Prepared(_SelfPartners(module) if mode == "self" else ModuleObjective(module))
-    n_partners = 1 if module.settings.same_partner else module.settings.n_bridges
+    n_partners = 1 if module.bridges.same_partner else module.bridges.n_bridges
     return Prepared(_DataPartners(module, table, context, n_partners))
 
 
@@ -210,7 +269,7 @@ def foma(settings: Settings, context: Context) -> Prepared:
     return Prepared(objective, arrange=None if kind == "random" else arrange)
 
 
-#: Methods by name; those that are nothing but a module have theirs beside it (`elliptica.baselines.names`).
+#: Methods by name; those that are nothing but a module have theirs in `elliptica.baselines.names`.
 OBJECTIVES: dict[str, Factory] = {
     "c-mixup": c_mixup,
     "ada": ada,

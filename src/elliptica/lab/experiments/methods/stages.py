@@ -22,7 +22,7 @@ from elliptica.baselines import (
     umix_weights,
     upsampled_rows,
 )
-from elliptica.core.types import EllipticWarning
+from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.data.splits import Split
 from elliptica.lab.experiments.methods.context import Context, Factory, ModuleObjective, Prepared, Settings
 from elliptica.lab.training.batch import Batch
