@@ -826,3 +826,14 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, x):
     rewrite(file, content | {"model.json": b'{"format": ' + b"9" * 10_000 + b"}"})
     with pytest.raises(ValueError, match=r"model.elliptica cannot be read as a saved estimator"):
         load(file)
+
+
+def test_the_order_of_numbered_columns_survives_a_file(tmp_path):
+    """Names that are numbers are unknown to scikit-learn, so another order would be accepted silently."""
+    pandas = pytest.importorskip("pandas")
+    x = pandas.DataFrame(np.random.default_rng(0).normal(size=(30, 3)), columns=[3, 1, 2])
+    save(EllipticRegressor(max_iter=1, random_state=0).fit(x, x[3]), tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    loaded.predict(x)
+    with pytest.raises(ValueError, match="order"):
+        loaded.predict(x[[1, 2, 3]])

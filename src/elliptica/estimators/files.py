@@ -301,6 +301,7 @@ def _describe(model: EllipticEstimator) -> dict[str, Any]:
         "n_features": int(model.n_features_in_),
         "n_outputs": int(model.n_outputs_),
         "feature_names": [str(n) for n in getattr(model, "feature_names_in_", [])] or None,
+        "frame_names": getattr(model, "_frame_names", []),  # also of columns whose names are numbers
         "seed": model._seed,
         "progress": [
             {name: encode(name, getattr(progress, name)) for name in _COURSE} for progress in model._progress
@@ -394,6 +395,8 @@ def _rebuild(
     model.n_features_in_, model.n_outputs_ = state["n_features"], state["n_outputs"]
     if state["feature_names"] is not None:
         model.feature_names_in_ = np.asarray(state["feature_names"], dtype=object)
+    if state["frame_names"]:
+        model._frame_names = [str(name) for name in state["frame_names"]]
     _set_progress(model, state)
     if isinstance(model, EllipticClassifier):
         model.classes_, model._is_multilabel = decode_labels(state["classes"]), state["is_multilabel"]
