@@ -1,7 +1,6 @@
 """Draw Brownian bridges with their exact law (paper: Algorithm 2), as whole paths or as single points.
 
-`sample_bridge` draws between given points. `Bridges` draws the inputs and targets of a batch: `Bridges.read`
-checks it, `Bridges.pair` chooses the far ends, `Bridges.draw` draws the points. The order of draws is
+`sample_bridge` draws between given points, `Bridges` the inputs and targets of a batch. The order of draws is
 partners, times, random variances and normals of each input, then those of the targets.
 
 Memory layout is time-major and bridge-major, ``(time, bridge * batch, *feature)``, so that a batch of paths
@@ -82,25 +81,16 @@ class Paths:
 
 
 class Times(NamedTuple):
-    """Relative times of points: one for each row, or a grid for all.
+    """Relative times of points: one for each row, or a grid for all."""
 
-    Attributes:
-        s: Times, ``(1, rows)``, or ``(time, 1)`` of a grid.
-        spread: Standard deviation ``sqrt(s (1 - s))`` of a unit bridge at each time; None for a grid.
-        factor: Cholesky factor of a unit bridge's covariance at the inner times of a grid, or None.
-    """
-
-    s: Tensor
-    spread: Tensor | None
-    factor: Tensor | None
+    s: Tensor  # ``(1, rows)``, or ``(time, 1)`` of a grid
+    spread: Tensor | None  # deviation ``sqrt(s (1 - s))`` of a unit bridge at each time; None for a grid
+    factor: Tensor | None  # Cholesky factor of a unit bridge's covariance at the inner times of a grid
 
 
 @functools.lru_cache(maxsize=128)
 def time_grid(n_times: int, last: float, dtype: torch.dtype, device: torch.device) -> Times:
-    """Return the times of a path: ``n_times`` equally spaced points of [0, last], both ends included.
-
-    The covariance of a unit bridge between two inner times is ``min(s, t) - s t``.
-    """
+    """Return the times of a path: ``n_times`` equally spaced points of [0, last], both ends included."""
     with torch.inference_mode(False), torch.no_grad():
         s = torch.linspace(0, last, n_times, dtype=torch.float64)
         inner = s[1:-1] if last == 1 else s[1:]
@@ -112,8 +102,7 @@ def time_grid(n_times: int, last: float, dtype: torch.dtype, device: torch.devic
 def time_weights(n_times: int, quadrature: Quadrature, like: Tensor) -> Tensor | None:
     """Return the quadrature weights of the points of a path, ``(time, 1)``, with mean one; None if equal.
 
-    ``"left"`` drops the last point (Euler's sum, as in Algorithm 1). ``"mean"`` counts all points alike, so
-    that two points are exactly ordinary training.
+    ``"left"`` drops the last point (Euler's sum, as in Algorithm 1); the others count all points alike.
     """
     if quadrature != "left":
         return None
@@ -148,13 +137,9 @@ def stratified(n: int, device: torch.device, generator: torch.Generator | None) 
 def tent(order: Tensor, generator: torch.Generator | None) -> Tensor:
     """Return uniforms for the rows of a cycle that follow their place: falling from 1 to 0, then rising.
 
-    Neighbours in the cycle get similar times. A row is the start of one bridge, with weight ``1 - s``, and
-    the end of the bridge before it, with weight ``s'``, so its total weight stays close to one. Over random
-    cycles each uniform is independent of the pair.
-
-    Args:
-        order: Rows in the order of the cycle, a random permutation.
-        generator: Source of randomness.
+    ``order`` holds the rows in the order of the cycle. Neighbours in the cycle get similar times. A row is
+    the start of one bridge, with weight ``1 - s``, and the end of the bridge before it, with weight ``s'``,
+    so its total weight stays close to one. Over random cycles each uniform is independent of the pair.
     """
     n = order.shape[0]
     offset = draw_uniform((1,), device=order.device, generator=generator)
@@ -207,52 +192,32 @@ def bridge_points(
 
 @dataclass(frozen=True)
 class Batch:
-    """A checked batch.
+    """A checked batch."""
 
-    Attributes:
-        x: Inputs as the user passed them, or features of a hidden layer.
-        inputs: The same by name.
-        bridged: Names of the inputs to bridge; the others come from the nearer end.
-        y: Targets as the user passed them.
-        targets: Targets as points of their space, ``(batch, *target)``.
-        weight: Sample weights, or None.
-        below: The user's inputs, if ``x`` are features of a hidden layer.
-        features: Function from the user's inputs to ``x``, or None.
-        keeps_inputs: Whether points need the inputs below, because the lower part of the model runs again.
-    """
-
-    x: Inputs
-    inputs: dict[Hashable, Tensor]
-    bridged: list[Hashable]
-    y: Tensor
-    targets: Tensor
+    x: Inputs  # as the user passed them, or features of a hidden layer
+    inputs: dict[Hashable, Tensor]  # the same by name
+    bridged: list[Hashable]  # names of the inputs to bridge; the others come from the nearer end
+    y: Tensor  # as the user passed them
+    targets: Tensor  # as points of their space, ``(batch, *target)``
     weight: Tensor | None
-    below: Inputs | None = None
-    features: Callable[..., Tensor] | None = None
-    keeps_inputs: bool = True
+    below: Inputs | None = None  # the user's inputs, if ``x`` are features of a hidden layer
+    features: Callable[..., Tensor] | None = None  # from the user's inputs to ``x``
+    keeps_inputs: bool = True  # whether the lower part of the model runs again, so that points need them
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Far ends of the bridges: rows ``index`` of the batch, or points from the caller.
-
-    Attributes:
-        n_bridges: Bridges per point.
-        index: Partner of each row, ``(bridge * batch,)``; None if the caller passed the far ends.
-        orders: Rows in the order of their cycle, for each bridge, if the partners follow one.
-        far: Far ends of the inputs by name, and of targets and weights, if the caller passed them.
-        below: Far ends of the inputs below a hidden layer, if the caller passed them.
-    """
+    """Far ends of the bridges: rows ``index`` of the batch, or points from the caller."""
 
     n_bridges: int
-    index: Tensor | None
-    orders: Sequence[Tensor] | None = None
-    far: tuple[dict[Hashable, Tensor], Tensor, Tensor | None] | None = None
-    below: dict[Hashable, Tensor] | None = None
+    index: Tensor | None  # partner of each row, ``(bridge * batch,)``
+    orders: Sequence[Tensor] | None = None  # rows in the order of their cycle, if partners follow one
+    far: tuple[dict[Hashable, Tensor], Tensor, Tensor | None] | None = None  # inputs, targets, weights
+    below: dict[Hashable, Tensor] | None = None  # inputs below a hidden layer
 
     def both(self, value: Tensor, far: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return both ends of ``value``, ``(bridge * batch, *feature)``; ``far`` is the caller's far end."""
-        start = value if self.n_bridges == 1 else repeat_rows(value, self.n_bridges)
+        start = repeat_rows(value, self.n_bridges)
         if self.index is not None:
             return start, value.index_select(0, self.index)
         return start, start if far is None else far
@@ -310,12 +275,10 @@ class Bridges:
         below = None
         if features is not None:
             below, x = x, features(x)
-        inputs: dict[Hashable, Tensor] = {ONLY: x} if isinstance(x, Tensor) else named_inputs(x)
+        inputs = named_inputs(x)
         names = list(inputs) if self.bridged is None or below is not None else list(self.bridged)
         if len(inputs) > 1 and self.bridged is None:
-            raise ValueError(
-                f"x has several tensors, {list(inputs)}. Choose which to mix: bridged=(name, ...)."
-            )
+            raise ValueError(f"x has several tensors, {list(inputs)}. Choose some: bridged=(name, ...).")
         check_batch(inputs, names, y, sample_weight, self.targets.validate)
         targets = self.targets.encode(y, inputs[names[0]].dtype)
         return Batch(x, inputs, names, y, targets, sample_weight, below, features, keep_inputs)
@@ -375,11 +338,7 @@ class Bridges:
             for name in (*batch.bridged, None):  # the targets come last
                 law, both = (self.sigma, ends[name]) if name is not None else (self.sigma_y, y)
                 copies = self.n_bridges if self.same_partner else 1
-                std = (
-                    law * strength
-                    if isinstance(law, float)
-                    else deviation(law, *both, y, strength, copies, generator)
-                )
+                std = deviation(law, *both, y, strength, copies, generator)
                 points.append(bridge_points(*both, std, times, generator))
                 stds.append(std)
         k, s = self.n_bridges, times.s.expand(-1, y[0].shape[0])
@@ -394,9 +353,7 @@ class Bridges:
         free_y = view_rows(points[-1], k)
         is_noisy = not isinstance(stds[-1], float) or stds[-1] != 0.0
         return Paths(
-            x=view_rows(inputs[ONLY], k)
-            if isinstance(batch.x, Tensor)
-            else rebuild_inputs(batch.x, {name: view_rows(inputs[name], k) for name in batch.inputs}),
+            x=rebuild_inputs(batch.x, {name: view_rows(inputs[name], k) for name in batch.inputs}),
             y=view_rows(self._project(points[-1], times), k) if is_noisy else free_y,
             s=view_rows(s, k),
             deviation=dict(zip(batch.bridged, stds, strict=False)),
@@ -405,7 +362,7 @@ class Bridges:
             weight=weight,
             time_weights=None if times.factor is None else time_weights(self.n_times, self.quadrature, s),
             labels=None if batch.y.is_floating_point() else batch.targets,
-            inputs=None if batch.below is None else self._below(batch, pairs, s),
+            inputs=self._below(batch, pairs, s),
         )
 
     def _times(self, like: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Times:
@@ -488,8 +445,7 @@ class Bridges:
         each = (len(like), self.n_bridges, *like.shape[1:])
         if tuple(far.shape) not in (each, tuple(like.shape)) or far.dtype != like.dtype:
             raise ValueError(
-                f"{name} must be {like.dtype}, {tuple(like.shape)} or {each}, but is {far.dtype}, shape "
-                f"{tuple(far.shape)}."
+                f"{name} must be {like.dtype}, {tuple(like.shape)} or {each}, not {far.dtype}, {far.shape}."
             )
         if self.targets.validate:
             checks.finite(name, far)
@@ -507,9 +463,8 @@ def sample_bridge(
 ) -> Float[Tensor, "batch bridge time *feature"]:
     """Draw Brownian bridges from ``start`` to ``end`` (paper: Algorithm 2).
 
-    At relative time ``s`` a bridge is Gaussian around the chord, independently in each coordinate. Its mean
-    is ``(1 - s) * start + s * end`` and its variance ``sigma**2 * s * (1 - s)``. The covariance between times
-    ``s < t`` is ``sigma**2 * s * (1 - t)``.
+    At relative time ``s`` a bridge is Gaussian around the chord ``(1 - s) * start + s * end``, independently
+    in each coordinate. The covariance between times ``s <= t`` is ``sigma**2 * s * (1 - t)``.
 
     Deviation from the paper: taken literally, Algorithm 2 counts the first increment twice. This function
     draws the exact bridge (docs: deviations, "first increment").
@@ -537,6 +492,5 @@ def sample_bridge(
     law: float | Tensor | Law = check_sigma("sigma", sigma)
     start, end = repeat_rows(start, n_bridges), repeat_rows(end, n_bridges)
     std = deviation(law, start, end, (start, end), generator=generator)
-    dtype = compute_dtype(start.dtype)
-    times = time_grid(n_times, 1.0, dtype, start.device)
+    times = time_grid(n_times, 1.0, compute_dtype(start.dtype), start.device)
     return view_rows(bridge_points(start, end, std, times, generator), n_bridges)

@@ -25,8 +25,7 @@ class BridgeMix:
 
     Call it where you would call mixup, in the loop or in a ``collate_fn``. It returns ordinary soft targets,
     for any loss that accepts them. By default it draws one point per sample, so a step costs as much as
-    ordinary training. Your tensors are not modified. Odd batches and batches of one work. The same generator
-    state gives the same batch. Importance weighting needs the model: use `Elliptic` for it.
+    ordinary training. Importance weighting needs the model: use `Elliptic` for it.
 
     Args:
         num_classes: Number of classes, for integer labels.
@@ -99,8 +98,7 @@ class BridgeMix:
 class SeededCollate:
     """A ``collate_fn`` that mixes, with noise that depends only on the seed, the epoch and the batch.
 
-    Each loader worker has its own random stream, so noise drawn from it depends on the number of workers.
-    This class derives the stream from the content of the batch instead.
+    The random stream of a loader worker depends on the number of workers; this one on the batch's content.
 
     Args:
         mix: The transform.
@@ -114,9 +112,7 @@ class SeededCollate:
         seed: int,
         collate: Callable[[list[Any]], tuple[Inputs, Tensor]] = default_collate,
     ) -> None:
-        self.mix = mix
-        self.seed = seed
-        self.collate = collate
+        self.mix, self.seed, self.collate = mix, seed, collate
         self._epoch = torch.zeros((), dtype=torch.long).share_memory_()  # persistent workers see changes
 
     def set_epoch(self, epoch: int) -> None:
@@ -136,8 +132,7 @@ class SeededCollate:
 def _row_sums(value: Tensor) -> NDArray[np.uint64]:
     """Hash the bytes of each row; different rows collide with probability 2**-32.
 
-    The hash is the sum of words of up to 32 bits times fixed random odd numbers of 64 bits, modulo 2**64. A
-    cryptographic digest of all bytes of a batch of images would take longer than drawing the bridges.
+    A sum of words times fixed random odd numbers: a digest of all bytes would take longer than the bridges.
     """
     rows = value.contiguous().view(len(value), -1).view(torch.uint8).numpy()
     words = rows.view(next(word for word in ("u4", "u2", "u1") if rows.shape[1] % int(word[1]) == 0))

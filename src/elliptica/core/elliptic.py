@@ -21,26 +21,22 @@ from elliptica.core.partners import Pairing
 from elliptica.core.targets import SimplexMap, Targets, TargetSpace, infer_target_space
 from elliptica.core.weighting import Weighting, make_weighting
 
-# usual range of sigma over the inputs' deviation: below it bridges are straight lines, above it they are
-# noise
+# usual range of sigma over the inputs' deviation: below it bridges are straight lines, above it noise
 _USUAL_NOISE = (0.002, 2.0)
 
 
 class Elliptic(nn.Module):
     """Elliptic loss regularisation: train on Brownian bridges between the data (paper: Algorithm 1).
 
-    A drop-in objective: replace ``loss = criterion(model(x), y)`` by ``loss = objective(x, y)``. The ordinary
-    loss is the mean over the data. This one is the mean over random points on Brownian bridges between pairs
-    of data points, with targets that change from one end to the other. Whether it helps depends on the data:
-    docs/reproduction.md compares it with ordinary training and mixup, with and without shift, rare groups and
-    wrong labels.
+    A drop-in objective: replace ``loss = criterion(model(x), y)`` by ``loss = objective(x, y)``. The loss is
+    the mean over random points on Brownian bridges between pairs of data points, with targets that change
+    from one end to the other. Whether it helps depends on the data: see docs/reproduction.md.
 
     In ``eval()`` mode it returns the ordinary loss. The module owns the model, so wrap the objective and not
     the model: ``DistributedDataParallel(objective)``, ``torch.compile(objective)``. Save ``objective.model``.
     Set ``objective.strength`` to scale the noise during training, or to None for ordinary training.
 
-    Three settings are enough to begin: ``num_classes`` for labels, ``sigma``, and ``sigma_y`` for real
-    targets.
+    Begin with three settings: ``num_classes`` for labels, ``sigma``, and ``sigma_y`` for real targets.
 
     Args:
         model: Any network. It is called on rows of bridge points.
@@ -67,8 +63,7 @@ class Elliptic(nn.Module):
             ``GradientSoftmax(xi=0.5)``, or your own, see `elliptica.core.weighting`.
         quadrature: Rule for the integral over time: the ``"mean"`` of all ``n_times`` points, or the
             ``"left"`` sum (Euler). Marginal points are drawn with the same weights. ``"uniform"`` (marginal
-            points only) draws any
-            time: the integral itself, in which the data have no weight.
+            points only) draws any time: the integral itself, in which the data have no weight.
         end_time: Largest relative time of the points; bridges end at 1. The paper's "time range [0, 0.01]"
             may mean this, or the short bridges of ``Elliptic.paper(..., horizon=0.01)``.
         target_space: ``"simplex"`` (classes), ``"unit"`` (multilabel, each in [0, 1]) or ``"real"``. None
@@ -148,14 +143,10 @@ class Elliptic(nn.Module):
     ) -> Elliptic:
         """Make an objective with the paper's settings where our defaults differ.
 
-        Draws whole paths of ``n_times`` points, and puts as much noise on the targets as on the inputs, also
-        on classes. Pass ``sigma``, ``n_bridges``, ... as the paper does for each data set (docs: settings,
-        "The paper's settings"). On a time interval of length ``horizon`` only ``sigma * sqrt(horizon)``
-        matters. Settings that you pass override these.
-
-        Two choices remain ours (docs: deviations). Partners come from a random permutation; Algorithm 1 also
-        allows inverse distances: ``pairing="inverse_distance"``. The integral over time is the mean of all
-        points; Algorithm 1 uses Euler's sum: ``quadrature="left"``.
+        Draws whole paths, with as much noise on the targets as on the inputs, also on classes. On a time
+        interval of length ``horizon`` only ``sigma * sqrt(horizon)`` matters. Settings that you pass override
+        these; the paper's for each data set are in docs: settings. Two choices remain ours (docs:
+        deviations); Algorithm 1 also allows ``pairing="inverse_distance"`` and uses ``quadrature="left"``.
 
         Example:
             >>> objective = Elliptic.paper(nn.Linear(4, 3), nn.CrossEntropyLoss(), num_classes=3, sigma=0.1)
@@ -213,10 +204,7 @@ class Elliptic(nn.Module):
         end: FarEnd | None = None,
         generator: torch.Generator | None = None,
     ) -> Paths:
-        """Draw the points that `forward` evaluates (paper: Algorithm 1, lines 2 and 3).
-
-        Arguments are those of `forward`.
-        """
+        """Draw the points that `forward` evaluates; same arguments (paper: Algorithm 1, lines 2 and 3)."""
         if torch.compiler.is_compiling():  # a generator cannot be compiled; eager draws are the same
             given: dict[str, Any] = {"partners": partners, "end": end, "generator": generator}
             return run_uncompiled(self.sample, x, y, sample_weight=sample_weight, **given)
@@ -275,9 +263,7 @@ class Elliptic(nn.Module):
         if weighting.needs_path and self.bridges.sampling != "path":
             raise ValueError(f'weighting={weighting!r} weights whole paths, so it needs sampling="path".')
         if weighting.within_pairs and self.bridges.n_bridges < 2:
-            raise ValueError(
-                f"weighting={weighting!r} compares the bridges of a pair, so it needs n_bridges=2 or more."
-            )
+            raise ValueError(f"weighting={weighting!r} compares bridges of a pair: use n_bridges=2 or more.")
 
     def _judge_scale(self, batch: Batch) -> None:
         """Warn once if the noise does not suit the scale of the inputs."""
@@ -295,9 +281,8 @@ class Elliptic(nn.Module):
             typical = float(spread.median())
             if not _USUAL_NOISE[0] <= sigma / typical <= _USUAL_NOISE[1]:
                 warn_user(
-                    f"The inputs vary by about {typical:.3g} (median standard deviation of the features), "
-                    f"but sigma={sigma:g} adds {'hardly any' if sigma < typical else 'more'} noise. "
-                    f"Standardise the inputs, or try sigma={0.1 * typical:.2g}."
+                    f"The inputs vary by about {typical:.3g} (median deviation of the features), but sigma="
+                    f"{sigma:g}: standardise the inputs, or try sigma={0.1 * typical:.2g}."
                 )
         self._judged_scale = True
 
@@ -316,8 +301,7 @@ def elliptic_loss(
 ) -> Tensor:
     """Compute the elliptic objective of a batch (paper: Algorithm 1); settings are those of `Elliptic`.
 
-    Use this function in loops without an objective module. With several processes use `Elliptic` and wrap
-    that.
+    Use it in loops without an objective module. With several processes wrap an `Elliptic` instead.
 
     Example:
         >>> model = nn.Linear(4, 1)
@@ -326,10 +310,7 @@ def elliptic_loss(
     """
     objective = Elliptic(model, loss_fn, **settings)
     objective._judged_scale = True  # or every call would warn again
-    loss: Tensor = objective(
-        x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
-    )
-    return loss
+    return objective(x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator)
 
 
 def sample_paths(
@@ -347,10 +328,9 @@ def sample_paths(
 ) -> Paths:
     """Draw the points that elliptic training evaluates (paper: Algorithm 1, lines 2 and 3).
 
-    Settings are those of `elliptica.Elliptic` that control how points are drawn: ``sigma``, ``sigma_y``,
-    ``sampling``, ``n_times``, ``n_bridges``, ``pairing``, ``quadrature``, ``end_time``, ``bridged``; and
-    ``same_partner=True`` to let all bridges of a point end at one partner. Pass the result to
-    `elliptica.path_losses` or ``objective.loss_on``.
+    Settings are those of `elliptica.Elliptic` that control how points are drawn, and ``same_partner=True`` to
+    let all bridges of a point end at one partner. Pass the result to `elliptica.path_losses` or
+    ``objective.loss_on``.
 
     Example:
         >>> x, y = torch.randn(6, 3), torch.randn(6, 1)

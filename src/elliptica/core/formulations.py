@@ -1,11 +1,10 @@
 """The paper's other variants of the bridge objective (paper: appendix E; docs: deviations).
 
-Appendix E has three formulas. Minimising the source term is the method itself plus the loss at the start
-(`SourceTerm`). Dynkin's sum is meaningful over free Brownian paths, where it is the expected loss at their
-end (`DynkinSum`). Over bridges it is either ordinary training (successors drawn from the bridge) or unbounded
-below (Brownian successors). The source-term PDE itself gives ``u = E[l(end)] - E[integral of l]``, which
-rewards a large loss inside. It is not something to minimise; evaluate it with `estimate_landscape` and
-``Operator(source=lambda z: -loss(z))``.
+Minimising the source term is the method itself plus the loss at the start (`SourceTerm`). Dynkin's sum is
+meaningful over free Brownian paths, where it is the expected loss at their end (`DynkinSum`); over bridges it
+is ordinary training, or unbounded below. The source-term PDE itself gives ``u = E[l(end)] - E[integral of
+l]``, which rewards a large loss inside: evaluate it, with `estimate_landscape` and
+``Operator(source=lambda z: -loss(z))``, but do not minimise it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class SourceTerm(Elliptic):
     """Loss at the data plus the integral of the loss along the bridges (paper: appendix E, last formula).
 
     The objective is ``l(start) + duration * (mean loss along the bridge)``: Dynkin's formula for a loss that
-    satisfies ``A l = l``. Compared with `Elliptic`, the data themselves have an additional weight of 1
-    against ``duration``. With ``duration=0`` it is ordinary training. Batch norm statistics see both passes.
+    satisfies ``A l = l``. With ``duration=0`` it is ordinary training. Batch norm statistics see both passes.
 
     Args:
         model: As in `Elliptic`.
@@ -62,8 +60,8 @@ class DynkinSum(nn.Module):
     ``E l(Z_T)``, for every step size. With one step it is noise added to the inputs. (The factor ``1 / dt``
     printed in the paper cancels.) Labels are kept; real targets diffuse with ``sigma_y``.
 
-    A single value may be negative even if the loss is not: only the expectation is a loss. It costs
-    ``3 * n_steps`` evaluations per sample. Use it to study the formulation; `Elliptic` is the method.
+    A single value may be negative even if the loss is not. It costs ``3 * n_steps`` evaluations per sample.
+    Use it to study the formulation; `Elliptic` is the method.
 
     Args:
         model: Any network that takes one tensor.
@@ -96,9 +94,7 @@ class DynkinSum(nn.Module):
         num_classes = self.loss.num_classes() if num_classes is None else num_classes
         space = infer_target_space(loss_fn, num_classes=num_classes)
         if sigma_y and space != "real":
-            raise ValueError(
-                f"sigma_y={sigma_y} must be 0: Dynkin's formula does not hold for noisy class labels."
-            )
+            raise ValueError(f"sigma_y={sigma_y} must be 0: Dynkin's formula fails for noisy class labels.")
         self.bridges = Bridges(Targets(space, num_classes), sigma, sigma_y)
         self.horizon, self.n_steps = horizon, n_steps
 

@@ -72,12 +72,7 @@ def check_batch(
 ) -> None:
     """Raise for a batch that would be mixed wrongly: other rows, integers, NaN, other weights.
 
-    Args:
-        items: Inputs by name.
-        mixed: Names of the inputs that are mixed.
-        y: Targets.
-        sample_weight: Weight of each sample.
-        validate: Check the values, too.
+    ``mixed`` names the inputs that are mixed; ``validate`` checks the values, too.
     """
     if y.shape[:1] == (0,):
         raise ValueError("x and y have no rows. Skip empty batches.")

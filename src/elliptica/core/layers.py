@@ -35,17 +35,14 @@ all_rows: ContextVar[RowExchange | None] = ContextVar("all_rows", default=None)
 def replaced_output(model: nn.Module, at: str, replace: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:
     """Make the layer ``at`` return ``replace(its output)`` within the context; yield what it returned.
 
-    Activation checkpointing around the layer raises an error: it would run the layer again in the backward
-    pass, without the replacement.
+    Activation checkpointing around the layer raises: it would run the layer again without the replacement.
     """
     replaced: list[Tensor] = []
     outside = _recomputation()
 
     def hook(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         if replaced:
-            raise RuntimeError(
-                f"The layer at={at!r} ran twice in one forward pass. Choose one that runs once."
-            )
+            raise RuntimeError(f"The layer at={at!r} ran twice in one pass. Choose one that runs once.")
         if _recomputation() != outside:
             raise RuntimeError(
                 f"The layer at={at!r} runs under activation checkpointing, which would run it again without "
@@ -61,9 +58,7 @@ def replaced_output(model: nn.Module, at: str, replace: Callable[[Tensor], Tenso
     finally:
         handle.remove()
     if not replaced:
-        raise RuntimeError(
-            f"The layer at={at!r} did not run in the forward pass. Choose one that the model uses."
-        )
+        raise RuntimeError(f"The layer at={at!r} did not run. Choose one that the model uses.")
 
 
 def _recomputation() -> tuple[bool, object]:
@@ -85,8 +80,8 @@ class Split:
     def __init__(self, model: nn.Module, at: str) -> None:
         model.get_submodule(at)  # raise now if there is none
         self.at = at
-        #: whether the model can be cut in two; otherwise its lower part runs again below the replaced output
-        # (not a subclass, which may have another constructor or forward pass)
+        #: whether the model can be cut in two (a subclass may have another forward pass); otherwise its lower
+        #: part runs again below the replaced output
         self.is_sequential = type(model) is nn.Sequential and at.isdecimal()
 
     def features(self, model: nn.Module, x: Inputs) -> Tensor:
@@ -126,15 +121,11 @@ def hidden_features(model: nn.Module, x: Inputs, at: str) -> Tensor:
         return Split(model, at).features(model, x)
 
 
-def tracking_layers(model: nn.Module) -> list[_NormBase]:
-    """Return the normalisation layers that would update running statistics now."""
-    return [m for m in model.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
-
-
 @contextlib.contextmanager
 def untracked_statistics(model: nn.Module) -> Iterator[None]:
     """Normalise with the statistics of the batch, as in training, but do not record them."""
-    layers = tracking_layers(model)
+    norms = (module for module in model.modules() if isinstance(module, _NormBase))
+    layers = [norm for norm in norms if norm.training and norm.track_running_stats]
     # an instance norm ignores track_running_stats and updates any buffers it has, so remove them
     kept = [(layer, dict(layer._buffers)) for layer in layers if isinstance(layer, _InstanceNorm)]
     for layer in layers:
@@ -179,7 +170,6 @@ def check_unwrapped(model: nn.Module, second_order: bool) -> None:
     is_static = any(isinstance(module, ddp) and module.static_graph for module in model.modules())
     if is_static or (second_order and is_wrapped(model)):
         raise ValueError(
-            "The model is wrapped in DistributedDataParallel or sharded, which does not synchronise the "
-            "gradients of this weighting. Wrap the objective instead: "
-            "DistributedDataParallel(Elliptic(model, loss_fn, ...))."
+            "The wrapper of the model does not synchronise the gradients of this weighting. Wrap the "
+            "objective instead: DistributedDataParallel(Elliptic(model, loss_fn, ...))."
         )

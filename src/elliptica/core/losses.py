@@ -57,9 +57,7 @@ class PerSampleLoss(nn.Module):
         if reduction not in ("mean", "none", "batchmean"):
             raise ValueError(f'loss_fn has reduction={reduction!r}, but points are averaged. Use "mean".')
         if getattr(loss_fn, "ignore_index", -100) != -100:
-            raise ValueError(
-                "loss_fn has ignore_index, but labels are mixed along a bridge. Drop those rows first."
-            )
+            raise ValueError("loss_fn has ignore_index, but labels are mixed on bridges. Drop those rows.")
         self._sums_features = reduction == "batchmean"
         is_torch = space_of_loss(loss_fn) is not None
         #: whether outputs are compared with targets entry by entry, so that other shapes would broadcast
@@ -132,17 +130,11 @@ def _parameters(function: LossFn) -> list[str]:
 
 @dataclass(frozen=True)
 class Slope:
-    """Gradient of the loss along one bridged input, or along the target.
+    """Gradient of the loss along one bridged input, or along the target."""
 
-    Attributes:
-        z: Points, ``(time, rows, *feature)``.
-        g: Gradient of each point's own loss there.
-        std: Standard deviation of a bridge of unit length, ``V = std**2``.
-    """
-
-    z: Tensor
-    g: Tensor
-    std: Deviation
+    z: Tensor  # points, ``(time, rows, *feature)``
+    g: Tensor  # gradient of each point's own loss there
+    std: Deviation  # standard deviation of a bridge of unit length, ``V = std**2``
 
     def variance_times(self, g: Tensor) -> Tensor:
         """Return ``V g``."""
@@ -187,7 +179,7 @@ def evaluate(
             y = _as_leaf(y) if slopes_of == "both" else y
         # a copy, because a model may overwrite its input
         rows = {name: value.flatten(0, 1).clone() for name, value in points.items()}
-        x = next(iter(rows.values())) if isinstance(paths.x, Tensor) else rebuild_inputs(paths.x, rows)
+        x = rebuild_inputs(paths.x, rows)
         if split is None:
             output = call_model(model, x)
         else:
@@ -237,22 +229,14 @@ def integrate(
 ) -> Tensor:
     """Integrate losses ``(time, rows)`` over time and average them over the batch (paper: Eq. (6)).
 
-    Class weights are averaged over the labels of the batch itself. That number does not depend on the drawn
-    points, so the mean over draws of single points equals the objective of whole paths.
+    Class weights are averaged over the labels of the batch, which do not depend on the drawn points, so the
+    mean over draws of single points equals the objective of whole paths.
     """
-    if (
-        paths.weight is None
-        and paths.time_weights is None
-        and gather_ranks is None
-        and not loss.weights_classes
-    ):
-        return losses.mean()
     weight = None if paths.weight is None else flatten_rows(paths.weight)
     if paths.time_weights is not None:
         losses = losses * paths.time_weights.to(losses.dtype)
-    class_weight = None
-    if loss.weights_classes and paths.labels is not None:
-        class_weight = loss.class_weight(paths.labels)
+    labels = paths.labels if loss.weights_classes else None
+    class_weight = None if labels is None else loss.class_weight(labels)
     return weighted_mean(losses, weight, class_weight, gather_ranks)
 
 
@@ -264,9 +248,7 @@ def weighted_mean(
 ) -> Tensor:
     """Average weight times loss over rows.
 
-    ``class_weight`` holds the class weights of the batch's labels. The result is divided by their mean, as in
-    torch, so that the scale of the loss does not depend on the scale of the weights.
-
+    The result is divided by the mean of ``class_weight``, the class weights of the batch's labels.
     With ``gather_ranks``, the mean of the results over processes is the mean over the rows of all processes.
     """
     total = losses if weight is None else losses * weight

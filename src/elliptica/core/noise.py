@@ -60,16 +60,14 @@ class Green:
     """The random variance that the PDE itself prescribes (docs: the exact bridge law).
 
     Brownian motion conditioned to hit a vanishing ball at distance ``r`` in ``n`` dimensions is a Brownian
-    bridge whose variance ``sigma**2`` is random: ``V = r**2 / (2 * Gamma(n/2 - 1))``, about ``r**2 / n`` for
-    large ``n``. Each path draws its own ``V``; there is no free parameter. We do not recommend it in general,
-    because it can hurt in distribution (docs: settings). In 3 or 4 dimensions its mean is infinite, so expect
-    far excursions.
+    bridge of random variance ``V = r**2 / (2 * Gamma(n/2 - 1))``, about ``r**2 / n`` for large ``n``. Each
+    path draws its own. It can hurt in distribution (docs: settings), and in 3 or 4 dimensions its mean is
+    infinite, so expect far excursions.
 
     Attributes:
         scale: Factor on the standard deviation; 1 is the law itself, 0 the straight chord.
-        dim: Dimension ``n`` of the law, at least 3. None means the number of features. A smaller, intrinsic
-            dimension gives more noise. In one or two dimensions the law does not exist, because Brownian
-            motion hits every ball.
+        dim: Dimension ``n`` of the law, at least 3 (in fewer, Brownian motion hits every ball). None means
+            the number of features. A smaller, intrinsic dimension gives more noise.
     """
 
     scale: float = 1.0
@@ -95,11 +93,10 @@ class Green:
 class Covariance:
     """Noise with the covariance of the data, which bridges then preserve (Eq. (5) with a full matrix).
 
-    Points half-way between two independent rows vary half as much as the rows do. Noise of covariance ``2 s
-    (1 - s) Sigma`` gives that back, so mean and covariance of the points are those of the data at every time
-    ``s``, without anything to tune. Pass the targets as well to measure inputs and targets jointly: then a
-    linear least-squares fit on the points is that on the data. (Noise on the inputs alone would shrink its
-    slope.)
+    Mixing two independent rows loses covariance; noise of covariance ``2 s (1 - s) Sigma`` gives it back, so
+    that mean and covariance of the points are those of the data at every time ``s``. Pass the targets as well
+    for joint noise: then a linear least-squares fit on the points is that on the data. (Noise on the inputs
+    alone would shrink its slope.)
 
     Args:
         x: Training inputs, from which the covariance is measured.
@@ -132,9 +129,7 @@ class Covariance:
         if self.joint:
             assert y is not None
             if not y.is_floating_point():
-                raise TypeError(
-                    f"y must be real for joint noise, but has dtype {y.dtype}. Use by_class=True."
-                )
+                raise TypeError(f"y must be real for joint noise, but is {y.dtype}. Use by_class=True.")
             checks.finite("y", y)
             rows = torch.cat([rows, y.detach().reshape(len(rows), -1).to(rows.dtype)], 1)
         groups = [rows]
@@ -172,15 +167,13 @@ def _root(rows: Tensor, rank: int | None) -> Tensor:
     covariance = centred.t() @ centred / max(len(rows) - 1, 1)
     values, vectors = torch.linalg.eigh(covariance)  # in ascending order
     kept = len(values) if rank is None else min(rank, len(values))
-    root = vectors[:, -kept:] * values[-kept:].clamp_min(0).sqrt()
-    return root.to(rows.dtype)
+    return (vectors[:, -kept:] * values[-kept:].clamp_min(0).sqrt()).to(rows.dtype)
 
 
 def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR) -> Float[Tensor, "*feature"]:
     """Measure a diffusion coefficient per feature: ``factor`` times its standard deviation.
 
-    Training then does not depend on the units of the columns. Features that do not vary get no noise. Pass
-    all rows that you have, at least two.
+    Training then does not depend on the units of the columns. Pass all rows that you have, at least two.
 
     Example:
         >>> auto_sigma(torch.tensor([[0.0, 5.0], [2.0, 5.0]]), factor=0.5)
@@ -195,10 +188,9 @@ def auto_sigma(x: Float[Tensor, " batch *feature"], factor: float = AUTO_FACTOR)
 def intrinsic_dimension(x: Float[Tensor, " n *feature"], *, discard: float = 0.1) -> float:
     """Estimate the intrinsic dimension of data from nearest neighbours (TwoNN), e.g. for ``Green(dim=...)``.
 
-    On a smooth surface of dimension ``m`` the ratio of the distances to the second and to the first
-    neighbour has a Pareto law with exponent ``m`` wherever the density varies slowly (Facco et al. 2017).
-    This function fits that exponent by maximum likelihood; the share ``discard`` of the largest ratios is
-    censored, against outliers. The result is too low for few points in many dimensions.
+    The ratio of the distances to the second and to the first neighbour has a Pareto law whose exponent is
+    the dimension, wherever the density varies slowly (Facco et al. 2017). The share ``discard`` of the
+    largest ratios is censored, against outliers. The result is too low for few points in many dimensions.
 
     Example:
         >>> x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0))
@@ -251,10 +243,7 @@ def deviation(
     if isinstance(sigma, Tensor):
         shape = start.shape[1:]
         if torch.broadcast_shapes(sigma.shape, shape) != shape:
-            raise ValueError(
-                f"sigma has shape {tuple(sigma.shape)}, which does not broadcast to that of one sample, "
-                f"{tuple(shape)}."
-            )
+            raise ValueError(f"sigma has shape {tuple(sigma.shape)}, one sample {tuple(shape)}. Match them.")
         return sigma.to(start.device, compute_dtype(start.dtype)) * strength
     own = slice(0, len(start) // copies)
     std = sigma(start[own], end[own], (targets[0][own], targets[1][own]), generator)

@@ -1,9 +1,8 @@
 """Choose where each bridge ends: the law P(Pi) of partners (paper: section 5.1).
 
 A pairing is an object that is called as ``pairing(x, y, n_bridges, generator)`` with a batch of inputs and
-encoded targets. It returns the row of the partner for each bridge, ``(batch, n_bridges)``. A point is its own
-partner only if no other point is eligible: in a batch of one, or as the only member of its class. The bridge
-is then a loop, i.e. noise around the point.
+encoded targets. It returns the row of the partner for each bridge, ``(batch, n_bridges)``. A point without
+another eligible one is its own partner: the bridge is then a loop, i.e. noise around the point.
 """
 
 from __future__ import annotations
@@ -34,18 +33,14 @@ _ROUNDING = 2**-22
 #: Rows of a batch whose distances are used for that median.
 _MEDIAN_ROWS = 8
 
-#: Largest ratio of a squared length to the squared distance of duplicates for which float32 is accurate
-#: enough: at that ratio the distance of duplicates is off by about a percent, and the error falls with the
-#: square of the distance.
+#: Largest squared length over the squared distance of duplicates for which float32 is accurate enough: there
+#: that distance is off by about a percent, and the error falls with the square of the distance.
 _LONGEST = 4e4
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """Random partners: one random cycle through the batch (or each class) for each bridge.
-
-    Every point is a start once and an end once.
-    """
+    """Random partners: a random cycle through the batch (or each class) per bridge; each point ends one."""
 
     among: Among = "all"
 
@@ -63,9 +58,8 @@ class InverseDistance:
     """Draw partners with probability proportional to ``1 / distance**power`` (paper: section 5.1).
 
     ``power=0`` is uniform, 1 is the paper's rule, and ``d - 2`` is the first-hit law of small balls in ``d``
-    dimensions. In high dimension all distances are similar, and power 1 is close to uniform. Points nearer
-    than a hundredth of the median distance count as duplicates; a duplicate is as likely as the nearest
-    distinct point.
+    dimensions. Points nearer than a hundredth of the median distance count as duplicates; a duplicate is as
+    likely as the nearest distinct point.
     """
 
     power: float = 1.0
@@ -132,8 +126,7 @@ class LabelKernel:
     def _draw_sorted(self, y: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw the same law for one target by rejection among its neighbours in order."""
         ordered, order = y.double().sort()
-        # beyond seven bandwidths the kernel is below 3e-11
-        window = 7 * self.bandwidth
+        window = 7 * self.bandwidth  # beyond it the kernel is below 3e-11
         low = torch.searchsorted(ordered, ordered - window)
         size = torch.searchsorted(ordered, ordered + window, right=True) - low
         partner = torch.full_like(order, -1)
@@ -207,8 +200,7 @@ def pairwise_distances(
 ) -> Float[Tensor, "n m"]:
     """Return Euclidean distances between flattened rows, by one matrix product in float64.
 
-    The matrix form loses digits where distances are small compared with the spread of the data (clusters,
-    outliers). In float32 this would give wrong neighbours.
+    The matrix form loses digits for clusters and outliers; float32 would give wrong neighbours there.
     """
     distances = _squares(x, to, torch.float64)[0].sqrt_()  # before the cast: squares may not fit
     dtype = compute_dtype(x.dtype)
@@ -233,9 +225,8 @@ def _squares(x: Tensor, to: Tensor | None, precision: torch.dtype) -> tuple[Tens
 def distance_floor(distances: Float[Tensor, "m n"]) -> float:
     """Return the distance below which two points count as duplicates: a fraction of the median distance.
 
-    ``distances`` are those of all rows, or of some, to all ``n``. The median is taken over all pairs of a few
-    of them. If most pairs are copies (nearer
-    than that fraction of the distance to the farthest tenth of the rows), it is taken over the other pairs.
+    ``distances`` are those of all rows, or of some, to all ``n``. If most pairs are copies (nearer than that
+    fraction of the distance to the farthest tenth of the rows), the median is taken over the other pairs.
     Exact copies never count, however many there are.
     """
     n = distances.shape[1]
@@ -265,13 +256,9 @@ def partner_weights(
 ) -> Float[Tensor, "*group n m"]:
     """Weight partners by ``closeness**power``; a duplicate counts as near as the nearest distinct point.
 
-    Otherwise exact and near copies (nearer than ``floor``) would take all the mass, and a bridge to a copy
-    is only noise around the point.
-
-    Args:
-        closeness: One over the distances, zero where a partner is not eligible; overwritten.
-        power: Exponent of the inverse distance.
-        floor: Result of `distance_floor`.
+    Otherwise copies (nearer than ``floor``, see `distance_floor`) would take all the mass, and a bridge to a
+    copy is only noise around the point. ``closeness`` is one over the distances, zero where a partner is not
+    eligible; it is overwritten.
 
     Returns:
         Weights relative to that of the nearest distinct point, so at most 1. In a row without a distinct
@@ -290,10 +277,7 @@ def partner_weights(
 
 
 def eligible_squares(x: Tensor, classes: Tensor | None = None) -> tuple[Tensor, float]:
-    """Return squared distances, infinite where not eligible, and the distance of duplicates.
-
-    Compute in float32 where that is accurate enough.
-    """
+    """Return squared distances, infinite where not eligible, in float32 if that will do, and the floor."""
     precision = torch.float64 if x.dtype == torch.float64 else torch.float32
     step = max(1, len(x) // _MEDIAN_ROWS)
     with torch.autocast(x.device.type, enabled=False):
@@ -327,11 +311,9 @@ def kernel_weights(distances: Float[Tensor, "n m"], bandwidth: float) -> Float[T
     """Weight partners by ``exp(-distance**2 / (2 bandwidth**2))``, relative to the nearest (C-Mixup's law).
 
     Args:
-        distances: Distances between targets, infinite where a partner is not eligible.
+        distances: Distances between targets, infinite where a partner is not eligible. A row without any
+            partner gets weights of zero.
         bandwidth: Standard deviation of the kernel, in units of the targets.
-
-    Returns:
-        Weights of at most 1; all zero in a row without any partner.
     """
     squares = (distances / bandwidth).square_()  # subtracting the nearest keeps exp from underflowing
     nearest = squares.amin(1, keepdim=True).clamp_max_(torch.finfo(squares.dtype).max)
@@ -423,11 +405,9 @@ ROWS_FOR_MEDIAN = 1000
 class PartnerTable:
     """Exact law of partners over a data set; drawing a batch costs one look-up per row.
 
-    The table stores one cumulative weight per pair of points, so it takes ``4 * n**2`` bytes (1.6 GB for
-    20 000 rows). Above ``max_bytes`` it stores nothing and computes the rows of a batch when they are drawn,
-    in ``O(batch * n)`` time per batch. Use it for tables and features of tens of thousands of rows, and
-    `PartnerIndex` for more. If batches are augmented or streamed, pair within the batch instead
-    (`sample_partners`).
+    The table takes ``4 * n**2`` bytes (1.6 GB for 20 000 rows). Above ``max_bytes`` nothing is stored, and
+    the rows of a batch are computed when they are drawn, in ``O(batch * n)`` time. Use `PartnerIndex` for
+    more rows, and pair within the batch (`sample_partners`) if batches are augmented or streamed.
 
     Example:
         >>> x, y = torch.randn(100, 3), torch.randn(100, 1)
@@ -501,5 +481,4 @@ class PartnerTable:
         return torch.cat([self._draw(self._rows(some), n_bridges, generator) for some in parts])
 
     def _draw(self, rows: Tensor, n_bridges: int, generator: torch.Generator | None) -> Tensor:
-        """Draw from rows of the table."""
         return rows.expand(-1, n_bridges) if self._nearest_only else draw_from(rows, n_bridges, generator)

@@ -146,9 +146,7 @@ def _check_soft(y: Tensor, space: TargetSpace, num_classes: int | None) -> None:
     elif space == "unit" and y.numel():
         low, high = (float(v) for v in y.aminmax())
         if low < 0 or high > 1:
-            raise ValueError(
-                f'y must be in [0, 1] for target_space="unit", but spans {low:.3g} to {high:.3g}.'
-            )
+            raise ValueError(f'y must be in [0, 1] (target_space="unit"), but spans {low:.3g} to {high:.3g}.')
 
 
 def project_to_simplex(
@@ -156,10 +154,9 @@ def project_to_simplex(
 ) -> Float[Tensor, "*batch classes"]:
     """Map points to the probability simplex along the last axis (paper: appendix A).
 
-    ``"abs"`` is the paper's map: absolute value, then division by the sum. It is not a projection. With many
-    classes it moves most of the mass away from the true class, which is strong label smoothing: with 100
-    classes and ``sigma_y=0.05`` a third is left. ``"euclidean"`` is the nearest point of the simplex, which
-    hardly smooths.
+    ``"abs"`` is the paper's map: absolute value, then division by the sum. With many classes it is strong
+    label smoothing: with 100 classes and ``sigma_y=0.05`` a third of the mass is left on the true class.
+    ``"euclidean"`` is the nearest point of the simplex, which hardly smooths.
 
     Example:
         >>> project_to_simplex(torch.tensor([0.9, -0.1, 0.0]))
@@ -180,8 +177,7 @@ def _nearest_on_simplex(y: Tensor) -> Tensor:
         return _nearest_on_simplex(y.float()).to(y.dtype)
     ordered = y.sort(dim=-1, descending=True).values
     largest = ordered[..., :1]
-    # a common shift does not change the projection, but improves the rounding; entries more than 1 below the
-    # largest become 0
+    # a common shift improves the rounding only; entries more than 1 below the largest become 0
     ordered = (ordered - largest).clamp_min(-2)
     count = torch.arange(1, y.shape[-1] + 1, device=y.device, dtype=y.dtype)
     excess = (ordered.cumsum(-1) - 1) / count

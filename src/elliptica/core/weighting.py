@@ -1,16 +1,14 @@
 """Importance weighting: the variants of Eq. (4), Algorithm 1 and appendix C.
 
-The paper's line ``l = l + xi * grad l`` adds a vector to a number, so it needs an interpretation. Each
-variant below is an object that turns the losses at points, and their slopes, into new losses.
-``docs/weighting.md`` compares them.
+The paper's line ``l = l + xi * grad l`` adds a vector to a number. Each variant below interprets it: an
+object that turns the losses at points, and their slopes, into new losses (compared in ``docs/weighting.md``).
 
 With drift ``mu`` per unit of relative time, the logarithm of ``dp/dq`` of a path is ``sum mu . dZ / V - 1/2
 sum |mu|**2 ds / V`` with ``V = sigma**2``. The paper's drift, the loss gradient, enters as ``mu = V * xi *
 g``, which keeps weights finite as ``sigma`` goes to zero.
 
-On a bridge that logarithm is known only up to a constant for each pair of ends, because the drifted process
-reaches the far end with a different density. Weights are therefore compared between bridges of one pair,
-never between pairs.
+On a bridge that logarithm is known only up to a constant for each pair of ends, so weights are compared
+between bridges of one pair, never between pairs.
 """
 
 from __future__ import annotations
@@ -219,8 +217,8 @@ def drift_slopes(drift: Drift, paths: Paths) -> list[Slope]:
     ):
         if isinstance(spread, Factor) or part.shape != z.flatten(0, 1).shape:
             raise ValueError(
-                f"drift must return shape {tuple(z.flatten(0, 1).shape)} but returned {tuple(part.shape)}; "
-                "sigma must be a number, a tensor, or a law that returns one."
+                f"drift must return shape {tuple(z.flatten(0, 1).shape)}, not {tuple(part.shape)}, and sigma "
+                "must not be a covariance."
             )
         slopes.append(Slope(z, part.view_as(z) / spread**2, spread))
     return slopes
@@ -232,8 +230,8 @@ def _check_pairs(paths: Paths) -> None:
     pairs = [end.detach().unflatten(1, (paths.s.shape[1], -1)) for end in ends]
     if paths.s.shape[1] < 2 or not all(bool((pair == pair[:, :1]).all()) for pair in pairs):
         raise ValueError(
-            "Multiplicative compares the bridges between the same two ends, but these paths have n_bridges="
-            f"{paths.s.shape[1]} or different partners. Draw two or more to the same partner of a row."
+            "Multiplicative compares the bridges between the same two ends: draw n_bridges of 2 or more, "
+            "with the same partners for a row."
         )
 
 
@@ -251,9 +249,8 @@ def log_weights(
     respect to the ``"input"``, or to ``"both"`` input and target (needs ``sigma_y > 0``). A callable gives
     the drift ``xi * drift(x, y)`` per unit of relative time. The result is differentiable.
 
-    The paths must come from ``sampling="path"``. On a coarse grid the sum only roughly approximates the
-    integral (see docs). On bridges the values are known up to a constant for each pair of ends: compare only
-    those of one pair.
+    The paths must come from ``sampling="path"``, with a fine grid. On bridges the values are known up to a
+    constant for each pair of ends: compare only those of one pair.
     """
     if paths.s.shape[2] < 2:
         raise ValueError('paths must be whole paths, sampling="path", but hold single points.')
