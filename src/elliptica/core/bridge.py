@@ -57,7 +57,8 @@ class Paths:
         time_weights: Quadrature weight of each time, ``(time, 1)`` with mean one; None if equal.
         labels: One-hot labels of the batch where the bridges start, ``(batch, *target)``; None if the targets
             are soft. A class-weighted mean is divided by their weights.
-        inputs: Inputs of the nearer end, if ``x`` are features of a hidden layer.
+        inputs: Inputs of the nearer end, if ``x`` are features of a hidden layer and the model needs them.
+        hidden: Whether ``x`` are features of a hidden layer.
     """
 
     x: Inputs
@@ -70,6 +71,7 @@ class Paths:
     time_weights: Tensor | None = None
     labels: Tensor | None = None
     inputs: Inputs | None = None
+    hidden: bool = False
 
     @property
     def rows(self) -> int:
@@ -308,6 +310,8 @@ class Bridges:
             partners = self.pairing(batch.inputs[batch.bridged[0]], batch.targets, count, generator)
         if partners.ndim == 1 or partners.shape[1] == 1:
             partners = partners.reshape(n, 1).expand(-1, k)
+        if partners.is_floating_point():
+            raise TypeError(f"partners must hold rows of the batch, but have dtype {partners.dtype}.")
         if partners.shape != (n, k) or int(partners.min()) < 0 or int(partners.max()) >= n:
             raise ValueError(
                 f"partners must hold rows of the batch, 0..{n - 1}, in shape ({n}, {k}), but have shape "
@@ -363,6 +367,7 @@ class Bridges:
             time_weights=None if times.factor is None else time_weights(self.n_times, self.quadrature, s),
             labels=None if batch.y.is_floating_point() else batch.targets,
             inputs=self._below(batch, pairs, s),
+            hidden=batch.below is not None,
         )
 
     def _times(self, like: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Times:
@@ -394,13 +399,14 @@ class Bridges:
     ) -> tuple[list[Tensor], list[Deviation]]:
         """Draw points z = (x, y) whose noise has a joint covariance."""
         x, y = ends
-        z = [torch.cat([a.flatten(1), b.flatten(1).to(a.dtype)], 1) for a, b in zip(x, y, strict=True)]
+        rows = len(y[0])
+        z = [torch.cat([a.flatten(1), b.reshape(rows, -1).to(a.dtype)], 1) for a, b in zip(x, y, strict=True)]
         std = deviation(self.sigma, z[0], z[1], y, strength, 1, generator)
         assert isinstance(std, Factor)
         points = bridge_points(z[0], z[1], std, times, generator)
         width = x[0][0].numel()
         drawn = [points[..., :width].reshape(-1, *x[0].shape), points[..., width:].reshape(-1, *y[0].shape)]
-        return drawn, [Factor(std.root[:width]), Factor(std.root[width:])]
+        return drawn, [Factor(std.root[:width], joint=True), Factor(std.root[width:], joint=True)]
 
     def _project(self, free_y: Tensor, times: Times) -> Tensor:
         """Map noisy targets back into their space; the ends of a path are in it already."""
@@ -433,6 +439,7 @@ class Bridges:
             if batch.weight is None:
                 raise ValueError("end has sample weights, but the batch has none. Pass sample_weight= too.")
             weight = self._far_rows("end's sample_weight", weights[0], batch.weight)
+            checks.nonnegative("end's sample_weight", weight)
         if self.same_partner and any(far[name].ndim > like.ndim for name, like in likes.items()):
             raise ValueError("end must be the same for all bridges of a row, whose paths are compared.")
         if batch.features is None:

@@ -67,6 +67,8 @@ class BridgeMix:
         bridged: Sequence[Hashable] | None = None,
         validate: bool = True,
     ) -> None:
+        if sampling == "path" and quadrature != "mean":
+            raise ValueError("quadrature gives points of a path weights, which mixed rows do not carry.")
         targets = Targets(target_space or "simplex", num_classes, simplex, validate)
         self.bridges = Bridges(
             targets, sigma, sigma_y, sampling, n_times, n_bridges, pairing, quadrature, end_time, bridged

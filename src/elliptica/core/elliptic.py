@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from elliptica._utils import checks
 from elliptica._utils.compiler import run_uncompiled
 from elliptica.core.bridge import Batch, Bridges, FarEnd, Paths, Quadrature, Sampling
-from elliptica.core.inputs import Inputs, LossFn, call_model, check_batch, named_inputs, warn_user
+from elliptica.core.inputs import (
+    Inputs,
+    LossFn,
+    call_model,
+    check_batch,
+    copy_inputs,
+    named_inputs,
+    warn_user,
+)
 from elliptica.core.layers import Split, untracked_statistics
 from elliptica.core.losses import GatherRanks, PerSampleLoss, evaluate, integrate, weighted_mean
 from elliptica.core.noise import Sigma
@@ -153,8 +161,9 @@ class Elliptic(nn.Module):
             >>> objective.bridges.sampling, objective.bridges.n_times, objective.bridges.sigma_y
             ('path', 5, 0.1)
         """
-        noise = sigma * math.sqrt(horizon)
-        return cls(model, loss_fn, **{"sampling": "path", "sigma": noise, "sigma_y": noise, **settings})
+        sigma_y, root = settings.pop("sigma_y", sigma), math.sqrt(horizon)
+        noise = {"sigma": sigma * root, "sigma_y": sigma_y * root}
+        return cls(model, loss_fn, **{"sampling": "path", **noise, **settings})
 
     def forward(
         self,
@@ -189,9 +198,11 @@ class Elliptic(nn.Module):
             paths = self.sample(
                 x, y, sample_weight=sample_weight, partners=partners, end=end, generator=generator
             )
+        elif not (sample_weight is None and partners is None and end is None):
+            raise ValueError("paths hold weights and ends already: pass sample_weight=, ... to sample().")
         if self.bn == "clean":  # this pass only updates the running statistics
             with torch.no_grad():
-                call_model(self.model, x)
+                call_model(self.model, copy_inputs(x))
         return self.loss_on(paths)
 
     def sample(
@@ -208,8 +219,10 @@ class Elliptic(nn.Module):
         if torch.compiler.is_compiling():  # a generator cannot be compiled; eager draws are the same
             given: dict[str, Any] = {"partners": partners, "end": end, "generator": generator}
             return run_uncompiled(self.sample, x, y, sample_weight=sample_weight, **given)
-        hidden = (None, True) if self.split is None else (self._hidden, not self.split.is_sequential)
-        batch = self.bridges.read(x, y, sample_weight, *hidden)  # check once, encode targets
+        features, keep_inputs = None, False
+        if self.split is not None:
+            features, keep_inputs = self._hidden, not self.split.cuts(self.model)
+        batch = self.bridges.read(x, y, sample_weight, features, keep_inputs)  # check once, encode targets
         if not self._judged_scale:
             self._judge_scale(batch)
         pairs = self.bridges.pair(batch, partners, end, generator)  # X', y' ~ P(Pi)
@@ -260,8 +273,10 @@ class Elliptic(nn.Module):
 
     def _check_weighting(self, weighting: Weighting) -> None:
         """Raise if the points cannot carry the weighting, which would then be silently meaningless."""
-        if weighting.needs_path and self.bridges.sampling != "path":
-            raise ValueError(f'weighting={weighting!r} weights whole paths, so it needs sampling="path".')
+        if weighting.needs_path and (self.bridges.sampling != "path" or self.bridges.end_time < 1):
+            raise ValueError(
+                f'weighting={weighting!r} weights whole paths: it needs sampling="path" and end_time=1.'
+            )
         if weighting.within_pairs and self.bridges.n_bridges < 2:
             raise ValueError(f"weighting={weighting!r} compares bridges of a pair: use n_bridges=2 or more.")
 

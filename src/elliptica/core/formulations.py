@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from elliptica._utils.random import compute_dtype, draw_normal
 from elliptica.core.bridge import Bridges
 from elliptica.core.elliptic import Elliptic
-from elliptica.core.inputs import Inputs, LossFn
+from elliptica.core.inputs import Inputs, LossFn, copy_inputs
 from elliptica.core.losses import PerSampleLoss, weighted_mean
 from elliptica.core.targets import Targets, infer_target_space
 
@@ -46,7 +46,7 @@ class SourceTerm(Elliptic):
 
     def forward(self, x: Inputs, y: Tensor, **options: Any) -> Tensor:
         """Return the loss of a batch; options are those of `Elliptic.forward`."""
-        clean = self.clean_loss(x, y, sample_weight=options.get("sample_weight"))
+        clean = self.clean_loss(copy_inputs(x), y, sample_weight=options.get("sample_weight"))
         if not self.training or self.strength is None:
             return clean
         return clean + self.duration * super().forward(x, y, **options)

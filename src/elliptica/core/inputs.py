@@ -58,6 +58,11 @@ def call_model(model: nn.Module, x: Inputs) -> Any:
     return model(**x) if isinstance(x, Mapping) else model(*x)
 
 
+def copy_inputs(x: Inputs) -> Inputs:
+    """Return copies of the tensors, for a model that may overwrite them."""
+    return rebuild_inputs(x, {name: value.clone() for name, value in named_inputs(x).items()})
+
+
 def count_rows(items: Mapping[Hashable, Tensor]) -> int:
     """Return the number of rows of the first input."""
     return len(next(iter(items.values())))

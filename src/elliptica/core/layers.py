@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from elliptica.core.inputs import Inputs, call_model
+from elliptica.core.inputs import Inputs, call_model, copy_inputs
 
 
 class RowExchange(Protocol):
@@ -80,14 +79,16 @@ class Split:
     def __init__(self, model: nn.Module, at: str) -> None:
         model.get_submodule(at)  # raise now if there is none
         self.at = at
-        #: whether the model can be cut in two (a subclass may have another forward pass); otherwise its lower
-        #: part runs again below the replaced output
-        self.is_sequential = type(model) is nn.Sequential and at.isdecimal()
+
+    def cuts(self, model: nn.Module) -> bool:
+        """Return whether the model can be cut in two; otherwise its lower part runs again below the layer."""
+        has_hooks = model._forward_hooks or model._forward_pre_hooks  # they see the whole
+        return type(model) is nn.Sequential and self.at in model._modules and not has_hooks
 
     def features(self, model: nn.Module, x: Inputs) -> Tensor:
         """Return the output of the layer at the data."""
-        if self.is_sequential:
-            return self._run(model, x, 0, int(self.at) + 1)
+        if self.cuts(model):
+            return self._run(model, x, upper=False)
         grabbed: list[Tensor] = []
 
         def grab(output: Tensor) -> Tensor:
@@ -96,20 +97,21 @@ class Split:
 
         # the second pass updates running statistics, so this one must not
         with untracked_statistics(model), contextlib.suppress(_Stop), replaced_output(model, self.at, grab):
-            call_model(model, x)
+            call_model(model, copy_inputs(x))  # a model may overwrite its input
         return grabbed[0]
 
     def resume(self, model: nn.Module, x: Inputs, hidden: Tensor) -> Any:
         """Return the output of the model if the layer returns ``hidden``; ``x`` feeds other layers."""
-        if self.is_sequential:
-            return self._run(model, hidden, int(self.at) + 1, None)
+        if self.cuts(model):
+            return self._run(model, hidden, upper=True)
         with replaced_output(model, self.at, lambda _: hidden):
             return call_model(model, x)
 
-    @staticmethod
-    def _run(model: nn.Module, x: Any, begin: int, end: int | None) -> Any:
-        """Run some layers of a sequence."""
-        for layer in itertools.islice(model.children(), begin, end):
+    def _run(self, model: nn.Module, x: Any, *, upper: bool) -> Any:
+        """Run the layers of a sequence up to the cut, or those above it; a layer may appear twice."""
+        cut = list(model._modules).index(self.at) + 1
+        for layer in list(model._modules.values())[cut:] if upper else list(model._modules.values())[:cut]:
+            assert layer is not None
             x = layer(x)
         return x
 

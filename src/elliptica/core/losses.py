@@ -56,6 +56,8 @@ class PerSampleLoss(nn.Module):
         reduction = getattr(loss_fn, "reduction", "mean")
         if reduction not in ("mean", "none", "batchmean"):
             raise ValueError(f'loss_fn has reduction={reduction!r}, but points are averaged. Use "mean".')
+        if getattr(loss_fn, "log_target", False):
+            raise ValueError("loss_fn has log_target=True, but targets are mixed as probabilities.")
         if getattr(loss_fn, "ignore_index", -100) != -100:
             raise ValueError("loss_fn has ignore_index, but labels are mixed on bridges. Drop those rows.")
         self._sums_features = reduction == "batchmean"
@@ -162,6 +164,10 @@ def evaluate(
         second_order: Whether the slopes are differentiated again.
         untracked: Whether batch norm must not record its statistics.
     """
+    if paths.hidden != (split is not None):
+        raise ValueError(
+            "paths of a hidden layer are evaluated by their own objective: objective.loss_on(paths)."
+        )
     has_slopes = slopes_of != "none"
     points = {name: flatten_rows(value) for name, value in named_inputs(paths.x).items()}
     y = flatten_rows(paths.y)
@@ -201,6 +207,8 @@ def _slopes(
     at = [points[name] for name in paths.deviation]
     moving, stds = list(at), list(paths.deviation.values())
     if slopes_of == "both":  # the gradient is taken at the label that the loss sees
+        if isinstance(paths.deviation_y, Factor) and paths.deviation_y.joint:
+            raise ValueError('drift="both" needs noise of its own on the targets, not a joint covariance.')
         if isinstance(paths.deviation_y, float) and paths.deviation_y == 0.0:
             raise ValueError('drift="both" acts on the targets, which must diffuse: use sigma_y > 0.')
         at.append(y)

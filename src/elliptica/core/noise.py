@@ -30,6 +30,7 @@ class Factor:
     """Square root of a covariance ``V = root root^T``, as ``(feature, rank)`` or one for each row."""
 
     root: Tensor
+    joint: bool = False  # whether inputs and targets have a covariance, which this part does not show
 
     def colour(self, z: Tensor, like: Tensor) -> Tensor:
         """Turn white noise ``(time, row, rank)`` into noise of covariance ``V``."""
@@ -218,7 +219,7 @@ def check_sigma(name: str, sigma: Sigma) -> float | Tensor | Law:
     if callable(sigma):
         return sigma
     checks.nonnegative(name, sigma)
-    if isinstance(sigma, Tensor):
+    if isinstance(sigma, Tensor) and sigma.ndim:
         if sigma.requires_grad:
             raise ValueError(f"{name} requires a gradient, but less noise always lowers the loss. Detach it.")
         return sigma
@@ -250,6 +251,8 @@ def deviation(
     if isinstance(std, Factor):
         root = std.root * strength
         return Factor(root.repeat(copies, 1, 1) if copies > 1 and root.ndim == 3 else root)
+    if isinstance(std, Tensor) and std.ndim not in (0, start.ndim):
+        raise ValueError(f"sigma must return a number or shape (rows, ...), but returned {tuple(std.shape)}.")
     if copies > 1 and isinstance(std, Tensor) and std.ndim == start.ndim and len(std) > 1:
         std = std.repeat(copies, *[1] * (std.ndim - 1))
     return std * strength

@@ -220,6 +220,8 @@ def drift_slopes(drift: Drift, paths: Paths) -> list[Slope]:
                 f"drift must return shape {tuple(z.flatten(0, 1).shape)}, not {tuple(part.shape)}, and sigma "
                 "must not be a covariance."
             )
+        if not bool((torch.as_tensor(spread) > 0).all()):
+            raise ValueError("drift acts on inputs or targets that do not diffuse: use sigma, sigma_y > 0.")
         slopes.append(Slope(z, part.view_as(z) / spread**2, spread))
     return slopes
 

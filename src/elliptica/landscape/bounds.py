@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -188,7 +188,7 @@ def _layers(model: nn.Module) -> Iterator[Any]:
     if model._forward_hooks or model._forward_pre_hooks:  # they may change what it computes
         raise TypeError(f'{type(model).__name__} has hooks. Remove them, or use lipschitz="estimated".')
     if type(model).forward is nn.Sequential.forward:
-        for child in model.children():
+        for child in cast(nn.Sequential, model):  # a layer may appear twice
             yield from _layers(child)
     else:
         yield model
