@@ -97,10 +97,10 @@ def shift_bound(
     """Bound the loss of a regression at shifted inputs, and its landscape (paper: Prop. 2, corrected).
 
     For targets that do not change, the loss itself satisfies ``l(Tx, y)^(1/2) <= |f(x) - y| + C |Tx - x|``.
-    Use this bound first: it is about the loss that you will have, and far tighter. The landscape satisfies
-    ``u(Tx, y)^(1/2) <= |f(x) - y| + C |Tx - x| + ((C^2 + 1) (R^2 - |z - c|^2))^(1/2)`` for the squared loss
-    and a ball of centre ``c`` and radius ``R``, ``z = (Tx, y)``; without the ``+ 1`` if targets are fixed.
-    Both hold for every Lipschitz network, kinks included; the second for domains inside the ball.
+    Use this bound first: it is far tighter. The landscape satisfies ``u(Tx, y)^(1/2) <= |f(x) - y| + C |Tx -
+    x| + ((C^2 + 1) (R^2 - |z - c|^2))^(1/2)`` for the squared loss and a ball of centre ``c`` and radius
+    ``R``, ``z = (Tx, y)``; without the ``+ 1`` if targets are fixed. Both hold for every Lipschitz network,
+    kinks included; the second for domains inside the ball.
 
     Args:
         field: Loss of the model; must be `torch.nn.MSELoss` (several outputs are averaged).
@@ -116,8 +116,8 @@ def shift_bound(
         generator: Source of randomness.
         **settings: Those of `estimate_landscape`.
     """
-    ball = _ball(domain)
-    if not field.is_squared or ball is None:
+    ball = domain.domain if isinstance(domain, DataDomain) else domain
+    if not field.is_squared or not isinstance(ball, Ball):
         raise ValueError("The bound is for MSELoss in a Ball, or in a DataDomain with a ball around it.")
     moved, _ = shifted_probes(x, y, *transform)
     z = join(moved, y) if joint else moved.reshape(len(moved), -1)
@@ -136,11 +136,6 @@ def shift_bound(
     bound = (root + ((constant**2 + float(joint)) * spread).sqrt()).square() / n_outputs
     notes = (*estimate.notes, *_SHIFT_NOTES[int(certified) :])
     return ShiftBound(error, shift, loss, loss_bound, time, bound, value, stderr, constant, certified, notes)
-
-
-def _ball(domain: Domain) -> Ball | None:
-    outer = domain.domain if isinstance(domain, DataDomain) else domain
-    return outer if isinstance(outer, Ball) else None
 
 
 def _constant(
@@ -176,9 +171,6 @@ def certified_lipschitz(model: nn.Module) -> float:
 
     For `torch.nn.Sequential` (nested if you like) of linear layers, common activations, dropout and
     normalisation in evaluation mode. Computed in float64; proved up to its rounding.
-
-    Raises:
-        TypeError: For a layer whose constant is not known.
     """
     return math.prod((_layer_constant(layer) for layer in _layers(model)), start=1.0)
 
@@ -209,8 +201,7 @@ def _layer_constant(layer: Any) -> float:
         scale = (layer.running_var.double() + layer.eps).rsqrt()
         return float((scale if layer.weight is None else scale * layer.weight.detach().double().abs()).max())
     raise TypeError(
-        f"The Lipschitz constant of {kind.__name__} is not known here. Use "
-        'lipschitz="estimated" (not a certificate), or pass the constant as a number.'
+        f'The Lipschitz constant of {kind.__name__} is not known: use lipschitz="estimated", or a number.'
     )
 
 
@@ -230,25 +221,15 @@ def estimated_lipschitz(model: nn.Module, x: Tensor, chunk_size: int = 4096) -> 
 
 @dataclass(frozen=True)
 class Side:
-    """Means over one set of points.
-
-    Attributes:
-        n: Number of points.
-        loss: Mean loss there.
-        exit_time: Mean of ``E tau``.
-        value: Mean of the landscape ``u``.
-        stderr: Its standard error.
-        lower: ``loss + m * exit_time``.
-        upper: ``loss + M * exit_time``.
-    """
+    """Means over one set of points."""
 
     n: int
     loss: float
-    exit_time: float
-    value: float
-    stderr: float
-    lower: float
-    upper: float
+    exit_time: float  # mean of ``E tau``
+    value: float  # mean of the landscape ``u``
+    stderr: float  # its standard error
+    lower: float  # ``loss + m * exit_time``
+    upper: float  # ``loss + M * exit_time``
 
 
 @dataclass(frozen=True)
@@ -275,10 +256,7 @@ class OrderingReport(Result):
 
     @property
     def sufficient(self) -> bool:
-        """Whether ``m E tau_rare >= M E tau_common``: with equal losses rare points must lie higher.
-
-        With the losses as they are, compare ``rare.lower`` with ``common.upper``.
-        """
+        """Whether ``m E tau_rare >= M E tau_common``: with equal losses rare points must lie higher."""
         return self.least * self.rare.exit_time >= self.largest * self.common.exit_time
 
     @property
@@ -308,8 +286,7 @@ def ordering_report(
     """Compare the landscape at rare and common points (paper: Prop. 3, Eqs. (8) and (9), corrected).
 
     If ``m <= A l <= M`` on the domain then ``l + m E tau <= u <= l + M E tau`` (Dynkin). So where losses are
-    equal and ``m E tau_rare >= M E tau_common``, rare points lie higher. For linear regression ``m = M``, and
-    the order of ``u`` is that of ``E tau``.
+    equal and ``m E tau_rare >= M E tau_common``, rare points lie higher.
 
     Args:
         field: Loss of the model.
@@ -329,11 +306,10 @@ def ordering_report(
     x, y = torch.cat([rare[0], common[0]]), torch.cat([rare[1], common[1]])
     z, loss = point_loss(field, x, y, joint)
     radius = 0.1 * float(domain.distance(z).median()) if radius is None else radius
-    owner = torch.arange(len(z), device=z.device)
     if probes is not None:
         z, loss = point_loss(field, *probes, joint)
-        owner = torch.arange(len(z), device=z.device)
-    else:  # each probe keeps the label of the query from which it starts
+    owner = torch.arange(len(z), device=z.device)
+    if probes is None:  # each probe keeps the label of the query from which it starts
         owner = owner.repeat(_PER_QUERY)
         end = owner[random.draw_permutation(len(owner), device=z.device, generator=generator)]
         share = random.draw_uniform((len(owner), 1), device=z.device, generator=generator).to(z)
@@ -351,7 +327,6 @@ def ordering_report(
         n, at_points = len(points), float(field(points, target).double().mean())
         time = float(exit_times(estimate)[0].double().mean())
         value, error = float(estimate.value.double().mean()), float(estimate.stderr.double().norm()) / n
-        sides.append(
-            Side(n, at_points, time, value, error, at_points + least * time, at_points + largest * time)
-        )
+        low, high = at_points + least * time, at_points + largest * time
+        sides.append(Side(n, at_points, time, value, error, low, high))
     return OrderingReport(least, largest, radius, len(z), sides[0], sides[1])

@@ -1,7 +1,6 @@
 """The paper's domain, a region without a small ball around each data point, and whitened regions.
 
-The nearest ball is found exactly: by a k-d tree among many balls in few dimensions, else by comparing all
-of them. The distance in float64 decides, so both give the same result.
+The nearest ball is found exactly, by a k-d tree or by comparing all; the distance in float64 decides.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ _TIE = 1e-13
 class NearestBalls:
     """Search among fixed balls; balls around repeated points count as one.
 
-    Args:
-        centres: One row per ball.
-        radii: Their radii.
-        share: Upper bound on each radius over the distance from its centre to the nearest other centre.
+    ``share`` is an upper bound on each radius over the distance from its centre to the nearest other centre.
     """
 
     def __init__(
@@ -168,7 +164,7 @@ class DataDomain:
         if not bool(fits.all()):
             raise ValueError(
                 "epsilon must be above 0 and so small that balls do not overlap; the closest two points are "
-                f"{float(neighbour.min()):.3g} apart. By default (fraction below 0.5) it is."
+                f"{float(neighbour.min()):.3g} apart."
             )
         object.__setattr__(self, "epsilon", radii)
         object.__setattr__(self, "outer", self._outer())
@@ -183,14 +179,10 @@ class DataDomain:
             return self.outer
         if self.outer == "hull":
             return Polytope.hull(self.points)
-        if self.outer == "box":
-            return Box.around(self.points, self.margin)
-        if self.outer == "reflecting_box":
-            return Box.around(self.points, self.margin, "reflect")
+        if self.outer in ("box", "reflecting_box"):
+            return Box.around(self.points, self.margin, "absorb" if self.outer == "box" else "reflect")
         if self.outer != "ball":
-            raise ValueError(
-                f"outer must be ball, box, reflecting_box, hull or a domain, not {self.outer!r}."
-            )
+            raise ValueError(f"outer must be ball, box, reflecting_box, hull or a domain, not {self.outer}.")
         ball = Ball.around(self.points, self.margin)  # with room for the small balls
         reach = (self.points - ball.centre).norm(dim=1) + 1.5 * self.radii
         return Ball(ball.centre, max(ball.radius, float(reach.max())))
@@ -247,8 +239,8 @@ class DataDomain:
 class Whitened:
     """A domain in whitened coordinates ``w``, where ``z = centre + factor @ w``.
 
-    The process is Brownian in ``w``, so the operator is ``1/2 tr(factor factor^T Hess u)`` in ``z``. Data
-    with any covariance become isotropic. Distances, balls and exit times are those of ``w``.
+    The process is Brownian in ``w``, so the operator is ``1/2 tr(factor factor^T Hess u)`` in ``z``.
+    Distances, balls and exit times are those of ``w``.
 
     Attributes:
         inner: The domain in coordinates ``w``.
@@ -273,8 +265,7 @@ class Whitened:
         Args:
             points: The data.
             margin: Factor on the radius.
-            ridge: Share of the mean variance added to every direction, so that constant or
-                dependent columns do no harm.
+            ridge: Share of the mean variance added to every direction, against dependent columns.
             fraction: Radius of balls around the data as a share of the distance to the nearest neighbour.
                 None means no balls.
         """
@@ -283,15 +274,13 @@ class Whitened:
         factor = torch.linalg.cholesky(covariance).to(points)
         centre = points.mean(0)
         w = cls(Ball(centre, 1.0), centre, factor).to_inner(points)
-        inner: Domain = Ball.around(w, margin)
-        if fraction is not None:
-            inner = DataDomain(w, fraction=fraction, outer=inner)
+        ball = Ball.around(w, margin)
+        inner = ball if fraction is None else DataDomain(w, fraction=fraction, outer=ball)
         return cls(inner, centre, factor)
 
     def to_inner(self, z: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """Map points to whitened coordinates."""
-        offset = (z - self.centre.to(z)).T
-        return torch.linalg.solve(self.factor.to(z), offset).T
+        return torch.linalg.solve(self.factor.to(z), (z - self.centre.to(z)).T).T
 
     def from_inner(self, w: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """Map whitened coordinates to points."""

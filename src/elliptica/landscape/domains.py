@@ -1,9 +1,8 @@
 """Regions of the data space on which the landscape is defined: balls, boxes and polytopes.
 
-A domain is any object with ``distance(z)`` and ``project(z)``, so you can write your own. Three more
-methods are used if present: ``reflect(z)`` (walls that reflect walks), ``where(z)`` (which part of the
-boundary is nearest) and ``scaled_distance(z, scale)`` (a sharper step when coordinates diffuse at different
-speeds).
+A domain is any object with ``distance(z)`` and ``project(z)``, so you can write your own. Three more methods
+are used if present: ``reflect(z)`` (walls that reflect walks), ``where(z)`` (which part of the boundary is
+nearest) and ``scaled_distance(z, scale)`` (a sharper step when coordinates diffuse at different speeds).
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ class Ball:
 class Box:
     """Axis-parallel box whose walls absorb walks or reflect them.
 
-    Walks never end at reflecting walls, so such a box needs balls around the data (`DataDomain`). Then
-    the bound of Proposition 1 holds as stated in the paper. Walks take about ``10 * dim`` steps between
-    absorbing walls. Between reflecting walls the number doubles with each dimension (use ``dim <= 8``).
+    Walks never end at reflecting walls, so such a box needs balls around the data (`DataDomain`). Walks take
+    about ``10 * dim`` steps between absorbing walls; between reflecting walls the number doubles with each
+    dimension (use ``dim <= 8``).
 
     Attributes:
         low: Lower corner, ``(dim,)``.
@@ -190,9 +189,7 @@ def inside(domain: Domain, z: Float[Tensor, "rows dim"]) -> Bool[Tensor, " rows"
     """Return which points a walk may start from: those inside (balls around data count as inside)."""
     outer = getattr(domain, "outer", domain)
     within = outer.distance(z) > 0
-    if hasattr(domain, "nearest_ball") and hasattr(
-        domain, "radii"
-    ):  # a data point may itself lie on the outer boundary
+    if hasattr(domain, "nearest_ball") and hasattr(domain, "radii"):  # a datum may lie on the outer boundary
         slack = outer.distance(z) > -1e-6 * float(domain.radii.max())
         within = within | (slack & (domain.nearest_ball(z)[0] <= 0))
     return within

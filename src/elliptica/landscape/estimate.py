@@ -25,23 +25,14 @@ FEW_WALKS = 50.0
 
 @dataclass(frozen=True)
 class Walks:
-    """Ends of walks, one row each.
+    """Ends of walks, one row each."""
 
-    Attributes:
-        end: Point of the boundary (the last position of an unfinished walk).
-        label: Number of the ball, `OUTER` (-1) or `UNFINISHED` (-2).
-        log_weight: Logarithm of the weight that multiplies the boundary value: change of measure for a
-            drift, survival for absorption. Zero for Laplace's equation.
-        integral: Integral of the source along the walk, weights included.
-        time: Time to the end (its mean given the places visited, for walk on spheres).
-        steps: Number of steps.
-    """
-
-    end: Float[Tensor, "walks dim"]
-    label: Int[Tensor, " walks"]
+    end: Float[Tensor, "walks dim"]  # on the boundary (the last position of an unfinished walk)
+    label: Int[Tensor, " walks"]  # number of the ball, `OUTER` (-1) or `UNFINISHED` (-2)
+    #: Logarithm of the weight of the boundary value: change of measure for a drift, survival for absorption.
     log_weight: Float[Tensor, " walks"]
-    integral: Float[Tensor, " walks"]
-    time: Float[Tensor, " walks"]
+    integral: Float[Tensor, " walks"]  # of the source along the walk, weights included
+    time: Float[Tensor, " walks"]  # to the end (for walk on spheres its mean given the places visited)
     steps: Int[Tensor, " walks"]
 
 
@@ -57,27 +48,20 @@ class BoundaryRange:
 class Averages:
     """Averages of walks, one row per query; unfinished walks count only in their share and in ``steps``.
 
-    Attributes not listed are those of `LandscapeEstimate`.
-
-    Attributes:
-        mean: Mean of weight times boundary value plus integral; NaN where no walk finished.
-        stderr: Its standard error by the plus-four rule; infinite where fewer than two walks finished.
-        effective: ``(sum w)^2 / sum w^2``, in walks.
-        effective_walks: ``(sum |x|)^2 / sum x^2`` of the payoffs ``x``: walks behind the value.
-        span: Largest minus least payoff, seen or known.
+    Attributes without a comment are those of `LandscapeEstimate`.
     """
 
-    mean: Float[Tensor, " queries"]
-    stderr: Float[Tensor, " queries"]
+    mean: Float[Tensor, " queries"]  # of weight times boundary value plus integral; NaN if none finished
+    stderr: Float[Tensor, " queries"]  # by the plus-four rule; infinite if fewer than two finished
     hit_share: Float[Tensor, " queries"]
     outer_share: Float[Tensor, " queries"]
     unfinished_share: Float[Tensor, " queries"]
-    effective: Float[Tensor, " queries"]
+    effective: Float[Tensor, " queries"]  # ``(sum w)^2 / sum w^2``, in walks
     exit_time: Float[Tensor, " queries"]
     exit_time_stderr: Float[Tensor, " queries"]
     steps: Float[Tensor, " queries"]
-    effective_walks: Float[Tensor, " queries"]
-    span: Float[Tensor, " queries"]
+    effective_walks: Float[Tensor, " queries"]  # ``(sum |x|)^2 / sum x^2`` of the payoffs ``x``
+    span: Float[Tensor, " queries"]  # largest minus least payoff, seen or known
 
 
 def average(
@@ -85,15 +69,9 @@ def average(
 ) -> Averages:
     """Return mean, standard error and shares per query.
 
-    All walks may miss a payoff that one in a hundred brings, and then their spread says nothing about it.
-    So the standard error is that of four more walks, two with the least and two with the largest payoff,
-    seen or known (Agresti and Coull's rule for a share, for any bounded payoff).
-
-    Args:
-        walks: Ends, the ``n_walks`` rows of a query after one another.
-        n_walks: Walks per query.
-        values: Boundary value at each end; ignored for unfinished walks.
-        known: Payoffs that the boundary is known to have; None for those seen only.
+    All walks may miss a rare payoff, and then their spread says nothing about it. So the standard error is
+    that of four more walks, two with the least and two with the largest payoff, seen or ``known`` (Agresti
+    and Coull's rule for a share, for any bounded payoff). The rows of a query come after one another.
     """
     label = walks.label.reshape(-1, n_walks)
     done = label != UNFINISHED
@@ -103,7 +81,6 @@ def average(
     )
     payoff = log_w.exp() * torch.where(done, values.double().reshape_as(label), 0.0) + integral
     mean, stderr = _mean(payoff, done)
-    effective_walks = _effective(torch.where(done, payoff.abs(), 0.0))
     low = torch.where(done, payoff, torch.inf).amin(1)
     high = torch.where(done, payoff, -torch.inf).amax(1)
     if known is not None:
@@ -122,7 +99,7 @@ def average(
         _effective(weight),
         *_mean(time, done),
         walks.steps.double().reshape_as(label).mean(1),
-        effective_walks,
+        _effective(torch.where(done, payoff.abs(), 0.0)),
         (high - low).clamp_min(0),
     )
     return Averages(*(column.to(values.dtype) for column in columns))
@@ -137,8 +114,7 @@ def plus_four(
 ) -> Float[Tensor, " queries"]:
     """Return the standard error with four more walks, two at each end of a range.
 
-    For two values its 95 % interval covers with a probability of at least .91 (80 walks and more); it is
-    not conservative, because the centre stays at the mean.
+    For two values its 95 % interval covers with a probability of at least .91 (80 walks and more).
     """
     n = done.sum(1)
     spread = torch.where(done, payoff - mean[:, None], 0.0).square().sum(1)
@@ -165,11 +141,9 @@ class LandscapeEstimate:
 
     Attributes:
         value: Estimate of ``u``, one per query. Walks that did not finish are skipped.
-        stderr: Its standard error. It allows for boundary values that few or no walks met: it is that of
-            four more walks, two each at the least and the largest known value.
+        stderr: Its standard error; allows for boundary values that few or no walks met (see `average`).
         bias: Size of the distance between the expected value of the estimate and ``u``, at most the range
-            of the values. Infinite where more than 1 % of the walks are unfinished, because nothing is
-            known about those.
+            of the values. Infinite where more than 1 % of the walks are unfinished.
         hit_share: Share of walks that ended on a ball around a data point (0 without balls).
         outer_share: Share that ended on the outer boundary.
         unfinished_share: Share that ran out of steps. These are never projected to a boundary.
@@ -224,7 +198,7 @@ class LandscapeEstimate:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def cautions(result: Averages, *, has_balls: bool, weighted: bool, n_walks: int) -> tuple[str, ...]:
+def cautions(result: Averages, has_balls: bool, weighted: bool, n_walks: int) -> tuple[str, ...]:
     """Return what makes a result doubtful, as sentences, and warn of each."""
     queries = f"of {len(result.mean)} queries"
     notes = []
@@ -232,8 +206,7 @@ def cautions(result: Averages, *, has_balls: bool, weighted: bool, n_walks: int)
     if has_balls and few:
         notes.append(
             f"At {few} {queries} fewer than {FEW_HITS:.0%} of the walks meet a ball around a data point, so "
-            "the values there come from the outer boundary and not from the data. Work in fewer dimensions "
-            "(PCA, features), use larger balls, or reflecting walls."
+            "the values there come from the outer boundary: work in fewer dimensions, or use larger balls."
         )
     lost = int((result.unfinished_share > FEW_UNFINISHED).sum())
     if lost:

@@ -29,21 +29,9 @@ def euler_maruyama(
 ) -> Walks:
     """Simulate ``dZ = mu(Z) dt + sqrt(a(Z)) dW`` in steps of ``dt`` until the walks leave the domain.
 
-    A discrete walk misses exits between two steps and leaves too late, so its error falls only with
-    ``sqrt(dt)``. With ``shift`` the boundary is moved inwards by the mean overshoot along its normal, which
-    removes that term. Use it for coefficients that vary in space, and for a diffusion matrix.
-
-    Args:
-        domain: Domain of the walks.
-        start: One row per walk.
-        operator: Coefficients.
-        dt: Length of a step in time.
-        shift: Correct for the overshoot; ``False`` is the plain scheme.
-        max_steps: Walks that need more are reported as unfinished.
-        generator: Source of randomness.
-
-    Returns:
-        The ends of the walks, with ``exp(-int r)`` as weight and ``steps * dt`` as time.
+    A discrete walk leaves too late, so its error falls only with ``sqrt(dt)``. With ``shift`` the boundary is
+    moved inwards by the mean overshoot along its normal, which removes that term. Walks that need
+    more than ``max_steps`` are unfinished. The weight is ``exp(-int r)``.
     """
     operator.check_dim(start.shape[1])
     root, margin = math.sqrt(dt), SHIFT * math.sqrt(dt) * shift

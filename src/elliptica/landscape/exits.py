@@ -13,9 +13,8 @@ With ``nu = dim / 2 - 1``, two solutions of ``Lap w = w`` depend on the radius a
   dimensions. ``1 / Phi(r sqrt(2 c))`` is the chance to leave a ball of radius ``r`` from its centre alive;
 * ``x^(2 - dim) alpha(x)``, singular, ``alpha(x) = 2 (x / 2)^nu K_nu(x) / Gamma(nu)`` from 3 dimensions on.
 
-They are computed as logarithms that neither overflow nor cancel. Orders from `_LEAST_ORDER` on come from the
-uniform (Debye) expansions, lower ones from the recurrence that is stable for each function: downwards for
-``Phi``, upwards for ``alpha``, all terms positive.
+They are computed as logarithms that neither overflow nor cancel: orders from `_LEAST_ORDER` on by the uniform
+(Debye) expansions, lower ones by the stable recurrence, downwards for ``Phi``, upwards for ``alpha``.
 """
 
 from __future__ import annotations

@@ -55,9 +55,8 @@ def neighbour_loss(
     """Estimate the loss at rows without labels from the labels of their nearest training rows.
 
     Averages the loss of the model *at the query* against the label of each of the ``k`` nearest training
-    rows. It is high where the model contradicts the labels around it, and where these contradict each other.
-    Distances are Euclidean in features divided by their deviation over the training rows. Pass held-out or
-    unlabelled rows, because a training row is its own nearest neighbour.
+    rows. Distances are Euclidean in features divided by their deviation over the training rows. Pass held-out
+    or unlabelled rows, because a training row is its own nearest neighbour.
 
     Args:
         field: Loss of the model.
@@ -162,10 +161,9 @@ def loss_map(
     if not bool(far.any()):
         return estimate
     note = (
-        f"{int(far.sum())} of {len(far)} queries lie outside the training region (further from its rows than "
-        f"{_USUAL:.0%} of those lie from each other). There u cannot exceed the largest training loss "
-        f"({float(values.max()):.3g}), except for the {float(estimate.outer_share[far].mean()):.0%} of their "
-        "walks that end on the outer boundary."
+        f"{int(far.sum())} of {len(far)} queries lie outside the training region, where u cannot exceed the "
+        f"largest training loss ({float(values.max()):.3g}), except for the "
+        f"{float(estimate.outer_share[far].mean()):.0%} of their walks that end on the outer boundary."
     )
     return replace(estimate, notes=(*estimate.notes, note))
 
@@ -311,8 +309,7 @@ def hitting_report(
 ) -> HittingReport:
     """Estimate probability and time to hit the balls around the data (paper: Lemma 2).
 
-    This is a density diagnostic, not a better outlier detector. From about ten dimensions on, these scores
-    order points as the nearest neighbour does, and in fewer dimensions they are worse (docs: landscape).
+    This is a density diagnostic, not a better outlier detector than the nearest neighbour (docs: landscape).
 
     Args:
         domain: Usually a `DataDomain`; others have no balls to hit.

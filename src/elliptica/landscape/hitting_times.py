@@ -1,8 +1,7 @@
 """Train on hitting times: the loss where Brownian walks first hit the data (paper: Eq. (3)).
 
 This is the objective that the paper states before it introduces bridges: the mean over starts of the
-landscape ``u(z) = E[l(Z_tau)]``. Walks do not depend on the network, so they need no gradient, and many can
-be drawn at once.
+landscape ``u(z) = E[l(Z_tau)]``. Walks do not depend on the network, so many can be drawn at once.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class WalkEnds:
         x: Inputs at the ends.
         y: Targets at the ends, in their space.
         datum: Row of the training data whose ball was hit, -1 for the outer boundary, -2 for a walk that ran
-            out of steps (``x`` and ``y`` are its last position, and the objective skips it).
+            out of steps (its last position, which the objective skips).
         weight: Weight of each walk, or None.
         steps: Number of spheres of each walk.
     """
@@ -76,16 +75,14 @@ class HittingTimes(nn.Module):
     """Mean loss where Brownian walks first hit the training data (paper: Eq. (3) and its empirical sum).
 
     Walks start in the space of inputs and targets, ``z = (x, y)``, and end on a ball around a datum or on
-    the outer boundary; a walk from inside a ball ends where it starts. The loss is that of the current
-    network at the end ``(x, y)`` of each walk. For starts outside the balls its mean is the landscape ``u``
-    that `elliptica.estimate_landscape` computes. Class labels walk in the plane of the simplex and end at
-    its nearest point.
+    the outer boundary; a walk from inside a ball ends where it starts. For starts outside the balls the mean
+    loss at the ends is the landscape ``u`` of `elliptica.estimate_landscape`. Class labels walk in the plane
+    of the simplex and end at its nearest point.
 
-    The loss is evaluated *on the boundary* only, and not between the data, where `elliptica.Elliptic`
-    evaluates it. Between reflecting walls this is ordinary training with noise of the size of the balls, in
-    which isolated data have more weight. In any other region of more than a few dimensions most walks end
-    on the outer boundary, with targets that no datum has; ``shares`` shows how the last walks ended. Use
-    this class to study the paper's formulation; `elliptica.Elliptic` is the method.
+    The loss is evaluated *on the boundary* only, not between the data. Between reflecting walls this is
+    ordinary training with noise of the size of the balls, in which isolated data have more weight. In any
+    other region of more than a few dimensions most walks end on the outer boundary, with targets that no
+    datum has; see ``shares``. Use this class to study the formulation; `elliptica.Elliptic` is the method.
 
     In ``eval()`` mode it is the ordinary loss. The module owns the model; save ``objective.model``.
 
@@ -214,8 +211,8 @@ class HittingTimes(nn.Module):
     ) -> WalkEnds:
         """Walk from ``n_starts`` random starts, or from given ones, to the boundary.
 
-        Ends carry no gradient, but weights do. Large batches cost far less per walk: draw the walks of many
-        steps at once and `WalkEnds.split` them. Arguments are those of `forward`.
+        Ends carry no gradient, but weights do. Large batches cost far less per walk: `WalkEnds.split` them.
+        Arguments are those of `forward`.
         """
         if torch.compiler.is_compiling():
             given = {"n_starts": n_starts, "sample_weight": sample_weight, "generator": generator}
@@ -289,8 +286,8 @@ class HittingTimes(nn.Module):
         weight = None if self.weight is None else self.weight.to(start)
         if weight is not None:
             weight = torch.where(walks.label >= 0, weight[walks.label.clamp_min(0)], weight.mean())
-        dtype = self.points.dtype
-        return WalkEnds(x.to(dtype), y.to(dtype), walks.label, weight, walks.steps)
+        x, y = x.to(self.points.dtype), y.to(self.points.dtype)
+        return WalkEnds(x, y, walks.label, weight, walks.steps)
 
     def _class_weights(self, target: Tensor, y: Tensor) -> Tensor | None:
         by_class = self.loss.weights_classes and not y.is_floating_point()  # as torch does
@@ -300,8 +297,8 @@ class HittingTimes(nn.Module):
         """Warn if the objective is hardly about the data, or biased by unfinished walks."""
         if self.shares["data"] < FEW_HITS:
             warn_user(
-                f"Fewer than {FEW_HITS:.0%} of the walks hit a ball around a datum: the objective is that "
-                "on the outer boundary, with targets that no datum has. Train with elliptica.Elliptic."
+                f"Fewer than {FEW_HITS:.0%} of the walks hit a ball around a datum: the objective is that on "
+                "the outer boundary. Train with elliptica.Elliptic."
             )
         if self.shares["unfinished"] > FEW_UNFINISHED:
             warn_user("Walks that ran out of steps are skipped, so the objective is biased. Raise max_steps.")

@@ -21,14 +21,12 @@ from elliptica.core.targets import encode_targets
 class LossField:
     """The loss of each row, ``field(x, y)``, in evaluation mode and in bounded memory.
 
-    The model's mode is restored afterwards, and parameters get no gradient. A graph is kept only if ``x``
-    requires a gradient.
+    The model's mode is restored afterwards. A graph is kept only if ``x`` requires a gradient.
 
     Args:
         model: Called as ``model(x)``. It must treat rows independently, as models in evaluation mode do.
         loss_fn: Any loss that `elliptica.Elliptic` takes.
-        num_classes: If given, integer labels become one-hot rows of this length before the
-            loss sees them.
+        num_classes: If given, integer labels become one-hot rows of this length.
         chunk_size: Rows per call of the model.
 
     Example:
@@ -40,23 +38,19 @@ class LossField:
     def __init__(
         self, model: nn.Module, loss_fn: LossFn, *, num_classes: int | None = None, chunk_size: int = 4096
     ) -> None:
-        self.model = model
-        self.loss_fn = loss_fn
-        self.num_classes = num_classes
-        self.chunk_size = chunk_size
+        self.model, self.loss_fn = model, loss_fn
+        self.num_classes, self.chunk_size = num_classes, chunk_size
         self._loss = PerSampleLoss(loss_fn)
 
     def __call__(self, x: Inputs, y: Tensor) -> Float[Tensor, " rows"]:
         """Return the loss of each row of ``x`` with the target in the same row of ``y``."""
         inputs = named_inputs(x)
-        first = next(iter(inputs.values()))
-        if first.ndim and len(first) == 0:  # no walk ended here
-            return first.new_zeros(0)
         rows = count_rows(inputs)
+        if rows == 0:  # no walk ended here
+            return next(iter(inputs.values())).new_zeros(0)
         if len(y) != rows:
             raise ValueError(f"y must have as many rows as x, {rows}, but has {len(y)}.")
-        n_chunks = -(-rows // self.chunk_size)
-        step = -(-rows // n_chunks)
+        step = -(-rows // -(-rows // self.chunk_size))  # chunks of equal size
         parts = []
         wants_slope = torch.is_grad_enabled() and any(value.requires_grad for value in inputs.values())
         with evaluation_mode(self.model), torch.set_grad_enabled(wants_slope):
@@ -67,10 +61,7 @@ class LossField:
         losses = torch.cat(parts)
         bad = (~losses.detach().isfinite()).nonzero().flatten().tolist()
         if bad:
-            raise ValueError(
-                f"The loss is NaN or infinite at {len(bad)} of {rows} rows, e.g. {bad[:5]}. Look at the "
-                "model's output there; bound the loss, or drop those rows."
-            )
+            raise ValueError(f"The loss is NaN or infinite at {len(bad)} of {rows} rows, e.g. {bad[:5]}.")
         return losses
 
     def joint(
@@ -186,8 +177,7 @@ def least_loss(loss_fn: LossFn, target: Tensor) -> Tensor | None:
 def excess_loss(loss_fn: LossFn) -> LossFn:
     """Wrap a loss: subtract the least loss that each row's target allows.
 
-    It equals the loss itself for targets that are not mixed, and for losses whose least value is zero (or
-    not known).
+    It equals the loss itself for targets that are not mixed, and if the least value is zero or not known.
     """
     per_sample = PerSampleLoss(loss_fn)
 
@@ -241,8 +231,8 @@ def excess_cross_entropy(
 ) -> Float[Tensor, " rows"]:
     """Return the cross-entropy of each row minus the entropy of its label, so that zero can be reached.
 
-    Halfway between two classes the cross-entropy itself is at least log 2 for any network, so no
-    network that fits its data satisfies the maximum principle there. On hard labels the two are equal.
+    Halfway between two classes the cross-entropy itself is at least log 2, so no network that fits its data
+    satisfies the maximum principle there. On hard labels the two are equal.
     """
     losses = F.cross_entropy(output, target, reduction="none")
     return losses + torch.special.xlogy(target, target).sum(1) if target.is_floating_point() else losses
@@ -258,11 +248,9 @@ class MaximumPrinciple:
         interior_min: Least loss inside.
         interior_max: Largest loss inside.
         share_above: Share of the interior points whose loss exceeds ``boundary_max``, from 0 to 1.
-        excess: ``interior_max - boundary_max``: by how much the bound is exceeded, or, if negative, by how
-            much it is met.
+        excess: ``interior_max - boundary_max``; negative if the bound is met.
         holds: Whether no interior loss is above ``boundary_max``.
-        minimum_holds: Whether no interior loss is below ``boundary_min``. With a source term, as in the
-            paper's training objective, only the maximum principle can be expected.
+        minimum_holds: Whether no interior loss is below ``boundary_min``; not expected with a source term.
     """
 
     boundary_min: float
@@ -280,14 +268,10 @@ def check_maximum_principle(
 ) -> MaximumPrinciple:
     """Compare the losses inside a region with those on its boundary (paper: Prop. 1).
 
-    The proposition bounds the solution of the PDE, not the loss of a network trained towards it.
-    This function tests whether a network inherits the bound. Pass one loss
-    per point: usually training points on the boundary, and unseen points inside.
-
-    A comparison of samples misses what lies between them. The maximum of a thinly sampled boundary is
-    too low, so sample it at least as densely as the interior. Look at ``holds`` together with
-    ``boundary_max``: a classifier that fits its boundary badly passes easily. Equal values satisfy the
-    principle.
+    The proposition bounds the solution of the PDE; this function tests whether the loss of a network inherits
+    the bound. Pass one loss per point: usually training points on the boundary, and unseen points inside.
+    Sample the boundary at least as densely as the interior, or its maximum is too low. A classifier that
+    fits its boundary badly passes easily, so look at ``boundary_max``, too. Equal values satisfy it.
 
     Example:
         >>> result = check_maximum_principle(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 2.0]))
@@ -298,14 +282,14 @@ def check_maximum_principle(
         if not bool(losses.isfinite().all()):
             raise ValueError(f"{name} must be finite, but hold NaN or infinity. Drop those points.")
     boundary_min, boundary_max = (float(v) for v in boundary_losses.detach().aminmax())
-    interior_min, interior_max = (float(v) for v in interior_losses.detach().aminmax())
+    low, high = (float(v) for v in interior_losses.detach().aminmax())
     return MaximumPrinciple(
-        boundary_min=boundary_min,
-        boundary_max=boundary_max,
-        interior_min=interior_min,
-        interior_max=interior_max,
+        boundary_min,
+        boundary_max,
+        interior_min=low,
+        interior_max=high,
         share_above=float((interior_losses.detach().double() > boundary_max).double().mean()),
-        excess=interior_max - boundary_max,
-        holds=interior_max <= boundary_max,
-        minimum_holds=interior_min >= boundary_min,
+        excess=high - boundary_max,
+        holds=high <= boundary_max,
+        minimum_holds=low >= boundary_min,
     )

@@ -23,8 +23,7 @@ Field = Callable[[Tensor], Tensor]
 class Operator:
     """Coefficients of ``1/2 tr(a Hess u) + mu . grad u - r u = -f``; the default is Laplace's equation.
 
-    The paper's Eq. (5) has a drift with the opposite sign (``b = -mu``); here a positive drift moves
-    the process the way it points (docs: deviations).
+    A positive drift moves the process the way it points; the paper's Eq. (5) has ``b = -mu``.
 
     Attributes:
         diffusion: ``a = sigma sigma^T`` (Eq. (14)): a number, one per coordinate, a matrix ``(dim, dim)``, or
@@ -60,9 +59,7 @@ class Operator:
         for name in ("diffusion", "drift"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim and set(value.shape) != {dim}:
-                raise ValueError(
-                    f"Operator.{name} has shape {tuple(value.shape)}, but the domain has dimension {dim}."
-                )
+                raise ValueError(f"Operator.{name} has shape {tuple(value.shape)}, the domain is {dim}-d.")
 
     def scale(self, like: Float[Tensor, "rows dim"]) -> Float[Tensor, " dim"]:
         """Return ``sqrt(a)``, one value per coordinate; raise if the diffusion is a matrix or varies."""
@@ -120,7 +117,5 @@ class Operator:
 def _column(name: str, values: Tensor, z: Tensor) -> Tensor:
     """Raise unless there is one value per point; a column would broadcast."""
     if values.shape != (len(z),):
-        raise ValueError(
-            f"{name} must return one value per point, shape ({len(z)},), but returned {tuple(values.shape)}."
-        )
+        raise ValueError(f"{name} must return shape ({len(z)},), one per point, not {tuple(values.shape)}.")
     return values

@@ -18,10 +18,8 @@ from elliptica.core.targets import TargetSpace
 from elliptica.landscape.loss import LossField, MaximumPrinciple, check_maximum_principle
 
 _NOTES = (
-    "Observed at these probes; elsewhere it may differ. The limits treat probes as independent. Probes "
-    "that share a datum or a bridge are not, and the limits are then too narrow.",
-    "Proposition 1 bounds the landscape u, not the loss of the network. The bound is inherited where the "
-    "loss is subharmonic: see subharmonicity_report.",
+    "Observed at these probes, with limits that are too narrow if probes share a datum or a bridge.",
+    "Proposition 1 bounds the landscape u; a loss inherits it where subharmonic: see subharmonicity_report.",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,9 +63,9 @@ def estimate_landscape(
 ) -> LandscapeEstimate:
     """Solve ``1/2 tr(a Hess u) + mu . grad u - r u = -f`` inside, ``u = value`` on the boundary.
 
-    Uses the Feynman-Kac formula (paper: Eqs. (3), (15)). Each query has its own walks, so each value has its
-    own standard error, in any dimension. In more than about ten dimensions walks miss small balls around
-    data, and the outer boundary determines the value; see ``hit_share`` and ``notes`` of the result.
+    Uses the Feynman-Kac formula (paper: Eqs. (3), (15)). Each value has its own walks and standard error. In
+    more than about ten dimensions walks miss small balls around data, and the outer boundary determines the
+    value; see ``hit_share`` and ``notes`` of the result.
 
     Solvers: ``"exact"`` draws the exit from a ball in one step (Laplace or a constant source; balls around
     data only if they are hit with a probability below 1e-3). ``"spheres"`` is walk on spheres: any
@@ -133,9 +133,8 @@ def _assemble(
     problem: DirichletProblem, name: str, batches: list[tuple[Averages, Tensor]]
 ) -> LandscapeEstimate:
     """Join the results of all batches."""
-    result = Averages(
-        **{f.name: torch.cat([getattr(part, f.name) for part, _ in batches]) for f in fields(Averages)}
-    )
+    parts = zip(*(vars(part).values() for part, _ in batches), strict=True)
+    result = Averages(*(torch.cat(columns) for columns in parts))
     lost = result.unfinished_share
     bias = torch.cat([part for _, part in batches]) + lost * result.span
     timeless = name == "spheres" and problem.operator.drift is not None
@@ -152,30 +151,18 @@ def _assemble(
         solver=name,
         exit_time=None if timeless else result.exit_time,
         exit_time_stderr=None if timeless else result.exit_time_stderr,
-        notes=cautions(
-            result,
-            has_balls=problem.balls is not None,
-            weighted=timeless and problem.weighted,
-            n_walks=problem.n_walks,
-        ),
+        notes=cautions(result, problem.balls is not None, timeless and problem.weighted, problem.n_walks),
     )
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Values on the boundary, where walks end.
+    """Values on the boundary, where walks end."""
 
-    Attributes:
-        value: Values at points ``(rows, dim)``, or at points and context rows, or one number.
-        data_values: Value of each ball, if it is not that at the end of the walk.
-        context: One row per query, passed to the function.
-        place: Map from the coordinates of the walks to those of the function.
-    """
-
-    value: Callable[..., Tensor] | float
-    data_values: Float[Tensor, " n"] | None
-    context: Tensor | None
-    place: Callable[[Tensor], Tensor]
+    value: Callable[..., Tensor] | float  # at points ``(rows, dim)``, or at points and context rows
+    data_values: Float[Tensor, " n"] | None  # value of each ball, if it is not that at the end of the walk
+    context: Tensor | None  # one row per query, passed to the function
+    place: Callable[[Tensor], Tensor]  # from the coordinates of the walks to those of the function
 
     def __call__(
         self, end: Float[Tensor, "walks dim"], label: Int[Tensor, " walks"], query: Int[Tensor, " walks"]
@@ -203,7 +190,7 @@ class Boundary:
             if values.shape != (len(z),) or not bool(values.isfinite().all()):
                 raise ValueError(
                     f"value must return one finite number per point, shape ({len(z)},), but returned shape "
-                    f"{tuple(values.shape)}, or NaN or infinity. Use reduction='none', or bound the loss."
+                    f"{tuple(values.shape)}, or NaN or infinity."
                 )
             parts.append(values.to(z.dtype))
         return torch.cat(parts)
@@ -249,8 +236,7 @@ class DirichletProblem:
     def boundary_probes(self) -> tuple[Float[Tensor, "points dim"], Float[Tensor, " points"] | None]:
         """Points spread over the outer boundary (none if walls reflect) and balls; values of the latter.
 
-        They are the same for every seed, so they change no estimate. If the value depends on the query,
-        each query evaluates them again, so there are fewer.
+        They are the same for every seed; fewer if the value depends on the query, which evaluates them again.
         """
         n = BOUNDARY_PROBES if self.boundary.context is None else OWN_PROBES
         outer = self.at[:0] if reflects(self.domain) else self._outer_probes(n)
@@ -354,9 +340,8 @@ def _solve_euler(problem: DirichletProblem, rows: Tensor) -> tuple[Averages, Ten
         generator=problem.generator,
     )
     result = problem.reduce(walks, rows)
-    length = problem.size
-    if problem.balls is not None:
-        length = min(length, float(problem.balls.radii.min()))
+    balls, length = problem.balls, problem.size
+    length = length if balls is None else min(length, float(balls.radii.min()))
     step = problem.operator.speeds(problem.at)[1] * math.sqrt(problem.dt) / length
     return result, result.span * min(step**2 if problem.boundary_shift else step, 1.0)
 
@@ -370,9 +355,8 @@ def likely_weights(
 ) -> Float[Tensor, "queries points"]:
     """Return the weights of the walks to each point that dominate the variance under a drift.
 
-    A walk over ``d`` in a time ``t`` has ``log w = mu . d / a - |mu|^2 t / (2 a)`` and, without the drift, a
-    density of the order of ``exp(-|d|^2 / (2 a t))``. That density times ``w^2`` is largest at
-    ``t = |d| / (sqrt(2) |mu|)``.
+    A walk over ``d`` in a time ``t`` has ``log w = mu . d / a - |mu|^2 t / (2 a)`` and a density of the order
+    of ``exp(-|d|^2 / (2 a t))``, which times ``w^2`` is largest at ``t = |d| / (sqrt(2) |mu|)``.
     """
     scale, mu = operator.scale(at), operator.drift_at(at)
     assert mu is not None
@@ -459,9 +443,7 @@ def _check(
     if data_values is not None:
         points = domain.points if isinstance(domain, DataDomain) else at[:0]
         if data_values.shape != points.shape[:1] or not bool(data_values.isfinite().all()):
-            raise ValueError(
-                f"data_values must hold one finite number for each of {len(points)} points of a DataDomain."
-            )
+            raise ValueError(f"data_values must be finite, one for each of {len(points)} balls.")
     off = (~inside(domain, at)).nonzero().flatten().tolist()
     if off:
         raise ValueError(f"at: rows {off[:5]} lie outside the domain ({len(off)} in all). Enlarge it.")

@@ -45,7 +45,7 @@ def walk_on_spheres(
 
     ``u(z)`` is the mean of ``exp(log_weight) * g(end) + integral`` over walks from ``z``. A walk that starts
     in a ball around a data point ends there at once. Spheres may reach through reflecting walls; the landing
-    point is folded back.
+    point is folded back. ``time`` is its mean given the radii, ``sum t^2 / dim``, without drift and killing.
 
     Args:
         domain: Domain of the walks. Its ``where`` method, if any, labels the ends.
@@ -54,15 +54,10 @@ def walk_on_spheres(
             A drift function is frozen at the centre of each sphere (see ``max_radius``).
         shell: A walk ends when it is nearer to the boundary than this, and is projected to it.
         max_steps: Walks that need more keep their position and get the label `UNFINISHED`.
-        drift: ``"sample"``: walks follow the drift without weights; best if the boundary values are similar
-            everywhere. ``"weight"``: walks ignore the drift and carry weights (paper: appendix C.1); best
-            if the values are large where the drift does not lead.
-        max_radius: Largest radius of a sphere, in units of the points. Use a small one if the drift is a
-            function: its change over a sphere is neglected.
+        drift: ``"sample"`` (walks follow the drift) or ``"weight"`` (they ignore it and carry weights, paper:
+            appendix C.1); see `elliptica.estimate_landscape`.
+        max_radius: Largest radius of a sphere, in units of the points; small if the drift is a function.
         generator: Source of randomness; None is torch's global one.
-
-    Returns:
-        Ends. ``time`` is its mean given the radii, ``sum t^2 / dim``, without drift and killing.
     """
     _check(domain, start, operator, shell, drift)
     scale = operator.scale(start)
@@ -135,10 +130,8 @@ class _Step:
 
     def _radius(self, live: _Live, distance: Tensor) -> Tensor:
         """Return the radius in scaled coordinates; zero for finished walks, so that they do not move."""
-        if len(self.scale) == 1:
-            radius = distance / self.scale
-        else:
-            radius = step_radius(self.domain, live.z, self.scale)
+        is_even = len(self.scale) == 1
+        radius = distance / self.scale if is_even else step_radius(self.domain, live.z, self.scale)
         if self.max_radius is not None:
             radius = radius.clamp_max(self.max_radius / float(self.scale.amax()))
         return torch.where(live.done, 0.0, radius)

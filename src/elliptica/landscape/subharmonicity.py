@@ -80,20 +80,16 @@ def subharmonicity_report(
 ) -> SubharmonicityReport:
     """Test whether the loss lies below its mean over small spheres (hypothesis of Prop. 1 for a network).
 
-    If the loss ``l`` is subharmonic then ``l <= u <= max`` of the boundary values. Where it fails, the loss
-    may exceed every loss around it. Use a model in float64 for small radii: in float32, rounding (which the
-    test allows for) hides small defects.
+    If the loss ``l`` is subharmonic then ``l <= u <= max`` of the boundary values. Use a model in float64 for
+    small radii: in float32, rounding (which the test allows for) hides small defects.
 
-    The test bets on each pair of directions. It keeps its level for any skewed differences, if none
-    exceeds a bound: twice the largest observed, or the result of an ascent from the best pairs. The
-    largest difference of a network is not known; where the ascent misses a narrow peak, the test may flag a
-    probe wrongly.
+    The test bets on each pair of directions. It keeps its level for any skewed differences, if none exceeds
+    a bound: twice the largest observed, or the result of an ascent from the best pairs. Where the ascent
+    misses a narrow peak, the test may flag a probe wrongly.
 
-    The price is power, and it rises with the dimension, where the bound lies far above what a random
-    direction shows. Of 100 probes of a quadratic loss whose defect is four standard errors below zero, with
-    128 pairs, this test finds 56 in 2, 10 in 20 and 0 in 50 dimensions; Student's test (Holm-corrected,
-    too) finds 77, 82 and 80. Student's test in turn wrongly flags harmonic functions where a few directions
-    balance many others. See ``detectable``; more directions lower it.
+    The price is power. Of 100 probes of a quadratic loss whose defect is four standard errors below zero,
+    with 128 pairs, this test finds 56 in 2, 10 in 20 and 0 in 50 dimensions; Student's test (Holm-corrected,
+    too) finds 77, 82 and 80, but wrongly flags harmonic functions where a few directions balance many others.
 
     Args:
         field: Loss of the model.
@@ -142,9 +138,8 @@ def _log_capital(
 
     A bet of ``c`` multiplies the capital by ``1 - c d / b``, where no difference ``d`` exceeds ``b``. If the
     mean is at least zero, no bet gains on average, so that the capital exceeds ``1 / p`` with a probability
-    of at most ``p`` (Ville): one over it is a p-value, however skewed the differences are. A Student test
-    rejects too often if a few large ones balance many small ones. The capital is spread evenly over
-    sixteen sizes of the bet.
+    of at most ``p`` (Ville): one over it is a p-value, however skewed the differences are. The capital is
+    spread evenly over sixteen sizes of the bet.
     """
     bets = (torch.arange(_BETS, dtype=torch.float64, device=differences.device) + 0.5) / _BETS
     scale = largest.clamp_min(torch.finfo(torch.float64).tiny)[..., None, None]
@@ -220,8 +215,7 @@ def mean_value_defect(
 ) -> Defect:
     """Estimate the mean-value defect at each probe and radius, with forward passes only; sees kinks.
 
-    Directions come in pairs ``+xi, -xi``, which cancel the slope exactly. Without that the standard error
-    is about a hundred times larger.
+    Directions come in pairs ``+xi, -xi``, which cancel the slope exactly: a far smaller standard error.
 
     Args:
         loss: ``loss(points, probe numbers)``, one value per point.

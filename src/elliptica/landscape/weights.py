@@ -44,25 +44,19 @@ class WeightsReport(Result):
     notes: tuple[str, ...]
 
 
-def weights_report(
-    log_weights: Float[Tensor, " paths"] | Float[Tensor, "batch bridge"],
-) -> WeightsReport:
+def weights_report(log_weights: Float[Tensor, " paths"] | Float[Tensor, "batch bridge"]) -> WeightsReport:
     """Judge weights of a change of measure.
 
     Args:
         log_weights: Logarithms. One axis: walks under a true change of measure, whose mean weight must be
-            one. Two axes ``(batch, bridge)``, as `elliptica.log_weights` returns them for several bridges
-            between the same ends: a factor per pair of end points is unknown, so weights are judged within
-            each row, as training uses them, and their mean says nothing.
+            one. Two axes ``(batch, bridge)``, as `elliptica.log_weights` returns them: a factor per pair of
+            end points is unknown, so weights are judged within each row, and their mean says nothing.
     """
     values = log_weights.detach().double()
     on_bridges, n = values.ndim == 2, values.numel()
     rows = values if on_bridges else values[None]
     if values.ndim not in (1, 2) or rows.shape[1] < 2:
-        raise ValueError(
-            f"log_weights must have shape (paths,) or (batch, bridge), two or more to compare, but have "
-            f"{tuple(values.shape)}."
-        )
+        raise ValueError(f"log_weights must be (paths,) or (batch, bridge > 1), not {tuple(values.shape)}.")
     # NaN compares as False, so that this finds it, too
     if not bool(((rows < math.inf).all(1) & (rows > -math.inf).any(1)).all()):
         raise ValueError("log_weights are NaN or +infinity somewhere, or -infinity in a whole row.")
@@ -92,7 +86,7 @@ def _judge(n: int, share: float, of: str) -> tuple[str, ...]:
     notes: tuple[str, ...] = ()
     if share < FEW_EFFECTIVE:
         notes += (
-            f"The effective number is {share:.1%} of the {of}, below {FEW_EFFECTIVE:.0%}: averages depend "
-            "on a few paths. Use a weaker drift (smaller xi), more paths, or sample the drifted process.",
+            f"The effective number is {share:.1%} of the {of}, below {FEW_EFFECTIVE:.0%}: use a weaker drift "
+            "(smaller xi), more paths, or sample the drifted process.",
         )
     return notes if n >= _FEW else (*notes, f"{n} weights are too few to judge.")
