@@ -538,9 +538,10 @@ def test_tables_plugins_records_and_resume(own_table):
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_ray(tmp_path):
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
     (tmp_path / "moons.toml").write_text(MOONS.replace('[methods.mine]\nmethod = "capable_jitter"\n', ""))
     assert "erm" in command("run", tmp_path / "moons.toml", "--engine", "ray", "--out", tmp_path / "runs")
+    ray.shutdown()  # other tests in this process start clusters of their own
 
 
 def test_presets_of_all_tables_of_the_paper():

@@ -225,7 +225,7 @@ def test_the_page_of_a_diagnosis(tmp_path, monkeypatch, visit):
     x = rng.normal(size=(400, 2)) + 4 * y[:, None]
     y[:40] = 1 - y[:40]
     np.savez("data.npz", x=x[:300], y=y[:300], x_test=x[300:], y_test=y[300:])
-    done = run("data.npz", "--steps", 300, "--n", 60, "--out", "page.html")
+    done = run("data.npz", "--steps", 300, "--out", "page.html")
     assert done.exit_code == 0, done.output
     for width in (1280, 375):
         seen = visit(tmp_path / "page.html", width=width, dark=width == 375, reduced_motion=True)

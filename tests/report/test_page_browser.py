@@ -172,7 +172,7 @@ def test_numbers_stand_beside_every_chart(phone):
         "(every) => [...document.querySelectorAll(every)].every((d) => d.querySelector('tbody tr'))",
         arg=every,
     )
-    assert phone.page.locator(every).count() == 11
+    assert phone.page.locator(every).count() == 8
     assert phone.problems == []
     phone.page.eval_on_selector_all(every, "all => all.forEach((details) => { details.open = false; })")
 

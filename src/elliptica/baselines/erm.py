@@ -147,14 +147,14 @@ class ERM(nn.Module):
 # what would be silently wrong otherwise: negative strengths, misspelt choices, a layer without a batch axis
 
 
-def between(name: str, value: float, low: float = 0.0, high: float = math.inf) -> float:
+def between(name: str, value: float | int, low: float | int = 0.0, high: float | int = math.inf) -> float:
     """Return a setting as a float; raise unless it is finite and from ``low`` to ``high``."""
     if not low <= value <= high or math.isinf(value):
         raise ValueError(f"{name} must be finite and from {low:g} to {high:g}, but got {value}.")
     return float(value)
 
 
-def positive(name: str, value: float) -> float:
+def positive(name: str, value: float | int) -> float:
     """Return a setting as a float; raise unless it is finite and above zero."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be finite and above 0, but got {value}.")

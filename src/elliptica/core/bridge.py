@@ -325,7 +325,7 @@ class Bridges:
         self,
         batch: Batch,
         pairs: Pairs,
-        strength: float = 1.0,
+        strength: float | int = 1.0,
         generator: torch.Generator | None = None,
     ) -> Paths:
         """Draw bridges of inputs and targets from a batch to their far ends (paper: Algorithm 2)."""
@@ -394,7 +394,7 @@ class Bridges:
         self,
         ends: list[tuple[Tensor, Tensor]],
         times: Times,
-        strength: float,
+        strength: float | int,
         generator: torch.Generator | None,
     ) -> tuple[list[Tensor], list[Deviation]]:
         """Draw points z = (x, y) whose noise has a joint covariance."""

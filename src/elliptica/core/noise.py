@@ -231,7 +231,7 @@ def deviation(
     start: Tensor,
     end: Tensor,
     targets: tuple[Tensor, Tensor],
-    strength: float = 1.0,
+    strength: float | int = 1.0,
     copies: int = 1,
     generator: torch.Generator | None = None,
 ) -> Deviation:

@@ -233,7 +233,7 @@ class DirichletProblem:
         return self.operator.drift is not None and self.drift == "weight"
 
     @cached_property
-    def boundary_probes(self) -> tuple[Float[Tensor, "points dim"], Float[Tensor, " points"] | None]:
+    def boundary_probes(self) -> tuple[Float[Tensor, "points dim"], Float[Tensor, " known"] | None]:
         """Points spread over the outer boundary (none if walls reflect) and balls; values of the latter.
 
         They are the same for every seed; fewer if the value depends on the query, which evaluates them again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from elliptica.core.bridge import FarEnd
 from elliptica.core.inputs import Inputs
 
 
+@runtime_checkable
 class Partners(Protocol):
     """Interface for drawing partners: `PartnerIndex`, `PartnerTable`, or a class of yours."""
 
