@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from elliptica._utils.files import (
-    FileLock,
     is_not_written,
     not_written,
     read_arrays,
@@ -17,6 +16,7 @@ from elliptica._utils.files import (
     replacing,
     write_atomically,
 )
+from elliptica.compare.store import FileLock
 
 
 def test_a_folder_is_created_and_the_content_replaced(tmp_path):
@@ -99,7 +99,7 @@ def test_file_systems_without_locks_let_everybody_in(tmp_path, monkeypatch):
     def fail(handle):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("elliptica._utils.files._lock", fail)
+    monkeypatch.setattr("elliptica.compare.store._lock", fail)
     locks = [FileLock(tmp_path / ".lock") for _ in range(2)]
     for lock in locks:
         lock.release()

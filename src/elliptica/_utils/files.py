@@ -1,4 +1,4 @@
-"""Read files within limits; write them atomically, one process at a time."""
+"""Read files within limits; write them atomically."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ import contextlib
 import errno
 import json
 import os
-import sys
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-if sys.platform == "win32":  # pragma: no cover - tests run elsewhere
-    import msvcrt
-else:
-    import fcntl
 
 #: Larger JSON files are none of ours, and larger arrays do not fit into the memory of an ordinary machine.
 MOST_JSON, MOST_ARRAYS = 2**28, 2**33
@@ -29,7 +23,6 @@ BROKEN_HEADER = (SyntaxError, tokenize.TokenError, RecursionError, MemoryError, 
 _DAMAGED = (EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 #: Error codes for a file that another process has locked.
-_TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 #: Error codes for a full disk, a quota or a limit on the size of files, and for a forbidden place.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -125,48 +118,3 @@ def not_written(error: OSError, place: str = "The output") -> str:
 def is_not_written(error: OSError) -> bool:
     """Return whether an error means a full disk or a read-only one."""
     return error.errno in (*_FULL, errno.EROFS)
-
-
-class FileLock:
-    """Lock a file, so that no other process holds it at the same time.
-
-    The system releases it when the process ends, however it ends, so no lock is ever stale. The file stays:
-    removing it while another process opens it would let both in. File systems without locks do not exclude
-    anyone.
-
-    Args:
-        path: File to lock; created if needed. It contains the id of the process that holds it.
-
-    Raises:
-        BlockingIOError: If it is held already, in this process or in another one.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._handle = path.open("a+", encoding="utf-8")
-        try:
-            _lock(self._handle)
-        except OSError as error:
-            if error.errno in _TAKEN:
-                holder = "another process"
-                with contextlib.suppress(OSError, ValueError):  # Windows does not let others read it
-                    self._handle.seek(0)
-                    holder = self._handle.read(100).strip() or holder
-                self.release()
-                raise BlockingIOError(errno.EAGAIN, holder, str(path)) from error
-        else:
-            self._handle.truncate(0)
-            self._handle.write(f"process {os.getpid()}")
-            self._handle.flush()
-
-    def release(self) -> None:
-        """Release the file; does nothing the second time."""
-        self._handle.close()
-
-
-def _lock(handle: IO[str]) -> None:
-    """Lock an open file or raise an OSError at once."""
-    if sys.platform == "win32":  # pragma: no cover
-        handle.seek(0)
-        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from elliptica import __version__
-from elliptica._utils.files import FileLock, read_arrays, read_json, replacing, write_atomically
+from elliptica._utils.files import read_arrays, read_json, replacing, write_atomically
 from elliptica.compare.plan import Plan
 from elliptica.compare.problem import TableProblem
 from elliptica.compare.protocol import NO_TIME, Record
 from elliptica.compare.table import TableError
 from elliptica.report.content import present_versions
 
+if sys.platform == "win32":  # pragma: no cover - tests run elsewhere
+    import msvcrt
+else:
+    import fcntl
+
+_TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 RESULTS, PREDICTIONS = "results.json", "predictions.npz"
 MODEL = "model.elliptica"
 #: Lock file of the process that works in the folder.
@@ -247,3 +257,48 @@ def file_head(problem: TableProblem, shift: str, command: str) -> dict[str, Any]
         "columns": [asdict(column) for column in problem.columns],
         "versions": present_versions("polars", "scikit-learn"),
     }
+
+
+class FileLock:
+    """Lock a file, so that no other process holds it at the same time.
+
+    The system releases it when the process ends, however it ends, so no lock is ever stale. The file stays:
+    removing it while another process opens it would let both in. File systems without locks do not exclude
+    anyone.
+
+    Args:
+        path: File to lock; created if needed. It contains the id of the process that holds it.
+
+    Raises:
+        BlockingIOError: If it is held already, in this process or in another one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._handle = path.open("a+", encoding="utf-8")
+        try:
+            _lock(self._handle)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                holder = "another process"
+                with contextlib.suppress(OSError, ValueError):  # Windows does not let others read it
+                    self._handle.seek(0)
+                    holder = self._handle.read(100).strip() or holder
+                self.release()
+                raise BlockingIOError(errno.EAGAIN, holder, str(path)) from error
+        else:
+            self._handle.truncate(0)
+            self._handle.write(f"process {os.getpid()}")
+            self._handle.flush()
+
+    def release(self) -> None:
+        """Release the file; does nothing the second time."""
+        self._handle.close()
+
+
+def _lock(handle: IO[str]) -> None:
+    """Lock an open file or raise an OSError at once."""
+    if sys.platform == "win32":  # pragma: no cover
+        handle.seek(0)
+        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
