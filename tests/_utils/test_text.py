@@ -1,6 +1,6 @@
 """Names from files are harmless where they are shown."""
 
-from elliptica._utils.text import inert_cell, inert_markdown
+from elliptica.lab.experiments.table import inert_cell, inert_markdown
 
 
 def test_names_do_nothing_in_markdown_and_in_a_spreadsheet():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Iterable
 
@@ -16,19 +15,6 @@ def count(number: int, noun: str) -> str:
     """
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{ending}"
-
-
-def inert_markdown(text: str) -> str:
-    """Keep HTML and the bars of tables in a text from becoming part of the Markdown that it is put into."""
-    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
-
-
-def inert_cell(text: str) -> str:
-    """Put an apostrophe before text that a spreadsheet would run as a formula."""
-    with contextlib.suppress(ValueError):
-        float(text)
-        return text
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def near_misses(name: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -33,13 +33,6 @@ class BridgeMix:
         sigma: Diffusion coefficient, see `Elliptic` for this and all other settings.
         sigma_y: The same for targets. None means zero for classes.
         sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
-        n_times: Points on a path, both ends included. Marginal points are drawn from the same times.
-        n_bridges: Bridges per sample.
-        pairing: Where bridges end.
-        quadrature: Distribution of the times of marginal points.
-        end_time: Largest relative time of the points.
-        simplex: How to map noisy class probabilities back to the simplex.
-        bridged: Names (or positions) of the inputs to bridge when there are several.
         validate: Check every batch for NaN and for labels out of range.
 
     Example:

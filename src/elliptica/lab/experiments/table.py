@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from elliptica._utils.statistics import student_tail
-from elliptica._utils.text import count, inert_cell, inert_markdown
+from elliptica._utils.text import count
 from elliptica.lab.experiments.epochs import MEANING, Epoch, NoEpochsError, has_epochs, metrics_at
 from elliptica.lab.experiments.specification import Run, Specification, runs
 
@@ -342,3 +343,16 @@ def _csv(table: Table) -> str:
         written = [*names, table.part, *values, len(cell.values), *paper, cell.is_best]
         writer.writerow([*written, *([table.epoch] if table.epoch != "chosen" else [])])
     return buffer.getvalue().rstrip("\n")
+
+
+def inert_markdown(text: str) -> str:
+    """Keep HTML and the bars of tables in a text from becoming part of the Markdown that it is put into."""
+    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
+
+
+def inert_cell(text: str) -> str:
+    """Put an apostrophe before text that a spreadsheet would run as a formula."""
+    with contextlib.suppress(ValueError):
+        float(text)
+        return text
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
