@@ -219,7 +219,7 @@ class Pairs:
 
     def both(self, value: Tensor, far: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return both ends of ``value``, ``(bridge * batch, *feature)``; ``far`` is the caller's far end."""
-        start = repeat_rows(value, self.n_bridges)
+        start = value if self.n_bridges == 1 else repeat_rows(value, self.n_bridges)
         if self.index is not None:
             return start, value.index_select(0, self.index)
         return start, start if far is None else far
@@ -283,7 +283,9 @@ class Bridges:
             raise ValueError(f"x has several tensors, {list(inputs)}. Choose some: bridged=(name, ...).")
         check_batch(inputs, names, y, sample_weight, self.targets.validate)
         targets = self.targets.encode(y, inputs[names[0]].dtype)
-        return Batch(x, inputs, names, y, targets, sample_weight, below, features, keep_inputs)
+        return Batch(
+            x, inputs, names, y, targets, sample_weight, below, features, keep_inputs and below is not None
+        )
 
     def pair(
         self,
@@ -366,7 +368,7 @@ class Bridges:
             weight=weight,
             time_weights=None if times.factor is None else time_weights(self.n_times, self.quadrature, s),
             labels=None if batch.y.is_floating_point() else batch.targets,
-            inputs=self._below(batch, pairs, s),
+            inputs=self._below(batch.below, pairs, s) if batch.keeps_inputs else None,
             hidden=batch.below is not None,
         )
 
@@ -416,11 +418,9 @@ class Bridges:
         inner = self.targets.project(free_y[1:last], class_axis=2)
         return torch.cat([free_y[:1], inner, free_y[last:]])
 
-    def _below(self, batch: Batch, pairs: Pairs, s: Tensor) -> Inputs | None:
-        """Return the inputs below a hidden layer at the nearer end of each point, if they are needed."""
-        below = batch.below
-        if below is None or not batch.keeps_inputs:
-            return None
+    def _below(self, below: Inputs | None, pairs: Pairs, s: Tensor) -> Inputs:
+        """Return the inputs below a hidden layer at the nearer end of each point."""
+        assert below is not None
         rows = {
             name: nearer_end(*pairs.both(value, (pairs.below or {}).get(name)), s)
             for name, value in named_inputs(below).items()
