@@ -6,6 +6,7 @@ import breast_protocols
 from elliptica.lab.experiments.specification import PaperValue
 
 
+@pytest.mark.slow
 def test_the_page_follows_from_the_records():
     assert breast_protocols.page() == breast_protocols.PAGE.read_text(encoding="utf-8")
 

@@ -220,6 +220,7 @@ def test_tests_mirror_the_packages():
     assert top <= written, f"packages without tests: {top - written}"
 
 
+@pytest.mark.slow
 def test_importing_the_core_loads_no_extra():
     code = (
         "import sys, elliptica; names = [getattr(elliptica, n) for n in elliptica.__all__];"
@@ -231,6 +232,7 @@ def test_importing_the_core_loads_no_extra():
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_comparing_and_predicting_do_without_the_landscape():
     modules = "comparison", "page", "predict"
     code = "".join(f"import elliptica.compare.{name};" for name in modules)
@@ -239,6 +241,7 @@ def test_comparing_and_predicting_do_without_the_landscape():
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_importing_the_core_does_not_import_the_compiler():
     """It would take as long again as all of torch; see `elliptica._utils.compiler`."""
     code = (
@@ -257,6 +260,7 @@ def test_public_names_are_complete_and_documented():
     assert set(elliptica.__all__) <= set(dir(elliptica))
 
 
+@pytest.mark.slow
 def test_packages_are_attributes_and_lazy():
     code = (
         "import elliptica, sys; loaded = 'elliptica.baselines' in sys.modules;"

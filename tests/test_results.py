@@ -9,6 +9,7 @@ import reproduction
 from elliptica.lab.experiments.table import Cell
 
 
+@pytest.mark.slow
 def test_tables_follow_from_the_records():
     text = reproduction.PAGE.read_text(encoding="utf-8")
     assert reproduction.page() == text

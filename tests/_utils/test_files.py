@@ -87,6 +87,7 @@ def hold_and_die(path):
     os._exit(1)
 
 
+@pytest.mark.slow
 def test_a_lock_ends_with_its_process(tmp_path):
     process = multiprocessing.get_context("spawn").Process(target=hold_and_die, args=(tmp_path / ".lock",))
     process.start()

@@ -105,6 +105,7 @@ BARE = {
 }
 
 
+@pytest.mark.slow
 def test_commands_after_a_bare_install(tmp_path):
     """Each works, or says in one line which extra it needs; the program, its help and its names work."""
     code = f"""

@@ -71,6 +71,7 @@ def test_help_imports_nothing_heavy():
     assert "--trees" not in result.stdout
 
 
+@pytest.mark.slow
 def test_the_screen_from_top_to_bottom(done):
     folder, code, lines = done
     assert code == 0, lines
@@ -343,6 +344,7 @@ def test_without_charts_the_page_is_plain(data, tmp_path, monkeypatch):
     assert "Every column judged" in page
 
 
+@pytest.mark.slow
 def test_an_output_that_takes_nothing_is_answered(data, tmp_path):
     """Fails for a traceback, and for a success that nobody has seen."""
     data.write_csv(tmp_path / "flowers.csv")

@@ -195,6 +195,7 @@ def test_what_no_training_can_use_is_found_before_any_training(monkeypatch, tmp_
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_targets_of_test_rows_change_no_prediction(flowers, tiny):
     """Validation rows, scales, bounds, lengths, temperatures, iterations: all are chosen without them."""
     train, test = flowers[:90], flowers[90:]

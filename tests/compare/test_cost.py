@@ -12,6 +12,7 @@ from elliptica.compare.cost import Speed, estimate, fit_budget, measure_speed
 from elliptica.compare.shift import make_shift
 
 
+@pytest.mark.slow
 def test_a_budget_shrinks_and_grows_the_plan(flowers, tmp_path, steady, monkeypatch):
     frame = flowers.drop("height")
     plans = {}

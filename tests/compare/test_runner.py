@@ -62,6 +62,7 @@ def test_workers_of_other_kinds_give_the_same(found, flowers, tiny, workers):
         assert record.predicted == pytest.approx(same.predicted, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_an_interruption_waits_for_the_other_threads(flowers, tiny, monkeypatch):
     """Python aborts if it exits while a thread is inside torch."""
     both, at_work, heard, ended = threading.Barrier(2, timeout=30), [], [], []

@@ -207,6 +207,7 @@ def test_label_kernel_of_the_regressor(line):
     assert not is_same(near, far)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("make", [EllipticClassifier, EllipticRegressor])
 def test_drawing_by_the_epoch_changes_no_score(make, seed, monkeypatch):

@@ -19,6 +19,7 @@ def example(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
 
 
+@pytest.mark.slow
 def test_the_package_loads_no_trainer_and_names_the_extra_of_an_absent_one():
     """A module that is None in ``sys.modules`` cannot be imported, whatever is installed."""
     code = (

@@ -191,6 +191,7 @@ def test_sigma_of_texts_has_the_scale_of_the_embeddings():
     assert made(bert(), elliptic={"sigma": 0.3, "sigma_y": 0.2}).objective.bridges.sigma_y == 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "rows"), [(bert, texts(10)), (vit, images(10))])
 @pytest.mark.parametrize(("size", "steps", "n"), [(2, 4, 8), (4, 3, 10)])
 def test_accumulated_gradients_are_those_of_the_joined_batch(make, rows, size, steps, n):
@@ -265,6 +266,7 @@ def test_soft_labels_with_a_loss_of_your_own(make):
     assert found.predictions.shape == (6, 3)
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_the_uninterrupted_one_and_checkpoints_are_plain(tmp_path):
     """Dropout included: the trainer restores its random state, the noise of bridges follows the step."""
     options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3, "folder": tmp_path}

@@ -114,6 +114,7 @@ def test_seed_changes_the_order_only(made_up, name):
         assert torch.equal(a.group[order[0]], c.group[order[1]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_test_rows_do_not_reach_training_by_default(made_up, monkeypatch, name):
     """Other numbers in the test rows leave the training and validation inputs as they were."""

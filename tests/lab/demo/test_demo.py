@@ -408,6 +408,7 @@ def demo(tmp_path_factory):
     return result.output, out
 
 
+@pytest.mark.slow
 def test_record_has_every_run_at_equal_cost(demo):
     results = json.loads((demo[1] / "results.json").read_text())
     runs = results["runs"]
@@ -469,6 +470,7 @@ def test_page_needs_no_network(demo):
     assert "$" not in outside_scripts  # every place of the template is filled
 
 
+@pytest.mark.slow
 def test_the_demo_needs_what_make_demo_installs(tmp_path):
     """Packages of extras that `make demo` does not name cannot be imported here, and are not missed."""
     root = Path(__file__).resolve().parents[3]
@@ -537,6 +539,7 @@ def test_files_of_others_are_left_alone(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*")) == ["notes.txt", "results.json"]
 
 
+@pytest.mark.slow
 def test_a_failure_keeps_the_old_picture(tmp_path, monkeypatch):
     assert run_demo(TINY, tmp_path, Console(file=io.StringIO())) == 0
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

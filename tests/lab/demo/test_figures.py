@@ -159,6 +159,7 @@ def test_surfaces_are_red_exactly_above_the_bound():
     assert (red > blue).tolist() == [False, False, False, True, True, True]
 
 
+@pytest.mark.slow
 def test_the_picture_shows_every_seed_and_says_what_it_is(exhibits):
     def seed(method, number, ratio):
         verdict = MaximumPrinciple(0.0, 1.0, 0.1, ratio, 0.1, ratio - 1, ratio <= 1, True)
@@ -191,6 +192,7 @@ def test_the_dashed_line_is_the_largest_loss_on_the_boundary(exhibits):
         assert list(axes.lines[1].get_ydata()) == [float(exhibit.losses.inside.max())] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_walks_and_finite_differences_agree_on_the_idea(seed):
     """Two solvers of one equation; a grid that is twice as fine tells how far the first may be off."""

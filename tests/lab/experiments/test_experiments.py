@@ -282,6 +282,7 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_sent_fails_alone():
     heard = []
     jobs = [("local", lambda _: "done"), ("one", harmless)]
@@ -290,6 +291,7 @@ def test_a_job_that_cannot_be_sent_fails_alone():
     assert heard == [("local", "failed")]
 
 
+@pytest.mark.slow
 def test_two_processes_never_do_the_same_run(toy, tmp_path):
     (run,) = runs("toy", toy, methods=["erm"], seeds=1)
     file = record_file(tmp_path, run)
