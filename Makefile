@@ -14,10 +14,10 @@ FAST := -m "not slow and not distributed and not browser" --doctest-ignore-impor
 
 # A second, shorter run in which every annotated tensor shape is checked at run time, for the packages that compute
 # (wrong arguments meet the checker before our own messages).
-CHECKED := elliptica._utils,elliptica.core,elliptica.landscape,elliptica.baselines,elliptica.partner_index,elliptica.diagnostics
+CHECKED := elliptica._utils,elliptica.core,elliptica.landscape,elliptica.baselines,elliptica.partner_index
 SHAPES := --jaxtyping-packages=$(CHECKED),beartype.beartype \
 	-m "not slow and not distributed and not browser and not bad_input and not statistical" \
-	$(addprefix tests/,core landscape baselines partner_index diagnostics)
+	$(addprefix tests/,core landscape baselines partner_index)
 
 # Waterbirds on frozen features, under a linear head and under one of two layers.
 FEATURES := waterbirds-features,waterbirds-features-mlp

@@ -11,12 +11,12 @@ import numpy as np
 import polars as pl
 
 from benchmarks.timing import Measurement
-from elliptica.compare import runner
-from elliptica.compare.comparison import Comparison, Options, Session
-from elliptica.compare.plan import NETWORKS, Plan
-from elliptica.compare.protocol import Record, Trial, prepare
 from elliptica.estimators import EllipticClassifier
 from elliptica.estimators.fit import one_thread
+from elliptica.tables import runner
+from elliptica.tables.comparison import Comparison, Options, Session
+from elliptica.tables.plan import NETWORKS, Plan
+from elliptica.tables.protocol import Record, Trial, prepare
 
 #: Rows, and seconds that a person may have to wait on a quiet machine with two cores.
 PROMISES = {500: 15.0, 5_000: 60.0, 50_000: 180.0}

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from elliptica._utils.statistics import bonferroni, student_quantile
-from elliptica.compare.metrics import Predictions, metrics_of
-from elliptica.compare.shift import EARLIEST_BLOCKS, TIME_CLUSTERS
-from elliptica.compare.verdict import Column
+from elliptica.tables.metrics import Predictions, metrics_of
+from elliptica.tables.shift import EARLIEST_BLOCKS, TIME_CLUSTERS
+from elliptica.tables.verdict import Column
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- verdict: begin -->", "<!-- verdict: end -->"

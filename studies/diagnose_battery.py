@@ -1,6 +1,6 @@
 """Study: does `elliptica.diagnose` name the fault, and does its advice help, where the truth is known?
 
-Builds the situations of `tests/diagnostics/battery.py` for three seeds, diagnoses each, and measures the
+Builds the situations of `tests/tables/battery.py` for three seeds, diagnoses each, and measures the
 test error before and after the remedy; then diagnoses them for five seeds that thresholds were not chosen
 with. Writes one JSON file and the tables that follow from it::
 
@@ -26,7 +26,7 @@ import torch
 import elliptica
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "diagnostics"))
+sys.path.insert(0, str(ROOT / "tests" / "tables"))
 
 from battery import CASES, Case, Situation, measure  # noqa: E402
 
@@ -191,7 +191,7 @@ def _elliptic(cases: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 PAGE = f"""# Diagnosis of models whose fault is known
 
-`python studies/diagnose_battery.py run` builds the situations of `tests/diagnostics/battery.py` for some
+`python studies/diagnose_battery.py run` builds the situations of `tests/tables/battery.py` for some
 seeds, calls `elliptica.diagnose` on each (nothing else set), follows the advice, and
 rewrites this page from `battery.json`.
 

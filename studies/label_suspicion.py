@@ -24,12 +24,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.extras import missing_package
-from elliptica.diagnostics.data_findings import label_suspicion
-from elliptica.diagnostics.evidence import Evidence
-from elliptica.diagnostics.fitted_model import FittedModel
+from elliptica.tables.data_findings import label_suspicion
+from elliptica.tables.evidence import Evidence
+from elliptica.tables.fitted_model import FittedModel
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "diagnostics"))
+sys.path.insert(0, str(ROOT / "tests" / "tables"))
 
 from battery import CASES, Situation  # noqa: E402
 

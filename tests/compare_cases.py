@@ -1,9 +1,9 @@
-"""Problems, plans and listeners for the tests of `elliptica.compare`."""
+"""Problems, plans and listeners for the tests of `elliptica.tables`."""
 
 import numpy as np
 import polars as pl
 
-from elliptica.compare.plan import Plan
+from elliptica.tables.plan import Plan
 from table_cases import problem_of
 
 #: Two networks of each of two methods, two trials, three epochs.

@@ -1,10 +1,10 @@
-"""Small tables for the tests of `elliptica.compare` and of commands about models."""
+"""Small tables for the tests of `elliptica.tables` and of commands about models."""
 
 import numpy as np
 import polars as pl
 
-from elliptica.compare.problem import make_problem
-from elliptica.compare.table import read_table
+from elliptica.tables.problem import make_problem
+from elliptica.tables.table import read_table
 
 
 def rows(n=60, **columns):

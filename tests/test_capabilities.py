@@ -447,7 +447,7 @@ def test_oversampler_and_preprocessor():
 def test_compare_under_five_shifts(shift):
     frame, columns = table_of(), {"time": "day", "split_by": "site", "extrapolate": True}
     how = {shift: columns[shift]} if shift in columns else {"test": frame[60:]} if shift == "test" else {}
-    found = elliptica.compare.compare(frame[:60] if shift == "test" else frame, "y", **how, **TINY)
+    found = elliptica.tables.compare(frame[:60] if shift == "test" else frame, "y", **how, **TINY)
     assert found.complete
     assert found.best in found.methods  # one recommendation
     assert all(d.low <= d.mean <= d.high for d in found.verdict.differences)  # simultaneous intervals

@@ -21,15 +21,14 @@ EXTRAS = PROJECT["optional-dependencies"]
 #: Extras of a package; a package that is not here needs the core dependencies alone.
 EXTRAS_OF = {
     "cli": {"tables"},
-    "report": {"lab"},
+    "report": {"lab", "tables"},
     "landscape": {"lab"},
     "baselines": {"lab"},
     "partner_index": {"scale", "tables"},
     "distributed": {"scale"},
     "integrations": {"lightning", "hf"},
-    "diagnostics": {"lab", "tables"},
     "estimators": {"tables"},
-    "compare": {"tables", "lab", "scale"},
+    "tables": {"tables", "lab", "scale"},
     "lab": {"lab", "scale"},
 }
 #: Distributions whose module has another name.

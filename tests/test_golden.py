@@ -269,7 +269,7 @@ def comparison():
     """A very small comparison on a line: winner, and errors."""
     import polars as pl
 
-    from elliptica.compare import compare
+    from elliptica.tables import compare
 
     draws = np.random.default_rng(0)
     x = draws.normal(size=(120, 2))

@@ -18,8 +18,8 @@ LAYERS = [
     {"_utils"},
     {"core", "report"},
     {"landscape", "baselines", "partner_index", "distributed", "integrations"},
-    {"diagnostics", "estimators"},
-    {"compare", "lab"},
+    {"estimators"},
+    {"tables", "lab"},
     {"cli"},
     {"__init__", "__main__"},
 ]
@@ -148,7 +148,7 @@ print(elliptica.Elliptic, elliptica.core.noise.Green, elliptica.__version__, tor
 #: Where else than in `cli` and `__init__` a module of ours is imported late, and why.
 LATE = {
     "_utils/compiler.py": "importing the compiler takes as long as importing all of torch",
-    "diagnostics/fitted_model.py": "compare and predict do without the landscape",
+    "tables/fitted_model.py": "compare and predict do without the landscape",
     "lab/experiments/engines.py": "Ray may be absent",
     "lab/experiments/ray_engine.py": "a node asks its own copy of our code which version it is",
 }
@@ -235,7 +235,7 @@ def test_importing_the_core_loads_no_extra():
 @pytest.mark.slow
 def test_comparing_and_predicting_do_without_the_landscape():
     modules = "comparison", "page", "predict"
-    code = "".join(f"import elliptica.compare.{name};" for name in modules)
+    code = "".join(f"import elliptica.tables.{name};" for name in modules)
     code = f"import sys;{code}print([name for name in sys.modules if 'elliptica.landscape' in name])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 PACKAGES = [
     "elliptica",
     "elliptica.landscape",
-    "elliptica.diagnostics",
+    "elliptica.tables",
     "elliptica.baselines",
     "elliptica.estimators",
     "elliptica.report",

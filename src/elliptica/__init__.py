@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from elliptica.core.weighting import Multiplicative as Multiplicative
     from elliptica.core.weighting import Weighting as Weighting
     from elliptica.core.weighting import log_weights as log_weights
-    from elliptica.diagnostics.diagnose import diagnose as diagnose
     from elliptica.landscape import HittingTimes as HittingTimes
     from elliptica.landscape import check_maximum_principle as check_maximum_principle
     from elliptica.landscape import estimate_landscape as estimate_landscape
     from elliptica.partner_index import PartnerIndex as PartnerIndex
+    from elliptica.tables.diagnose import diagnose as diagnose
 
 _HOME = {
     "BridgeMix": "core.bridgemix",
@@ -62,7 +62,7 @@ _HOME = {
     "Weighting": "core.weighting",
     "auto_sigma": "core.noise",
     "check_maximum_principle": "landscape",
-    "diagnose": "diagnostics.diagnose",
+    "diagnose": "tables.diagnose",
     "elliptic_loss": "core.elliptic",
     "estimate_landscape": "landscape",
     "intrinsic_dimension": "core.noise",
@@ -78,9 +78,7 @@ _HOME = {
 #: Packages that are imported when first used, like the names above.
 _PACKAGES = (
     "baselines",
-    "compare",
     "core",
-    "diagnostics",
     "distributed",
     "estimators",
     "integrations",
@@ -88,6 +86,7 @@ _PACKAGES = (
     "landscape",
     "partner_index",
     "report",
+    "tables",
 )
 
 __all__ = ["__version__", *_HOME]

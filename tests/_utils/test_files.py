@@ -16,7 +16,7 @@ from elliptica._utils.files import (
     replacing,
     write_atomically,
 )
-from elliptica.compare.store import FileLock
+from elliptica.tables.store import FileLock
 
 
 def test_a_folder_is_created_and_the_content_replaced(tmp_path):
@@ -100,7 +100,7 @@ def test_file_systems_without_locks_let_everybody_in(tmp_path, monkeypatch):
     def fail(handle):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("elliptica.compare.store._lock", fail)
+    monkeypatch.setattr("elliptica.tables.store._lock", fail)
     locks = [FileLock(tmp_path / ".lock") for _ in range(2)]
     for lock in locks:
         lock.release()

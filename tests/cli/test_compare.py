@@ -20,10 +20,10 @@ from elliptica.cli import app
 from elliptica.cli import compare as compare_command
 from elliptica.cli import predict as predict_command
 from elliptica.cli.compare import _print_result, _progress, shorten
-from elliptica.compare.comparison import compare
-from elliptica.compare.plan import NAMES
-from elliptica.compare.summary import summarise
 from elliptica.estimators import load
+from elliptica.tables.comparison import compare
+from elliptica.tables.plan import NAMES
+from elliptica.tables.summary import summarise
 
 QUICK = ["--folds", "2", "--trials", "1", "--epochs", "2", "--methods", "elliptic,trees"]
 
@@ -256,7 +256,7 @@ def test_predict_can_be_interrupted(done, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     folder, _, _ = done
-    monkeypatch.setattr("elliptica.compare.predict.read_table", interrupt)
+    monkeypatch.setattr("elliptica.tables.predict.read_table", interrupt)
     out = tmp_path / "p.csv"
     code, output = run("predict", folder / "out" / "model.elliptica", folder / "flowers.csv", "--out", out)
     assert code == 130
@@ -416,7 +416,7 @@ def test_ctrl_c_leaves_a_report_and_the_same_command_resumes(data, tmp_path):
 
 def test_what_is_interrupted_is_reported(data, tmp_path, monkeypatch):
     """Ctrl-C after the first fold: scores of that fold, a page, and exit code 130."""
-    from elliptica.compare import runner
+    from elliptica.tables import runner
 
     run_task = runner.run_task
     calls = []

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from elliptica.cli import app
 from elliptica.cli.app import print_point, print_text
-from elliptica.compare.predict import predict_file
-from elliptica.compare.table import TableError
 from elliptica.estimators import load, read_notes, save
+from elliptica.tables.predict import predict_file
+from elliptica.tables.table import TableError
 
 QUICK = ["--folds", "2", "--trials", "1", "--epochs", "2", "--methods", "elliptic"]
 
@@ -211,7 +211,7 @@ def test_groups_that_only_the_test_file_has(tmp_path):
 
 def test_twenty_thousand_columns_are_refused_at_once(tmp_path, monkeypatch):
     """Before cells are read: only the header may be looked at."""
-    monkeypatch.setattr("elliptica.compare.table.pl.scan_csv", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr("elliptica.tables.table.pl.scan_csv", lambda *_, **__: pytest.fail("read"))
     names = ",".join(f"x{i}" for i in range(20_000))
     row = ",".join(["1"] * 20_000)
     (tmp_path / "data.csv").write_text("\n".join([names, *[row] * 30]) + "\n")
@@ -230,7 +230,7 @@ def test_the_test_file_must_be_another_one(tmp_path):
 
 @pytest.mark.slow
 def test_the_list_ten_million_rows(tmp_path):
-    """Counted, not loaded: tests/compare/test_table.py measures the memory."""
+    """Counted, not loaded: tests/tables/test_table.py measures the memory."""
     file = tmp_path / "long.csv"
     with file.open("wb") as handle:
         handle.write(b"size,kind\n")
@@ -376,7 +376,7 @@ def test_notes_of_a_strange_model_do_no_harm(clinic, tmp_path):
     ],
 )
 def test_options_are_checked_before_the_table_is_read(monkeypatch, tmp_path, options, message):
-    monkeypatch.setattr("elliptica.compare.comparison.read_table", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr("elliptica.tables.comparison.read_table", lambda *_, **__: pytest.fail("read"))
     code, output = run("compare", tmp_path / "data.csv", "--target", "kind", *options)
     assert code == 2
     assert message in output.replace("│ ", "").replace(" │", "")

@@ -24,8 +24,8 @@ from elliptica.cli.app import YOUR_DATA, app, one_of, print_point, print_text, r
 from elliptica.cli.report import Request, write_report
 
 if TYPE_CHECKING:
-    from elliptica.compare.comparison import Session
-    from elliptica.compare.summary import Summary
+    from elliptica.tables.comparison import Session
+    from elliptica.tables.summary import Summary
 
 
 #: Tasks.
@@ -305,12 +305,12 @@ def _check_options(data: str, options: dict[str, Any], folds: int | None) -> Non
 
 def _run(source: str, target: str | None, out: Path, console: Console, **options: Any) -> int:
     """Compare, print and write; return the exit status."""
-    from elliptica.compare.comparison import Options, Session
-    from elliptica.compare.markdown import write_reports
-    from elliptica.compare.model import describe_target_rows, fit_model
-    from elliptica.compare.store import MODEL
-    from elliptica.compare.summary import summarise, target_rows_words
-    from elliptica.compare.table import TableError
+    from elliptica.tables.comparison import Options, Session
+    from elliptica.tables.markdown import write_reports
+    from elliptica.tables.model import describe_target_rows, fit_model
+    from elliptica.tables.store import MODEL
+    from elliptica.tables.summary import summarise, target_rows_words
+    from elliptica.tables.table import TableError
 
     command = shlex.join(["elliptica", *sys.argv[1:]])
     session: Session | None = None
@@ -351,7 +351,7 @@ def _known_target(source: str) -> str:
     Raises:
         TableError: If it is a file.
     """
-    from elliptica.compare.table import BUILT_IN, TableError, read_table
+    from elliptica.tables.table import BUILT_IN, TableError, read_table
 
     if source in BUILT_IN and not Path(source).exists():
         return BUILT_IN[source]
@@ -372,8 +372,8 @@ def _not_written(error: OSError, session: Session | None, out: Path) -> int:
 
 def _interrupted(session: Session | None, out: Path, console: Console) -> int:
     """Report what is finished after an interruption."""
-    from elliptica.compare.markdown import progress_words, write_reports
-    from elliptica.compare.summary import summarise
+    from elliptica.tables.markdown import progress_words, write_reports
+    from elliptica.tables.summary import summarise
 
     comparison = None if session is None else session.result()
     if session is None or comparison is None or not comparison.finished:
@@ -396,7 +396,7 @@ def _interrupted(session: Session | None, out: Path, console: Console) -> int:
 
 def _print_start(session: Session, console: Console) -> None:
     """Print the table, the task, the use of every column, and the estimated time."""
-    from elliptica.compare.markdown import about, column_rows
+    from elliptica.tables.markdown import about, column_rows
 
     problem, plan, shift = session.problem, session.plan, session.shift
     print_text(console, escape(about(session.name, problem, shift.words)))
@@ -470,7 +470,7 @@ def _print_table(lines: list[list[str]], console: Console, right: Collection[int
 
 
 def _print_result(found: Summary, console: Console) -> None:
-    from elliptica.compare.markdown import footnotes, range_words, result_rows
+    from elliptica.tables.markdown import footnotes, range_words, result_rows
 
     narrow = console.is_terminal and console.width < 100
     rows = result_rows(found, most=2 if narrow else 3)
@@ -489,8 +489,8 @@ def _print_result(found: Summary, console: Console) -> None:
 
 
 def _print_saved(found: Summary, out: Path, console: Console, page_words: str) -> None:
-    from elliptica.compare.markdown import describe_model
-    from elliptica.compare.store import MODEL
+    from elliptica.tables.markdown import describe_model
+    from elliptica.tables.store import MODEL
 
     model = shlex.quote(str(out / MODEL))
     print_text(

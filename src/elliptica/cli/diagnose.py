@@ -17,8 +17,8 @@ from elliptica.cli.app import MOST_SEED, YOUR_DATA, app, check_place, one_of, re
 if TYPE_CHECKING:
     import torch
 
-    from elliptica.diagnostics.findings import Diagnosis
-    from elliptica.diagnostics.fitted_model import FittedModel
+    from elliptica.tables.findings import Diagnosis
+    from elliptica.tables.fitted_model import FittedModel
 
 #: File suffix of a saved model.
 SUFFIX = ".elliptica"
@@ -142,7 +142,7 @@ def diagnose(
             remarks = remarks_on(model, weights, train, steps)
         for remark in remarks:
             messages.print(remark, markup=False, highlight=False, soft_wrap=True)
-        from elliptica.diagnostics.diagnose import diagnose_fitted
+        from elliptica.tables.diagnose import diagnose_fitted
 
         with messages.status("judging"):
             diagnosis = diagnose_fitted(fitted, generator=torch_generator(seed), first_row=int(saved))
@@ -209,7 +209,7 @@ def _from_file(
     odd: list[str],
 ) -> tuple[FittedModel, list[str]]:
     """Load a model that a comparison or an estimator saved, with tables for it; also return notices."""
-    from elliptica.compare.predict import fitted_predictor, read_labelled, read_unlabelled
+    from elliptica.tables.predict import fitted_predictor, read_labelled, read_unlabelled
 
     if odd:
         raise ValueError(
@@ -242,8 +242,8 @@ def _show_findings(
     """Print or write a diagnosis; nothing else goes to stdout."""
     if out is not None and out.suffix.lower() in (".html", ".htm"):
         require_extra("lab", "jinja2", "plotly")
-        from elliptica.diagnostics.model_page import diagnosis_report
         from elliptica.report.page import render_page
+        from elliptica.tables.model_page import diagnosis_report
 
         text = render_page(diagnosis_report(diagnosis, f"Diagnosis of {Path(name).name}"))
     elif form == "json" or (out is not None and out.suffix.lower() == ".json"):

@@ -22,9 +22,9 @@ from elliptica._utils.perceptron import mlp
 from elliptica.baselines import ERM, Mixup
 from elliptica.cli.diagnose import Loss, Training
 from elliptica.core.elliptic import Elliptic
-from elliptica.diagnostics.fitted_model import FittedModel
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.data.toy import two_moons
+from elliptica.tables.fitted_model import FittedModel
 
 #: Data sets that need no file.
 BUILT_IN = ("two-moons", "digits")

@@ -37,8 +37,8 @@ def predict(
     elliptica predict compare/patients/model.elliptica new.csv --id patient --proba
     """
     require_extra("tables", "polars", "sklearn", "safetensors", "skrub")
-    from elliptica.compare.predict import predict_file
-    from elliptica.compare.table import TableError
+    from elliptica.tables.predict import predict_file
+    from elliptica.tables.table import TableError
 
     console = Console()
     try:

@@ -231,7 +231,7 @@ def _folder_report(path: Path, request: Request) -> Report:
     kind = _kind_of_results(path / RESULTS)
     if kind == "compare":
         try:
-            from elliptica.compare.page import comparison_report
+            from elliptica.tables.page import comparison_report
         except ModuleNotFoundError as error:
             raise ReportError(str(missing_package("A comparison", "tables", error.name))) from error
         return comparison_report(path, title=request.title)
@@ -274,7 +274,7 @@ def _saved_model_report(file: Path, request: Request) -> Report:
     from elliptica.report.content import ReportError
 
     try:
-        from elliptica.compare.page import saved_model_report
+        from elliptica.tables.page import saved_model_report
     except ModuleNotFoundError as error:
         raise ReportError(str(missing_package("A saved model", "tables", error.name))) from error
     return saved_model_report(
@@ -289,8 +289,8 @@ def _saved_model_report(file: Path, request: Request) -> Report:
 
 def _own_model_report(request: Request) -> Report:
     """Build a page about a model from ``package.module:name``, or about one that is trained here."""
-    from elliptica.diagnostics.model_page import model_report, model_study
     from elliptica.report.content import ReportError, digest, present_versions
+    from elliptica.tables.model_page import model_report, model_study
 
     if request.data is not None or request.target is not None:
         raise ReportError(

@@ -75,7 +75,7 @@ def read_column(name: str, values: Any, kind: Kind | None = None) -> tuple[Kind,
         raise ValueError(
             f"Column {name!r} held {kind}s when the preprocessor was fitted, but now holds {known[0]!r}. "
             f"Convert the column to {kind}s first. If the model is a file of elliptica compare, use "
-            "elliptica.compare.predict_file(file, frame), which converts columns as elliptica predict does."
+            "elliptica.tables.predict_file(file, frame), which converts columns as elliptica predict does."
         )
     return kind, np.full(len(array), np.nan)
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elliptica.diagnostics.scores import reduce_by, score_classes
 from elliptica.lab.data.splits import Dataset, Split, Units
+from elliptica.report.scores import reduce_by, score_classes
 
 #: Rows per forward pass, and values: large images come in smaller parts.
 _CHUNK, _VALUES = 2000, 2**25

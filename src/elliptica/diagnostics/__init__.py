@@ -1,1 +1,0 @@
-"""Find problems of a trained model and its data; see `elliptica.diagnose`."""

@@ -1,0 +1,380 @@
+"""Score predictions: an average, the worst class, group or fifth of the targets, and calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from elliptica.report.content import Measure
+from elliptica.tables.problem import TableProblem
+
+#: Maximum number of bins of the calibration error, and minimum number of rows per bin.
+MAX_BINS, MIN_BIN_ROWS = 15, 20
+#: Lower limit of predicted probabilities in the log loss.
+MIN_PROBABILITY = 1e-15
+
+
+def show_number(value: float, digits: int, form: str = "") -> str:
+    """Format a number with at least this many digits; 61234 is not written as 6.123e+04.
+
+    Example:
+        >>> show_number(61234.5, 4), show_number(0.123456, 2), show_number(61.0, 4, "#")
+        ('61,234', '0.12', '61.00')
+    """
+    if 10**digits <= abs(value) < 1e9:
+        return f"{value:{form.replace('#', '')},.0f}"
+    return f"{value:{form}.{digits}g}".rstrip(".")
+
+
+@dataclass(frozen=True)
+class Metric(Measure):
+    """A measure in the units of comparison records: percentages as shares, numbers with four digits.
+
+    Attributes:
+        relative: Whether methods are compared by the ratio of their values rather than the difference.
+        judged: Whether the verdict judges it. The calibration error is only shown; the log loss judges it.
+    """
+
+    relative: bool = False
+    judged: bool = True
+
+    def show(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
+        """Format a value of this metric, or a difference of two (``sign=True``)."""
+        form = "+" if sign else ""
+        if not self.percent:
+            is_loss = self.name in ("log_loss", "brier")
+            return f"{value:{form}.3f}" if is_loss else show_number(value, 4, form)
+        return f"{100 * value:{form}.1f}" + ((" points" if sign else " %") if unit else "")
+
+
+def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:
+    """Return the metrics of a task: the average one, the worst-case one, then others.
+
+    Without groups, the worst class is judged, or, for regression, the worst of five bands of the target
+    (bounded by the quintiles of the targets).
+
+    Example:
+        >>> [m.name for m in metrics_of("regression", grouped=False)]
+        ['rmse', 'worst_fifth_rmse', 'mae']
+    """
+    part = "group" if grouped else "class" if task == "classification" else "fifth"
+    if task == "classification":
+        return (
+            Metric("accuracy", "accuracy", True, True),
+            Metric(f"worst_{part}_accuracy", f"worst-{part} accuracy", True, True),
+            Metric("balanced_accuracy", "balanced accuracy", True, True),
+            Metric("log_loss", "log loss", False, relative=True),
+            Metric("brier", "Brier score", False, relative=True),
+            Metric("calibration_error", "calibration error", False, True, judged=False),
+        )
+    words = "worst-group RMSE" if grouped else "RMSE in the worst fifth of targets"
+    return (
+        Metric("rmse", "RMSE", False, relative=True),
+        Metric(f"worst_{part}_rmse", words, False, relative=True),
+        Metric("mae", "MAE", False, relative=True),
+    )
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of all methods for the rows that were held out.
+
+    Attributes:
+        task: ``"classification"`` or ``"regression"``.
+        classes: Classes in the order of the probabilities; empty for regression.
+        target: Target of every row of the table.
+        groups: Group name per row, empty for rows that no worst group counts; None if classes or fifths are
+            the parts.
+        clusters: Number per row; rows of one cluster depend on each other.
+        fold: Fold that tested the row, by repeat and row; -1 for rows that are not tested.
+        bounds: Upper bounds of the bands of the target, except the last; empty for classification.
+        values: By method: probabilities ``(repeats, rows, classes)`` or numbers ``(repeats, rows)``, NaN
+            for rows that are not tested.
+        ordered: Whether clusters are stretches of time in order, so that neighbours depend on each other,
+            too.
+
+    Example:
+        >>> y = np.array([0.0, 0.0, 10.0, 10.0])
+        >>> predictions = single_test("regression", y, {"erm": y + [0, 0, 3, 3]}, bounds=np.array([5.0]))
+        >>> {name: round(value, 3) for name, value in score(predictions)["erm"].items()}
+        {'rmse': 2.121, 'worst_fifth_rmse': 3.0, 'mae': 1.5}
+    """
+
+    task: str
+    classes: list[Any]
+    target: np.ndarray
+    groups: np.ndarray | None
+    clusters: np.ndarray
+    fold: np.ndarray
+    bounds: np.ndarray
+    values: Mapping[str, np.ndarray]
+    ordered: bool = False
+
+    def __post_init__(self) -> None:
+        n = len(self.target)
+        shape = (len(self.fold), n, *([len(self.classes)] if self.task == "classification" else []))
+        if self.fold.shape != shape[:2] or len(self.clusters) != n:
+            raise ValueError(
+                f"fold must have shape (repeats, {n}) and clusters ({n},), but got "
+                f"{self.fold.shape} and {np.shape(self.clusters)}."
+            )
+        if not self.tested.any():
+            raise ValueError("No row was tested. Wait until at least one fold is finished.")
+        for name, each in self.values.items():
+            if each.shape != shape:
+                raise ValueError(f"Predictions of {name!r} must have shape {shape}, but got {each.shape}.")
+            if not np.isfinite(each[self.tested]).all():
+                raise ValueError(
+                    f"Predictions of {name!r} are missing or not finite for tested rows. Skip the method, or "
+                    "set the fold of these rows to -1."
+                )
+
+    @cached_property
+    def tested(self) -> np.ndarray:
+        """Whether the row was tested, by repeat and row."""
+        return self.fold >= 0
+
+    @cached_property
+    def n_tests(self) -> int:
+        """Number of tested folds in all repeats."""
+        return sum(len(np.unique(row[row >= 0])) for row in self.fold)
+
+    @cached_property
+    def parts(self) -> tuple[list[str], np.ndarray]:
+        """Names of the classes, groups or bands, and the number of each row's part (-1: none)."""
+        if self.groups is not None:
+            named = self.groups != ""
+            names, numbers = np.unique(self.groups[named], return_inverse=True)
+            parts = np.full(len(self.target), -1)
+            parts[named] = numbers
+            return [str(name) for name in names], parts
+        if self.task == "classification":
+            return [str(name) for name in self.classes], self.labels
+        return _bands(self.bounds), np.searchsorted(self.bounds, self.target)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """Class number of each row."""
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        names, inverse = np.unique(self.target, return_inverse=True)
+        if unknown := [name for name in names.tolist() if name not in numbers]:
+            raise ValueError(f"The target {unknown[0]!r} is not one of the classes {self.classes}.")
+        return np.array([numbers[name] for name in names.tolist()])[inverse]
+
+    @property
+    def part_kind(self) -> str:
+        """Kind of the parts: ``"group"``, ``"class"`` or ``"fifth"``."""
+        return "group" if self.groups is not None else "class" if self.classes else "fifth"
+
+    @cached_property
+    def losses(self) -> dict[str, np.ndarray]:
+        """Losses by repeat, method and row, zero where a row is not tested; averages are taken of them."""
+        by_method = [self._losses(each) for each in self.values.values()]
+        return {name: np.stack([each[name] for each in by_method], axis=1) for name in by_method[0]}
+
+    def _losses(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        if self.task != "classification":
+            gaps = np.where(self.tested, values - self.target, 0.0)
+            return {"square": gaps**2, "absolute": np.abs(gaps)}
+        values = np.where(self.tested[..., None], values, 0.0)
+        chosen = np.take_along_axis(values, self.labels[None, :, None], axis=2)[..., 0]
+        losses = {
+            "right": values.argmax(2) == self.labels,
+            "log": -np.log(np.clip(chosen, MIN_PROBABILITY, 1.0)),
+            "brier": np.square(values).sum(2) - 2 * chosen + 1,
+        }
+        return {name: np.where(self.tested, each, 0.0) for name, each in losses.items()}
+
+
+def single_test(
+    task: str,
+    target: np.ndarray,
+    values: Mapping[str, np.ndarray],
+    *,
+    classes: list[Any] | None = None,
+    groups: np.ndarray | None = None,
+    bounds: np.ndarray | None = None,
+) -> Predictions:
+    """Wrap predictions of one test set with independent rows, each tested once."""
+    n = len(target)
+    return Predictions(
+        task,
+        list(classes or []),
+        target,
+        groups,
+        np.arange(n),
+        np.zeros((1, n), dtype=np.int64),
+        np.empty(0) if bounds is None else bounds,
+        {name: np.asarray(each)[None] for name, each in values.items()},
+    )
+
+
+@dataclass(frozen=True)
+class PartScores:
+    """Scores of the classes, groups or fifths that have tested rows.
+
+    Attributes:
+        kind: ``"group"``, ``"class"`` or ``"fifth"``.
+        rows: Tested rows of each part, by name.
+        values: Accuracy or RMSE, by method and part.
+    """
+
+    kind: str
+    rows: dict[str, int]
+    values: dict[str, dict[str, float]]
+
+
+def score(
+    predictions: Predictions, *, unbounded: Mapping[str, np.ndarray] | None = None
+) -> dict[str, dict[str, float]]:
+    """Compute one number per method and column, over all tested rows of all repeats.
+
+    The calibration error is the mean gap between confidence and accuracy in 15 bins of equally many rows.
+    There are fewer bins if a bin would have less than 20 rows; rows with equal confidence share a bin. It is
+    computed for each repeat, then averaged.
+
+    Args:
+        predictions: Predictions of all methods.
+        unbounded: For regression, the predictions before they were clipped to the range of the training
+            targets. ``"beyond_range"`` is then the share of predictions that clipping changed.
+    """
+    scores = {}
+    parts = score_parts(predictions)
+    n_tests = predictions.tested.sum()
+    for number, method in enumerate(predictions.values):
+        means = {name: float(each[:, number].sum() / n_tests) for name, each in predictions.losses.items()}
+        values = parts.values[method].values()
+        if predictions.task == "classification":
+            scores[method] = {
+                "accuracy": means["right"],
+                f"worst_{parts.kind}_accuracy": min(values),
+                "balanced_accuracy": _balanced(predictions, number),
+                "log_loss": means["log"],
+                "brier": means["brier"],
+                "calibration_error": _calibration_error(predictions, method),
+            }
+        else:
+            scores[method] = {
+                "rmse": means["square"] ** 0.5,
+                f"worst_{parts.kind}_rmse": max(values),
+                "mae": means["absolute"],
+            }
+            if method in (unbounded or {}):
+                changed = predictions.values[method] != (unbounded or {})[method]
+                scores[method]["beyond_range"] = float(changed[predictions.tested].mean())
+    return scores
+
+
+def score_parts(predictions: Predictions) -> PartScores:
+    """Compute accuracy or RMSE of each class, group or fifth of the targets.
+
+    Raises:
+        ValueError: If no tested row belongs to a part.
+    """
+    names, numbers = predictions.parts
+    rows, _ = _part_means(predictions, predictions.tested, numbers, len(names))
+    present = [number for number in range(len(names)) if rows[number]]
+    if not present:
+        raise ValueError("All tested rows are in groups that are too small to judge. Merge small groups.")
+    values = {}
+    loss = predictions.losses["right" if predictions.task == "classification" else "square"]
+    for place, method in enumerate(predictions.values):
+        means = _part_means(predictions, loss[:, place], numbers, len(names))[1]
+        if predictions.task != "classification":
+            means = means**0.5
+        values[method] = {names[number]: float(means[number]) for number in present}
+    tested = predictions.tested.any(0)
+    counts = np.bincount(numbers[tested & (numbers >= 0)], minlength=len(names))
+    return PartScores(predictions.part_kind, {names[k]: int(counts[k]) for k in present}, values)
+
+
+def classification_scores(
+    target: np.ndarray, probabilities: np.ndarray, classes: list[Any], groups: np.ndarray | None
+) -> dict[str, Any]:
+    """Score predicted probabilities; ``parts`` holds the accuracy of every class or group.
+
+    Example:
+        >>> p = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
+        >>> scores = classification_scores(np.array([0, 1, 1]), p, [0, 1], None)
+        >>> scores["balanced_accuracy"], scores["worst_class_accuracy"]
+        (0.75, 0.5)
+    """
+    test = single_test("classification", target, {"": probabilities}, classes=classes, groups=groups)
+    return {**score(test)[""], "parts": score_parts(test).values[""]}
+
+
+def regression_scores(
+    target: np.ndarray, predicted: np.ndarray, bounds: np.ndarray, groups: np.ndarray | None
+) -> dict[str, Any]:
+    """Score predicted numbers; ``parts`` holds the RMSE of every group or band of the targets.
+
+    Args:
+        target: True values.
+        predicted: Predicted values.
+        bounds: Upper bounds of the bands of the target, except the last.
+        groups: Groups of the rows; None if the bands are the parts.
+
+    Example:
+        >>> y = np.array([0.0, 0.0, 10.0, 10.0])
+        >>> scores = regression_scores(y, y + [0, 0, 3, 3], np.array([5.0]), None)
+        >>> scores["worst_fifth_rmse"], scores["parts"]
+        (3.0, {'band 1: up to 5': 0.0, 'band 2: above 5': 3.0})
+    """
+    test = single_test("regression", target, {"": predicted}, groups=groups, bounds=bounds)
+    return {**score(test)[""], "parts": score_parts(test).values[""]}
+
+
+def target_bounds(problem: TableProblem, train: np.ndarray) -> np.ndarray:
+    """Return the quintiles of the training targets; fewer if some coincide."""
+    return np.unique(np.quantile(problem.target[train], (0.2, 0.4, 0.6, 0.8)))
+
+
+def _bands(bounds: np.ndarray) -> list[str]:
+    """Name bands by their bounds."""
+    if not len(bounds):
+        return ["band 1: all"]
+    ends = [show_number(float(each), 4) for each in bounds]
+    inner = [f"{low} to {high}" for low, high in pairwise(ends)]
+    names = [f"up to {ends[0]}", *inner, f"above {ends[-1]}"]
+    return [f"band {1 + number}: {name}" for number, name in enumerate(names)]
+
+
+def _part_means(
+    predictions: Predictions, values: np.ndarray, numbers: np.ndarray, n_parts: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count the tests in every part, and average values over them."""
+    use = predictions.tested & (numbers >= 0)
+    part = np.broadcast_to(numbers, use.shape)[use]
+    counts = np.bincount(part, minlength=n_parts)
+    sums = np.bincount(part, weights=values[use], minlength=n_parts)
+    return counts, sums / np.maximum(counts, 1)
+
+
+def _balanced(predictions: Predictions, place: int) -> float:
+    right = predictions.losses["right"][:, place]
+    counts, means = _part_means(predictions, right, predictions.labels, len(predictions.classes))
+    return float(means[counts > 0].mean())
+
+
+def _calibration_error(predictions: Predictions, method: str) -> float:
+    gaps = []
+    for values, tested in zip(predictions.values[method], predictions.tested, strict=True):
+        if tested.any():
+            confidence = values[tested].max(1)
+            right = values[tested].argmax(1) == predictions.labels[tested]
+            gaps.append(_gap(confidence, right))
+    return float(np.mean(gaps))
+
+
+def _gap(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Return the mean gap between confidence and accuracy over bins of equally many rows."""
+    n_bins = int(np.clip(len(right) // MIN_BIN_ROWS, 1, MAX_BINS))
+    inner = np.quantile(confidence, np.arange(1, n_bins) / n_bins)
+    number = np.searchsorted(np.unique(inner), confidence)  # equal confidences share a bin
+    gaps = np.bincount(number, weights=confidence - right)
+    return float(np.abs(gaps).sum() / len(right))

@@ -1,0 +1,223 @@
+"""Folds: who is trained on, who chooses, who is tested, for every shift."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from elliptica.tables.shift import Fold, make_shift
+from elliptica.tables.table import TableError
+from table_cases import problem_of, rows
+
+bad_input = pytest.mark.bad_input
+
+
+def is_sound(fold: Fold, n: int) -> bool:
+    """Parts do not overlap, validation is a part of training, and numbers ascend."""
+    parts = fold.train, fold.validation, fold.test
+    return (
+        not set(fold.train) & set(fold.test)
+        and set(fold.validation) < set(fold.train)
+        and len(fold.validation) > 0
+        and all((np.diff(part) > 0).all() and part.min() >= 0 and part.max() < n for part in parts)
+        and sorted([*fold.fit, *fold.validation]) == fold.train.tolist()
+    )
+
+
+@pytest.mark.parametrize("values", [["a"] * 180 + ["b"] * 20, [float(i % 97) + 0.5 for i in range(200)]])
+def test_random_rows_are_each_tested_once_per_repeat_in_balanced_folds(values):
+    problem = problem_of(rows(200, y=values))
+    plan = make_shift(problem, folds=5, repeats=2)
+    assert (plan.shift, plan.n_repeats, plan.folds_per_repeat) == ("random", 2, 5)
+    assert all(is_sound(fold, 200) for fold in plan.folds)
+    for repeat in range(2):
+        own = [fold for fold in plan.folds if fold.repeat == repeat]
+        assert np.array_equal(np.sort(np.concatenate([f.test for f in own])), np.arange(200))
+        assert [len(fold.test) for fold in own] == [40] * 5
+        assert [len(fold.validation) for fold in own] == [40] * 5
+        if problem.task == "classification":
+            assert [(problem.target[fold.test] == "b").sum() for fold in own] == [4] * 5
+            assert [(problem.target[fold.validation] == "b").sum() for fold in own] == [4] * 5
+        else:
+            assert all(np.ptp(np.quantile(problem.target[f.test], (0.2, 0.8))) > 40 for f in own)
+    assert not np.array_equal(plan.folds[0].test, plan.folds[5].test)
+    again, other = make_shift(problem, repeats=2), make_shift(problem, repeats=2, seed=1)
+    assert all(np.array_equal(a.test, b.test) for a, b in zip(plan.folds, again.folds, strict=True))
+    assert not np.array_equal(plan.folds[0].test, other.folds[0].test)
+    assert np.array_equal(plan.clusters, np.arange(200))
+
+
+def test_random_folds_are_balanced_within_groups():
+    groups = ["u"] * 100 + ["v"] * 100
+    labels = ["a"] * 50 + ["b"] * 50 + ["a"] * 60 + ["b"] * 40
+    problem = problem_of(rows(200, y=labels, g=groups), group="g")
+    for fold in make_shift(problem).folds:
+        cells = list(zip(problem.groups[fold.test], problem.target[fold.test], strict=True))
+        counts = {cell: cells.count(cell) for cell in set(cells)}
+        assert counts == {("u", "a"): 10, ("u", "b"): 10, ("v", "a"): 12, ("v", "b"): 8}
+
+
+def test_a_class_within_a_group_of_one_row_does_not_stop_the_split():
+    groups = ["u"] * 99 + ["v"] * 101
+    labels = ["a"] * 98 + ["b"] + ["b"] * 101
+    plan = make_shift(problem_of(rows(200, y=labels, g=groups), group="g"))
+    assert sum(len(fold.test) for fold in plan.folds) == 200
+
+
+def test_rare_classes_are_in_every_training_part():
+    """Five rows, five folds: each fold tests one, validates one, and trains on three."""
+    problem = problem_of(rows(200, y=["a"] * 195 + ["b"] * 5))
+    for fold in make_shift(problem).folds:
+        counts = [(problem.target[part] == "b").sum() for part in (fold.fit, fold.validation, fold.test)]
+        assert counts[0] >= 3
+        assert sum(counts) == 5
+
+
+@pytest.mark.parametrize("values", [["a", "b"] * 100, [float(i % 97) + 0.5 for i in range(200)]])
+def test_unseen_values_are_never_divided(values):
+    site = [i // 10 for i in range(200)]
+    problem = problem_of(rows(200, y=values, site=site), split_by="site")
+    plan = make_shift(problem, repeats=2)
+    assert plan.shift == "unseen"
+    assert np.array_equal(plan.clusters, problem.blocks)
+    assert "unseen values of site" in plan.words
+    for fold in plan.folds:
+        assert is_sound(fold, 200)
+        parts = [set(problem.blocks[part]) for part in (fold.fit, fold.validation, fold.test)]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 20
+        assert 30 <= len(fold.test) <= 50
+        assert 30 <= len(fold.validation) <= 50
+
+
+def test_unequal_blocks_fill_folds_evenly_and_differently_in_every_repeat():
+    sizes = [200, 100, 80, 60, 40, 40, 30, 30, 20, 20, 10, 10]
+    site = np.repeat(np.arange(len(sizes)), sizes)
+    label = np.random.default_rng(0).integers(0, 2, len(site))
+    problem = problem_of(pl.DataFrame({"x": label + 0.5, "y": label, "site": site}), "y", split_by="site")
+    plan = make_shift(problem, folds=3, repeats=3)
+    assert all(190 <= len(fold.test) <= 240 for fold in plan.folds)
+    assert len({tuple(fold.test) for fold in plan.folds}) > 3
+
+
+def test_each_of_few_blocks_is_tested_on_its_own():
+    problem = problem_of(rows(200, site=[i % 5 for i in range(200)]), split_by="site")
+    folds = make_shift(problem, folds=10).folds
+    assert [len(set(problem.blocks[fold.test])) for fold in folds] == [1] * 5
+
+
+def test_time_trains_on_the_past():
+    days = [f"2020-01-{1 + i // 10:02d}" for i in range(280)]
+    problem = problem_of(rows(280, sold=days), time="sold")
+    plan = make_shift(problem)
+    assert plan.shift == "time"
+    assert len(plan.folds) == 5
+    for fold in plan.folds:
+        assert is_sound(fold, 280)
+        assert problem.times[fold.train].max() < problem.times[fold.test].min()
+        assert problem.times[fold.fit].max() < problem.times[fold.validation].min()
+        assert len(fold.test) == 40
+        assert len(fold.validation) / len(fold.train) == pytest.approx(0.25, abs=0.1)
+    assert [len(fold.train) for fold in plan.folds] == [80, 120, 160, 200, 240]  # earlier ones only
+    assert "2020-01-09" in plan.words
+    assert "Train on the past" in plan.words
+
+
+def test_time_clusters_are_stretches_of_time():
+    problem = problem_of(rows(400, t=[float(i) for i in range(400)]), time="t")
+    plan = make_shift(problem, repeats=2)
+    assert (np.diff(plan.clusters) >= 0).all()
+    assert len(np.unique(plan.clusters)) == 40
+    assert [len(f.test) for f in plan.folds[:5]] == [len(f.test) for f in plan.folds[5:]]
+
+
+def test_equal_times_are_never_divided():
+    times = [0.0] * 100 + [1.0] * 60 + [2.0] * 40
+    problem = problem_of(rows(200, t=times), time="t")
+    for fold in make_shift(problem).folds:
+        assert not set(problem.times[fold.train]) & set(problem.times[fold.test])
+
+
+def test_time_waits_until_all_classes_have_come():
+    labels = (["a"] * 100) + ["a", "b"] * 50
+    problem = problem_of(rows(200, y=labels, t=[float(i) for i in range(200)]), time="t")
+    folds = make_shift(problem).folds
+    assert len(folds) < 5
+    assert all({"a", "b"} == set(problem.target[fold.fit]) for fold in folds)
+
+
+@bad_input
+def test_a_class_that_comes_last_cannot_be_learnt_from_the_past():
+    problem = problem_of(rows(200, y=["a"] * 190 + ["b"] * 10, t=[float(i) for i in range(200)]), time="t")
+    with pytest.raises(TableError, match=r"Some classes of 'y' occur only in the last stretch of 't'"):
+        make_shift(problem)
+
+
+def far_table(n=200):
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(n, 2))
+    return pl.DataFrame({"a": x[:, 0], "b": 100 * x[:, 1], "y": x[:, 0] + draws.normal(size=n)})
+
+
+def test_extrapolation_tests_the_rows_that_lie_farthest():
+    """By hand: whitened by the covariance of the inputs, so that the scale of a column does not matter."""
+    frame = far_table()
+    plan = make_shift(problem_of(frame), extrapolate=True)
+    x = frame.select("a", "b").to_numpy()
+    whitened = (x - x.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(x.T))).T
+    far = set(np.argsort(-(whitened**2).sum(1))[:40])
+    assert (plan.shift, plan.n_repeats, len(plan.folds)) == ("extrapolate", 3, 3)
+    for fold in plan.folds:
+        assert is_sound(fold, 200)
+        assert len(far & set(fold.test)) >= 39  # the covariance is shrunk a little
+        radius = (whitened**2).sum(1)
+        assert radius[fold.fit].max() < np.median(radius[fold.validation])
+        assert radius[fold.validation].max() < np.median(radius[fold.test])
+        assert len(fold.validation) == 40
+
+
+def test_extrapolation_holds_out_a_fifth_of_every_class():
+    labels = ["a"] * 150 + ["b"] * 50
+    problem = problem_of(far_table().with_columns(pl.Series("y", labels)))
+    fold = make_shift(problem, extrapolate=True).folds[0]
+    assert [(problem.target[fold.test] == c).sum() for c in "ab"] == [30, 10]
+
+
+def test_rows_of_a_test_file_are_tested_in_every_repeat():
+    from elliptica.tables.problem import make_problem
+    from elliptica.tables.table import read_table
+
+    problem = make_problem(read_table(rows(100)), "y", test=read_table(rows(40)))
+    plan = make_shift(problem)
+    assert (plan.shift, plan.n_repeats, len(plan.folds)) == ("test_file", 3, 3)
+    for fold in plan.folds:
+        assert is_sound(fold, 140)
+        assert fold.test.tolist() == list(range(100, 140))
+        assert fold.train.tolist() == list(range(100))
+    assert len({tuple(fold.validation) for fold in plan.folds}) == 3
+    assert "40 rows of the test file" in plan.words
+
+
+@bad_input
+def test_shifts_that_exclude_each_other():
+    site, time = [i % 10 for i in range(200)], [float(i) for i in range(200)]
+    problem = problem_of(rows(200, site=site, t=time), split_by="site", time="t")
+    with pytest.raises(TableError, match="--time and --split-by select different test rows"):
+        make_shift(problem)
+    with pytest.raises(TableError, match="--extrapolate and --split-by"):
+        make_shift(problem_of(rows(200, site=site), split_by="site"), extrapolate=True)
+
+
+@bad_input
+def test_a_class_in_too_few_blocks():
+    site = np.repeat([f"s{i}" for i in range(8)], [40, 40, 8, 8, 8, 8, 8, 8])
+    frame = pl.DataFrame({"x": np.arange(128.0) % 7, "site": site, "y": ["a"] * 120 + ["b"] * 8})
+    with pytest.raises(TableError, match=r"no training row has the class 'b': its rows have too few values"):
+        make_shift(problem_of(frame, split_by="site"))
+
+
+@bad_input
+def test_tested_rows_without_a_group_to_judge():
+    """Groups that are large enough end before the first test."""
+    groups = ["u", "v"] * 20 + [f"g{i // 5}" for i in range(160)]
+    problem = problem_of(rows(200, g=groups, t=[float(i) for i in range(200)]), group="g", time="t")
+    with pytest.raises(TableError, match="All test rows are in groups of 'g' that are too small to judge"):
+        make_shift(problem)
