@@ -15,7 +15,6 @@ this loop differs as one seed does from another.
 
 import argparse
 import copy
-import json
 import math
 import statistics
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from torch import nn
 
 from elliptica import Elliptic
 from elliptica.lab.data import Dataset, Split, load_skillcraft
+from elliptica.lab.experiments.records import records_of
 from elliptica.lab.models import mlp
 from elliptica.lab.training import stream, stream_seed
 
@@ -33,7 +33,7 @@ SETTINGS = {
     "marginal": {"sampling": "marginal", "sigma": 0.05},
     "elliptic": {"sampling": "path", "n_times": 5, "n_bridges": 10, "sigma": 0.05},
 }
-RECORDS = Path(__file__).resolve().parent.parent / "results" / "tables" / "table5" / "skillcraft"
+RECORDS = Path(__file__).resolve().parent.parent / "results" / "tables"
 
 
 def rmse(model: nn.Module, part: Split) -> tuple[float, float]:
@@ -79,9 +79,10 @@ def train(
 
 def recorded(row: str, seed: int) -> tuple[int, float, float] | None:
     """What `elliptica run table5` recorded; None if the record is not here."""
-    for file in (RECORDS / row).glob(f"*-seed{seed}.json"):
-        record = json.loads(file.read_text())
-        return record["epoch"], record["metrics"]["test"]["average"], record["metrics"]["test"]["worst"]
+    for record in records_of(RECORDS, "table5").read():
+        if (record.run.dataset, record.run.row, record.run.seed) == ("skillcraft", row, seed):
+            test = record.metrics["test"]
+            return record.epoch, test.average, test.worst or 0.0
     return None
 
 

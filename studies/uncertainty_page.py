@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from elliptica.lab.experiments.records import read_lines
 from uncertainty_table import (
     ALPHA,
     COMPARED,
@@ -40,11 +40,13 @@ def write_page(folder: Path) -> None:
 def read_records(folder: Path) -> tuple[list[Record], list[Record]]:
     """Read the records of both parts: all labels right, and half of them shuffled."""
     parts: tuple[list[Record], list[Record]] = ([], [])
-    for file in sorted(folder.glob("*.json")):
-        parts[file.name.startswith("shuffled-")].extend(json.loads(file.read_text()))
+    for record in read_lines(folder / RECORDS):
+        parts[record.pop("labels") == "shuffled"].append(record)
     return parts
 
 
+#: File of the records.
+RECORDS = "records.jsonl.gz"
 #: The strongest candidate of each method.
 STRONGEST = {
     "noise": "1",

@@ -148,7 +148,9 @@ class Records:
         """Add a record, in place of an earlier one of the same run; a kill leaves the old file or the new."""
         with locked(self.path):
             records = [other for other in self.read() if other.run != record.run]
-            write_lines(self.path, (r.model_dump(mode="json", exclude_defaults=True) for r in [*records, record]))
+            write_lines(
+                self.path, (r.model_dump(mode="json", exclude_defaults=True) for r in [*records, record])
+            )
 
 
 def records_of(out: Path, table: str) -> Records:
@@ -159,7 +161,9 @@ def records_of(out: Path, table: str) -> Records:
 def read_records(out: Path, runs: Iterable[Run]) -> list[Record]:
     """Records of those runs that are finished, with whatever draws they were made."""
     wanted = list(runs)
-    records = [record for table in {run.table: 0 for run in wanted} for record in records_of(out, table).read()]
+    records = [
+        record for table in {run.table: 0 for run in wanted} for record in records_of(out, table).read()
+    ]
     by_run = {(record.run.key, record.run.seed): record for record in records}
     return [by_run[place] for run in wanted if (place := (run.key, run.seed)) in by_run]
 
@@ -215,7 +219,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Replace a compressed JSON-lines file as a whole."""
-    text = "".join(json.dumps(line, separators=(",", ":"), sort_keys=True) + "\n" for line in lines)
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     with replacing(path, durable=True) as part:
         part.write_bytes(gzip.compress(text.encode(), mtime=0))
 

@@ -38,8 +38,8 @@ Selection = Literal["average", "weighted", "balanced", "worst", "last"]
 
 #: How to use methods, data and networks of one's own.
 OWN = "If it is your own, name its module with --plugin."
-#: Folders beside those of tables.
-RESERVED = ("trials", "searches")
+#: Folders and files beside those of tables.
+RESERVED = ("trials", "searches", "chosen")
 
 
 class SpecificationError(ValueError):

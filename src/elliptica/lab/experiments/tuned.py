@@ -5,19 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elliptica._utils.files import read_json
-from elliptica.lab.experiments.records import record_file
+from elliptica.lab.experiments.records import locked, read_lines, write_lines
 from elliptica.lab.experiments.specification import Range, Run, SpecificationError
 
 #: A setting is of the training, or of the method.
 Place = tuple[str, str]
 #: What may vary.
 Space = dict[Place, Range]
+#: File of the choices in a folder of records.
+CHOSEN = "chosen.jsonl.gz"
 
 
-def chosen_file(out: Path, run: Run) -> Path:
-    """Where the choice for a row is kept; other epochs, or matched costs, are another choice."""
-    return record_file(out, run).parent / f"chosen-{run.key}.json"
+def read_choices(out: Path) -> dict[str, dict[str, Any]]:
+    """What tuning chose for rows, by `Run.key` of the row as the table has it."""
+    return {Run.model_validate(line["run"]).key: line for line in read_lines(out / CHOSEN)}
+
+
+def keep_choice(out: Path, run: Run, chosen: dict[str, Any]) -> None:
+    """Write what was chosen for a row, in place of an earlier choice."""
+    with locked(out / CHOSEN):
+        lines = [line for key, line in read_choices(out).items() if key != run.key]
+        write_lines(out / CHOSEN, [*lines, {"run": run.model_dump(mode="json"), **chosen}])
 
 
 def with_values(run: Run, values: dict[Place, Any], seed: int) -> Run:
@@ -33,10 +41,10 @@ def apply_choices(runs: list[Run], out: Path, command: str = "") -> list[Run]:
     """Runs with the settings that were chosen for their rows; ``command`` is the one that chooses them.
 
     Raises:
-        SpecificationError: If a row has not been tuned, what was kept cannot be read, or rows had different
-            numbers of trials.
+        SpecificationError: If a row has not been tuned, or rows had different numbers of trials.
     """
-    missing = {(run.dataset, run.row) for run in runs if not chosen_file(out, run).exists()}
+    choices = read_choices(out)
+    missing = {(run.dataset, run.row) for run in runs if run.key not in choices}
     if missing:
         names = ", ".join(f"{row} on {dataset}" for dataset, row in sorted(missing))
         rows = ",".join(sorted({row for _, row in missing}))
@@ -49,17 +57,10 @@ def apply_choices(runs: list[Run], out: Path, command: str = "") -> list[Run]:
     found = []
     budgets: dict[str, dict[tuple[int, str], str]] = {}
     for run in runs:
-        file = chosen_file(out, run)
-        try:
-            content = read_json(file)
-            values = content["values"]
-            how = content.get("sampler", "shared draws")
-            budgets.setdefault(run.dataset, {})[len(content["trials"]), how] = run.row
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise SpecificationError(
-                f"{file} cannot be read ({error}). Delete it and tune again: trials that are recorded are "
-                "not repeated."
-            ) from error
+        content = choices[run.key]
+        values = content["values"]
+        how = content.get("sampler", "shared draws")
+        budgets.setdefault(run.dataset, {})[len(content["trials"]), how] = run.row
         places = {(name.split(".", 1)[0], name.split(".", 1)[1]): value for name, value in values.items()}
         found.append(with_values(run, places, run.seed))
     for dataset, numbers in budgets.items():
