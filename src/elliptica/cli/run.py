@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from elliptica.cli import options as shared
 from elliptica.cli.app import THE_PAPER, DataDir, app, require_extra
 from elliptica.cli.options import load_own, make_choice, print_error, ray_settings
-from elliptica.cli.table import print_table
+from elliptica.cli.table import make_text
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.choice import Choice
@@ -116,7 +116,8 @@ def _run_table(choice: Choice, options: Options, console: Console) -> int:
     except KeyboardInterrupt:
         console.print("Interrupted: finished runs are recorded; the others resume after their last epoch.")
         return 130
-    print_table(choice, wanted, options.out, "markdown", "test", console)
+    text = make_text(choice, wanted, options.out, "markdown")
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
     _print_next(choice, wanted, options, console)
     return int(bool(problems) or any(each.state not in ("done", "skipped") for each in outcomes))
 

@@ -38,14 +38,6 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Bins(_Part):
-    """Reliability: rows, summed confidence and right answers of each bin."""
-
-    rows: list[Number]
-    confidence: list[Number]
-    right: list[Number]
-
-
 class Scores(_Part):
     """What `elliptica.lab.experiments.metrics.measure` says about a part of the data."""
 
@@ -56,30 +48,21 @@ class Scores(_Part):
     top5: Number | None = None
     auroc: Number | None = None
     calibration: Number | None = None
-    mape: Number | None = None
     by_class: dict[str, Number] = {}
     by_group: dict[str, Number] = {}
     uncertainty: dict[str, Number] = {}
-    reliability: Bins | None = None
-    empty_groups: list[str] = []
-
-
-class Spent(_Part):
-    """Cost of a first stage."""
-
-    evaluations: Number = 0
-    seconds: Number = 0
+    reliability: dict[str, list[Number]] = {}  # rows, summed confidence and right answers of each bin
 
 
 class Cost(BaseModel):
-    """Cost of a run: rows through the network, seconds, epochs; and on what (device, threads)."""
+    """Cost of a run, in rows through the network, seconds and epochs; and on what (device, threads)."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     evaluations: Number
     seconds: Number
     epochs: int = Field(gt=0)
-    first_stage: Spent = Spent()
+    first_stage: dict[str, Number] = {}  # evaluations and seconds in it
 
 
 class Record(_Part):
@@ -184,14 +167,9 @@ def model_file(out: Path, run: Run) -> Path:
     return out / "models" / f"{run_hash(run)}.safetensors"
 
 
-def claimed(out: Path, run: Run) -> contextlib.AbstractContextManager[bool]:
-    """Whether this process may do the run; one that dies gives its claim free."""
-    return locked(out / run_hash(run), wait=False)
-
-
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock named after a path; yields False at once if another process has it and ``wait`` is off.
+def locked(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file; a process that dies gives it free.
 
     The lock files stay: removing one while another process opens it would let both in.
     """
@@ -199,12 +177,8 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{path.name}.lock").open("w") as handle:
         if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-        yield True
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

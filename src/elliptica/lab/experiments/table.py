@@ -171,7 +171,7 @@ def _value(
         value = metrics_at(record, part, epoch).get(column)
         return None if value is None else (1 if specification.metric == "rmse" else 100) * float(value)
     share = (record.epoch + 1) / record.cost.epochs
-    first, total = getattr(record.cost.first_stage, column), getattr(record.cost, column)
+    first, total = record.cost.first_stage.get(column, 0.0), getattr(record.cost, column)
     return float(first + share * (total - first)) / (1000 if column == "evaluations" else 1)
 
 
