@@ -18,10 +18,6 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-#: Version of the random draws, part of the hash of every record. Raise it whenever the order or the law of
-#: random draws changes anywhere in a run: records of other versions are then no longer shown, but made anew.
-DRAWS = 1
-
 #: What is measured; accuracies and errors (of classes) are shown in percent.
 Metric = Literal["rmse", "accuracy", "error"]
 #: See `elliptica.lab.experiments.metrics.measure`.
@@ -97,7 +93,7 @@ class Specification(_Strict):
 
 
 class Run(_Strict):
-    """Everything that decides the result of one run; its hash names the record."""
+    """Everything that decides the result of one run but the version of the draws, `records.DRAWS`."""
 
     table: str
     dataset: str
@@ -112,18 +108,12 @@ class Run(_Strict):
     training: dict[str, Any]
     settings: dict[str, Any]
     match_evaluations: bool = False
-    draws: int = DRAWS
 
     @property
     def key(self) -> str:
-        """Hash of everything but the seed."""
+        """Hash of all settings but the seed."""
         text = json.dumps(self.model_dump(mode="json", exclude={"seed"}), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-    @property
-    def hash(self) -> str:
-        """Name of its record."""
-        return f"{self.key}-seed{self.seed}"
 
     @property
     def streams(self) -> str:
