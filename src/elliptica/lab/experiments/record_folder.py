@@ -55,8 +55,7 @@ def group_records(
                 specified.setdefault((table, run.dataset, run.row), run)
                 keys = {"": run.key}
                 if run.key in choices:
-                    values = {tuple(name.split(".", 1)): v for name, v in choices[run.key]["values"].items()}
-                    keys[TUNED] = with_values(run, values, run.seed).key  # type: ignore[arg-type]
+                    keys[TUNED] = with_values(run, choices[run.key]["values"], run.seed).key
                 for variant, key in keys.items():
                     place = (table, run.dataset, "; ".join(filter(None, [variant, MATCHED * match])))
                     groups.setdefault(place, []).extend(by_key.get(key, []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import json
@@ -136,6 +137,7 @@ class Records:
             )
 
 
+@functools.cache
 def records_of(out: Path, table: str) -> Records:
     """The records of a table in a folder."""
     return Records(out / f"{table}{SUFFIX}")
