@@ -53,20 +53,13 @@ class Choice:
 
     def runs(self, out: Path) -> list[Run]:
         """The runs; raises `SpecificationError` if something does not exist."""
-        found = runs(
-            self.name,
-            self.specification,
-            datasets=self.datasets,
-            methods=self.methods,
-            seeds=self.seeds,
-            match_evaluations=self.match_evaluations,
-            training=self.training,
-        )
+        names: dict[str, Any] = {"datasets": self.datasets, "methods": self.methods, "seeds": self.seeds}
+        names |= {"match_evaluations": self.match_evaluations, "training": self.training}
+        wanted = runs(self.name, self.specification, **names)
         if self.select is not None:
-            found = [run.model_copy(update={"select": self.select}) for run in found]
-        if not self.tuned:
-            return found
-        return apply_choices(found, out, command=shlex.join(["elliptica", "tune", *self._words()]))
+            wanted = [run.model_copy(update={"select": self.select}) for run in wanted]
+        command = shlex.join(["elliptica", "tune", *self._words()])
+        return apply_choices(wanted, out, command) if self.tuned else wanted
 
     def _words(self) -> list[str]:
         """The table and what it needs, as the commands take it."""

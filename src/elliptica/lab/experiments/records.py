@@ -207,23 +207,16 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers depend on."""
+    """What the numbers depend on; "+" marks a commit with local changes."""
     import numpy as np
     import torch
 
     names = {"elliptica": __version__, "python": platform.python_version()}
     names |= {"torch": torch.__version__, "numpy": np.__version__}
-    revision = _revision()
-    return {**names, "revision": revision} if revision else names
-
-
-def _revision() -> str | None:
-    """Commit of the source, if it is a checkout; "+" marks local changes."""
     root = Path(__file__).resolve().parents[4]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
-    if not (root / ".git").exists():
-        return None
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+            names["revision"] = done.stdout.strip()
+    return names
