@@ -36,7 +36,8 @@ def list_tables(
         say(f"{name}{f' ({where})' if where else ''}: {specification.title}")
         names = [
             f"{dataset} (missing)"
-            if states.get(plain_name(entry_name(dataset, spec.load)), "present") not in ("present", "generated")
+            if states.get(plain_name(entry_name(dataset, spec.load)), "present")
+            not in ("present", "generated")
             else dataset
             for dataset, spec in specification.datasets.items()
         ]

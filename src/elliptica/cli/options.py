@@ -65,7 +65,8 @@ Select = Annotated[
 Tuned = Annotated[bool, typer.Option("--tuned", help="Use the settings that elliptica tune chose.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time, each with one thread.")]
 Ray = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Do the runs on this Ray cluster: auto, local or HOST:PORT.")
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Do the runs on this Ray cluster: auto, local or HOST:PORT."),
 ]
 Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda, ...")]
 Board = Annotated[

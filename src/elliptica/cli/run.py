@@ -103,7 +103,7 @@ class Display:
 
     def __init__(self, console: Console, total: int) -> None:
         self.console = console
-        bar = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        bar = BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn()
         self.progress = Progress(*bar, TextColumn("{task.fields[state]}", markup=False), console=console)
         self.task = self.progress.add_task("runs", total=total, state="")
 

@@ -26,7 +26,9 @@ def register_method(name: str, *, rows_per_sample: int = 1) -> Callable[[Decorat
     number of rows that go through the network for each sample of a step, for the record.
     """
     ROWS_PER_SAMPLE.setdefault(name, rows_per_sample)
-    return _register(name, METHODS, lambda method: from_module(method) if isinstance(method, type) else method)
+    return _register(
+        name, METHODS, lambda method: from_module(method) if isinstance(method, type) else method
+    )
 
 
 def register_dataset(name: str, *, resplit: float | None = None) -> Callable[[Decorated], Decorated]:

@@ -133,8 +133,8 @@ def _preact_resnet(_: Dataset, n_outputs: int, channels_last: bool = False, **op
     return preact_resnet(num_classes=n_outputs, **options).to(memory_format=layout)  # type: ignore[call-overload]
 
 
-def _backbone(_: Dataset, n_outputs: int, network: str, **options: Any) -> nn.Module:
-    """Return a standard network as layers ``features``, which gives the features of its last layer, and ``head``."""
+def _backbone(_: Dataset, n_outputs: int, network: Any, **options: Any) -> nn.Module:
+    """Return a standard network as layers ``features``, up to its last linear layer, and ``head``."""
     return split_head(load_backbone(network, num_classes=n_outputs, **options))
 
 

@@ -199,10 +199,9 @@ def _event_files(run: Run, options: Options) -> Iterator[Callable[[EpochEnd], No
     def write(end: EpochEnd) -> None:
         if not writers:  # a run that resumes replaces the steps that it repeats
             folder = f"{options.tensorboard}/{run.table}/{run.dataset}/{run.row}/{run_hash(run)}"
-            writers.append(SummaryWriter(folder, purge_step=end.epoch))  # type: ignore[no-untyped-call]
+            writers.append(SummaryWriter(folder, purge_step=end.epoch))
             writers[0].add_text("run", run.model_dump_json(indent=1))
-        scalars = {"train/loss": end.loss, "train/lr": end.lr, "validation/score": end.score}
-        for name, value in {**scalars, "cost/seconds": end.seconds, "cost/evaluations": end.evaluations}.items():
+        for name, value in dataclasses.asdict(end).items():
             writers[0].add_scalar(name, value, end.epoch)
         writers[0].flush()  # so that a kill loses nothing
 
@@ -264,14 +263,14 @@ def _check_known(where: str, what: str, name: str, known: Collection[str]) -> No
 
 def _few_rows(data: Dataset) -> Dataset:
     """Return some rows of each class and group."""
-    n = 8 if data.task == "classification" else 64
-    parts = {part: _few(getattr(data, part), n) for part in ("train", "validation", "test")}
-    return dataclasses.replace(data, **parts)
 
+    def few(split: Split, n: int = 8 if data.task == "classification" else 64) -> Split:
+        labels = torch.zeros(split.n_rows, dtype=torch.long) if split.group is None else split.group
+        if data.task == "classification":
+            labels = labels * (int(split.y.max()) + 1) + split.y
+        rows = torch.cat([(labels == label).nonzero()[:n, 0] for label in labels.unique()])
+        return Split(split.x[rows], split.y[rows], None if split.group is None else split.group[rows])
 
-def _few(split: Split, n: int) -> Split:
-    labels = torch.zeros(split.n_rows, dtype=torch.long) if split.group is None else split.group
-    if split.y.dtype == torch.int64:
-        labels = labels * (int(split.y.max()) + 1) + split.y
-    rows = torch.cat([(labels == label).nonzero()[:n, 0] for label in labels.unique()])
-    return Split(split.x[rows], split.y[rows], None if split.group is None else split.group[rows])
+    return dataclasses.replace(
+        data, train=few(data.train), validation=few(data.validation), test=few(data.test)
+    )

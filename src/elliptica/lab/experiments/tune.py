@@ -71,17 +71,17 @@ def tune(
     rows = {f"{run.dataset} {run.row}": run for run in runs}
     for label, run in rows.items():
         if _is_resplit(run, options.data_dir):
-            choices[label] = "The seed decides which rows are tested, so a choice for all seeds would see them."
+            choices[label] = "Its test rows depend on the seed: a choice for all seeds would see them."
             continue
         drawn = draw_trials(run, search_space(specification, run), n_trials)
         trials[label] = [(values, with_values(run, values, TRIAL_SEED)) for values in drawn]
     different = {run_hash(trial): trial for tried in trials.values() for _, trial in tried}
     failures = do_runs(list(different.values()), at, listen)
     for label, tried in trials.items():
-        choices[label] = _choose(rows[label], tried, failures, at)
-        if not isinstance(choices[label], str):
+        choices[label] = chosen = _choose(rows[label], tried, failures, at)
+        if not isinstance(chosen, str):
             ranges = {p: r.model_dump() for p, r in search_space(specification, rows[label]).items()}
-            keep_choice(options.out, rows[label], {**choices[label], "search": ranges})
+            keep_choice(options.out, rows[label], {**chosen, "search": ranges})
     return choices
 
 
@@ -107,8 +107,11 @@ def _choose(
 
 
 def _is_resplit(run: Run, data_dir: Path | None) -> bool:
-    """Whether two seeds have different test rows."""
+    """Whether rows that trials see are test rows of another seed."""
     if run.load["name"] in RESPLIT:
         return True
-    one, other = (load_dataset(run.load, seed, data_dir).test for seed in (0, TRIAL_SEED))
-    return not torch.equal(one.y, other.y) or not torch.equal(one.x[:8], other.x[:8])
+    seen, other = (load_dataset(run.load, seed, data_dir) for seed in (TRIAL_SEED, 0))
+    if torch.equal(seen.test.y, other.test.y) and torch.equal(seen.test.x[:8], other.test.x[:8]):
+        return False
+    tested = {row.numpy().tobytes() for row in other.test.x[:]}
+    return any(row.numpy().tobytes() in tested for part in (seen.train, seen.validation) for row in part.x[:])

@@ -37,7 +37,7 @@ def apply_choices(runs: list[Run], out: Path, command: str = "elliptica tune") -
     """Runs with the settings that were chosen for their rows; ``command`` is the one that chooses them.
 
     Raises:
-        SpecificationError: If a row has not been tuned, or rows of a data set had different numbers of trials.
+        SpecificationError: If a row is not tuned, or rows of a data set had different numbers of trials.
     """
     choices = read_choices(out)
     missing = sorted({f"{run.row} on {run.dataset}" for run in runs if run.key not in choices})
