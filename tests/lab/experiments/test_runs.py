@@ -1,4 +1,4 @@
-"""Runs: one record each, checked before anything trains, the same wherever and however often they are done."""
+"""Runs: one record each, checked before anything trains, the same wherever they are done."""
 
 import os
 import signal
@@ -85,7 +85,9 @@ def test_records_hold_what_is_needed_to_repeat_them(toy, tmp_path):
 
 
 def test_equal_evaluations(toy, tmp_path):
-    costs = [do_run(each, Options(tmp_path)).cost for each in runs("toy", toy, seeds=1, match_evaluations=True)]
+    costs = [
+        do_run(each, Options(tmp_path)).cost for each in runs("toy", toy, seeds=1, match_evaluations=True)
+    ]
     assert [cost.evaluations for cost in costs] == [60, 60]
     assert costs[1].epochs == 1
 
@@ -141,7 +143,10 @@ def test_a_wrong_row_keeps_a_table_from_training(tmp_path, monkeypatch):
 
 
 def test_the_check_accepts_every_preset_row_on_small_data(toy, tmp_path):
-    assert check_runs([*runs("toy", toy), run_of("jtt"), run_of("umix"), run_of("groupdro")], Options(tmp_path)) == {}
+    assert (
+        check_runs([*runs("toy", toy), run_of("jtt"), run_of("umix"), run_of("groupdro")], Options(tmp_path))
+        == {}
+    )
 
 
 @pytest.mark.bad_input
@@ -163,7 +168,10 @@ def test_kept_models_are_those_that_were_measured(toy, tmp_path):
     data = load_groups()
     model = registry.make_model(wanted.model, data, "other", 5)
     model.load_state_dict(load_file(model_file(tmp_path, wanted)))
-    assert measure(model, data.test, "accuracy", torch.device("cpu"))["average"] == record.metrics["test"].average
+    assert (
+        measure(model, data.test, "accuracy", torch.device("cpu"))["average"]
+        == record.metrics["test"].average
+    )
 
 
 def test_event_files_have_no_step_twice(toy, tmp_path):
