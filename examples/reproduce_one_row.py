@@ -15,6 +15,7 @@ this loop differs as one seed does from another.
 
 import argparse
 import copy
+import json
 import math
 import statistics
 from collections.abc import Callable
@@ -52,9 +53,9 @@ def train(
     x, y = data.train.x, data.train.y
 
     # (4) The runner's seeds: one for the weights, one generator for the order of rows, one for the bridges.
-    torch.manual_seed(stream_seed("table5/skillcraft", seed, "weights"))
-    order = stream(f"table5/skillcraft/{row}", seed, "order")
-    noise = stream(f"table5/skillcraft/{row}", seed, "noise")
+    name = f"skillcraft/elliptic/{json.dumps(SETTINGS[row], sort_keys=True)}"  # data set, method, settings
+    torch.manual_seed(stream_seed("skillcraft", seed, "weights"))
+    order, noise = stream(name, seed, "order"), stream(name, seed, "noise")
 
     model = mlp(data.n_features, 1, hidden=(128, 128))
     objective = Elliptic.paper(model, nn.MSELoss(), **SETTINGS[row])
