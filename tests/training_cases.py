@@ -1,4 +1,4 @@
-"""What each of two processes does for test_distributed_training: the ways of training, combined."""
+"""What each of two processes does for distributed/test_training: the ways of training, combined."""
 
 import dataclasses
 import functools
@@ -64,12 +64,12 @@ def hold_fsdp(module, waits, step):
 class Checkpointed(nn.Module):
     """Activations of the first layers are computed again in the backward pass."""
 
-    def __init__(self, reentrant):
+    def __init__(self):
         super().__init__()
-        self.model, self.reentrant = network(), reentrant
+        self.model = network()
 
     def forward(self, x):
-        h = checkpoint(self.model[:2], x, use_reentrant=self.reentrant)
+        h = checkpoint(self.model[:2], x, use_reentrant=False)
         return self.model[2](h)
 
 
@@ -77,14 +77,6 @@ def wrapped_network():
     model = network()
     model[0] = checkpoint_wrapper(model[0])
     return model
-
-
-def noted(function, *args, **kwargs):
-    """The result, or what an error says."""
-    try:
-        return function(*args, **kwargs)
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def low_precision(weighting, kind):
@@ -185,12 +177,10 @@ def of_weighting(weighting):
         found["accumulated", kind] = accumulated(wrap(objective_for(weighting)), weighting, hold)
         found["bfloat16", kind] = low_precision(weighting, kind)
         found["joined", kind] = joined(weighting, kind)
-        for name, model in (("inside", Checkpointed(False)), ("wrapper", wrapped_network())):
+        for name, model in (("inside", Checkpointed()), ("wrapper", wrapped_network())):
             module = wrap(objective_for(weighting, model))
             found["checkpointed", name, kind] = trained(module, *batch, paths=paths)
     found["joined", "left"] = joined(weighting, "ddp", quadrature="left")
-    module = DistributedDataParallel(objective_for(weighting, Checkpointed(True)))
-    found[("reentrant",)] = noted(trained, module, *batch, paths=paths)
     for order in ("outside", "inside") if weighting == "gradient_norm" else ("inside",):
         found["compiled", order] = compiled(weighting, order)
     return {(*key, weighting): value for key, value in found.items()}

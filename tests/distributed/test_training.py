@@ -75,14 +75,6 @@ def test_activation_checkpointing_changes_nothing(weighting, wrapper, kind, foun
 
 
 @slow
-@pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS if w is not None])
-def test_reentrant_checkpointing_cannot_give_input_gradients(weighting, found):
-    """Torch itself says so."""
-    for one in found:
-        assert isinstance(one["reentrant", weighting], str)
-
-
-@slow
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_compiled_objectives_under_ddp(weighting, found):
     expected = mean_over([slice(0, 4), slice(4, 8)], weighting)
