@@ -1,4 +1,4 @@
-"""Precision, accumulation, checkpointing and compiling in two real processes, for every weighting."""
+"""Accumulation, joined batches and given noise in two real processes, for every weighting."""
 
 from typing import NamedTuple
 
@@ -62,45 +62,6 @@ def test_accumulated_gradients_are_those_of_the_large_batch(weighting, kind, fou
     small = [slice(i, i + 2) for i in range(0, ROWS, 2)]
     expected = mean_over(small, weighting) if weighting in BATCH_WISE else on_joined_batch(weighting)
     assert_equal(found, ("accumulated", kind, weighting), expected)
-
-
-@slow
-@pytest.mark.parametrize("kind", ["inside", "wrapper"])
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_activation_checkpointing_changes_nothing(weighting, wrapper, kind, found):
-    """Second derivatives, too: the recomputed activations are differentiated again."""
-    expected = mean_over([slice(0, 4), slice(4, 8)], weighting)
-    assert_equal(found, ("checkpointed", kind, wrapper, weighting), expected)
-
-
-@slow
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_compiled_objectives_under_ddp(weighting, found):
-    expected = mean_over([slice(0, 4), slice(4, 8)], weighting)
-    assert_equal(found, ("compiled", "inside", weighting), expected)
-    if weighting == "gradient_norm":
-        assert_equal(found, ("compiled", "outside", weighting), expected)
-
-
-@slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_bfloat16_is_that_of_one_process(weighting, kind, found):
-    """The same roundings in the forward pass, single precision in the sum over processes."""
-    each = []
-    for rank in (0, 1):
-        x, y = shard(global_batch(), Ranks(rank, 2))
-        if kind == "ddp":
-            objective = objective_for(weighting, network().float())
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = objective(x.float(), y, generator=noise(rank))
-        else:
-            objective = objective_for(weighting, network().bfloat16())
-            loss = objective(x.float().bfloat16(), y, generator=noise(rank))
-        each.append([g.float() for g in torch.autograd.grad(loss, list(objective.parameters()))])
-    expected = [(a + b) / 2 for a, b in zip(*each, strict=True)]
-    assert_equal(found, ("bfloat16", kind, weighting), expected, rtol=1e-5, atol=1e-6)
 
 
 @slow
