@@ -25,6 +25,7 @@ from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.epochs import Epoch, metrics_at
 from elliptica.lab.experiments.records import Record, read_records
 from elliptica.lab.experiments.specification import PaperValue, load_specification
+from elliptica.lab.experiments.table import dagger_of
 
 ROOT = Path(__file__).resolve().parent.parent / "results"
 RECORDS, PAGE = ROOT / "tables", ROOT / "breast_protocols" / "README.md"
@@ -124,8 +125,9 @@ def is_near(records: list[Record], row: str, part: str, epoch: Epoch) -> bool:
 
 def matrix(found: Found) -> str:
     """All protocols: average / worst class of each method, bold where both are near the paper's."""
+    names = [row + dagger_of(r for dataset in NOISES for r in found[dataset, row]) for row in METHODS]
     lines = [
-        f"| noise | measured on | epoch | {' | '.join(METHODS)} | elliptic - erm |",
+        f"| noise | measured on | epoch | {' | '.join(names)} | elliptic - erm |",
         "|---|---|---|" + "--:|" * (len(METHODS) + 1),
         f"| | | paper | {' | '.join(map(_printed, METHODS))} | |",
     ]

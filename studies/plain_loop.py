@@ -25,6 +25,7 @@ from elliptica import Elliptic, EllipticWarning
 from elliptica.lab.data import Split, load_skillcraft
 from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.records import append_lines, read_lines, read_records
+from elliptica.lab.experiments.table import dagger_of
 from elliptica.lab.models import mlp
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,9 +123,11 @@ def table(records: list[dict[str, Any]]) -> str:
         tables = ROOT / "results" / "tables"
         for n_seeds in sorted({seeds, 10}):
             runs = Choice("table5", ["skillcraft"], [row], n_seeds).runs(tables)
-            tests = [record.metrics["test"] for record in read_records(tables, runs)]
+            records_of_runner = read_records(tables, runs)
+            tests = [record.metrics["test"] for record in records_of_runner]
             pairs = [[test.average, test.worst or 0.0] for test in tests]
-            lines.append(f"| {row} | the runner (its seeds, fused Adam) | {len(pairs)} | {_errors(pairs)} |")
+            name = f"the runner (its seeds, fused Adam){dagger_of(records_of_runner)}"
+            lines.append(f"| {row} | {name} | {len(pairs)} | {_errors(pairs)} |")
     return "\n".join(lines)
 
 

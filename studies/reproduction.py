@@ -20,6 +20,7 @@ from elliptica.lab.experiments.choice import Choice
 from elliptica.lab.experiments.records import read_records, records_of
 from elliptica.lab.experiments.specification import load_specification
 from elliptica.lab.experiments.table import (
+    DAGGER,
     OLD,
     RULE,
     SPREAD,
@@ -182,12 +183,13 @@ def paired_gaps(dataset: str, row: str, others: list[str]) -> str:
     """Mean differences of a row from others on the same seeds, with standard errors."""
     table = collect(Shown(Choice("table3", [dataset], [row, *others], seeds=5)))
     own, parts = table.cells[(row, dataset, "average")].values, []
+    mark = f" {DAGGER}" * any(cell.is_old for cell in table.cells.values())
     for other in others:
         values = table.cells[(other, dataset, "average")].values
         gaps = [own[seed] - values[seed] for seed in sorted(own.keys() & values.keys())]
         error = statistics.stdev(gaps) / math.sqrt(len(gaps))
         parts.append(f"{other} {statistics.mean(gaps):+.2f} ± {error:.2f}")
-    return "; ".join(parts) + "."
+    return "; ".join(parts) + f".{mark}"
 
 
 def not_run() -> str:

@@ -187,8 +187,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a compressed JSON-lines file; empty if there is none."""
     if not path.exists():
         return []
+    content = path.read_bytes()
     try:
-        return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        if not content:  # a power cut left it; gzip would say that nothing is in it
+            raise EOFError("it is empty")
+        return [json.loads(line) for line in gzip.decompress(content).splitlines()]
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Restore it, or move it away.") from error
 

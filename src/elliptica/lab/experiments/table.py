@@ -37,6 +37,11 @@ DAGGER = "†"
 OLD = f"{DAGGER} Made with earlier random draws: a new run agrees in law, not to the digit."
 
 
+def dagger_of(records: Iterable[Record]) -> str:
+    """The mark of records that a run would no longer give to the last digit; empty if there are none."""
+    return f" {DAGGER}" * any(record.draws != DRAWS for record in records)
+
+
 @dataclass(frozen=True)
 class Cell:
     """One value of a table."""
