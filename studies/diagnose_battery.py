@@ -2,7 +2,7 @@
 
 Builds the situations of `tests/tables/battery.py` for three seeds, diagnoses each, and measures the
 test error before and after the remedy; then diagnoses them for five seeds that thresholds were not chosen
-with. Writes one JSON file and the tables that follow from it::
+with. Writes a file of records and the tables that follow from it::
 
     python studies/diagnose_battery.py run                     # everything, about ten minutes
     python studies/diagnose_battery.py run --only "rare class" # situations by a part of their name

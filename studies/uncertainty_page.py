@@ -279,8 +279,8 @@ def page(records: Sequence[Record], shuffled: Sequence[Record]) -> str:
     lines = [
         "# How uncertain are classifiers after elliptic training?",
         "",
-        "`python studies/uncertainty.py run` (about half an hour on one core); one JSON file of records for "
-        "each data set and seed. "
+        "`python studies/uncertainty.py run` (about half an hour on one core); records in "
+        "`records.jsonl.gz`. "
         "`python studies/uncertainty.py table` writes this page from the records alone.",
         "",
         "**In short.**",
