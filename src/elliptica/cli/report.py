@@ -17,8 +17,8 @@ from elliptica.cli.options import load_own
 if TYPE_CHECKING:
     from elliptica.report.page import Page
 
-#: Page that `elliptica compare` writes.
-COMPARED = "report.html"
+#: File that `elliptica compare` leaves beside its pages.
+COMPARED = "results.json"
 
 
 @app.command(rich_help_panel=YOUR_DATA)
@@ -56,7 +56,7 @@ def report(
     with console.status("reading"):
         page = make_page(source, data=data, target=target, group=group, tables=tuple(table or ()))
         if page is None:
-            shutil.copyfile(source / COMPARED, out)
+            shutil.copyfile(source / f"report{'.md' if out.suffix == '.md' else '.html'}", out)
         else:
             from elliptica.report.page import render
 
@@ -75,7 +75,7 @@ def make_page(
     tables: tuple[str, ...] = (),
 ) -> Page | None:
     """Build the page of a source; None for a folder of elliptica compare, which has written its own."""
-    if source.is_dir() and (source / COMPARED).is_file():
+    if (source / COMPARED).is_file():
         return None
     if source.is_dir():
         require_extra("lab", "pydantic", "sklearn")
@@ -83,7 +83,7 @@ def make_page(
 
         return runs_page(source, tables=tables)
     if data is None:
-        raise ValueError(f"{source} is no folder. A saved model needs a table with targets: --data table.csv.")
+        raise ValueError(f"{source} is no folder; a saved model needs a table: --data table.csv.")
     require_extra("tables", "polars", "sklearn", "skrub")
     from elliptica.tables.model_page import saved_model_page
 

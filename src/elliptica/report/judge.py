@@ -72,8 +72,7 @@ class Difference:
         result: ``"better"``, ``"worse"``, ``"open"`` if the interval does not decide, or ``"unknown"`` if it
             says nothing.
         against: The other method.
-        rows_variance: Variance due to the choice of rows, if rows were compared.
-        training_variance: Variance due to training noise; NaN if it is not known.
+        variance: Variance of the estimate (of the logarithm for relative measures).
         quantile: Half-width of the interval divided by the standard error.
     """
 
@@ -85,8 +84,7 @@ class Difference:
     n_tests: int
     result: Result
     against: str
-    rows_variance: float = math.nan
-    training_variance: float = math.nan
+    variance: float = math.nan
     quantile: float = math.nan
 
     def show(self, measure: Measure) -> str:

@@ -71,14 +71,14 @@ def _scores(fitted: FittedModel, notes: Sequence[str]) -> list[Section]:
         output = torch.cat([fitted.model(b.to(first)).float().cpu() for b in x.split(fitted.batch_size)])
     warning = "If the model was trained on these rows, the scores say nothing about other rows."
     table, parts, drawn = [["measure", "value", "95 % interval"]], {}, []
+    show = _rmse if y.is_floating_point() else _share
     if y.is_floating_point():
         losses = (output - y).square().reshape(len(output), -1).mean(1).double()
         table.append(["RMSE", *_rmse(losses)])
-        show = _rmse
     else:
         losses = (output.argmax(1) == y).double()
         scores = score_classes(output.softmax(1).double(), y)
-        auroc = "–" if scores["auroc"] is None else f"{100 * scores['auroc']:.1f} %"
+        auroc = "-" if scores["auroc"] is None else f"{100 * scores['auroc']:.1f} %"
         table += [["accuracy", *_share(losses)], ["area under the ROC curve", auroc, ""]]
         table.append(["calibration error", f"{100 * scores['calibration']:.1f} %", ""])
         bins = scores["reliability"]
@@ -86,7 +86,6 @@ def _scores(fitted: FittedModel, notes: Sequence[str]) -> list[Section]:
         points = [[bins[key][k] / bins["rows"][k] for k in used] for key in ("confidence", "right")]
         drawn = [Chart("Reliability", charts.reliability({fitted.name: (points[0], points[1])}))]
         parts["class"] = {fitted.class_name(k): y == k for k in y.unique().tolist()}
-        show = _share
     if groups is not None:
         names = [str(group) for group in groups]
         parts["group"] = {g: torch.tensor([n == g for n in names]) for g in sorted(set(names))}
@@ -108,7 +107,7 @@ def _rmse(squares: Tensor) -> list[str]:
     """Format the root of a mean square with the roots of Student's interval."""
     mean, n = float(squares.mean()), len(squares)
     if n < 2:
-        return [f"{math.sqrt(mean):.4g}", "–"]
+        return [f"{math.sqrt(mean):.4g}", ""]
     half = student_quantile(0.975, n - 1) * float(squares.std()) / math.sqrt(n)
     low, high = math.sqrt(max(mean - half, 0.0)), math.sqrt(mean + half)
     return [f"{math.sqrt(mean):.4g}", f"{low:.4g} to {high:.4g}"]

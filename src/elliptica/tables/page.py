@@ -137,7 +137,7 @@ def range_words(comparison: Comparison) -> list[str]:
         "they were clipped to it (--unbounded turns this off)" if comparison.plan.bounded else "unclipped"
     )
     return [
-        f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, more than of any other method, "
+        f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
         f"left the range of the training targets; {clipped}."
     ]
 

@@ -9,15 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from elliptica._utils.statistics import student_quantile
-from elliptica.report.judge import (
-    CONFIDENCE,
-    Difference,
-    Result,
-    Verdict,
-    describe_others,
-    join,
-    sentence,
-)
+from elliptica.report.judge import CONFIDENCE, Difference, Result, Verdict, describe_others, join, sentence
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, part_means, score
 from elliptica.tables.plan import CONSTANT, LINEAR, NAMES, REFERENCE, TREES
 from elliptica.tables.spread import Spread, cross_validation_spread, simultaneous_level
@@ -37,15 +29,10 @@ SIMPLE = (REFERENCE, LINEAR, TREES)
 CLASS_FACTOR = 2.0
 #: An interval wider than this factor to either side, or than 50 points, says nothing.
 MAX_RATIO = 10.0
-#: More rows than this multiple of the present ones, or more repeats than this, are not suggested.
-MAX_FACTOR, MAX_REPEATS = 100, 20
-#: Folds disagree if the error of one exceeds this multiple of the median fold's.
-FOLD_RATIO = 2.0
+#: More rows than this multiple of the present ones are not suggested.
+MAX_FACTOR = 100
 #: A class is rare below this part of an equal share of rows, and missed below this recall.
 RARE, MISSED = 0.5, 0.1
-_MOST_MISSED = 3
-
-Scores = dict[str, dict[str, float]]
 
 
 def judge(
@@ -73,61 +60,74 @@ def judge(
         place: Phrase for where the verdict holds, e.g. ``"on unseen patients"``.
         target: Name of the predicted column.
     """
-    scores = score(predictions)
-    trained = _only(predictions, [method for method in predictions.values if method != CONSTANT])
-    choice = Choice(trained, scores, select)
-    leader, primary = choice.best(list(trained.values)), choice.primary
-    differences = choice.differences(REFERENCE)
-    measure = choice.tiebreak(differences, leader)
-    ahead = next((d for d in differences if (d.method, d.measure) == (leader, measure.name)), None)
-    best = leader
-    if ahead is not None and ahead.result == "open" and leader not in SIMPLE:
-        level = {d.method for d in choice.differences(leader) if d.result == "open"} | {REFERENCE}
-        best = choice.best([method for method in SIMPLE if method in level and method in trained.values])
+    choice = Choice(predictions, select)
     over, constant = _constant(predictions)
-    verdict = Verdict(
-        "",
-        cautions=[*_cautions(trained), *_missed(trained, best)],
-        differences=[*differences, *constant],
-        best=best,
-        measures=choice.metrics,
-        primary_metric=primary.name,
-        tiebreak_metric=measure.name,
-        predicts=not over or any(d.result in ("better", "unknown") for d in over),
+    is_better = not over or any(d.result in ("better", "unknown") for d in over)
+    said = _headline(choice, place) if is_better else _nothing(choice, over, target)
+    if is_better:
+        said += [*_level(choice), *_no_gain(choice, over)]
+        judged = [column.metric for column in choice.columns.values()]
+        said += describe_others(choice.differences, judged, choice.measure, choice.best, _name)
+    return Verdict(
+        said[0],
+        said[1:],
+        [*_blocks(choice.trained), *_missed(choice.trained, choice.best)],
+        [*choice.differences, *constant],
+        choice.best,
+        choice.metrics,
+        choice.primary.name,
+        choice.measure.name,
+        is_better,
     )
-    words = _Words(verdict, choice, leader, place, ahead, over, _constant_words(trained))
-    headline, *sentences = words.sentences(target)
-    return replace(verdict, headline=headline, sentences=sentences)
-
-
-def _only(predictions: Predictions, methods: Sequence[str]) -> Predictions:
-    return replace(predictions, values={method: predictions.values[method] for method in methods})
 
 
 class Choice:
-    """Choose among methods by their estimates."""
+    """Choose among methods by their estimates.
 
-    def __init__(self, predictions: Predictions, scores: Scores, select: str) -> None:
-        self.predictions, self.scores = predictions, scores
+    Attributes:
+        trained: Predictions of all methods except the constant one.
+        scores: Scores of all methods.
+        differences: Every method against ordinary training, in every judged column.
+        primary: Column that decides.
+        measure: Column of the verdict: the primary one, or the Brier score if accuracies are level.
+        leader: Method with the best estimate.
+        ahead: The leader against ordinary training; None if it is ordinary training.
+        best: Method to recommend.
+    """
+
+    def __init__(self, predictions: Predictions, select: str) -> None:
+        methods = [method for method in predictions.values if method != CONSTANT]
+        self.trained, self.scores = _only(predictions, methods), score(predictions)
         self.metrics = metrics_of(predictions.task, predictions.groups is not None)
-        self.primary = self.metrics[0 if select == "average" else 1]
-        self.columns = {m.name: Column.of(predictions, m) for m in self.metrics if m.judged}
+        self.primary = self.measure = self.metrics[0 if select == "average" else 1]
+        self.columns = {m.name: Column.of(self.trained, m) for m in self.metrics if m.judged}
+        self.differences = self._against(REFERENCE)
+        self.best = self.leader = self._best(methods)
+        mine = {d.measure: d for d in self.differences if d.method == self.leader}
+        results = {name: d.result for name, d in mine.items()}
+        if self.primary.name == "accuracy" and (
+            results.get("accuracy") not in ("better", "unknown") and results.get("brier") != "worse"
+        ):
+            self.measure = self.columns["brier"].metric
+        self.ahead = mine.get(self.measure.name)
+        if self.ahead is not None and self.ahead.result == "open" and self.leader not in SIMPLE:
+            level = {d.method for d in self._against(self.leader) if d.result == "open"} | {REFERENCE}
+            self.best = self._best([method for method in SIMPLE if method in methods and method in level])
 
-    def differences(self, against: str) -> list[Difference]:
-        """Compare all methods with one of them, in every judged column."""
-        return [d for column in self.columns.values() for d in column.differences(self.predictions, against)]
+    def _against(self, other: str) -> list[Difference]:
+        return [d for column in self.columns.values() for d in column.differences(self.trained, other)]
 
-    def best(self, methods: Sequence[str]) -> str:
+    def _best(self, methods: Sequence[str]) -> str:
         """Return the method with the best estimate; the Brier score decides between similar accuracies."""
-        first = self._best(methods, self.primary)
+        first = self._best_in(methods, self.primary)
         if self.primary.name != "accuracy":
             return first
-        accuracies = self.columns["accuracy"].differences(self.predictions, first)
+        accuracies = self.columns["accuracy"].differences(self.trained, first)
         tied = {first, *(d.method for d in accuracies if d.result in ("open", "unknown"))}
-        return self._best([m for m in methods if m in tied], self.columns["brier"].metric)
+        return self._best_in([m for m in methods if m in tied], self.columns["brier"].metric)
 
-    def _best(self, methods: Sequence[str], metric: Metric) -> str:
-        """Return the best shown score; ties go to ordinary training, then to the simplest method."""
+    def _best_in(self, methods: Sequence[str], metric: Metric) -> str:
+        """Return the method with the best shown score; ties go to the simplest method."""
         sign = -1 if metric.higher_is_better else 1
         values = {method: self.scores[method][metric.name] for method in methods}
         top = metric.show(min(values.values(), key=lambda value: sign * value))
@@ -135,11 +135,9 @@ class Choice:
         equal = [method for method in methods if metric.show(values[method]) == top]
         return min(equal, key=lambda method: (rank[method], sign * values[method]))
 
-    def tiebreak(self, differences: Sequence[Difference], leader: str) -> Metric:
-        """Return the column of the verdict: the primary one, or the Brier score if accuracies are level."""
-        mine = {d.measure: d.result for d in differences if d.method == leader}
-        is_level = self.primary.name == "accuracy" and mine.get("accuracy") not in ("better", "unknown")
-        return self.columns["brier" if is_level else self.primary.name].metric
+
+def _only(predictions: Predictions, methods: Sequence[str]) -> Predictions:
+    return replace(predictions, values={method: predictions.values[method] for method in methods})
 
 
 @dataclass(frozen=True)
@@ -215,11 +213,14 @@ class Column:
             result = "better" if (gap > 0) == self.metric.higher_is_better else "worse"
         elif half > (math.log(MAX_RATIO) if self.metric.relative else 0.5):
             result = "unknown"
-        ends = [gap, gap - half, gap + half]
+        mean, low, high = gap, gap - half, gap + half
         if self.metric.relative:
-            ends = [math.expm1(min(end, 700.0)) for end in ends]
-        variances = float(spread.rows[i]), float(spread.training[i])
-        return Difference(pair[0], self.metric.name, *ends, n_tests, result, pair[1], *variances, quantile)
+            mean, low, high = (math.expm1(min(end, 700.0)) for end in (mean, low, high))
+        variance = float(spread.variance[i])
+        method, against = pair
+        return Difference(
+            method, self.metric.name, mean, low, high, n_tests, result, against, variance, quantile
+        )
 
 
 def _worst_weights(predictions: Predictions, losses: np.ndarray, metric: Metric) -> np.ndarray:
@@ -243,173 +244,104 @@ def _constant(predictions: Predictions) -> tuple[list[Difference], list[Differen
     return over, [d for m in judged for d in Column.of(pair, m).differences(pair, REFERENCE)]
 
 
-def _constant_words(predictions: Predictions) -> str:
-    if predictions.task == "regression":
-        return "always predicting the mean"
-    label = predictions.classes[int(np.bincount(predictions.labels).argmax())]
-    return f"always predicting {label!r}, the largest class"
+# ---- Words: each number in a sentence is a cell of the table.
 
 
 def _name(method: str) -> str:
     return ("the " if method == LINEAR else "") + NAMES.get(method, method)
 
 
-@dataclass(frozen=True)
-class _Words:
-    """Sentences that describe a verdict; every number is a cell of its table."""
+def _constant_name(predictions: Predictions) -> str:
+    if predictions.task == "regression":
+        return "always predicting the mean"
+    label = predictions.classes[int(np.bincount(predictions.labels).argmax())]
+    return f"always predicting {label!r}, the largest class"
 
-    verdict: Verdict
-    choice: Choice
-    leader: str
-    place: str
-    ahead: Difference | None  # the leader against ordinary training
-    over: Sequence[Difference]  # all methods against the constant prediction
-    constant: str
 
-    def sentences(self, target: str) -> list[str]:
-        """Return all sentences, the answer first."""
-        if not self.verdict.predicts:
-            return self._nothing(target)
-        if not self.choice.differences(REFERENCE):
-            return [f"{sentence(_name(REFERENCE))} is the only method that was run.", *self._no_gain()]
-        trained = [d for d in self.verdict.differences if d.method != CONSTANT]
-        measures = [measure for measure in self.choice.metrics if measure.judged]
-        others = describe_others(trained, measures, self._measure, str(self.verdict.best), _name)
-        return [*self._headline(), *self._tie(), *self._level(), *self._no_gain(), *others, *self._needed()]
-
-    @property
-    def _measure(self) -> Metric:
-        return self.choice.columns[self.verdict.tiebreak_metric].metric
-
-    def _headline(self) -> list[str]:
-        best, label, ahead = _name(str(self.verdict.best)), self._measure.label, self.ahead
-        reference = _name(REFERENCE)
-        if ahead is None:
-            return [f"{sentence(best)} will do: no method has a better {label} {self.place}."]
-        change = f"{label} {ahead.show(self._measure)} compared with {reference}"
-        if ahead.result == "better":
-            return [f"Use {best}: {change} {self.place}."]
-        if ahead.result == "unknown":
-            return [
-                f"Which method is best {self.place} cannot be judged: the test rows are too few, or depend "
-                "too much on each other.",
-                f"By the estimates alone, {best} would be used: {change}.",
-            ]
+def _headline(choice: Choice, place: str) -> list[str]:
+    """Recommend a method, and say what the recommendation rests on."""
+    best, measure, ahead, reference = _name(choice.best), choice.measure, choice.ahead, _name(REFERENCE)
+    if not choice.differences:
+        return [f"{sentence(reference)} is the only method that was run."]
+    tie = f"Accuracies do not tell the best methods apart, so the {measure.label} decides."
+    ties = [tie] if measure != choice.primary else []
+    if ahead is None:
+        return [f"{sentence(best)} will do: it has the best estimate {place}.", *ties]
+    change = f"{measure.label} {ahead.show(measure)} compared with {reference}"
+    if ahead.result == "better":
+        return [f"Use {best}: {change} {place}.", *ties]
+    if ahead.result == "unknown":
         return [
-            f"{sentence(best)} will do: no method is shown to have a better {label} than {reference} "
-            f"{self.place}.",
-            f"The best estimate is that of {_name(self.leader)}: {change}, not distinguishable.",
+            f"Which method is best {place} cannot be judged: the test rows are too few, or depend too much "
+            "on each other.",
+            f"By the estimates alone it is {best}: {change}.",
         ]
-
-    def _tie(self) -> list[str]:
-        if self.verdict.tiebreak_metric == self.verdict.primary_metric:
-            return []
-        return [f"Accuracies do not tell the best methods apart, so the {self._measure.label} decides."]
-
-    def _level(self) -> list[str]:
-        """Name the methods that are level with one that is shown to be better than ordinary training."""
-        if self.ahead is None or self.ahead.result != "better":
-            return []
-        column = self.choice.columns[self.verdict.tiebreak_metric]
-        against = column.differences(self.choice.predictions, self.leader)
-        level = [_name(d.method) for d in against if d.result == "open"]
-        return [f"Not distinguishable from it in {self._measure.label}: {join(level)}."] if level else []
-
-    def _nothing(self, target: str) -> list[str]:
-        """Report that no method beats a constant prediction."""
-        first = self.choice.metrics[0]
-        closest = next(d for d in self.over if (d.method, d.measure) == (self.leader, first.name))
-        return [
-            f"Nothing here is shown to predict {target}: no method is shown to be better than "
-            f"{self.constant}.",
-            f"The best estimate is that of {_name(self.leader)}: {first.label} {closest.show(first)} compared "
-            "with that. No model is worth keeping.",
-        ]
-
-    def _no_gain(self) -> list[str]:
-        """Report that probabilities are better than a constant prediction, but accuracies are not."""
-        first = self.choice.metrics[0]
-        mine = [d for d in self.over if d.measure == first.name]
-        if not mine or any(d.result in ("better", "unknown") for d in mine):
-            return []
-        level = first.show(self.choice.scores[CONSTANT][first.name])
-        return [
-            f"No method is shown to have a better {first.label} than {self.constant} ({level}); only the "
-            "probabilities tell rows apart."
-        ]
-
-    def _needed(self) -> list[str]:
-        """Say how much data would settle the headline's comparison, if its estimate is right."""
-        if self.ahead is None or self.ahead.result != "open":
-            return []
-        ways = needed(self.ahead, self.choice.predictions, relative=self._measure.relative)
-        pair = f"whether {_name(self.leader)} and {_name(REFERENCE)} differ"
-        return [f"{sentence(' or '.join(ways))} would tell {pair}."] if ways else []
+    return [
+        f"{sentence(best)} will do: no method is shown to have a better {measure.label} than {reference} "
+        f"{place}.",
+        f"The best estimate is that of {_name(choice.leader)}: {change}, not distinguishable.",
+        *ties,
+        *_needed(ahead, choice.trained, relative=measure.relative),
+    ]
 
 
-def needed(difference: Difference, predictions: Predictions, *, relative: bool) -> list[str]:
-    """Scale the variance until the interval excludes zero; return numbers of rows and repeats in words."""
-    gap = math.log1p(difference.mean) if relative else difference.mean
-    allowed = (gap / difference.quantile) ** 2 if difference.quantile else 0.0
-    rows, training = difference.rows_variance, np.nan_to_num(difference.training_variance)
+def _level(choice: Choice) -> list[str]:
+    """Name the methods that are level with one that is shown to be better than ordinary training."""
+    if choice.ahead is None or choice.ahead.result != "better":
+        return []
+    others = choice.columns[choice.measure.name].differences(choice.trained, choice.leader)
+    level = [_name(d.method) for d in others if d.result == "open"]
+    return [f"Not distinguishable from it in {choice.measure.label}: {join(level)}."] if level else []
+
+
+def _nothing(choice: Choice, over: Sequence[Difference], target: str) -> list[str]:
+    """Report that no method beats a constant prediction."""
+    first, leader = choice.metrics[0], choice.leader
+    closest = next(d for d in over if (d.method, d.measure) == (leader, first.name)).show(first)
+    constant = _constant_name(choice.trained)
+    return [
+        f"Nothing here is shown to predict {target}: no method is shown to be better than {constant}.",
+        f"The best estimate is that of {_name(leader)}: {first.label} {closest} compared with that. No model "
+        "is worth keeping.",
+    ]
+
+
+def _no_gain(choice: Choice, over: Sequence[Difference]) -> list[str]:
+    """Report that probabilities are better than a constant prediction, but accuracies are not."""
+    first = choice.metrics[0]
+    results = [d.result for d in over if d.measure == first.name]
+    if not results or {"better", "unknown"} & set(results):
+        return []
+    level = f"{_constant_name(choice.trained)} ({first.show(choice.scores[CONSTANT][first.name])})"
+    return [
+        f"No method is shown to have a better {first.label} than {level}; only the probabilities tell rows "
+        "apart."
+    ]
+
+
+def _needed(ahead: Difference, predictions: Predictions, *, relative: bool) -> list[str]:
+    """Say how many rows would exclude zero from the interval, if the estimate is right."""
+    gap = math.log1p(ahead.mean) if relative else ahead.mean
+    factor = ahead.variance * (ahead.quantile / gap) ** 2 if gap else math.inf
+    if not 1 <= factor <= MAX_FACTOR:
+        return []
     is_fixed = not predictions.fold.max()  # one part of the table is held out
-    ways = []
-    if allowed > 0 and (factor := (rows + training) / allowed) <= MAX_FACTOR:
-        n_rows = int(predictions.tested.any(0).sum()) if is_fixed else len(predictions.target)
-        ways.append(f"about {round_up(n_rows * factor):,} {'tested ' if is_fixed else ''}rows")
-    if allowed > rows and training > 0:
-        n_repeats = len(predictions.fold)
-        repeats = n_repeats * training / (allowed - rows)
-        if repeats <= MAX_REPEATS:
-            ways.append(f"about {max(n_repeats + 1, math.ceil(repeats))} repeats")
-    return ways
+    rows = int(predictions.tested.any(0).sum()) if is_fixed else len(predictions.target)
+    number = float(f"{1.05 * rows * factor:.1g}")
+    kind = "tested rows" if is_fixed else "rows"
+    pair = f"whether {_name(ahead.method)} and {_name(ahead.against)} differ"
+    return [f"About {number:,.0f} {kind} would tell {pair}."]
 
 
-def round_up(number: float) -> int:
-    """Round up to one digit, or two after a leading 1, so that the figure does not look exact.
-
-    Example:
-        >>> round_up(2931), round_up(1210), round_up(87)
-        (3000, 1300, 90)
-    """
-    size = 10 ** max(0, len(str(int(number))) - (2 if str(int(number))[0] == "1" else 1))
-    return math.ceil(number / size) * size
-
-
-def _cautions(predictions: Predictions) -> list[str]:
-    """List what limits the answer."""
-    cautions = []
-    if predictions.n_tests == 1:
-        cautions.append(
-            "Every method was trained once, so the intervals do not include training noise. Run more repeats."
-        )
+def _blocks(predictions: Predictions) -> list[str]:
+    """List what limits the intervals."""
     tested = predictions.tested.any(0)
     n_clusters = len(np.unique(predictions.clusters[tested]))
+    cautions = []
+    if predictions.n_tests == 1:
+        cautions.append("Every method was trained once, so the intervals do not include training noise.")
     if n_clusters < min(20, tested.sum()):
-        cautions.append(
-            f"Independent blocks of test rows: {n_clusters}. Intervals are wide and rough."
-            if n_clusters > 1
-            else "All test rows belong to one block, so no difference can be judged. Test on more blocks."
-        )
-    is_class = predictions.task == "classification"
-    losses = predictions.losses["right" if is_class else "square"]
-    errors, least = [], len(tested)
-    for repeat, row in enumerate(predictions.fold):
-        for fold in np.unique(row[row >= 0]):
-            mean = losses[repeat][:, row == fold].mean(1)
-            errors.append(1 - mean if is_class else mean**0.5)
-            least = min(least, int((row == fold).sum()))
-    middle = np.median(errors, axis=0)
-    limit = FOLD_RATIO * middle
-    if is_class:  # a few more wrong rows do not count as disagreement
-        share = np.clip(middle, 0.01, 0.99)
-        limit = np.maximum(limit, middle + 4 * np.sqrt(share * (1 - share) / least))
-    wild = (np.array(errors) > limit).any(0)
-    if names := [_name(method) for method, is_wild in zip(predictions.values, wild, strict=True) if is_wild]:
-        cautions.append(
-            f"Folds disagree for {join(names)}: the error of one fold is more than twice that of the median "
-            "fold."
-        )
+        cautions.append(f"Independent blocks of test rows: {n_clusters}. Intervals are wide and rough.")
     return cautions
 
 
@@ -417,16 +349,17 @@ def _missed(predictions: Predictions, best: str) -> list[str]:
     """Report rare classes that the best method hardly ever predicts."""
     if predictions.task != "classification":
         return []
-    right, methods = predictions.losses["right"], list(predictions.values)
-    counts, recall = part_means(predictions, right, predictions.labels, len(predictions.classes))
-    rows = np.bincount(predictions.labels[predictions.tested.any(0)], minlength=len(counts))
+    right, classes = predictions.losses["right"], predictions.classes
+    counts, recall = part_means(predictions, right, predictions.labels, len(classes))
+    rows = np.bincount(predictions.labels[predictions.tested.any(0)], minlength=len(classes))
     rare = (rows < RARE * rows.sum() / len(rows)) & (counts > 0)
-    cautions = []
-    for number in np.flatnonzero(rare & (recall[methods.index(best)] < MISSED))[:_MOST_MISSED]:
-        shares = [methods.index(best), int(recall[:, number].argmax())]
-        found = dict.fromkeys(f"{100 * recall[k, number]:.0f} % by {_name(methods[k])}" for k in shares)
-        cautions.append(
-            f"Of the {rows[number]:,} rows of class {predictions.classes[number]!r}, only {join([*found])} "
-            "are predicted as such. Use the probability of that class, or try --select worst."
-        )
-    return cautions
+    shares = recall[list(predictions.values).index(best)]
+    missed = [
+        f"{classes[k]!r} ({100 * shares[k]:.0f} % of {rows[k]:,} rows)"
+        for k in np.flatnonzero(rare & (shares < MISSED))
+    ]
+    return [
+        f"With {_name(best)}, a rare class is hardly ever predicted: {text}. Use its probability, or try "
+        "--select worst."
+        for text in missed[:3]
+    ]
