@@ -27,26 +27,16 @@ MIN_SEEDS = 3
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure that methods are judged by.
+    """A measure that methods are judged by."""
 
-    Attributes:
-        name: Short name, e.g. ``"worst"``.
-        label: Display name, e.g. ``"worst-group accuracy"``.
-        higher_is_better: Whether larger values are better.
-        percent: Whether values are percentages.
-        decimals: Number of decimals of a value.
-        relative: Whether differences are shares of the reference.
-    """
+    scale: ClassVar[float] = 1.0  # factor from differences to percent or points
 
-    #: Factor from differences to percent or points.
-    scale: ClassVar[float] = 1.0
-
-    name: str
-    label: str
+    name: str  # such as "worst"
+    label: str  # display name, such as "worst-group accuracy"
     higher_is_better: bool
-    percent: bool = False
-    decimals: int = 1
-    relative: bool = False
+    percent: bool = False  # whether values are percentages
+    decimals: int = 1  # of a value
+    relative: bool = False  # whether differences are shares of the reference
 
     def show(self, value: float) -> str:
         """Format a value."""
@@ -60,32 +50,18 @@ class Measure:
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus another one on the same rows or seeds, with an interval.
-
-    Attributes:
-        method: Name of the method.
-        measure: Name of the measure.
-        mean: Mean difference; a share of the other method's value for relative measures.
-        low: Lower end of its interval.
-        high: Upper end.
-        n_tests: Number of folds or seeds behind it.
-        result: ``"better"``, ``"worse"``, ``"open"`` if the interval does not decide, or ``"unknown"`` if it
-            says nothing.
-        against: The other method.
-        variance: Variance of the estimate (of the logarithm for relative measures).
-        quantile: Half-width of the interval divided by the standard error.
-    """
+    """A method minus another one on the same rows or seeds, with an interval."""
 
     method: str
-    measure: str
-    mean: float
+    measure: str  # name of the measure
+    mean: float  # a share of the other method's value for relative measures
     low: float
     high: float
-    n_tests: int
-    result: Result
-    against: str
-    variance: float = math.nan
-    quantile: float = math.nan
+    n_tests: int  # folds or seeds behind it
+    result: Result  # "open" if the interval does not decide, "unknown" if it says nothing
+    against: str  # the other method
+    variance: float = math.nan  # of the estimate; of its logarithm for relative measures
+    quantile: float = math.nan  # half-width of the interval divided by the standard error
 
     def show(self, measure: Measure) -> str:
         """Format the difference with its interval; tables and sentences show the same text.
@@ -122,29 +98,17 @@ def _signed(value: float, digits: int) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer of a comparison.
+    """The answer of a comparison."""
 
-    Attributes:
-        headline: One sentence.
-        sentences: Further sentences.
-        cautions: Limits of the answer.
-        differences: Every method against the reference, in every judged measure.
-        best: Method to use; None if there is no verdict.
-        measures: Measures in order.
-        primary_metric: Measure that decides.
-        tiebreak_metric: Measure of the headline: the primary one, or the one that decides between equals.
-        predicts: Whether some method may be better than a constant prediction.
-    """
-
-    headline: str
+    headline: str  # one sentence
     sentences: Sequence[str] = ()
-    cautions: Sequence[str] = ()
-    differences: Sequence[Difference] = ()
-    best: str | None = None
+    cautions: Sequence[str] = ()  # limits of the answer
+    differences: Sequence[Difference] = ()  # every method against the reference, in every judged measure
+    best: str | None = None  # method to use; None if there is no verdict
     measures: Sequence[Measure] = ()
-    primary_metric: str = ""
-    tiebreak_metric: str = ""
-    predicts: bool = True
+    primary_metric: str = ""  # measure that decides
+    tiebreak_metric: str = ""  # measure of the headline: the primary one, or the one that breaks ties
+    predicts: bool = True  # whether some method may be better than a constant prediction
 
     @property
     def text(self) -> str:

@@ -62,8 +62,9 @@ def judge(
     """
     choice = Choice(predictions, select)
     over, constant = _constant(predictions)
-    is_better = not over or any(d.result in ("better", "unknown") for d in over)
-    said = _headline(choice, place) if is_better else _nothing(choice, over, target)
+    results = {d.result for d in over}
+    is_better = not over or "better" in results or results == {"unknown"}
+    said = _headline(choice, over, place) if is_better else _nothing(choice, over, target)
     if is_better:
         said += [*_level(choice), *_no_gain(choice, over)]
         judged = [column.metric for column in choice.columns.values()]
@@ -258,27 +259,28 @@ def _constant_name(predictions: Predictions) -> str:
     return f"always predicting {label!r}, the largest class"
 
 
-def _headline(choice: Choice, place: str) -> list[str]:
+def _headline(choice: Choice, over: Sequence[Difference], place: str) -> list[str]:
     """Recommend a method, and say what the recommendation rests on."""
     best, measure, ahead, reference = _name(choice.best), choice.measure, choice.ahead, _name(REFERENCE)
     if not choice.differences:
         return [f"{sentence(reference)} is the only method that was run."]
     tie = f"Accuracies do not tell the best methods apart, so the {measure.label} decides."
     ties = [tie] if measure != choice.primary else []
-    if ahead is None:
-        return [f"{sentence(best)} will do: it has the best estimate {place}.", *ties]
-    change = f"{measure.label} {ahead.show(measure)} compared with {reference}"
-    if ahead.result == "better":
+    change = "" if ahead is None else f"{measure.label} {ahead.show(measure)} compared with {reference}"
+    if ahead is not None and ahead.result == "better":
         return [f"Use {best}: {change} {place}.", *ties]
-    if ahead.result == "unknown":
+    decisive = [ahead] if ahead else [d for d in choice.differences if d.measure == measure.name]
+    if any({d.result for d in pairs} == {"unknown"} for pairs in (decisive, over)):
         return [
             f"Which method is best {place} cannot be judged: the test rows are too few, or depend too much "
             "on each other.",
-            f"By the estimates alone it is {best}: {change}.",
+            f"By the estimates alone it is {best}{': ' * bool(change)}{change}.",
         ]
+    if ahead is None:
+        return [f"{sentence(best)} will do: it has the best estimate {place}.", *ties]
     return [
-        f"{sentence(best)} will do: no method is shown to have a better {measure.label} than {reference} "
-        f"{place}.",
+        f"{sentence(best)} will do: no method is shown to have a better {measure.label} than "
+        f"{'it' if choice.best == REFERENCE else reference} {place}.",
         f"The best estimate is that of {_name(choice.leader)}: {change}, not distinguishable.",
         *ties,
         *_needed(ahead, choice.trained, relative=measure.relative),

@@ -70,9 +70,9 @@ def draw_page(
     ]
     how = (
         "The loss of small classifiers over the two moons, after the same number of function evaluations; "
-        "the median seed of each method. They were trained on the boundary only; the points inside are new to "
-        "them. Height is the loss as a multiple of the largest loss on the boundary; where it is above one, "
-        "the surface is red. Drag a surface to turn it."
+        "the median seed of each method. They were trained on the boundary only; the points inside are new "
+        "to them. Height is the loss as a multiple of the largest loss on the boundary; where it is above "
+        "one, the surface is red. Drag a surface to turn it."
     )
     numbers = (
         f"Over {summaries[0].n_seeds} seeds. Bound kept: seeds in which no loss inside is above the largest "
