@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from elliptica import __version__
-from elliptica._utils.extras import import_extra
 from elliptica._utils.files import write_atomically
 
 
@@ -152,7 +151,8 @@ def _markdown_text(text: Any) -> str:
 
 
 def _template(name: str, **how: Any) -> Any:
-    jinja2 = import_extra("A page", "lab", "jinja2")
+    import jinja2
+
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, **how
     )

@@ -102,7 +102,9 @@ def result_rows(comparison: Comparison, most: int | None = None) -> list[list[st
     first = (verdict.primary_metric, verdict.tiebreak_metric)
     metrics = sorted(comparison.metrics, key=lambda metric: metric.name not in first)[:most]
     group = comparison.problem.group_name
-    titles = [f"worst {group}" if group and m.name.startswith("worst_") else m.label for m in metrics]
+    titles = [
+        f"worst {group or m.name.split('_')[1]}" if m.name.startswith("worst_") else m.label for m in metrics
+    ]
     measure = verdict.measure(verdict.tiebreak_metric)
     rows = [["method", *titles, f"{measure.label} compared with {NAMES[REFERENCE]}"]]
     for method in in_order(comparison):
@@ -211,7 +213,8 @@ def _scores(comparison: Comparison) -> Section:
     note = "Small dots are folds; the bar is the score over all tested rows."
     drawn = [Chart("Every fold", charts.dots(by_fold, means, primary.label + ", %" * primary.percent), note)]
     measure = verdict.measure(verdict.tiebreak_metric)
-    differences = [d for d in verdict.differences if d.measure == measure.name and d.method in names]
+    shown = [verdict.difference(method, measure.name) for method in names]
+    differences = [difference for difference in shown if difference is not None]
     if differences:
         note = "As in the table; intervals hold jointly with 95 % confidence."
         figure = charts.intervals(differences, names, measure)
