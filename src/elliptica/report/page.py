@@ -105,9 +105,9 @@ def to_html(page: Page) -> str:
     script = ""
     if charts:
         try:
-            from plotly.offline import get_plotlyjs
+            from plotly import offline
 
-            script = re.sub(r"</(?=script)", r"<\\/", get_plotlyjs(), flags=re.IGNORECASE)
+            script = re.sub(r"</(?=script)", r"<\\/", offline.get_plotlyjs(), flags=re.IGNORECASE)
         except ModuleNotFoundError:
             charts = []
     return str(
