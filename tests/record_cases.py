@@ -1,6 +1,6 @@
 """Records for tests of tables and pages."""
 
-from elliptica.lab.experiments.records import DRAWS, Record
+from elliptica.lab.experiments.records import DRAWS, Record, records_of
 from elliptica.lab.experiments.specification import Run
 
 #: Entries of the metrics; others are the record's.
@@ -13,6 +13,13 @@ def make_run(row, seed, *, table="own", dataset="some", metric="accuracy", **mor
     given |= {"model": {"name": "mlp", "hidden": [8]}, "training": {"epochs": 3, "lr": 0.01}, "settings": {}}
     names = {"table": table, "dataset": dataset, "row": row, "method": "erm", "seed": seed, "metric": metric}
     return Run(**{**given, **names, **more})
+
+
+def write_records(folder, records):
+    """Put records where `elliptica run` does."""
+    for record in records:
+        records_of(folder, record.run.table).append(record)
+    return folder
 
 
 def make_record(row, seed, average, *, run=None, **more):

@@ -8,7 +8,6 @@ import sys
 import time as clock
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,11 +20,9 @@ from rich.table import Table
 from elliptica._utils.files import not_written
 from elliptica._utils.text import count
 from elliptica.cli.app import YOUR_DATA, app, one_of, print_point, print_text, require_extra
-from elliptica.cli.report import Request, write_report
 
 if TYPE_CHECKING:
-    from elliptica.tables.comparison import Session
-    from elliptica.tables.summary import Summary
+    from elliptica.tables.comparison import Comparison, Session
 
 
 #: Tasks.
@@ -45,8 +42,6 @@ _SHIFTS = {"time": "--time", "test": "--test", "extrapolate": "--extrapolate", "
 _STEP = 0.1
 #: Wider tables join columns with the same use into one line.
 _MOST_COLUMNS = 16
-#: Sentences of the verdict that only reports show, because the screen shows the facts already.
-_IN_REPORTS = ("How rows were held out:", "Intervals compare methods")
 
 
 def _names(values: list[str]) -> list[str]:
@@ -306,10 +301,9 @@ def _check_options(data: str, options: dict[str, Any], folds: int | None) -> Non
 def _run(source: str, target: str | None, out: Path, console: Console, **options: Any) -> int:
     """Compare, print and write; return the exit status."""
     from elliptica.tables.comparison import Options, Session
-    from elliptica.tables.markdown import write_reports
     from elliptica.tables.model import describe_target_rows, fit_model
+    from elliptica.tables.page import describe_rows, facts, write_reports
     from elliptica.tables.store import MODEL
-    from elliptica.tables.summary import summarise, target_rows_words
     from elliptica.tables.table import TableError
 
     command = shlex.join(["elliptica", *sys.argv[1:]])
@@ -322,16 +316,14 @@ def _run(source: str, target: str | None, out: Path, console: Console, **options
         with _progress(console) as listen:
             session.run(listen)
         comparison = session.result()
-        summary = summarise(comparison)
-        write_reports(session.store, summary)
         with console.status("training the model on all rows"):
             model = fit_model(comparison, out / MODEL)
-            if (rows := describe_target_rows(comparison, model)) is not None:
-                summary = replace(summary, target_rows=target_rows_words(rows, summary.saved))
-                write_reports(session.store, summary)
-        words = _write_page(out)
-        _print_result(summary, console)
-        _print_saved(summary, out, console, words)
+            rows = describe_target_rows(comparison, model)
+        words = [] if rows is None else describe_rows(rows, comparison.best)
+        session.store.write({"summary": facts(comparison)})
+        write_reports(comparison, out, words)
+        _print_result(comparison, words, console)
+        _print_saved(comparison, out, console)
     except (TableError, RuntimeError) as error:
         print_text(console, f"[red]error:[/red] {escape(str(error))}")
         return 2 if isinstance(error, TableError) else 1
@@ -372,34 +364,28 @@ def _not_written(error: OSError, session: Session | None, out: Path) -> int:
 
 def _interrupted(session: Session | None, out: Path, console: Console) -> int:
     """Report what is finished after an interruption."""
-    from elliptica.tables.markdown import progress_words, write_reports
-    from elliptica.tables.summary import summarise
+    from elliptica.tables.page import unfinished, write_reports
 
     comparison = None if session is None else session.result()
     if session is None or comparison is None or not comparison.finished:
         kept = f" Finished work is kept in {out}." if comparison and comparison.records else ""
         print_text(console, escape(f"Interrupted before a fold was finished.{kept}"))
         return 130
-    summary = summarise(comparison)
-    write_reports(session.store, summary)
-    words = _write_page(out)
-    _print_result(summary, console)
-    print_text(
-        console,
-        escape(
-            f"Interrupted: {progress_words(summary)} Report: {out / 'report.html'}{words}. Rerun the same "
-            "command to resume and to save a model."
-        ),
-    )
+    write_reports(comparison, out)
+    _print_result(comparison, [], console)
+    said = f"Interrupted: {''.join(unfinished(comparison))} Report: {out / 'report.html'}."
+    print_text(console, escape(f"{said} Rerun the same command to resume and to save a model."))
     return 130
 
 
 def _print_start(session: Session, console: Console) -> None:
     """Print the table, the task, the use of every column, and the estimated time."""
-    from elliptica.tables.markdown import about, column_rows
+    from elliptica.tables.page import column_rows
 
     problem, plan, shift = session.problem, session.plan, session.shift
-    print_text(console, escape(about(session.name, problem, shift.words)))
+    rows = count(len(problem.target), "row")
+    about = f"{session.name}: {rows}. Predict {problem.target_name} ({problem.task}). {shift.words}"
+    print_text(console, escape(about))
     _print_table([["column", "used as", "change with"], *shorten(column_rows(problem.columns))], console)
     for notice in problem.notices:
         print_point(console, notice)
@@ -469,46 +455,33 @@ def _print_table(lines: list[list[str]], console: Console, right: Collection[int
     console.print(grid, highlight=False)
 
 
-def _print_result(found: Summary, console: Console) -> None:
-    from elliptica.tables.markdown import footnotes, range_words, result_rows
+def _print_result(comparison: Comparison, target_rows: list[str], console: Console) -> None:
+    from elliptica.tables.page import cautions, footnotes, range_words, result_rows
 
     narrow = console.is_terminal and console.width < 100
-    rows = result_rows(found, most=2 if narrow else 3)
+    rows = result_rows(comparison, most=2 if narrow else 3)
     if narrow:  # the interval on one line, its result on the next
         rows = [[*row[:-1], row[-1].replace(") ", ")\n")] for row in rows]
     _print_table(rows, console, right=range(1, len(rows[0]) - 1))
-    for note in footnotes(found):
+    for note in footnotes(comparison):
         print_text(console, f"  {escape(note)}")
-    print_text(console, f"[bold]{escape(found.verdict.headline)}[/bold]")
-    said = [sentence for sentence in found.verdict.sentences if not sentence.startswith(_IN_REPORTS)]
-    for text in (" ".join(said), *range_words(found), " ".join(found.target_rows)):
+    verdict = comparison.verdict
+    print_text(console, f"[bold]{escape(verdict.headline)}[/bold]")
+    for text in (" ".join(verdict.sentences), *range_words(comparison), " ".join(target_rows)):
         if text:
             print_text(console, escape(text))
-    for caution in found.cautions:
+    for caution in cautions(comparison):
         print_point(console, f"Caution: {caution}")
 
 
-def _print_saved(found: Summary, out: Path, console: Console, page_words: str) -> None:
-    from elliptica.tables.markdown import describe_model
+def _print_saved(comparison: Comparison, out: Path, console: Console) -> None:
+    from elliptica.tables.page import describe_model
     from elliptica.tables.store import MODEL
 
     model = shlex.quote(str(out / MODEL))
-    print_text(
-        console,
-        escape(f"Saved: {model} ({describe_model(found)}). Report: {out / 'report.html'}{page_words}"),
-    )
+    saved = f"Saved: {model} ({describe_model(comparison)}). Report: {out / 'report.html'}"
+    print_text(console, escape(saved))
     print_text(console, escape(f"To predict other rows: elliptica predict {model} NEW.csv"))
-
-
-def _write_page(folder: Path) -> str:
-    """Replace the plain page by one with charts if possible; otherwise return the reason as text."""
-    from elliptica.report.content import ReportError
-
-    try:
-        write_report(Request(str(folder)), folder / "report.html")
-    except (ModuleNotFoundError, ReportError, OSError) as error:
-        return f" (without charts: {error})"
-    return ""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from elliptica.report.content import Verdict
+from elliptica.report.judge import Verdict
 from elliptica.tables.cost import estimate, fit_budget, measure_speed
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, score
 from elliptica.tables.plan import (
@@ -32,7 +32,7 @@ from elliptica.tables.runner import Listener, Workers, count_workers, run_tasks
 from elliptica.tables.shift import Fold, ShiftPlan, make_shift
 from elliptica.tables.store import Store, describe, file_head
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
-from elliptica.tables.verdict import judge
+from elliptica.tables.verdict import PLACES, judge
 
 
 @dataclass(frozen=True)
@@ -130,17 +130,10 @@ class Comparison:
             if REFERENCE in self.failed:
                 text = f"No verdict: ordinary training failed. {self.failed[REFERENCE]}"
             return Verdict(text, best=None)
-        place = f"on unseen values of {self.problem.split_name}" if self.shift.shift == "unseen" else None
-        return judge(
-            self.predictions,
-            select=self.plan.select,
-            shift=self.shift.shift,
-            shift_words=self.shift.words,
-            names=NAMES,
-            networks=self.plan.network_methods,
-            place=place,
-            target=self.problem.target_name,
-        )
+        shift, name = self.shift.shift, self.problem.split_name
+        place = f"on unseen values of {name}" if shift == "unseen" else PLACES[shift]
+        target = self.problem.target_name
+        return judge(self.predictions, select=self.plan.select, place=place, target=target)
 
     @property
     def best(self) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from elliptica.report.content import Measure
+from elliptica.report.judge import Measure
 from elliptica.tables.problem import TableProblem
 
 #: Maximum number of bins of the calibration error, and minimum number of rows per bin.
@@ -36,20 +36,18 @@ class Metric(Measure):
     """A measure in the units of comparison records: percentages as shares, numbers with four digits.
 
     Attributes:
-        relative: Whether methods are compared by the ratio of their values rather than the difference.
         judged: Whether the verdict judges it. The calibration error is only shown; the log loss judges it.
     """
 
-    relative: bool = False
+    scale: ClassVar[float] = 100.0
+
     judged: bool = True
 
-    def show(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
-        """Format a value of this metric, or a difference of two (``sign=True``)."""
-        form = "+" if sign else ""
-        if not self.percent:
-            is_loss = self.name in ("log_loss", "brier")
-            return f"{value:{form}.3f}" if is_loss else show_number(value, 4, form)
-        return f"{100 * value:{form}.1f}" + ((" points" if sign else " %") if unit else "")
+    def show(self, value: float) -> str:
+        """Format a value of this metric."""
+        if self.percent:
+            return f"{100 * value:.1f} %"
+        return f"{value:.3f}" if self.name in ("log_loss", "brier") else show_number(value, 4)
 
 
 def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:
@@ -277,17 +275,16 @@ def score_parts(predictions: Predictions) -> PartScores:
         ValueError: If no tested row belongs to a part.
     """
     names, numbers = predictions.parts
-    rows, _ = _part_means(predictions, predictions.tested, numbers, len(names))
+    losses = predictions.losses["right" if predictions.task == "classification" else "square"]
+    rows, means = part_means(predictions, losses, numbers, len(names))
     present = [number for number in range(len(names)) if rows[number]]
     if not present:
         raise ValueError("All tested rows are in groups that are too small to judge. Merge small groups.")
-    values = {}
-    loss = predictions.losses["right" if predictions.task == "classification" else "square"]
-    for place, method in enumerate(predictions.values):
-        means = _part_means(predictions, loss[:, place], numbers, len(names))[1]
-        if predictions.task != "classification":
-            means = means**0.5
-        values[method] = {names[number]: float(means[number]) for number in present}
+    means = means if predictions.task == "classification" else means**0.5
+    values = {
+        method: {names[number]: float(own[number]) for number in present}
+        for method, own in zip(predictions.values, means, strict=True)
+    }
     tested = predictions.tested.any(0)
     counts = np.bincount(numbers[tested & (numbers >= 0)], minlength=len(names))
     return PartScores(predictions.part_kind, {names[k]: int(counts[k]) for k in present}, values)
@@ -344,21 +341,23 @@ def _bands(bounds: np.ndarray) -> list[str]:
     return [f"band {1 + number}: {name}" for number, name in enumerate(names)]
 
 
-def _part_means(
-    predictions: Predictions, values: np.ndarray, numbers: np.ndarray, n_parts: int
+def part_means(
+    predictions: Predictions, losses: np.ndarray, numbers: np.ndarray, n_parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count the tests in every part, and average values over them."""
-    use = predictions.tested & (numbers >= 0)
-    part = np.broadcast_to(numbers, use.shape)[use]
-    counts = np.bincount(part, minlength=n_parts)
-    sums = np.bincount(part, weights=values[use], minlength=n_parts)
-    return counts, sums / np.maximum(counts, 1)
+    """Return the number of tests and the means per part, ``(methods, parts)``; part -1 is ignored.
+
+    Losses are ``(repeats, methods, rows)``.
+    """
+    # the last column belongs to part -1 and is cut off
+    member = np.eye(n_parts + 1)[numbers][:, :-1]
+    counts = (predictions.tested.astype(float) @ member).sum(0)
+    return counts, (losses @ member).sum(0) / np.maximum(counts, 1)
 
 
 def _balanced(predictions: Predictions, place: int) -> float:
-    right = predictions.losses["right"][:, place]
-    counts, means = _part_means(predictions, right, predictions.labels, len(predictions.classes))
-    return float(means[counts > 0].mean())
+    right = predictions.losses["right"][:, [place]]
+    counts, means = part_means(predictions, right, predictions.labels, len(predictions.classes))
+    return float(means[0, counts > 0].mean())
 
 
 def _calibration_error(predictions: Predictions, method: str) -> float:

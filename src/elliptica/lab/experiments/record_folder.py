@@ -26,6 +26,8 @@ Place = tuple[str, str, str]
 def read_folder(folder: Path) -> list[Record]:
     """Read the records of all tables in a folder."""
     files = sorted(file for file in folder.glob(f"*{SUFFIX}") if file.name != CHOSEN)
+    if not files:
+        raise ValueError(f"{folder} has no records of elliptica run.")
     return [record for file in files for record in Records(file).read()]
 
 
