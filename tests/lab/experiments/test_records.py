@@ -39,6 +39,9 @@ def test_records_are_read_as_they_were_written(tmp_path):
     assert [json.loads(line)["draws"] for line in lines] == [DRAWS] * 3
     assert records_of(tmp_path, "own").find(records[1].hash) == records[1]
     assert Records(tmp_path / "none.jsonl.gz").read() == []
+    (tmp_path / "own.jsonl.gz").rename(tmp_path / "away")
+    assert records_of(tmp_path, "own").find(records[1].hash) is None
+    (tmp_path / "away").rename(tmp_path / "own.jsonl.gz")
     wanted = [make_run("elliptic", 0), make_run("elliptic", 1), make_run("erm", 1)]
     assert read_records(tmp_path, wanted) == [records[2], records[1]]
 

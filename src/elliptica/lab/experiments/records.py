@@ -107,20 +107,19 @@ class Records:
 
     def read(self) -> list[Record]:
         """All records; raises `ValueError` if one cannot be read."""
-        if not self.path.exists():
-            return []
-        stat = self.path.stat()
-        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        stat = self.path.stat() if self.path.exists() else None
+        stamp = () if stat is None else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if stamp != self._stamp:
-            records = []
+            records: dict[str, Record] = {}
             for number, line in enumerate(read_lines(self.path), 1):
                 try:
-                    records.append(Record.model_validate(line))
+                    record = Record.model_validate(line)
                 except ValidationError as error:
                     first = error.errors()[0]
                     place = ".".join(map(str, first["loc"]))
                     raise ValueError(f"{self.path}, line {number}: {place}: {first['msg']}") from error
-            self._records, self._stamp = {record.hash: record for record in records}, stamp
+                records[record.hash] = record
+            self._records, self._stamp = records, stamp
         return list(self._records.values())
 
     def find(self, hash_: str) -> Record | None:
@@ -131,10 +130,8 @@ class Records:
     def append(self, record: Record) -> None:
         """Add a record, in place of an earlier one of the same run; a kill leaves the old file or the new."""
         with locked(self.path):
-            records = [other for other in self.read() if other.run != record.run]
-            write_lines(
-                self.path, (r.model_dump(mode="json", exclude_defaults=True) for r in [*records, record])
-            )
+            records = [*(other for other in self.read() if other.run != record.run), record]
+            write_lines(self.path, (r.model_dump(mode="json", exclude_defaults=True) for r in records))
 
 
 @functools.cache
@@ -146,10 +143,8 @@ def records_of(out: Path, table: str) -> Records:
 def read_records(out: Path, runs: Iterable[Run]) -> list[Record]:
     """Records of those runs that are finished, with whatever draws they were made."""
     wanted = list(runs)
-    records = [
-        record for table in {run.table: 0 for run in wanted} for record in records_of(out, table).read()
-    ]
-    by_run = {(record.run.key, record.run.seed): record for record in records}
+    tables = [records_of(out, table).read() for table in {run.table for run in wanted}]
+    by_run = {(record.run.key, record.run.seed): record for records in tables for record in records}
     return [by_run[place] for run in wanted if (place := (run.key, run.seed)) in by_run]
 
 
