@@ -520,7 +520,7 @@ def own_table(tmp_path, monkeypatch):
     (tmp_path / "capable_plugin.py").write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield ["moons.toml", "--plugin", "capable_plugin", "--out", "runs"]
+    yield ["moons.toml", "--plugin", "capable_plugin.py", "--out", "runs"]
     METHODS.pop("capable_jitter", None)  # other tests list the methods that there are
 
 
@@ -532,7 +532,7 @@ def test_tables_plugins_records_and_resume(own_table):
     assert all(file.read_bytes() == content for file, content in files.items())
     assert "mine" in command("table", *own_table, "--format", "csv")
     command("tune", *own_table, "--methods", "erm", "--trials", 2)
-    command("report", "runs", "--table", "moons.toml", "--plugin", "capable_plugin", "--out", "page.html")
+    command("report", "runs", "--table", "moons.toml", "--plugin", "capable_plugin.py", "--out", "page.html")
 
 
 @pytest.mark.slow
@@ -540,7 +540,7 @@ def test_tables_plugins_records_and_resume(own_table):
 def test_ray(tmp_path):
     ray = pytest.importorskip("ray")
     (tmp_path / "moons.toml").write_text(MOONS.replace('[methods.mine]\nmethod = "capable_jitter"\n', ""))
-    assert "erm" in command("run", tmp_path / "moons.toml", "--engine", "ray", "--out", tmp_path / "runs")
+    assert "erm" in command("run", tmp_path / "moons.toml", "--ray", "local", "--out", tmp_path / "runs")
     ray.shutdown()  # other tests in this process start clusters of their own
 
 

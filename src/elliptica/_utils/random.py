@@ -61,8 +61,8 @@ def draw_gamma(shape: float, n: int, *, device: torch.device, generator: torch.G
 def stream_seed(*parts: object) -> int:
     """Derive the seed of a stream from the names of its purpose; a new stream does not change the others.
 
-    A run of a table has four. ``stream_seed("TABLE/DATASET", seed, "weights")`` seeds torch's own generator
-    while the network is made, so all rows start with the same one. ``"TABLE/DATASET/ROW"`` has ``"order"``
+    A run of a table has four. ``stream_seed("DATASET", seed, "weights")`` seeds torch's own generator while
+    the network is made, so all rows start with the same one. ``"DATASET/METHOD/SETTINGS"`` has ``"order"``
     (of the rows of an epoch), ``"noise"`` (the objective's draws) and ``"model"`` (dropout).
 
     Example:
