@@ -213,10 +213,12 @@ def judge_seeds(
     first = measures[0]
     others = [m for m in methods if m != reference and values[first.name].get(m)]
     level = bonferroni(CONFIDENCE, len(others) * len(measures))
-    pairs = [
-        _paired(values[m.name], other, reference, m, level, test_share) for m in measures for other in others
+    differences = [
+        difference
+        for measure in measures
+        for other in others
+        if (difference := _paired(values[measure.name], (other, reference), measure, level, test_share))
     ]
-    differences = [difference for difference in pairs if difference is not None]
     n_tests = sorted({d.n_tests for d in differences if d.measure == first.name})
     if not n_tests or n_tests[-1] < MIN_SEEDS:
         few = f"fewer than {MIN_SEEDS} seeds of {reference} and another method are recorded"
