@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import sys
@@ -21,6 +20,7 @@ _ARGUMENTS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swifts
 
 def records(n: int) -> Iterator[dict[str, Any]]:
     """Runs of ten methods with five seeds on as many data sets as it takes, 100 epochs each."""
+    from elliptica.lab.experiments.records import DRAWS
     from elliptica.lab.experiments.specification import Run
 
     for number in range(n):
@@ -45,6 +45,7 @@ def records(n: int) -> Iterator[dict[str, Any]]:
         yield {
             "run": run.model_dump(mode="json"),
             "metrics": {"test": test, "validation": test},
+            "draws": DRAWS,
             "epoch": 80,
             "curves": {
                 "loss": [1 / (1 + e + seed) for e in range(100)],
@@ -58,13 +59,10 @@ def records(n: int) -> Iterator[dict[str, Any]]:
 def write_page(folder: Path, n: int) -> Path:
     """A page of so many runs."""
     from elliptica.lab.experiments.page import runs_page
+    from elliptica.lab.experiments.records import write_lines
     from elliptica.report import render
 
-    for record in records(n):
-        run = record["run"]
-        file = folder / f"runs{n}" / "bench" / run["dataset"] / run["row"] / f"k-seed{run['seed']}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record))
+    write_lines(folder / f"runs{n}" / "bench.jsonl.gz", records(n))
     render(runs_page(folder / f"runs{n}"), folder / f"report{n}.html")
     return folder / f"report{n}.html"
 

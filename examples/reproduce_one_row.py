@@ -26,6 +26,7 @@ from torch import nn
 
 from elliptica import Elliptic
 from elliptica.lab.data import Dataset, Split, load_skillcraft
+from elliptica.lab.experiments.records import records_of
 from elliptica.lab.models import mlp
 from elliptica.lab.training import stream, stream_seed
 
@@ -33,7 +34,7 @@ SETTINGS = {
     "marginal": {"sampling": "marginal", "sigma": 0.05},
     "elliptic": {"sampling": "path", "n_times": 5, "n_bridges": 10, "sigma": 0.05},
 }
-RECORDS = Path(__file__).resolve().parent.parent / "results" / "tables" / "table5" / "skillcraft"
+RECORDS = Path(__file__).resolve().parent.parent / "results" / "tables"
 
 
 def rmse(model: nn.Module, part: Split) -> tuple[float, float]:
@@ -52,9 +53,9 @@ def train(
     x, y = data.train.x, data.train.y
 
     # (4) The runner's seeds: one for the weights, one generator for the order of rows, one for the bridges.
-    torch.manual_seed(stream_seed("table5/skillcraft", seed, "weights"))
-    order = stream(f"table5/skillcraft/{row}", seed, "order")
-    noise = stream(f"table5/skillcraft/{row}", seed, "noise")
+    name = f"skillcraft/elliptic/{json.dumps(SETTINGS[row], sort_keys=True)}"  # data set, method, settings
+    torch.manual_seed(stream_seed("skillcraft", seed, "weights"))
+    order, noise = stream(name, seed, "order"), stream(name, seed, "noise")
 
     model = mlp(data.n_features, 1, hidden=(128, 128))
     objective = Elliptic.paper(model, nn.MSELoss(), **SETTINGS[row])
@@ -79,9 +80,10 @@ def train(
 
 def recorded(row: str, seed: int) -> tuple[int, float, float] | None:
     """What `elliptica run table5` recorded; None if the record is not here."""
-    for file in (RECORDS / row).glob(f"*-seed{seed}.json"):
-        record = json.loads(file.read_text())
-        return record["epoch"], record["metrics"]["test"]["average"], record["metrics"]["test"]["worst"]
+    for record in records_of(RECORDS, "table5").read():
+        if (record.run.dataset, record.run.row, record.run.seed) == ("skillcraft", row, seed):
+            test = record.metrics["test"]
+            return record.epoch, test.average, test.worst or 0.0
     return None
 
 

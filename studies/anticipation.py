@@ -11,7 +11,6 @@ a shift and under three. About eleven minutes on one core::
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import warnings
 from collections.abc import Callable
@@ -21,9 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anticipation_table import write_table
+from anticipation_table import RECORDS, write_table
 from elliptica._utils.statistics import spearman
 from elliptica.core.inputs import EllipticWarning
+from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
 from elliptica.landscape import Ball, Box, DataDomain, LossField, loss_map, neighbour_loss
 
@@ -294,18 +294,16 @@ def _rounded(value: Any) -> Any:
 
 
 def run() -> None:
-    """Record what is not recorded yet, one file for each problem and dimension."""
-    HERE.mkdir(parents=True, exist_ok=True)
+    """Record what is not recorded yet."""
     torch.set_num_threads(1)
     for problem, (_, dims) in PROBLEMS.items():
         for dim in dims:
-            file = HERE / f"{problem}-{dim}.json"
-            if file.exists():
+            if any((r["problem"], r["dim"]) == (problem, dim) for r in read_lines(HERE / RECORDS)):
                 continue
             began = time.process_time()
             records = [_rounded(record) for seed in SEEDS for record in measure(problem, dim, seed)]
-            file.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n")
-            print(f"{file.name}: {time.process_time() - began:.1f} s")
+            append_lines(HERE / RECORDS, records)
+            print(f"{problem} {dim}: {time.process_time() - began:.1f} s")
 
 
 def main() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from elliptica.lab.experiments.records import read_lines
+
+#: File of the records.
+RECORDS = "records.jsonl.gz"
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 #: Groups of dimensions: name, least and largest.
@@ -221,7 +225,7 @@ def table(records: list[Record]) -> str:
 
 def write_table(folder: Path) -> None:
     """Put the tables between the markers of the README."""
-    records = [record for file in sorted(folder.glob("*.json")) for record in json.loads(file.read_text())]
+    records = read_lines(folder / RECORDS)
     assert all(math.isfinite(record["loss"]) for record in records)
     text = table(records)
     print(text)

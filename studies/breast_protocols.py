@@ -16,20 +16,20 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from scipy import stats
 
 from digits import Deviation, chance_of_fit, fits
 from elliptica.lab.experiments.choice import Choice
-from elliptica.lab.experiments.epochs import Epoch, has_epochs, metrics_at
-from elliptica.lab.experiments.records import read_records
+from elliptica.lab.experiments.epochs import Epoch, metrics_at
+from elliptica.lab.experiments.records import Record, read_records
 from elliptica.lab.experiments.specification import PaperValue, load_specification
+from elliptica.lab.experiments.table import dagger_of
 
 ROOT = Path(__file__).resolve().parent.parent / "results"
 RECORDS, PAGE = ROOT / "tables", ROOT / "breast_protocols" / "README.md"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
-Record = dict[str, Any]
 Pair = tuple[float, float]
 Found = dict[tuple[str, str], list[Record]]
 
@@ -91,7 +91,7 @@ def everything() -> Found:
 
 def usable(records: list[Record], epoch: Epoch = "last") -> list[Record]:
     """Those that say what was measured then; every record knows the epoch that was chosen."""
-    return [record for record in records if epoch == "chosen" or has_epochs(record)]
+    return [record for record in records if epoch == "chosen" or record.right]
 
 
 def protocols() -> Iterator[tuple[str, str, Epoch]]:
@@ -125,8 +125,9 @@ def is_near(records: list[Record], row: str, part: str, epoch: Epoch) -> bool:
 
 def matrix(found: Found) -> str:
     """All protocols: average / worst class of each method, bold where both are near the paper's."""
+    names = [row + dagger_of(r for dataset in NOISES for r in found[dataset, row]) for row in METHODS]
     lines = [
-        f"| noise | measured on | epoch | {' | '.join(METHODS)} | elliptic - erm |",
+        f"| noise | measured on | epoch | {' | '.join(names)} | elliptic - erm |",
         "|---|---|---|" + "--:|" * (len(METHODS) + 1),
         f"| | | paper | {' | '.join(map(_printed, METHODS))} | |",
     ]
@@ -152,7 +153,7 @@ def _cell(records: list[Record], row: str, part: str, epoch: Epoch) -> str:
 
 def average_of_curves(records: list[Record], epoch: Epoch) -> Score:
     """The average on validation after the last epoch or over the last tenth, which every record has."""
-    courses = [record["curves"]["validation"] for record in records]
+    courses = [record.curves["validation"] for record in records]
     lengths = [max(len(course) // 10, 1) if epoch == "late" else 1 for course in courses]
     return Score(tuple(100 * statistics.mean(c[-n:]) for c, n in zip(courses, lengths, strict=True)))
 
@@ -166,11 +167,11 @@ def _printed(row: str) -> str:
 
 def _gap(ours: list[Record], others: list[Record], part: str, epoch: Epoch) -> str:
     """Difference of averages on the same seeds, with its standard error."""
-    theirs = {record["run"]["seed"]: record for record in usable(others, epoch)}
+    theirs = {record.run.seed: record for record in usable(others, epoch)}
     gaps = [
         100 * (metrics_at(record, part, epoch)["average"] - metrics_at(other, part, epoch)["average"])
         for record in usable(ours, epoch)
-        if (other := theirs.get(record["run"]["seed"])) is not None
+        if (other := theirs.get(record.run.seed)) is not None
     ]
     if len(gaps) < ENOUGH:
         return "-"
@@ -255,7 +256,7 @@ def _own_pair(records: list[Record], part: str, epoch: int) -> Pair | None:
     """Worst class as a paper would print it; None if it is not the malignant one (0) in every seed."""
     shares = []
     for record in records:
-        sizes, right = record["rows"][part]["class"], record["right"][part]
+        sizes, right = record.rows[part]["class"], record.right[part]
         by_class = {number: course[epoch - 1] / sizes[number] for number, course in right.items()}
         if min(by_class, key=lambda number: by_class[number]) != "0":
             return None

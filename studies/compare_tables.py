@@ -33,6 +33,11 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
+from elliptica.lab.experiments.records import append_lines, read_lines
+
+#: File of the records.
+RECORDS = "records.jsonl.gz"
+
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 HELD_OUT = 0.2
@@ -198,22 +203,25 @@ def run(table: str, work: Path, out: Path) -> None:
     train, held = split(example.load(), example.together)
     train.to_csv(work / f"{table}.csv", index=False)
     held.drop(columns=example.target).to_csv(work / f"{table}-aside.csv", index=False)
-    (out / table).mkdir(parents=True, exist_ok=True)
     runs = {"random rows": example.options, **{k: (*example.options, *v) for k, v in example.shifts.items()}}
     for shift, options in runs.items():
         name = f"{table}-{shift.replace(' ', '-')}"
-        kept = out / table / f"{shift.replace(' ', '-')}.json"
-        if kept.exists():
+        if (table, shift) in read(out):
             continue
         shutil.rmtree(work / name, ignore_errors=True)
         compare(work, name, table, options)
         content = json.loads((work / name / "results.json").read_text(encoding="utf-8"))
-        brief = {"about": content["about"], "command": content["command"]}
+        brief = {"table": table, "shift": shift, "about": content["about"], "command": content["command"]}
         brief |= {key: content["summary"][key] for key in ("scores", "cells", "verdict", "saved")}
         if shift == "random rows":
             task = content["about"]["task"]
             brief["aside"] = aside(table, task, train, held, work, work / name / "model.elliptica")
-        kept.write_text(json.dumps(brief, indent=1) + "\n")
+        append_lines(out / RECORDS, [brief])
+
+
+def read(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Read the comparisons by table and shift."""
+    return {(line["table"], line["shift"]): line for line in read_lines(out / RECORDS)}
 
 
 def aside(
@@ -243,14 +251,14 @@ def page(out: Path) -> str:
     """The tables of the page, from the records."""
     kept = ["| table | rows aside | error | saved winner | HistGradientBoosting | MLP | against the better |"]
     kept.append("|---|--:|---|--:|--:|--:|--:|")
+    records = read(out)
     wins = ["| table | shift | rows | method named | verdict |", "|---|---|--:|---|---|"]
     for table, example in EXAMPLES.items():
         runs = ["random rows", *example.shifts]
         for shift in runs:
-            file = out / table / f"{shift.replace(' ', '-')}.json"
-            if not file.exists():
+            if (table, shift) not in records:
                 continue
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = records[table, shift]
             about, headline = found["about"], found["verdict"]["headline"].replace("|", "/")
             wins.append(f"| {table} | {shift} | {about['rows']:,} | {found['saved']} | {headline} |")
             if "aside" in found:

@@ -2,7 +2,7 @@
 
 Builds the situations of `tests/tables/battery.py` for three seeds, diagnoses each, and measures the
 test error before and after the remedy; then diagnoses them for five seeds that thresholds were not chosen
-with. Writes one JSON file and the tables that follow from it::
+with. Writes a file of records and the tables that follow from it::
 
     python studies/diagnose_battery.py run                     # everything, about ten minutes
     python studies/diagnose_battery.py run --only "rare class" # situations by a part of their name
@@ -12,7 +12,6 @@ with. Writes one JSON file and the tables that follow from it::
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 import elliptica
+from elliptica.lab.experiments.records import read_lines, write_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "tables"))
@@ -193,7 +193,7 @@ PAGE = f"""# Diagnosis of models whose fault is known
 
 `python studies/diagnose_battery.py run` builds the situations of `tests/tables/battery.py` for some
 seeds, calls `elliptica.diagnose` on each (nothing else set), follows the advice, and
-rewrites this page from `battery.json`.
+rewrites this page from `battery.jsonl.gz`.
 
 A finding counts if its severity is *look* or *warning*. A sick model is diagnosed right if one of the names
 under *truth* is among the first three such findings; a sound one if no finding is a *warning*. Remedies use
@@ -238,16 +238,13 @@ def main() -> None:
     parser.add_argument("--remedies", action="store_true", help="only errors before and after; no diagnosis")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    file = HERE / "battery.json"
+    file = HERE / "battery.jsonl.gz"
     if options.command == "run":
         records = run(options.seeds, options.only, findings=not options.remedies)
         if options.only:
             return
-        HERE.mkdir(parents=True, exist_ok=True)
-        versions = {"elliptica": elliptica.__version__, "torch": torch.__version__}
-        file.write_text(json.dumps({"versions": versions, "records": records}, indent=1) + "\n")
-    records = json.loads(file.read_text())["records"]
-    (HERE / "README.md").write_text(page(records))
+        write_lines(file, records)
+    (HERE / "README.md").write_text(page(read_lines(file)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import functools
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -40,11 +39,12 @@ from elliptica.lab.data import (
     load_skillcraft,
     load_waterbirds_features,
 )
+from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
 from elliptica.lab.models.side_by_side import stack
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "green_bridge"
-RECORDS = HERE / "records.jsonl"
+RECORDS = HERE / "records.jsonl.gz"
 N_BINS = 5
 
 
@@ -330,7 +330,7 @@ def _take(split: Split, rows: Tensor) -> Split:
 
 def read_records() -> list[dict[str, Any]]:
     """All committed records."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    return read_lines(RECORDS)
 
 
 def run(datasets: list[str], n_seeds: int) -> None:
@@ -347,10 +347,7 @@ def run(datasets: list[str], n_seeds: int) -> None:
                     continue
                 records = list(train(dataset, method, group))
                 averages += [r["average"] for r in records]
-                with RECORDS.open("a") as file:
-                    file.write("".join(json.dumps(record) + "\n" for record in records))
-                    file.flush()
-                    os.fsync(file.fileno())
+                append_lines(RECORDS, records)
             if seeds:
                 print(f"{dataset} {key}: {sum(averages) / len(averages):.4f}", flush=True)
 

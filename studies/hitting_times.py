@@ -10,7 +10,6 @@ Two moons, five seeds: losses at and between the data, test accuracy, seconds. T
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 import warnings
@@ -23,13 +22,14 @@ from torch import Tensor, nn
 
 import elliptica
 from elliptica.baselines import ERM, InputNoise, Mixup
+from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
 from elliptica.landscape import HittingTimes, LossField, bridge_probes
 from elliptica.landscape.loss import excess_cross_entropy
 from loss_landscape import load_two_moons
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "hitting_times"
-RECORDS = HERE / "records.jsonl"
+RECORDS = HERE / "records.jsonl.gz"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 BATCH, STEPS = 50, 1000
 #: Walks that are drawn at once.
@@ -312,7 +312,7 @@ def write_tables(records: list[dict[str, Any]]) -> None:
 
 def read_records() -> list[dict[str, Any]]:
     """Read all committed records."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    return read_lines(RECORDS)
 
 
 def run(n_seeds: int) -> Iterator[dict[str, Any]]:
@@ -340,10 +340,8 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", elliptica.EllipticWarning)  # that few walks meet data is the result
     if arguments.action == "run":
-        HERE.mkdir(parents=True, exist_ok=True)
         for record in run(arguments.seeds):
-            with RECORDS.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            append_lines(RECORDS, [record])
             print(record, flush=True)
     write_tables(read_records())
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from torch.nn import functional as F
 import elliptica
 from elliptica.baselines import ERM, Mixup
 from elliptica.lab.data import two_moons
+from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
 from elliptica.landscape import (
     Ball,
@@ -44,7 +43,7 @@ from green_bridge import Screened
 from loss_landscape_table import draw_surfaces, write_table
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "loss_landscape"
-RECORDS = HERE / "records.jsonl"
+RECORDS = HERE / "records.jsonl.gz"
 METHODS = ("erm", "mixup", "elliptic", "elliptic, PDE's noise")
 #: Length of the step between two classes, as between one-hot rows.
 LABEL_SPAN = 2**0.5
@@ -259,7 +258,7 @@ def measure(problem: Problem, probes: dict[str, Probes], model: nn.Module, seed:
 
 def read_records() -> list[dict[str, Any]]:
     """All committed records."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    return read_lines(RECORDS)
 
 
 def run(n_seeds: int) -> Iterator[dict[str, Any]]:
@@ -285,10 +284,7 @@ def main() -> None:
     HERE.mkdir(parents=True, exist_ok=True)
     if arguments.action == "run":
         for record in run(arguments.seeds):
-            with RECORDS.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_lines(RECORDS, [record])
             print(record["problem"], record["seed"], record["method"], record["between"], flush=True)
     write_table(read_records(), HERE)
     problem = load_two_moons(0)

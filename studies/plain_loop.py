@@ -1,8 +1,8 @@
 """Study: why a first plain loop on SkillCraft misses the recorded numbers, one difference at a time.
 
 Trains as someone would who has the settings of Table 5 and the public names, then changes one thing after the
-other until the loop is the runner's (examples/reproduce_one_row.py). Writes results/plain_loop/records.json,
-where what is recorded is not repeated, and the table of its README::
+other until the loop is the runner's (examples/reproduce_one_row.py). Writes records to
+results/plain_loop, where what is recorded is not repeated, and the table of its README::
 
     python studies/plain_loop.py run        # needs ELLIPTICA_DATA
     python studies/plain_loop.py            # the table alone
@@ -11,7 +11,6 @@ where what is recorded is not repeated, and the table of its README::
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import warnings
@@ -23,14 +22,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from elliptica import Elliptic, EllipticWarning
-from elliptica._utils.files import write_atomically
 from elliptica.lab.data import Split, load_skillcraft
 from elliptica.lab.experiments.choice import Choice
-from elliptica.lab.experiments.records import read_records
+from elliptica.lab.experiments.records import append_lines, read_lines, read_records
+from elliptica.lab.experiments.table import dagger_of
 from elliptica.lab.models import mlp
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "results" / "plain_loop"
+RECORDS = HERE / "records.jsonl.gz"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 EPOCHS = 100
 
@@ -89,27 +89,21 @@ def train(row: str, loop: str, seed: int, epochs: int = EPOCHS) -> dict[str, Any
 
 def read() -> list[dict[str, Any]]:
     """The records so far."""
-    file = HERE / "records.json"
-    found: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
-    return found
+    return read_lines(RECORDS)
 
 
 def run() -> None:
     """Train what is not recorded."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", EllipticWarning)  # of noise that is small for these targets
-    HERE.mkdir(parents=True, exist_ok=True)
     for row, (seeds, _) in ROWS.items():
         for seed in range(seeds):
             for loop in LOOPS:
-                records = read()
-                is_known = any((r["row"], r["loop"], r["seed"]) == (row, loop, seed) for r in records)
-                if is_known:
+                if any((r["row"], r["loop"], r["seed"]) == (row, loop, seed) for r in read()):
                     continue
-                records.append(train(row, loop, seed))
-                lines = ",\n".join(json.dumps(record, sort_keys=True) for record in records)
-                write_atomically(HERE / "records.json", f"[\n{lines}\n]\n")
-                print(records[-1], flush=True)
+                record = train(row, loop, seed)
+                append_lines(RECORDS, [record])
+                print(record, flush=True)
 
 
 def _errors(pairs: list[list[float]]) -> str:
@@ -129,9 +123,11 @@ def table(records: list[dict[str, Any]]) -> str:
         tables = ROOT / "results" / "tables"
         for n_seeds in sorted({seeds, 10}):
             runs = Choice("table5", ["skillcraft"], [row], n_seeds).runs(tables)
-            tests = [record["metrics"]["test"] for record in read_records(tables, runs)]
-            pairs = [[test["average"], test["worst"]] for test in tests]
-            lines.append(f"| {row} | the runner (its seeds, fused Adam) | {len(pairs)} | {_errors(pairs)} |")
+            records_of_runner = read_records(tables, runs)
+            tests = [record.metrics["test"] for record in records_of_runner]
+            pairs = [[test.average, test.worst or 0.0] for test in tests]
+            name = f"the runner (its seeds, fused Adam){dagger_of(records_of_runner)}"
+            lines.append(f"| {row} | {name} | {len(pairs)} | {_errors(pairs)} |")
     return "\n".join(lines)
 
 

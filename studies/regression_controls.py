@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from torch import Tensor
 import elliptica
 from elliptica.baselines import CMixup, InputNoise, TargetKernel
 from elliptica.lab.data import Dataset
-from elliptica.lab.experiments.records import as_text
+from elliptica.lab.experiments.records import append_lines, read_lines, versions
 from green_bridge import TASKS as GREEN_TASKS
 from green_bridge import Stack, Task
 from green_bridge import objective as bridge_objective
@@ -40,6 +38,7 @@ Loss = Callable[[Tensor], Tensor]
 Record = tuple[str, int, dict[str, Any]]
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "regression_controls"
+RECORDS = HERE / "records.jsonl.gz"
 #: As in Table 5. Elliptic training takes one point of each bridge, with partners by distance from all rows.
 TASKS = {
     "skillcraft": GREEN_TASKS["skillcraft"],
@@ -227,15 +226,13 @@ def ridge(data: Dataset) -> Iterator[Record]:
     yield "ridge", 0, {"alpha": best, "validation": scores[best], **measure(torch.from_numpy(found), data)}
 
 
-def file_of(dataset: str) -> Path:
-    """Where the records of a data set are."""
-    return HERE / f"{dataset}.json"
-
-
 def read(dataset: str) -> dict[str, dict[str, Any]]:
     """Records of a data set, by row and seed."""
-    file = file_of(dataset)
-    return json.loads(file.read_text()) if file.exists() else {}
+    records: dict[str, dict[str, Any]] = {}
+    for line in read_lines(RECORDS):
+        if line["dataset"] == dataset:
+            records.setdefault(line["row"], {})[line["seed"]] = line["values"]
+    return records
 
 
 def run(datasets: list[str]) -> None:
@@ -250,18 +247,13 @@ def run(datasets: list[str]) -> None:
             ENSEMBLE: lambda dataset=dataset: ensembles(dataset),
         }
         for row, job in jobs.items():
-            records = read(dataset)
-            if row in records:
+            if row in read(dataset):
                 continue
-            for name, seed, values in job():
-                records.setdefault(name, {})[str(seed)] = values
-            records["versions"] = {
-                "elliptica": elliptica.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            }
-            HERE.mkdir(parents=True, exist_ok=True)
-            file_of(dataset).write_text(as_text(records))
+            lines = [
+                {"dataset": dataset, "row": name, "seed": str(seed), "values": values, "versions": versions()}
+                for name, seed, values in job()
+            ]
+            append_lines(RECORDS, lines)
             print(f"{dataset} {row}", flush=True)
 
 

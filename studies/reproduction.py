@@ -17,9 +17,21 @@ from typing import Any
 from scipy import stats
 
 from elliptica.lab.experiments.choice import Choice
-from elliptica.lab.experiments.records import read_records
+from elliptica.lab.experiments.records import read_records, records_of
 from elliptica.lab.experiments.specification import load_specification
-from elliptica.lab.experiments.table import RULE, SPREAD, Cell, Part, Table, cell_texts, make_table
+from elliptica.lab.experiments.table import (
+    DAGGER,
+    OLD,
+    RULE,
+    SPREAD,
+    Cell,
+    Part,
+    Table,
+    grid,
+    make_table,
+    markdown_lines,
+    markdown_text,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "tables"
@@ -152,26 +164,18 @@ def render(shown: Shown) -> str:
     """The table as Markdown; each value of the paper says whether ours agrees with it."""
     table = collect(shown)
     paper_seeds = PAPER_SEEDS.get(table.name, DEFAULT_PAPER_SEEDS)
-    has_paper = {head: any(table.cells[(row, *head)].paper for row in table.rows) for head in table.heads}
     several = len({dataset for dataset, _ in table.heads}) > 1
-    titles = []
-    for head in table.heads:
-        titles.append(" ".join(head) if several else head[1])
-        titles += ["paper"] * has_paper[head]
-    lines = ["| method | " + " | ".join(titles) + " | seeds |", "|---|" + "--:|" * (len(titles) + 1)]
-    for row in table.rows:
-        texts = []
-        for head in table.heads:
-            cell = table.cells[(row, *head)]
-            texts.append(_text(*cell_texts(table, row, head, is_paper=False)))
-            if has_paper[head]:
-                mark = ""
-                if cell.paper is not None and cell.paper[1] and len(cell.values) > 1 and cell.std > 0:
-                    mark = f" {AGREES if agrees(cell, paper_seeds) else DIFFERS}"
-                texts.append(_text(*cell_texts(table, row, head, is_paper=True)) + mark)
-        counts = sorted({len(table.cells[(row, *head)].values) for head in table.heads})
-        lines.append(f"| {row} | " + " | ".join(texts) + f" | {' to '.join(map(str, counts))} |")
-    notes = [note for note in table.notes if note not in (RULE, SPREAD)]
+
+    def title(head: tuple[str, str]) -> str:
+        return " ".join(head) if several else head[1]
+
+    def mark(cell: Cell) -> str:
+        if cell.paper is None or not cell.paper[1] or len(cell.values) < 2 or not cell.std:
+            return ""
+        return f" {AGREES if agrees(cell, paper_seeds) else DIFFERS}"
+
+    lines = markdown_lines(grid(table, markdown_text, title=title, agreement=mark))
+    notes = [note for note in table.notes if note not in (RULE, SPREAD, OLD)]
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
@@ -179,12 +183,13 @@ def paired_gaps(dataset: str, row: str, others: list[str]) -> str:
     """Mean differences of a row from others on the same seeds, with standard errors."""
     table = collect(Shown(Choice("table3", [dataset], [row, *others], seeds=5)))
     own, parts = table.cells[(row, dataset, "average")].values, []
+    mark = f" {DAGGER}" * any(cell.is_old for cell in table.cells.values())
     for other in others:
         values = table.cells[(other, dataset, "average")].values
         gaps = [own[seed] - values[seed] for seed in sorted(own.keys() & values.keys())]
         error = statistics.stdev(gaps) / math.sqrt(len(gaps))
         parts.append(f"{other} {statistics.mean(gaps):+.2f} ± {error:.2f}")
-    return "; ".join(parts) + "."
+    return "; ".join(parts) + f".{mark}"
 
 
 def not_run() -> str:
@@ -192,8 +197,9 @@ def not_run() -> str:
     lines = ["| table | data | row | paper | because |", "|---|---|---|---|---|"]
     for name, reason in NOT_RUN.items():
         specification = load_specification(name)
+        recorded = {record.run.dataset for record in records_of(RECORDS, name).read()}
         for dataset, spec in specification.datasets.items():
-            if (RECORDS / name / dataset).exists():
+            if dataset in recorded:
                 continue
             rows = [row for row in spec.paper if "elliptic" in row] or list(spec.paper)
             for row in rows:
@@ -203,11 +209,6 @@ def not_run() -> str:
                 )
                 lines.append(f"| {specification.paper} | {dataset} | {row} | {values} | {reason} |")
     return "\n".join(lines)
-
-
-def _text(mean: str, std: str, is_best: bool) -> str:
-    text = f"{mean} ± {std}" if std else mean
-    return f"**{text}**" if is_best else text
 
 
 def quote(study: str, begin: str, end: str) -> str:

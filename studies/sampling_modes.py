@@ -10,9 +10,7 @@ epoch chosen on the validation split, and writes one JSON record per run. Needs 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import platform
 import statistics
 import time
@@ -27,6 +25,7 @@ from torch import Tensor, nn
 import elliptica
 from elliptica.lab.data import load_airfoil, load_no2
 from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "sampling_modes"
@@ -125,8 +124,7 @@ def train(dataset: str, method: str, seed: int) -> dict[str, Any]:
 
 def read_records() -> list[dict[str, Any]]:
     """All committed records."""
-    file = HERE / "records.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return read_lines(HERE / "records.jsonl.gz")
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -182,7 +180,6 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the table of the records")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    HERE.mkdir(parents=True, exist_ok=True)
     if not arguments.table:
         done = {(r["dataset"], r["method"], r["seed"]) for r in read_records()}
         for dataset in arguments.datasets:
@@ -192,10 +189,7 @@ def main() -> None:
                     if (dataset, method, seed) in done:
                         continue
                     record = train(dataset, method, seed)
-                    with (HERE / "records.jsonl").open("a") as file:
-                        file.write(json.dumps(record) + "\n")
-                        file.flush()
-                        os.fsync(file.fileno())
+                    append_lines(HERE / "records.jsonl.gz", [record])
                     print(f"{dataset} seed {seed} {method}: {record['test_rmse']:.4f}", flush=True)
     text = table(read_records())
     print(text)

@@ -11,7 +11,6 @@ seeds. Ten minutes::
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,9 +18,10 @@ import torch
 
 from elliptica.lab.demo.study import Study, record, run_study
 from elliptica.lab.demo.training import METHODS, NAMES, Variant, describe_variant, variant_settings
+from elliptica.lab.experiments.records import append_lines, read_lines
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "two_moons"
-RECORDS = HERE / "variants.jsonl"
+RECORDS = HERE / "variants.jsonl.gz"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
@@ -55,10 +55,7 @@ def run_variant(variant: Variant) -> dict[str, Any]:
 
 def read() -> dict[str, dict[str, Any]]:
     """Read the records by variant."""
-    if not RECORDS.exists():
-        return {}
-    rows = [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
-    return {row["variant"]: row for row in rows}
+    return {row["variant"]: row for row in read_lines(RECORDS)}
 
 
 def kept(runs: list[dict[str, float]]) -> int:
@@ -107,8 +104,7 @@ def main() -> None:
         for variant in get_args(Variant):
             if variant not in done:
                 row = run_variant(variant)
-                with RECORDS.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row, allow_nan=False) + "\n")
+                append_lines(RECORDS, [row])
                 print(variant, {method: kept(runs) for method, runs in row["methods"].items()}, flush=True)
     write_table()
 

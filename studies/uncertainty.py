@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import time
 import warnings
@@ -30,10 +29,11 @@ from elliptica.baselines import ERM, NFM, InputNoise, LabelSmoothing, Mixup
 from elliptica.core.inputs import EllipticWarning
 from elliptica.estimators.base import network_seeds, pool
 from elliptica.estimators.classifier import fit_temperature
+from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
 from elliptica.report.scores import brier_score, calibration_error, reduce_by, risk_coverage_area
 from uncertainty_data import PROBLEMS, Part, Problem, corruptions, half_shuffled, load
-from uncertainty_page import write_page
+from uncertainty_page import RECORDS, write_page
 
 HERE = Path(__file__).resolve().parent.parent / "results" / "uncertainty"
 SEEDS = (0, 1, 2, 3, 4)
@@ -334,27 +334,28 @@ def _rounded(value: Any) -> Any:
 
 
 def cells() -> list[tuple[str, Callable[[str, int], list[dict[str, Any]]], str, int]]:
-    """List what is to be recorded, seed by seed: how its file begins, how it is made, data set and seed."""
+    """List what is to be recorded, seed by seed: whose labels, how it is made, data set and seed."""
     found: list[tuple[str, Callable[[str, int], list[dict[str, Any]]], str, int]] = []
     for seed in SEEDS:
-        found += [("", uncertainty, name, seed) for name in PROBLEMS if seed in FEWER_SEEDS.get(name, SEEDS)]
-        found += [("shuffled-", shuffled, name, seed) for name in SHUFFLED]
+        found += [
+            ("right", uncertainty, name, seed) for name in PROBLEMS if seed in FEWER_SEEDS.get(name, SEEDS)
+        ]
+        found += [("shuffled", shuffled, name, seed) for name in SHUFFLED]
     return found
 
 
 def run() -> None:
-    """Record what is not recorded yet, one file for each data set and seed."""
-    HERE.mkdir(parents=True, exist_ok=True)
+    """Record what is not recorded yet, data set by data set and seed by seed."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", EllipticWarning)  # strong label noise is what is studied
-    for prefix, study, name, seed in cells():
-        file = HERE / f"{prefix}{name}-seed{seed}.json"
-        if file.exists():
+    done = {(r["labels"], r["data"], r["seed"]) for r in read_lines(HERE / RECORDS)}
+    for labels, study, name, seed in cells():
+        if (labels, name, seed) in done:
             continue
         began = time.process_time()
         records = [_rounded(record) for record in study(name, seed)]
-        file.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n")
-        print(f"{file.name}: {time.process_time() - began:.1f} s", flush=True)
+        append_lines(HERE / RECORDS, [{"labels": labels, **record} for record in records])
+        print(f"{labels} {name} seed {seed}: {time.process_time() - began:.1f} s", flush=True)
 
 
 def main() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from elliptica.lab.experiments.records import read_lines
 from uncertainty_table import (
     ALPHA,
     COMPARED,
@@ -40,11 +40,13 @@ def write_page(folder: Path) -> None:
 def read_records(folder: Path) -> tuple[list[Record], list[Record]]:
     """Read the records of both parts: all labels right, and half of them shuffled."""
     parts: tuple[list[Record], list[Record]] = ([], [])
-    for file in sorted(folder.glob("*.json")):
-        parts[file.name.startswith("shuffled-")].extend(json.loads(file.read_text()))
+    for record in read_lines(folder / RECORDS):
+        parts[record.pop("labels") == "shuffled"].append(record)
     return parts
 
 
+#: File of the records.
+RECORDS = "records.jsonl.gz"
 #: The strongest candidate of each method.
 STRONGEST = {
     "noise": "1",
@@ -277,8 +279,8 @@ def page(records: Sequence[Record], shuffled: Sequence[Record]) -> str:
     lines = [
         "# How uncertain are classifiers after elliptic training?",
         "",
-        "`python studies/uncertainty.py run` (about half an hour on one core); one JSON file of records for "
-        "each data set and seed. "
+        "`python studies/uncertainty.py run` (about half an hour on one core); records in "
+        "`records.jsonl.gz`. "
         "`python studies/uncertainty.py table` writes this page from the records alone.",
         "",
         "**In short.**",

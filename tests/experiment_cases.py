@@ -1,17 +1,12 @@
 """Small tables, data and methods for tests of experiments."""
 
-import dataclasses
-
 import torch
 
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments.engines import open_engine
 from elliptica.lab.experiments.methods import METHODS, make_loss, prepare
 from elliptica.lab.experiments.methods.context import Context
 from elliptica.lab.experiments.registry import make_model
-from elliptica.lab.experiments.search import Search
-from elliptica.lab.experiments.specification import Run, runs
-from elliptica.lab.experiments.tune import named_space
+from elliptica.lab.experiments.specification import Run
 from elliptica.lab.training import TrainingSettings, fit
 
 #: A table of two rows.
@@ -39,34 +34,6 @@ def load_toy(seed, *, data_dir=None):
     y = x.sum(1, keepdim=True)
     return Dataset("toy", *[Split(x[i : i + 20], y[i : i + 20]) for i in (0, 20, 40)], task="regression")
 
-
-#: A table with searches.
-SEARCHED = """
-title = "Toy"
-paper = "nowhere"
-metric = "accuracy"
-columns = ["average", "worst"]
-select = "worst"
-seeds = 2
-trials = 4
-search = { lr = { low = 1e-6, high = 1e-1, log = true } }
-[searches.small.settings]
-sigma = { low = 0.01, high = 1.0, log = true }
-n_bridges = { low = 1, high = 3, integer = true }
-weighting = { choices = ["none", "gradient_norm"] }
-[searches.small.training]
-lr = { low = 1e-5, high = 1e-1, log = true }
-[methods.erm]
-[methods.elliptic]
-sigma = 0.1
-[methods.green]
-method = "elliptic"
-sigma = "green"
-partners = "data"
-[datasets.groups]
-model = { name = "linear" }
-training = { epochs = 4, batch_size = 16, lr = 1e-4 }
-"""
 
 #: Settings without which a method cannot be.
 NEEDED = {
@@ -129,55 +96,24 @@ def network(data):
 def run_of(method, **changes):
     settings = {**NEEDED.get(method, {}), **changes.pop("settings", {})}
     training = {"epochs": 4, "batch_size": 16, "lr": 1e-2, **changes.pop("training", {})}
-    return Run(
-        table="toy",
-        dataset="groups",
-        row=method,
-        method=method,
-        seed=0,
-        metric="accuracy",
-        columns=("average", "worst"),
-        select="worst",
-        load=changes.pop("load", {"name": "groups"}),
-        model={"name": "mlp", "hidden": [8], "batch_norm": True},
-        training=training,
-        settings=settings,
-        **changes,
-    )
+    given = {
+        "table": "toy",
+        "dataset": "groups",
+        "row": method,
+        "method": method,
+        "seed": 0,
+        "metric": "accuracy",
+        "columns": ("average", "worst"),
+        "select": "worst",
+        "load": {"name": "groups"},
+        "model": {"name": "mlp", "hidden": [8], "batch_norm": True},
+    }
+    return Run(**{**given, "training": training, "settings": settings, **changes})
 
 
-def silent(*_):
-    """Listen to nothing."""
-
-
-def load_hard(seed=0, *, data_dir=None):
-    """Classes that overlap, and three different parts, so that settings matter."""
-    data = load_groups(seed)
-    parts = []
-    for number in range(3):
-        generator = torch.Generator().manual_seed(100 * seed + number)
-        x = torch.randn(48, 5, generator=generator) + 0.7 * data.train.y[:, None]
-        parts.append(Split(x, data.train.y, data.train.group))
-    return dataclasses.replace(data, train=parts[0], validation=parts[1], test=parts[2])
-
-
-def make_search(toy, storage, row="elliptic", space="small", **options):
-    run = next(run for run in runs("toy", toy) if run.row == row)
-    options = {"trials": 6, "pruner": "none", **options}
-    return Search(run=run, space=named_space(toy, run, space), name=space, storage=str(storage), **options)
-
-
-def read_board(folder):
-    """Scalars by name as lists of (step, value), as TensorBoard itself reads them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found = EventAccumulator(str(folder))
-    found.Reload()
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-
-
-def do_all(runs, options, listen):
-    """Do runs with the engine that options ask for; returns how each ended, by its label."""
-    with open_engine(options) as engine:
-        outcomes = engine.do(runs, options, listen)
-    return {run.label: outcome.state for run, outcome in zip(runs, outcomes, strict=True)}
+def numbers(record):
+    """What a record holds but for times."""
+    found = record.model_dump(mode="json")
+    for name in ("seconds", "first_stage"):
+        found["cost"].pop(name, None)
+    return found

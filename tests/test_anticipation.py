@@ -1,19 +1,17 @@
 """The study of what anticipates the loss: what it compares, and that its page shows its records."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
 
 import anticipation
 import anticipation_table
+from elliptica.lab.experiments.records import read_lines
 from elliptica.landscape.loss import LossField
 
 
 def records():
-    files = sorted(anticipation.HERE.glob("*.json"))
-    return [record for file in files for record in json.loads(file.read_text())]
+    return read_lines(anticipation.HERE / anticipation.RECORDS)
 
 
 def test_the_page_shows_the_records():

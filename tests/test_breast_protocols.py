@@ -4,6 +4,7 @@ import pytest
 
 import breast_protocols
 from elliptica.lab.experiments.specification import PaperValue
+from record_cases import make_record
 
 
 @pytest.mark.slow
@@ -27,17 +28,15 @@ def test_every_protocol_is_there_once():
 
 @pytest.mark.parametrize(("right", "expected"), [((7, 9), (38.1, 6.7)), ((21, 9), None)])
 def test_rows_whose_worst_class_is_the_other_one_are_left_out(right, expected):
+    rows = {"validation": {"class": {"0": 21, "1": 57}}}
     records = [
-        {
-            "rows": {"validation": {"class": {"0": 21, "1": 57}}},
-            "right": {"validation": {"0": [k], "1": [50]}},
-        }
-        for k in right
+        make_record("erm", 0, 0.5, rows=rows, right={"validation": {"0": [k], "1": [50]}}) for k in right
     ]
     assert breast_protocols._own_pair(records, "validation", 1) == expected
 
 
 def test_averages_of_curves():
-    records = [{"curves": {"validation": [0.0] * 18 + [0.5, last]}} for last in (0.7, 0.9)]
+    curves = [{"validation": [0.0] * 18 + [0.5, last]} for last in (0.7, 0.9)]
+    records = [make_record("erm", 0, 0.5, curves=curve) for curve in curves]
     assert breast_protocols.average_of_curves(records, "last").values == pytest.approx((70, 90))
     assert breast_protocols.average_of_curves(records, "late").values == pytest.approx((60, 70))

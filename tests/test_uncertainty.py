@@ -14,6 +14,7 @@ from torch import nn
 import uncertainty
 import uncertainty_page
 import uncertainty_table
+from elliptica.lab.experiments.records import read_lines
 from uncertainty_data import (
     Part,
     Problem,
@@ -47,18 +48,15 @@ def test_the_page_shows_the_records():
 
 
 def test_records_are_cells_of_the_study_and_seeds_have_no_gaps():
-    found = {file.name for file in uncertainty.HERE.glob("*.json")}
-    known = {
-        f"{prefix}{name}-seed{seed}.json": (prefix, name, seed)
-        for prefix, _, name, seed in uncertainty.cells()
-    }
-    assert found <= set(known)
+    records = read_lines(uncertainty.HERE / uncertainty.RECORDS)
+    found = {(record["labels"], record["data"], record["seed"]) for record in records}
+    assert found <= {(labels, name, seed) for labels, _, name, seed in uncertainty.cells()}
     seeds = {}
-    for prefix, name, seed in map(known.get, sorted(found)):
-        seeds.setdefault((prefix, name), []).append(seed)
+    for labels, name, seed in sorted(found):
+        seeds.setdefault((labels, name), []).append(seed)
     assert all(numbers == list(range(len(numbers))) for numbers in seeds.values())
-    assert len([name for prefix, name in seeds if not prefix]) >= 4
-    assert {name for prefix, name in seeds if prefix} == set(uncertainty.SHUFFLED)
+    assert len([name for labels, name in seeds if labels == "right"]) >= 4
+    assert {name for labels, name in seeds if labels == "shuffled"} == set(uncertainty.SHUFFLED)
 
 
 def test_records_hold_every_strength_and_validation_rows_chose():

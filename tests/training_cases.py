@@ -1,14 +1,11 @@
-"""What each of two processes does for test_distributed_training: the ways of training, combined."""
+"""What each of two processes does for distributed/test_training: the ways of training, combined."""
 
 import dataclasses
-import functools
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from elliptica import Covariance, Elliptic
 from elliptica.distributed import current_ranks, over_global_batch, shard
@@ -59,65 +56,6 @@ def hold_ddp(module, waits, step):
 def hold_fsdp(module, waits, step):
     module.set_requires_gradient_sync(not waits)
     step()
-
-
-class Checkpointed(nn.Module):
-    """Activations of the first layers are computed again in the backward pass."""
-
-    def __init__(self, reentrant):
-        super().__init__()
-        self.model, self.reentrant = network(), reentrant
-
-    def forward(self, x):
-        h = checkpoint(self.model[:2], x, use_reentrant=self.reentrant)
-        return self.model[2](h)
-
-
-def wrapped_network():
-    model = network()
-    model[0] = checkpoint_wrapper(model[0])
-    return model
-
-
-def noted(function, *args, **kwargs):
-    """The result, or what an error says."""
-    try:
-        return function(*args, **kwargs)
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def low_precision(weighting, kind):
-    """In single precision, with bfloat16 in the network."""
-    x, y = (part.float() if part.is_floating_point() else part for part in shard(global_batch()))
-    objective = objective_for(weighting, network().float())
-    generator = noise(current_ranks().rank)
-    if kind == "ddp":
-        module = DistributedDataParallel(objective)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = module(x, y, generator=generator)
-    else:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        module = fully_shard(objective, mp_policy=policy)
-        loss = module(x, y, generator=generator)
-    loss.backward()
-    return gradients(module)
-
-
-def compiled(weighting, order):
-    torch._dynamo.reset()
-    x, y = shard(global_batch())
-    paths = shard(global_paths(objective_for(weighting)))
-    objective = objective_for(weighting)
-    # traced backward passes take long: for one weighting in two processes, for all in one (test_compile_amp)
-    backend = "aot_eager" if weighting == "gradient_norm" else "eager"
-    compiler = functools.partial(torch.compile, backend=backend)
-    module = (
-        compiler(DistributedDataParallel(objective))
-        if order == "outside"
-        else DistributedDataParallel(compiler(objective))
-    )
-    return trained(module, x, y, paths=paths)
 
 
 def joined(weighting, kind, **settings):
@@ -179,20 +117,11 @@ def far_ends():
 def of_weighting(weighting):
     found = {}
     wrappers = {"ddp": DistributedDataParallel, "fsdp": fully_shard}
-    batch, paths = shard(global_batch()), shard(global_paths(objective_for(weighting)))
     for kind, wrap in wrappers.items():
         hold = hold_ddp if kind == "ddp" else hold_fsdp
         found["accumulated", kind] = accumulated(wrap(objective_for(weighting)), weighting, hold)
-        found["bfloat16", kind] = low_precision(weighting, kind)
         found["joined", kind] = joined(weighting, kind)
-        for name, model in (("inside", Checkpointed(False)), ("wrapper", wrapped_network())):
-            module = wrap(objective_for(weighting, model))
-            found["checkpointed", name, kind] = trained(module, *batch, paths=paths)
     found["joined", "left"] = joined(weighting, "ddp", quadrature="left")
-    module = DistributedDataParallel(objective_for(weighting, Checkpointed(True)))
-    found[("reentrant",)] = noted(trained, module, *batch, paths=paths)
-    for order in ("outside", "inside") if weighting == "gradient_norm" else ("inside",):
-        found["compiled", order] = compiled(weighting, order)
     return {(*key, weighting): value for key, value in found.items()}
 
 

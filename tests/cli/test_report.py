@@ -1,5 +1,6 @@
 """`elliptica report`: pages of records, of a comparison and of a saved model; no file is lost."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 from elliptica.cli import app
 from elliptica.cli.report import make_page
 from elliptica.lab.experiments.page import runs_page
-from report_cases import make_record, write_records
+from record_cases import make_record, write_records
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -18,8 +19,9 @@ def report(*words):
 
 
 def records(rows=("erm", "new"), n_seeds=4):
+    more = {"by_class": {"0": 0.6, "1": 0.8}, "worst": 0.6, "curves": {"validation": [0.5, 0.6, 0.55]}}
     return [
-        make_record(row, seed, 0.7 + 0.1 * i + 0.003 * ((3 * seed + i) % 5))
+        make_record(row, seed, 0.7 + 0.1 * i + 0.003 * ((3 * seed + i) % 5), **more)
         for i, row in enumerate(rows)
         for seed in range(n_seeds)
     ]
@@ -41,7 +43,8 @@ def test_records_become_a_page_in_the_units_of_the_table(tmp_path):
 
 
 def test_several_tables_have_an_overview(tmp_path):
-    page = make_page(RESULTS / "tables" / "table3")
+    shutil.copy(RESULTS / "tables" / "table3.jsonl.gz", tmp_path)
+    page = make_page(tmp_path)
     assert page.sections[0].heading == "All tables"
     assert len(page.sections[0].table) >= 3
     (no2,) = [s for s in page.sections if s.heading.endswith(": no2")]

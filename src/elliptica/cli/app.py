@@ -71,6 +71,9 @@ class _Program(TyperGroup):
         except Exception as error:
             if isinstance(error, _USAGE) or _is_of_system(error) or os.environ.get(_TRACEBACK):
                 raise
+            if isinstance(error, ValueError):  # wrong input, which the message names
+                typer.echo(f"error: {error}", err=True)
+                raise typer.Exit(2) from error
             first, *_ = str(error).splitlines() or [""]
             typer.echo(
                 f"error: {type(error).__name__}: {first:.300}\nThis is not a message of elliptica. Set "

@@ -12,8 +12,6 @@ from elliptica.cli.app import one_of
 
 if TYPE_CHECKING:
     from elliptica.lab.experiments.choice import Choice
-    from elliptica.lab.experiments.plugins import Plugin
-    from elliptica.lab.experiments.run import RaySettings
 
 
 #: What is matched between methods.
@@ -25,9 +23,6 @@ PrecisionName = Literal["float32", "bfloat16"]
 #: Measures that choose epochs and settings.
 SelectName = Literal["average", "worst"]
 
-#: Engines that execute runs.
-EngineName = Literal["processes", "ray"]
-
 TableName = Annotated[
     str, typer.Argument(help="Name of the table, see elliptica list; or a file of your own, mine.toml.")
 ]
@@ -35,8 +30,8 @@ Plugins = Annotated[
     list[str] | None,
     typer.Option(
         "--plugin",
-        metavar="MODULE",
-        help="Your own methods, data and networks: a module or its file, which is run. Repeatable.",
+        metavar="FILE",
+        help="Your own methods, data and networks: a Python file, which is run. Repeatable.",
     ),
 ]
 Dataset = Annotated[
@@ -68,13 +63,10 @@ Select = Annotated[
     ),
 ]
 Tuned = Annotated[bool, typer.Option("--tuned", help="Use the settings that elliptica tune chose.")]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Runs at the same time, each with one thread.",
-        show_default="1; with Ray, what the cluster holds",
-    ),
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time, each with one thread.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Do the runs on this Ray cluster: auto, local or HOST:PORT."),
 ]
 Device = Annotated[str, typer.Option(help="Device to train on: cpu, cuda, ...")]
 Board = Annotated[
@@ -84,24 +76,6 @@ Board = Annotated[
     ),
 ]
 Records = Annotated[Path, typer.Option("--out", "--runs", help="Folder of the records.", file_okay=False)]
-Engine = Annotated[EngineName, one_of(EngineName, help="Processes of this machine, or a Ray cluster.")]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="Ray: address of the cluster; auto finds the one of this machine.",
-        show_default="RAY_ADDRESS, or a new local one",
-    ),
-]
-Cpus = Annotated[
-    float | None,
-    typer.Option(min=0.1, help="Ray: processors (and torch threads) per run.", show_default="1"),
-]
-Gpus = Annotated[
-    float | None, typer.Option(min=0, help="Ray: GPUs per run; may be a fraction.", show_default="0")
-]
-Retries = Annotated[
-    int | None, typer.Option(min=0, help="Ray: retries of a run whose worker is lost.", show_default="3")
-]
 
 
 def make_choice(
@@ -135,15 +109,11 @@ def make_choice(
     )
 
 
-def load_own(plugin: list[str] | None) -> tuple[Plugin, ...]:
-    """Import the user's own modules; an error ends the command."""
-    from elliptica.lab.experiments.plugins import PluginError, load_plugins
+def load_own(plugin: list[str] | None) -> tuple[str, ...]:
+    """Run the user's own files."""
+    from elliptica.lab.experiments.plugins import load_plugins
 
-    try:
-        return load_plugins(plugin or ())
-    except PluginError as error:
-        print_error(error, Console())
-        raise typer.Exit(2) from None
+    return load_plugins(plugin or ())
 
 
 def _split(names: list[str] | None) -> list[str] | None:
@@ -153,22 +123,6 @@ def _split(names: list[str] | None) -> list[str] | None:
         if names is None
         else [part.strip() for name in names for part in name.split(",") if part.strip()]
     )
-
-
-def ray_settings(
-    engine: EngineName, address: str | None, cpus: float | None, gpus: float | None, retries: int | None
-) -> RaySettings | None:
-    """Collect the options about Ray; None without Ray."""
-    from elliptica.lab.experiments.run import RaySettings
-
-    named = {"address": address, "cpus_per_run": cpus, "gpus_per_run": gpus, "retries": retries}
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    if engine == "ray":
-        return RaySettings(**given)
-    if given:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise typer.BadParameter(f"{names}: only with --engine ray. Add --engine ray, or omit these options.")
-    return None
 
 
 def print_error(error: object, console: Console) -> None:

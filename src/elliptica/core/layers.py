@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +13,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from elliptica.core.inputs import Inputs, call_model, copy_inputs
-
-
-class RowExchange(Protocol):
-    """Give a layer all rows of a batch while this process runs only a part of them."""
-
-    def gather(self, part: Tensor) -> Tensor:
-        """Collect all rows from the part of each process."""
-
-    def take(self, whole: Tensor) -> Tensor:
-        """Select this process' part of all rows."""
-
-
-#: Set while a model whose rows are split between processes runs.
-all_rows: ContextVar[RowExchange | None] = ContextVar("all_rows", default=None)
 
 
 @contextlib.contextmanager
@@ -47,9 +32,8 @@ def replaced_output(model: nn.Module, at: str, replace: Callable[[Tensor], Tenso
                 f"The layer at={at!r} runs under activation checkpointing, which would run it again without "
                 "the bridges. Choose a layer outside the checkpointed part, such as the embedding."
             )
-        exchange = all_rows.get()
-        replaced.append(replace(output if exchange is None else exchange.gather(output)))
-        return replaced[0] if exchange is None else exchange.take(replaced[0])
+        replaced.append(replace(output))
+        return replaced[0]
 
     handle = model.get_submodule(at).register_forward_hook(hook)
     try:

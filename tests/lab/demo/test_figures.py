@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import re
 import zlib
 from pathlib import Path
@@ -37,6 +36,7 @@ from elliptica.lab.demo.results import SMALL_PRINT, summarise
 from elliptica.lab.demo.study import Evaluation, Run, train_exhibits
 from elliptica.lab.demo.training import QUICK
 from elliptica.lab.demo.uncertainty import ClassUncertainty, draw_uncertainty, read_uncertainty
+from elliptica.lab.experiments.records import records_of
 from elliptica.landscape import MaximumPrinciple
 from laws import ALPHA
 
@@ -252,8 +252,8 @@ def test_one_value_everywhere_is_no_division_by_zero():
 
 def test_scores_are_those_of_the_committed_records():
     (part,) = read_uncertainty(RECORDS, lambda run: [1, 2, 3, 4, 5], ["retinamnist"], ["erm"])
-    files = sorted((RECORDS / "table6" / "retinamnist" / "erm").glob("*-seed*.json"))
-    wanted = [json.loads(f.read_text())["metrics"]["test"]["uncertainty"] for f in files]
+    records = [r for r in records_of(RECORDS, "table6").read() if r.run.dataset == "retinamnist"]
+    wanted = [r.metrics["test"].uncertainty for r in records if r.run.row == "erm"]
     assert part.scores["erm"].tolist() == [[row[str(c)] for c in range(5)] for row in wanted]
 
 

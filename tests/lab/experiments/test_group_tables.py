@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from elliptica.lab.experiments.records import read_record, record_file
 from elliptica.lab.experiments.registry import split_head
-from elliptica.lab.experiments.run import Options, finish_run
+from elliptica.lab.experiments.run import Options, do_run
 from elliptica.lab.experiments.specification import load_specification, runs
 from elliptica.lab.experiments.table import make_table, render
 from group_fixtures import make_camelyon17, make_celeba, make_waterbirds
@@ -38,12 +37,10 @@ def test_every_row_runs_on_photographs(table, dataset, tmp_path):
     specification = load_specification(table)
     wanted = [tiny(run) for run in runs(table, specification, datasets=[dataset], seeds=1)]
     options = Options(tmp_path / "out", data_dir=tmp_path / "data")
-    for run in wanted:
-        assert finish_run(run, options, lambda *_: None) == "done", run.row
-    records = [read_record(record_file(options.out, run)) for run in wanted]
+    records = [do_run(run, options) for run in wanted]
     for record in records:
-        assert 0 <= record["metrics"]["test"]["worst"] <= record["metrics"]["test"]["average"] <= 1
-    losses = {tuple(record["curves"]["loss"]) for record in records}
+        assert 0 <= record.metrics["test"].worst <= record.metrics["test"].average <= 1
+    losses = {tuple(record.curves["loss"]) for record in records}
     assert len(losses) == len(records)  # no row is another one under a big name
     text = render(make_table(table, specification, wanted, records), "markdown")
     assert "The paper's values are left out" in text  # fewer epochs than there
@@ -61,7 +58,7 @@ def test_ablation_and_noise_run_on_photographs(table, tmp_path):
     wanted = [tiny(run) for run in runs(table, specification, datasets=datasets, seeds=1)]
     options = Options(tmp_path / "out", data_dir=tmp_path / "data")
     for run in wanted:
-        assert finish_run(run, options, lambda *_: None) == "done", run.row
+        assert do_run(run, options).run == run
 
 
 def test_a_backbone_is_split_before_its_last_layer():

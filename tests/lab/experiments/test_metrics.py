@@ -11,6 +11,7 @@ from torch import nn
 
 from elliptica.lab.data.splits import Split
 from elliptica.lab.experiments.metrics import gaussian_noise, group_shares, measure, score_classes, score_of
+from elliptica.lab.experiments.records import Scores
 
 CPU = torch.device("cpu")
 
@@ -30,10 +31,13 @@ def test_averages_over_groups_by_hand():
     assert found["average"] == pytest.approx(3 / 6)
     assert found["weighted"] == pytest.approx((0.6 * 2 / 3 + 0.2 * 0.5 + 0) / 0.9)
     assert found["worst"] == 0
-    assert found["empty_groups"] == ["2"]
     assert found["balanced"] == pytest.approx(balanced_accuracy_score(y, guess))
     assert score_of(found, "accuracy", "weighted") == found["weighted"]
     assert score_of(found, "accuracy", "last") == found["average"]
+    assert score_of(found, "error", "worst") == -found["worst"]
+    with pytest.raises(ValueError, match="top5"):  # never by another column
+        score_of(found, "accuracy", "top5")
+    assert Scores.model_validate(found).weighted == found["weighted"]
 
 
 @pytest.mark.parametrize("classes", [2, 5])

@@ -34,9 +34,9 @@ def test_the_example_equals_the_runner(row, monkeypatch, tmp_path):
     train = runpy.run_path(str(EXAMPLE))["train"]
     for run in choice.runs(tmp_path):
         record = do_run(run, Options(tmp_path))
-        test = record["metrics"]["test"]
-        assert train(row, run.seed, 15, load_leagues) == (record["epoch"], test["average"], test["worst"])
-        assert record["epoch"] < 14  # the choice of the epoch matters
+        test = record.metrics["test"]
+        assert train(row, run.seed, 15, load_leagues) == (record.epoch, test.average, test.worst)
+        assert record.epoch < 14  # the choice of the epoch matters
 
 
 @pytest.mark.parametrize("row", ["marginal", "elliptic"])

@@ -96,7 +96,7 @@ def read_uncertainty(
             rows = [
                 [by_class[str(c)] for c in range(len(by_class))]
                 for record in read_records(out, wanted)
-                if (by_class := record["metrics"]["test"].get("uncertainty"))
+                if (by_class := record.metrics["test"].uncertainty)
             ]
             if not rows:
                 raise ValueError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-Record = dict[str, Any]
+from elliptica.lab.experiments.records import Record
+
 Metrics = dict[str, Any]
 
 #: Which epoch of a run counts.
@@ -25,11 +26,6 @@ class NoEpochsError(ValueError):
     """Records do not say what was measured after each epoch."""
 
 
-def has_epochs(record: Record) -> bool:
-    """Whether a run was recorded with its right answers after every epoch."""
-    return "right" in record
-
-
 def metrics_at(record: Record, part: str, epoch: Epoch) -> Metrics:
     """``average`` and ``worst`` of a part of the data, as `elliptica.lab.experiments.metrics` defines them.
 
@@ -41,8 +37,7 @@ def metrics_at(record: Record, part: str, epoch: Epoch) -> Metrics:
       that is one of the two, else of ``average``; the last one if there are several.
     """
     if epoch == "chosen":
-        metrics: Metrics = record["metrics"][part]
-        return metrics
+        return dict(record.metrics[part])
     courses = by_epoch(record, part)
     n = len(courses["average"])
     if epoch == "late":
@@ -54,11 +49,11 @@ def metrics_at(record: Record, part: str, epoch: Epoch) -> Metrics:
 
 def by_epoch(record: Record, part: str) -> dict[str, list[float]]:
     """``average`` and ``worst`` of a part of the data after each epoch."""
-    if not has_epochs(record):
-        raise NoEpochsError("The record has no right answers after each epoch: elliptica run --every-epoch.")
-    right, rows = record["right"][part], record["rows"][part]
+    if not record.right:
+        raise NoEpochsError(f"{record.run.label} was recorded without elliptica run --every-epoch.")
+    right, rows = record.right[part], record.rows[part]
     sizes = rows.get("group") or rows["class"]
-    is_accuracy = record["run"]["metric"] == "accuracy"
+    is_accuracy = record.run.metric == "accuracy"
     total = sum(sizes[number] for number in right)
     average, worst = [], []
     for counts in zip(*right.values(), strict=True):
@@ -71,6 +66,6 @@ def by_epoch(record: Record, part: str) -> dict[str, list[float]]:
 
 def best_epoch(record: Record, part: str) -> int:
     """The epoch, from 0, that is best on a part of the data; the last one if there are several."""
-    select, sign = record["run"]["select"], 1 if record["run"]["metric"] == "accuracy" else -1
+    select, sign = record.run.select, 1 if record.run.metric == "accuracy" else -1
     course = by_epoch(record, part)[select if select == "worst" else "average"]
     return max(range(len(course)), key=lambda place: (sign * course[place], place))

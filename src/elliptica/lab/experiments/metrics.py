@@ -57,14 +57,12 @@ def measure(
     noise: Noise | None = None,
     units: Units = _UNSCALED,
 ) -> Metrics:
-    """All numbers of a part of the data.
+    """All numbers of a part of the data, as `elliptica.lab.experiments.records.Scores` has them.
 
     - ``average``: over all rows together.
-    - ``weighted``: of groups, weighted by their shares in the training rows; groups without rows here are
-      left out.
+    - ``weighted``: of groups, weighted by their ``shares`` in the training rows, if they have rows here.
     - ``balanced``: the mean over classes.
-    - ``worst``: of the worst group or, for classes without groups, of the worst class; those without rows
-      here are left out, and named in ``empty_groups``.
+    - ``worst``: of the worst group or, for classes without groups, of the worst class that has rows here.
     - ``top5``: a row is right if its class is among the five most likely.
     - ``auroc``, ``calibration``, ``uncertainty``: see `score_classes`; only if ``detailed``.
 
@@ -72,14 +70,13 @@ def measure(
     """
     output = predictions(model, split, device, noise)
     if metric == "rmse":
-        output, y = units.restore(output), units.restore(split.y)
-        errors = (output - y).square().reshape(len(output), -1).mean(1).double()
+        errors = (units.restore(output) - units.restore(split.y)).square()
+        errors = errors.reshape(len(errors), -1).mean(1).double()
         by_group = reduce_by(errors, split.group, lambda values: math.sqrt(float(values.mean())))
-        found: Metrics = {"average": math.sqrt(float(errors.mean())), "mape": _mape(output, y)}
+        found: Metrics = {"average": math.sqrt(float(errors.mean()))}
     else:
         right = (output.argmax(1) == split.y) == (metric == "accuracy")  # or wrong, for errors
-        by_group = reduce_by(right.double(), split.group)
-        by_class = reduce_by(right.double(), split.y)
+        by_group, by_class = reduce_by(right.double(), split.group), reduce_by(right.double(), split.y)
         found = {"average": float(right.double().mean()), "by_class": by_class}
         found["balanced"] = sum(by_class.values()) / len(by_class)
         if output.shape[1] > 5:
@@ -87,7 +84,10 @@ def measure(
             found["top5"] = float(in_five.double().mean())
         if detailed:
             found |= score_classes(output.softmax(1).double(), split.y)
-        _add_weighted(found, by_group, shares)
+        weights = {group: share for group, share in (shares or {}).items() if group in by_group}
+        if weights:
+            total = sum(share * by_group[group] for group, share in weights.items())
+            found["weighted"] = total / sum(weights.values())
         by_group = by_group or by_class
     if by_group:
         found["by_group"] = by_group
@@ -100,50 +100,27 @@ def count_right(
 ) -> dict[str, int]:
     """Right answers of each group or, without groups, of each class."""
     right = (predictions(model, split, device, noise).argmax(1) == split.y).double()
-    found = reduce_by(right, split.y if split.group is None else split.group, lambda v: float(v.sum()))
-    return {number: round(count) for number, count in found.items()}
+    counts = reduce_by(right, split.y if split.group is None else split.group, lambda v: float(v.sum()))
+    return {number: round(count) for number, count in counts.items()}
 
 
-def count_rows(data: Dataset) -> dict[str, Any]:
+def count_rows(data: Dataset) -> dict[str, dict[str, Any]]:
     """Rows of each part of a data set: all of them, and by class and group where there are any."""
-    found: dict[str, Any] = {}
+    counts: dict[str, dict[str, Any]] = {}
     for name in ("train", "validation", "test"):
         split: Split = getattr(data, name)
-        found[name] = {"rows": split.n_rows}
+        counts[name] = {"rows": split.n_rows}
         labels = {"class": split.y if data.task == "classification" else None, "group": split.group}
         for kind, numbers in labels.items():
             if numbers is not None:
-                values, counts = numbers.unique(return_counts=True)
-                pairs = zip(values.tolist(), counts.tolist(), strict=True)
-                found[name][kind] = {str(value): count for value, count in pairs}
-    return found
-
-
-def _add_weighted(found: Metrics, by_group: dict[str, float], shares: dict[str, float] | None) -> None:
-    if not shares or not by_group:
-        return
-    common = [g for g in by_group if g in shares]
-    if common:
-        total = sum(shares[g] for g in common)
-        found["weighted"] = sum(shares[g] * by_group[g] for g in common) / total
-    found["empty_groups"] = [g for g in shares if g not in by_group]
+                values, sizes = (part.tolist() for part in numbers.unique(return_counts=True))
+                counts[name][kind] = dict(zip(map(str, values), sizes, strict=True))
+    return counts
 
 
 def score_of(metrics: Metrics, metric: str, column: str) -> float:
     """What selection maximises; the last epoch is shown with its average."""
-    column = "average" if column == "last" else column
-    if metrics.get(column) is None:
-        known = ", ".join(name for name, value in metrics.items() if isinstance(value, float))
-        raise ValueError(
-            f"The epoch is to be chosen by {column!r}, but the data have only {known}. Set select."
-        )
-    value = float(metrics[column])
-    return value if metric == "accuracy" else -value
-
-
-def _mape(output: Tensor, y: Tensor) -> float | None:
-    """Mean absolute error in percent of the target, over targets other than zero."""
-    kept = y != 0
-    if not bool(kept.any()):
-        return None
-    return float(100 * ((output - y).abs()[kept] / y.abs()[kept]).double().mean())
+    value = metrics.get("average" if column == "last" else column)
+    if value is None:
+        raise ValueError(f"select: the data have no {column!r}.")
+    return float(value) if metric == "accuracy" else -float(value)

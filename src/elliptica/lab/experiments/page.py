@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from elliptica._utils.text import count
-from elliptica.lab.experiments.record_folder import (
-    TUNED,
-    Place,
-    RunRecord,
-    group_records,
-    known_tables,
-    read_folder,
-)
+from elliptica.lab.experiments.choice import TUNED
+from elliptica.lab.experiments.record_folder import Place, group_records, known_tables, read_folder
+from elliptica.lab.experiments.records import Record
 from elliptica.lab.experiments.registry import RESPLIT
 from elliptica.lab.experiments.specification import DatasetSpec, Specification, preset_names, table_name
-from elliptica.lab.experiments.table import Part, Table, cell_texts, make_table
+from elliptica.lab.experiments.table import DAGGER, Part, Table, cell_texts, make_table
 from elliptica.report import charts
 from elliptica.report.judge import Measure, Verdict, judge_seeds
 from elliptica.report.page import Chart, Page, Section
@@ -39,8 +34,8 @@ _LABELS = {
 
 def runs_page(path: Path, *, tables: Sequence[str] = ()) -> Page:
     """Build the page about the records in a folder; ``tables`` are files of the user's own tables."""
-    specifications, folder = known_tables(tables), read_folder(path)
-    groups, notes = group_records(folder, specifications)
+    specifications = known_tables(tables)
+    groups = group_records(read_folder(path), path, specifications)
     files = {table_name(table): table for table in tables}
     studies = [_study(place, members, specifications, files, path) for place, members in groups.items()]
     better = sum(verdict.best is not None and bool(verdict.winners) for verdict, _ in studies)
@@ -52,16 +47,13 @@ def runs_page(path: Path, *, tables: Sequence[str] = ()) -> Page:
         rows = [[section.heading, verdict.headline] for verdict, section in studies]
         text = "Each table is judged separately with 95 % confidence, so one of twenty verdicts may be wrong."
         sections.insert(0, Section("All tables", [text], [["table", "verdict"], *rows], left=(1,)))
-    unusable = [f"{name} {reason}" for name, reason in folder.unusable]
-    if notes or unusable:
-        sections.append(Section("Not in this report", points=[*notes, *unusable]))
     kind = f"{count(sum(map(len, groups.values())), 'run')} of elliptica run"
     return Page(title, headline, [] if len(studies) > 1 else studies[0][0].sentences, sections, kind)
 
 
 def _study(
     place: Place,
-    members: Sequence[RunRecord],
+    members: Sequence[Record],
     specifications: Mapping[str, Specification],
     files: Mapping[str, str],
     path: Path,
@@ -72,9 +64,8 @@ def _study(
     rows = [row for row in specification.methods if row in runs]
     seeds = sorted({record.run.seed for record in members})
     wanted = [runs[row].model_copy(update={"seed": seed}) for row in rows for seed in seeds]
-    records = [dict(record.content) for record in members]
     parts: tuple[Part, Part] = ("test", "cost")
-    test, cost = (make_table(name, specification, wanted, records, part) for part in parts)
+    test, cost = (make_table(name, specification, wanted, members, part) for part in parts)
     run = members[0].run
     names = [column for of, column in test.heads if of == dataset]
     first = run.select if run.select in names else names[0]
@@ -93,7 +84,7 @@ def _study(
 
 
 def _specification(
-    place: Place, members: Sequence[RunRecord], specifications: Mapping[str, Specification]
+    place: Place, members: Sequence[Record], specifications: Mapping[str, Specification]
 ) -> Specification:
     """Return the table's own specification for one data set, or make one from the records."""
     name, dataset, _ = place
@@ -129,7 +120,8 @@ def _grid(
         for measure, is_paper in heads:
             mean, std, is_best = cell_texts(test, row, (dataset, measure.name), is_paper)
             bold |= {(number, len(line))} if is_best else set()
-            line.append(f"{mean} ± {std}" if std else mean)
+            is_old = test.cells[row, dataset, measure.name].is_old and not is_paper
+            line.append((f"{mean} ± {std}" if std else mean) + f" {DAGGER}" * is_old)
         spent = [cost.cells[row, dataset, unit].mean for unit in ("evaluations", "seconds")]
         line += ["" if math.isnan(value) else f"{value:,.1f}" for value in spent]
         table.append([*line, str(len(test.cells[row, dataset, measures[0].name].values))])
@@ -137,7 +129,7 @@ def _grid(
 
 
 def _charts(
-    members: Sequence[RunRecord],
+    members: Sequence[Record],
     verdict: Verdict,
     judged: Sequence[Measure],
     values: Mapping[str, Mapping[str, Mapping[int, float]]],
@@ -161,19 +153,19 @@ def _charts(
             )
     curves: dict[str, list[Any]] = {}
     for record in members:
-        if curve := (record.content.get("curves") or {}).get("validation"):
+        if curve := record.curves.get("validation"):
             curves.setdefault(record.run.row, []).append(curve)
     if curves:
         drawn.append(Chart("Validation score", charts.lines(curves, "epoch", "validation score")))
     return drawn
 
 
-def _by_part(members: Sequence[RunRecord], entry: str) -> dict[str, dict[str, float]]:
+def _by_part(members: Sequence[Record], entry: str) -> dict[str, dict[str, float]]:
     """Return the scores of groups or classes in percent or as errors, by row, means over seeds."""
     factor = 1 if members[0].run.metric == "rmse" else 100
     found: dict[str, dict[str, list[float]]] = {}
     for record in members:
-        for name, value in (record.content["metrics"]["test"].get(entry) or {}).items():
+        for name, value in getattr(record.metrics["test"], entry).items():
             found.setdefault(record.run.row, {}).setdefault(str(name), []).append(factor * float(value))
     return {row: {n: sum(v) / len(v) for n, v in parts.items()} for row, parts in found.items()}
 

@@ -1,262 +1,220 @@
-"""One JSON file per run: written once, atomically, by one process at a time."""
+"""Records of runs: one compressed JSON-lines file per table, which several processes may share."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import gzip
+import hashlib
 import json
 import platform
-import re
 import subprocess
-import warnings
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elliptica import __version__
-from elliptica._utils.files import read_json, write_atomically
-from elliptica.core.inputs import EllipticWarning
+from elliptica._utils.files import replacing
 from elliptica.lab.experiments.specification import Run
-from elliptica.lab.training.checkpoint import set_aside
-
-#: Longest reason that is quoted: a damaged file could make it of any length.
-_LONGEST = 200
 
 try:
     import fcntl
 except ModuleNotFoundError:  # pragma: no cover - Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
-#: Whether a process can know that another one lives.
-HAS_LOCKS: bool = fcntl is not None
+#: Version of the random draws. Raise it with every change that gives a run other numbers: runs that were
+#: recorded with other draws are then done anew, and marked in tables until they are.
+DRAWS = 1
 
-_NEEDED = {"run", "metrics", "cost", "versions"}
+#: Ending of a file of records.
+SUFFIX = ".jsonl.gz"
 
-
-def record_file(out: Path, run: Run) -> Path:
-    """Where the record of a run is."""
-    folder = out / run.table / run.dataset / run.row.replace("/", "-")
-    return folder / f"{run.key}-seed{run.seed}.json"
+Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def checkpoint_file(out: Path, run: Run) -> Path:
-    """Where its checkpoint is while it runs."""
-    return record_file(out, run).with_suffix(".safetensors")
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def model_file(out: Path, run: Run) -> Path:
-    """Where its selected weights are, if they are kept."""
-    return record_file(out, run).with_suffix(".model.safetensors")
+class Scores(_Part):
+    """What `elliptica.lab.experiments.metrics.measure` says about a part of the data."""
+
+    average: Number
+    weighted: Number | None = None
+    balanced: Number | None = None
+    worst: Number | None = None
+    top5: Number | None = None
+    auroc: Number | None = None
+    calibration: Number | None = None
+    by_class: dict[str, Number] = {}
+    by_group: dict[str, Number] = {}
+    uncertainty: dict[str, Number] = {}
+    reliability: dict[str, list[Number]] = {}  # rows, summed confidence and right answers of each bin
 
 
-def read_record(file: Path, *, set_aside_damaged: bool = True) -> dict[str, Any] | None:
-    """A finished record; one that cannot be read is set aside with a warning, or only passed over."""
-    if not file.exists():
-        return None
-    try:
-        return _read(file)
-    except (ValueError, OSError) as error:
-        if set_aside_damaged:
-            set_aside(file, f"The record {file.name} cannot be used ({error})")
-        return None
+class Cost(BaseModel):
+    """Cost of a run, in rows through the network, seconds and epochs; and on what (device, threads)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    evaluations: Number
+    seconds: Number
+    epochs: int = Field(gt=0)
+    first_stage: dict[str, Number] = {}  # evaluations and seconds in it
 
 
-def _read(file: Path) -> dict[str, Any]:
-    record = read_json(file)
-    if not isinstance(record, dict) or not set(record) >= _NEEDED:
-        raise ValueError("lacks entries of a record")
-    return record
+class Record(_Part):
+    """One finished run."""
+
+    run: Run
+    draws: int  # version of the draws it was made with, `DRAWS` at that time
+    metrics: dict[str, Scores]  # by part of the data: test, validation
+    epoch: int = Field(ge=0)  # the one that was chosen
+    cost: Cost
+    versions: dict[str, Any]
+    rows: dict[str, dict[str, Any]] = {}  # by part of the data: how many, of each class and group
+    method: dict[str, Any] = {}  # what the method says about itself
+    curves: dict[str, list[float | None]] = {}  # loss and validation score of each epoch
+    #: Right answers after every epoch, by part and class (or group).
+    right: dict[str, dict[str, list[int]]] = {}
+
+    @property
+    def hash(self) -> str:
+        """What `Records.find` looks for."""
+        return run_hash(self.run, self.draws)
+
+
+def run_hash(run: Run, draws: int = DRAWS) -> str:
+    """Hash everything that decides the result of a run."""
+    text = json.dumps([draws, run.model_dump(mode="json")], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class Records:
+    """The records in one file.
+
+    Args:
+        path: The file; it need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp: tuple[int, ...] = ()
+        self._records: dict[str, Record] = {}
+
+    def read(self) -> list[Record]:
+        """All records; raises `ValueError` if one cannot be read."""
+        stat = self.path.stat() if self.path.exists() else None
+        stamp = () if stat is None else (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if stamp != self._stamp:
+            records: dict[str, Record] = {}
+            for number, line in enumerate(read_lines(self.path), 1):
+                try:
+                    record = Record.model_validate(line)
+                except ValidationError as error:
+                    first = error.errors()[0]
+                    place = ".".join(map(str, first["loc"]))
+                    raise ValueError(f"{self.path}, line {number}: {place}: {first['msg']}") from error
+                records[record.hash] = record
+            self._records, self._stamp = records, stamp
+        return list(self._records.values())
+
+    def find(self, hash_: str) -> Record | None:
+        """The record with this hash, if there is one: ``records.find(run_hash(run))``."""
+        self.read()
+        return self._records.get(hash_)
+
+    def append(self, record: Record) -> None:
+        """Add a record, in place of an earlier one of the same run; a kill leaves the old file or the new."""
+        with locked(self.path):
+            records = [*(other for other in self.read() if other.run != record.run), record]
+            write_lines(self.path, (r.model_dump(mode="json", exclude_defaults=True) for r in records))
+
+
+@functools.cache
+def records_of(out: Path, table: str) -> Records:
+    """The records of a table in a folder."""
+    return Records(out / f"{table}{SUFFIX}")
+
+
+def read_records(out: Path, runs: Iterable[Run]) -> list[Record]:
+    """Records of those runs that are finished, with whatever draws they were made."""
+    wanted = list(runs)
+    tables = [records_of(out, table).read() for table in {run.table for run in wanted}]
+    by_run = {(record.run.key, record.run.seed): record for records in tables for record in records}
+    return [by_run[place] for run in wanted if (place := (run.key, run.seed)) in by_run]
 
 
 def is_recorded(out: Path, run: Run, *, with_epochs: bool = False) -> bool:
     """Whether a run is finished; ``with_epochs`` asks for its right answers after each epoch, too."""
-    record = read_record(record_file(out, run))
-    return record is not None and (not with_epochs or "right" in record)
+    record = records_of(out, run.table).find(run_hash(run))
+    return record is not None and (not with_epochs or bool(record.right))
 
 
-def write_record(file: Path, record: dict[str, Any]) -> None:
-    """Write a record atomically."""
-    try:
-        write_atomically(file, as_text(record), durable=True)
-    except OSError as error:
-        raise OSError(
-            f"The record {file.name} cannot be written ({error}). Is the disk full? Free some space and "
-            "rerun the same command."
-        ) from error
+def checkpoint_file(out: Path, run: Run) -> Path:
+    """Where the checkpoint of a run is while it runs."""
+    return out / "checkpoints" / f"{run_hash(run)}.safetensors"
 
 
-def as_text(record: dict[str, Any]) -> str:
-    """A record as JSON: an entry per line, lists of numbers on one."""
-    text = json.dumps(record, indent=1, sort_keys=True)
-    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: re.sub(r"\s+", " ", found.group()), text) + "\n"
-
-
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Sizes = dict[str, Annotated[int, Field(strict=True, ge=0)]]
-
-
-class Bins(BaseModel):
-    """Reliability: rows, summed confidence and right answers of each bin."""
-
-    rows: list[Number]
-    confidence: list[Number]
-    right: list[Number]
-
-    @model_validator(mode="after")
-    def _check(self) -> Bins:
-        if not len(self.rows) == len(self.confidence) == len(self.right):
-            raise ValueError("the three lists must be of one length")
-        return self
-
-
-class Scores(BaseModel):
-    """Metrics of the test rows; others than these are single numbers, or lists of names."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Number | list[Any] | None] = Field(init=False)
-    by_class: dict[str, Number] | None = None
-    by_group: dict[str, Number] | None = None
-    uncertainty: dict[str, Number] | None = None
-    reliability: Bins | None = None
-
-
-class Metrics(BaseModel):
-    """Of the parts of the data; the page shows the test part."""
-
-    test: Scores
-    validation: Scores | None = None
-
-
-class Spent(BaseModel):
-    """What a first stage has cost."""
-
-    evaluations: Number = 0
-    seconds: Number = 0
-
-
-class Cost(BaseModel):
-    """What a run has cost."""
-
-    evaluations: Number
-    seconds: Number
-    epochs: Annotated[int, Field(strict=True, gt=0)]
-    first_stage: Spent = Spent()
-
-
-class Counts(BaseModel):
-    """Training rows of each class and group."""
-
-    of_class: Sizes = Field({}, alias="class")
-    of_group: Sizes = Field({}, alias="group")
-
-
-class Rows(BaseModel):
-    """Rows of the parts of the data."""
-
-    train: Counts | None = None
-
-
-class Shape(BaseModel):
-    """A record, apart from its run."""
-
-    metrics: Metrics
-    cost: Cost
-    epoch: Annotated[int, Field(strict=True, ge=0)]
-    versions: dict[str, Any]
-    curves: dict[str, list[Annotated[float, Field(strict=True)] | None]] = {}  # a loss may be infinite
-    rows: Rows = Rows()
-
-
-def reason(error: Exception) -> str:
-    """Say in a few words why a file is no record."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "float")  # a tag of pydantic's
-        return f"has a wrong entry: {place} is {first['input']!r:.40}. {first['msg']}"[:_LONGEST]
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
-        return f"is no JSON ({error})"[:_LONGEST]
-    return str(error)[:_LONGEST]
-
-
-def problem_of(content: Mapping[str, Any]) -> str:
-    """Say what is wrong with the entries of a record; empty if nothing is."""
-    try:
-        Run.model_validate(content["run"])
-        Shape.model_validate(content)
-    except (ValueError, RecursionError) as error:
-        return reason(error)
-    return ""
-
-
-def read_records(out: Path, runs: list[Run]) -> list[dict[str, Any]]:
-    """The records of those runs that are finished; damaged ones are skipped with a warning, not moved."""
-    found = []
-    for file in (record_file(out, run) for run in runs):
-        if not file.exists():
-            continue
-        try:
-            record = _read(file)
-            problem = problem_of(record)
-        except (ValueError, OSError) as error:
-            problem = reason(error)
-        if problem:
-            warnings.warn(
-                f"The record {file} is left out: it {problem}. Delete it, and elliptica run does it anew.",
-                EllipticWarning,
-                stacklevel=2,
-            )
-        else:
-            found.append(record)
-    return found
+def model_file(out: Path, run: Run) -> Path:
+    """Where the selected weights of a run are, if they are kept."""
+    return out / "models" / f"{run_hash(run)}.safetensors"
 
 
 @contextlib.contextmanager
-def claimed(out: Path, file: Path) -> Iterator[bool]:
-    """Whether this process may do the run; one that dies gives its claim free.
+def locked(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file; a process that dies gives it free.
 
     The lock files stay: removing one while another process opens it would let both in.
     """
-    folder = out / ".locks"
+    folder = path.parent / ".locks"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{file.stem}-{file.parent.name}.lock").open("w") as handle:
+    with (folder / f"{path.name}.lock").open("w") as handle:
         if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                yield False
-                return
-        yield True
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a compressed JSON-lines file; empty if there is none."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    try:
+        if not content:  # a power cut left it; gzip would say that nothing is in it
+            raise EOFError("it is empty")
+        return [json.loads(line) for line in gzip.decompress(content).splitlines()]
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}). Restore it, or move it away.") from error
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a compressed JSON-lines file as a whole."""
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    with replacing(path, durable=True) as part:
+        part.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Add lines to a compressed JSON-lines file."""
+    with locked(path):
+        write_lines(path, [*read_lines(path), *lines])
 
 
 def versions() -> dict[str, str]:
-    """What the numbers depend on."""
+    """What the numbers depend on; "+" marks a commit with local changes."""
     import numpy as np
     import torch
 
-    found = {
-        "elliptica": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    revision = _revision()
-    return {**found, "revision": revision} if revision else found
-
-
-def _revision() -> str | None:
-    """Commit of the source, if it is a checkout; "+" marks local changes."""
+    names = {"elliptica": __version__, "python": platform.python_version()}
+    names |= {"torch": torch.__version__, "numpy": np.__version__}
     root = Path(__file__).resolve().parents[4]
-    if not (root / ".git").exists():
-        return None
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit.stdout.strip()
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+            names["revision"] = done.stdout.strip()
+    return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -35,7 +36,6 @@ from elliptica.lab.data import (
 )
 from elliptica.lab.data.medmnist import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
-from elliptica.lab.experiments.specification import OWN
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
 
@@ -53,7 +53,7 @@ def load_two_moons(
     return Dataset("two_moons", train, validation, test, task="classification")
 
 
-#: Loaders by name; each takes a seed, ``data_dir`` and its own options.
+#: Loaders by name; each takes its options, and ``seed`` and ``data_dir`` if it has such parameters.
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "airfoil": load_airfoil,
     "no2": load_no2,
@@ -79,10 +79,6 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 RESPLIT = {"airfoil": 200 / 1303, "no2": 100 / 400}
 
 
-class RegistryError(ValueError):
-    """A data set or a network of a specification does not exist, or an option of it."""
-
-
 def entry_name(name: str, load: Mapping[str, Any]) -> str:
     """Name in the catalogue of the files behind a data set of a table."""
     return "_".join(filter(None, [load.get("name", name), load.get("part")]))
@@ -104,11 +100,9 @@ def load_dataset(
     is_scaled = options.pop("scaled_targets", False)
     for other in ("shuffled_per_batch", "test_noise"):
         options.pop(other, None)
-    _check_name("data set", name, DATASETS)
-    try:
-        data = DATASETS[name](seed=seed, data_dir=data_dir, **options)
-    except TypeError as error:
-        raise RegistryError(f"Data set {name!r} with {options}: {error}") from error
+    takes = inspect.signature(DATASETS[name]).parameters
+    given = {key: value for key, value in (("seed", seed), ("data_dir", data_dir)) if key in takes}
+    data = DATASETS[name](**given, **options)
     if is_scaled:
         data = scale_targets(data)
     if not share:
@@ -127,26 +121,21 @@ def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) ->
     """The network of a run, its weights from a stream of their own."""
     options = dict(settings)
     kind = options.pop("name")
-    _check_name("network", kind, MODELS)
     n_outputs = int(data.train.y.max()) + 1 if data.task == "classification" else data.train.y[0].numel()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(name, seed, "weights"))
-        try:
-            return MODELS[kind](data, n_outputs, options)
-        except TypeError as error:
-            raise RegistryError(f"Network {kind!r} with {options}: {error}") from error
+        return MODELS[kind](data, n_outputs, **options)
 
 
-def _preact_resnet(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
+def _preact_resnet(_: Dataset, n_outputs: int, channels_last: bool = False, **options: Any) -> nn.Module:
     """``channels_last`` is a layout in memory: the same network, faster on processors."""
-    layout = torch.channels_last if options.pop("channels_last", False) else torch.contiguous_format
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     return preact_resnet(num_classes=n_outputs, **options).to(memory_format=layout)  # type: ignore[call-overload]
 
 
-def _backbone(data: Dataset, n_outputs: int, options: dict[str, Any]) -> nn.Module:
-    """A standard network as layers ``features``, which gives the features of its last layer, and ``head``."""
-    network = load_backbone(options.pop("network"), num_classes=n_outputs, **options)
-    return split_head(network)
+def _backbone(_: Dataset, n_outputs: int, network: Any, **options: Any) -> nn.Module:
+    """Return a standard network as layers ``features``, up to its last linear layer, and ``head``."""
+    return split_head(load_backbone(network, num_classes=n_outputs, **options))
 
 
 def split_head(network: nn.Module) -> nn.Sequential:
@@ -157,16 +146,11 @@ def split_head(network: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(features=network, head=head))
 
 
-#: Networks by name.
-MODELS: dict[str, Callable[[Dataset, int, dict[str, Any]], nn.Module]] = {
-    "mlp": lambda data, n_outputs, options: mlp(data.n_features, n_outputs, **options),
-    "linear": lambda data, n_outputs, options: mlp(data.n_features, n_outputs, hidden=(), **options),
+#: Networks by name; each takes the data, the number of outputs and its options.
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": lambda data, n_outputs, **options: mlp(data.n_features, n_outputs, **options),
+    "linear": lambda data, n_outputs, **options: mlp(data.n_features, n_outputs, hidden=(), **options),
     "preact_resnet": _preact_resnet,
-    "wide_resnet": lambda _data, n_outputs, options: wide_resnet(num_classes=n_outputs, **options),
+    "wide_resnet": lambda _data, n_outputs, **options: wide_resnet(num_classes=n_outputs, **options),
     "backbone": _backbone,
 }
-
-
-def _check_name(what: str, name: str, known: dict[str, Any]) -> None:
-    if name not in known:
-        raise RegistryError(f"There is no {what} {name!r}. There are {', '.join(known)}. {OWN}")

@@ -1,20 +1,23 @@
-"""Doing a run: train, measure, record; what is recorded is never repeated."""
+"""One run, one record: check it, train, measure."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import json
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
+from elliptica._utils.files import replacing
 from elliptica._utils.random import stream
-from elliptica.distributed.ranks import Ranks
 from elliptica.lab.data.splits import Dataset, Split
-from elliptica.lab.experiments.methods import make_loss, prepare, rows_per_sample
+from elliptica.lab.experiments.methods import METHODS, make_loss, prepare, rows_per_sample
 from elliptica.lab.experiments.methods.context import Context
 from elliptica.lab.experiments.metrics import (
     Noise,
@@ -25,39 +28,14 @@ from elliptica.lab.experiments.metrics import (
     measure,
     score_of,
 )
-from elliptica.lab.experiments.plugins import Plugin, ensure_plugins, plugin_versions
-from elliptica.lab.experiments.records import (
-    checkpoint_file,
-    claimed,
-    is_recorded,
-    model_file,
-    record_file,
-    versions,
-    write_record,
-)
-from elliptica.lab.experiments.registry import label_noise, load_dataset, make_model
-from elliptica.lab.experiments.specification import Run
+from elliptica.lab.experiments.plugins import load_plugins
+from elliptica.lab.experiments.records import DRAWS, Record, checkpoint_file, model_file, run_hash, versions
+from elliptica.lab.experiments.registry import DATASETS, MODELS, label_noise, load_dataset, make_model
+from elliptica.lab.experiments.specification import Run, SpecificationError
 from elliptica.lab.training.batch import Objective
-from elliptica.lab.training.checkpoint import model_tensors, save_checkpoint
-from elliptica.lab.training.loop import FitResult, fit
-from elliptica.lab.training.progress import EpochEnd, Progress, TensorBoard
-from elliptica.lab.training.rows import split_rows
+from elliptica.lab.training.checkpoint import model_tensors
+from elliptica.lab.training.loop import EpochEnd, FitResult, Progress, fit
 from elliptica.lab.training.settings import TrainingSettings
-
-#: Receives events: the label of a run, a kind ("start", "epoch", "again", "done", "skipped", "failed",
-#: "lost"), and details.
-Listener = Callable[[str, str, dict[str, Any]], object]
-
-
-@dataclasses.dataclass(frozen=True)
-class RaySettings:
-    """How runs are done on a Ray cluster."""
-
-    #: Of the cluster; None is that of ``RAY_ADDRESS``, or a new cluster of this machine alone.
-    address: str | None = None
-    cpus_per_run: float = 1  # processors that a run reserves; torch gets as many threads
-    gpus_per_run: float = 0  # GPUs that it reserves; a share such as 0.5 lets runs have one together
-    retries: int = 3  # how often a run is tried again whose worker was lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,106 +45,94 @@ class Options:
     out: Path  # folder of the records
     data_dir: Path | None = None  # where data are; None searches the usual places
     device: str = "cpu"  # where to train
-    #: Runs at once, in processes with one thread each if there are several; None is one, or as many as a
-    #: cluster has room for.
-    jobs: int | None = None
+    jobs: int = 1  # runs at once, in processes with one thread each if there are several
+    ray: str | None = None  # address of a Ray cluster to do them on; None is this machine
     tensorboard: Path | None = None  # folder for event files, one folder per run in it; None writes none
-    keep_models: bool = False  # write the selected weights beside each new record
+    keep_models: bool = False  # write the selected weights of each new run
     #: Record the right answers on validation and test rows after every epoch; they decide nothing. Runs that
     #: were recorded without them are done anew.
     every_epoch: bool = False
-    ranks: Ranks = dataclasses.field(default_factory=Ranks)  # processes that share the work of each run
-    ray: RaySettings | None = None  # a cluster to do them on; None is this machine, without Ray
-    plugins: tuple[Plugin, ...] = ()  # modules with methods, data and networks of the user's own
+    plugins: tuple[str, ...] = ()  # files with methods, data and networks of the user's own
 
 
-def do_run(
-    run: Run,
-    options: Options,
-    progress: Progress = lambda *_: None,
-    *,
-    checkpoint: Path | None = None,
-    with_test: bool = True,
-) -> dict[str, Any]:
-    """Train and measure one run, from its checkpoint if there is one; returns the record.
-
-    A search has checkpoints of its own, and leaves the test part alone.
-    """
-    ensure_plugins(options.plugins)  # this may be another process than that of the command
-    code = plugin_versions(run)
+def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> Record:
+    """Train and measure one run, from its checkpoint if there is one."""
+    load_plugins(options.plugins)  # this may be another process than that of the command
     data = load_dataset(run.load, run.seed, options.data_dir)
-    settings = training_settings(run)
-    budget = ordinary_evaluations(data.train.n_rows, settings) if run.match_evaluations else None
-    name, device = f"{run.table}/{run.streams or run.dataset}", torch.device(options.device)
-    model = make_model(run.model, data, name, run.seed)
+    settings, device = training_settings(run), torch.device(options.device)
+    model = make_model(run.model, data, run.load["name"], run.seed)
+    method = prepare(run.method, run.settings, _context(run, data, model, settings, device))
     shares = group_shares(data.train)
-
-    def measured(net: nn.Module, part: Split, **options: Any) -> dict[str, Any]:
-        return measure(net, part, run.metric, device, shares, units=data.units, **options)
-
-    context = _context(run, data, model, settings, name, device, options.ranks)
-    method = prepare(run.method, run.settings, context)
+    budget = ordinary_evaluations(data.train.n_rows, settings) if run.match_evaluations else None
 
     def test_noise() -> Noise | None:
-        return gaussian_noise(run.load.get("test_noise", 0.0), stream(name, run.seed, "test noise"))
+        noise = run.load.get("test_noise", 0.0)
+        return gaussian_noise(noise, stream(run.load["name"], run.seed, "test noise"))
+
+    def measured(net: nn.Module, part: Split, **more: Any) -> dict[str, Any]:
+        return measure(net, part, run.metric, device, shares, units=data.units, **more)
 
     def right_answers(net: nn.Module) -> dict[str, dict[str, int]]:
-        return {
-            "validation": count_right(net, data.validation, device),
-            "test": count_right(net, data.test, device, test_noise()),
-        }
+        test = count_right(net, data.test, device, test_noise())
+        return {"validation": count_right(net, data.validation, device), "test": test}
 
-    is_observed = options.every_epoch and with_test
-    if is_observed and data.task != "classification":
-        raise ValueError(f"{run.dataset} has no classes, so that no right answers can be recorded.")
-    checkpoint = checkpoint or checkpoint_file(options.out, run)
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    found = fit(
-        model,
-        method.objective,
-        method.data or data,
-        settings if run.select != "last" else dataclasses.replace(settings, select="last"),
-        lambda net, part: score_of(measured(net, part, detailed=False), run.metric, run.select),
-        name=f"{name}/{run.row}",
-        seed=run.seed,
-        rows=method.rows,
-        relabel=label_noise(run.load),
-        arrange=method.arrange,
-        budget=None if budget is None else budget - method.evaluations,
-        checkpoint=checkpoint,
-        device=device,
-        progress=progress,
-        observe=right_answers if is_observed else None,
-        ranks=options.ranks,
-        code=code,
-    )
-    if options.keep_models and with_test and options.ranks.is_first:
-        save_checkpoint(model_file(options.out, run), {"model": model_tensors(model)}, {"epoch": found.epoch})
-    with split_rows(model, options.ranks):
-        metrics = {
-            **({"test": measured(model, data.test, noise=test_noise())} if with_test else {}),
-            "validation": measured(model, data.validation),
+    with _event_files(run, options) as board:
+
+        def end_epoch(end: EpochEnd) -> None:
+            board(end)
+            progress(end)
+
+        result = fit(
+            model,
+            method.objective,
+            method.data or data,
+            settings if run.select != "last" else dataclasses.replace(settings, select="last"),
+            lambda net, part: score_of(measured(net, part, detailed=False), run.metric, run.select),
+            name=run.streams,
+            seed=run.seed,
+            rows=method.rows,
+            relabel=label_noise(run.load),
+            arrange=method.arrange,
+            budget=None if budget is None else budget - method.evaluations,
+            checkpoint=checkpoint_of(run, options),
+            device=device,
+            progress=end_epoch,
+            observe=right_answers if options.every_epoch else None,
+        )
+    if options.keep_models:
+        with replacing(model_file(options.out, run)) as part:
+            save_file(model_tensors(model), part)
+    return Record.model_validate(
+        {
+            "run": run,
+            "draws": DRAWS,
+            "metrics": {
+                "test": measured(model, data.test, noise=test_noise()),
+                "validation": measured(model, data.validation),
+            },
+            "rows": count_rows(data),
+            "method": method.details,
+            "epoch": result.epoch,
+            "curves": {"loss": _rounded(result.losses), "validation": _rounded(result.scores)},
+            "right": _by_epoch(result.observed) if options.every_epoch else {},
+            "cost": {
+                "evaluations": result.evaluations + method.evaluations,
+                "rows_per_sample": rows_per_sample(run.method, run.settings),
+                "epochs": result.epochs,
+                "seconds": result.seconds + method.seconds,
+                "first_stage": {"evaluations": method.evaluations, "seconds": method.seconds},
+                "device": options.device,
+                "threads": torch.get_num_threads(),
+            },
+            "versions": versions(),
         }
-    return {
-        "run": run.model_dump(mode="json"),
-        "metrics": metrics,
-        **({"rows": count_rows(data)} if with_test else {}),
-        "method": method.details,
-        "epoch": found.epoch,
-        "curves": {"loss": _rounded(found.losses), "validation": _rounded(found.scores)},
-        **({"right": _by_epoch(found.observed)} if is_observed else {}),
-        "cost": {
-            "evaluations": found.evaluations + method.evaluations,
-            "rows_per_sample": rows_per_sample(run.method, run.settings),
-            "epochs": found.epochs,
-            "seconds": found.seconds + method.seconds,
-            "first_stage": {"evaluations": method.evaluations, "seconds": method.seconds},
-            "device": options.device,
-            "threads": torch.get_num_threads(),
-            "world_size": options.ranks.size,
-        },
-        "versions": {**versions(), **code},
-    }
+    )
+
+
+def checkpoint_of(run: Run, options: Options) -> Path:
+    """Return where a run keeps its checkpoint; one with right answers of every epoch has another."""
+    file = checkpoint_file(options.out, run)
+    return file.with_name(f"{file.stem}-epochs{file.suffix}") if options.every_epoch else file
 
 
 def _rounded(values: list[float]) -> list[float]:
@@ -177,47 +143,31 @@ def _rounded(values: list[float]) -> list[float]:
 def _by_epoch(observed: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, list[int]]]:
     """Right answers by part and class (or group), a number for each epoch."""
     return {
-        part: {number: [each[part][number] for each in observed] for number in counts}
+        part: {number: [epoch[part][number] for epoch in observed] for number in counts}
         for part, counts in observed[0].items()
     }
 
 
 def _context(
-    run: Run,
-    data: Dataset,
-    model: nn.Module,
-    settings: TrainingSettings,
-    name: str,
-    device: torch.device,
-    ranks: Ranks,
+    run: Run, data: Dataset, model: nn.Module, settings: TrainingSettings, device: torch.device
 ) -> Context:
     """What the method may look at; a first stage has streams of its own and is not checkpointed."""
+    first = f"{run.streams}/first stage"
 
     def first_stage(
-        net: nn.Module, objective: Objective, first: TrainingSettings, progress: Progress
+        net: nn.Module, objective: Objective, settings: TrainingSettings, progress: Progress
     ) -> FitResult:
-        return fit(
-            net,
-            objective,
-            data,
-            first,
-            lambda *_: 0.0,
-            name=f"{name}/{run.row}/first stage",
-            seed=run.seed,
-            relabel=label_noise(run.load),
-            device=device,
-            progress=progress,
-            ranks=ranks,
-        )
+        options: dict[str, Any] = {"relabel": label_noise(run.load), "device": device, "progress": progress}
+        return fit(net, objective, data, settings, lambda *_: 0.0, name=first, seed=run.seed, **options)
 
     return Context(
         data,
         make_loss(data.task),
         model,
         settings,
-        lambda: make_model(run.model, data, f"{name}/first stage", run.seed),
+        lambda: make_model(run.model, data, first, run.seed),
         first_stage,
-        stream(f"{name}/{run.row}", run.seed, "preparation"),
+        stream(run.streams, run.seed, "preparation"),
         run.match_evaluations,
     )
 
@@ -236,92 +186,91 @@ def training_settings(run: Run) -> TrainingSettings:
     return TrainingSettings(**given)
 
 
-class Report:
-    """Pass the epochs of a run on to a listener and, if options ask for it, to TensorBoard.
-
-    Args:
-        run: What is run.
-        options: Where.
-        listen: Receives every epoch.
-    """
-
-    def __init__(self, run: Run, options: Options, listen: Listener) -> None:
-        self.run, self.listen, self.last = run, listen, 0
-        self.board = None
-        if options.tensorboard is not None and options.ranks.is_first:
-            name = record_file(options.out, run).relative_to(options.out).with_suffix("")
-            self.board = TensorBoard(options.tensorboard / name, settings=_all_settings(run))
-
-    def __call__(self, end: EpochEnd) -> None:
-        """Take the end of an epoch; TensorBoard skips one that is repeated."""
-        if end.epoch > self.last and self.board is not None:
-            self.board(end)
-        self.last = max(self.last, end.epoch)
-        details = {"epoch": end.epoch, "epochs": end.epochs, "loss": end.loss, "score": end.score}
-        self.listen(self.run.label, "epoch", details)
-
-    def finish(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Take the record, and give it back."""
-        if self.board is not None:
-            self.board.finish(_single_numbers(record))
-        return record
-
-    def close(self) -> None:
-        """Close the files of TensorBoard."""
-        if self.board is not None:
-            self.board.close()
-
-
-def _all_settings(run: Run) -> dict[str, Any]:
-    """Name each setting of a run once."""
-    names = {name: getattr(run, name) for name in ("table", "dataset", "row", "method", "seed", "select")}
-    groups = {"training": run.training, "method": run.settings, "model": run.model}
-    return names | {
-        f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()
-    }
-
-
-def _single_numbers(record: dict[str, Any]) -> dict[str, float]:
-    """Pick the metrics of a record that are one number."""
-    return {
-        f"{part}_{name}": value
-        for part, metrics in record["metrics"].items()
-        for name, value in metrics.items()
-        if isinstance(value, float)
-    }
-
-
 @contextlib.contextmanager
-def claim(run: Run, options: Options) -> Iterator[bool]:
-    """Claim a run; False if it is recorded or another process has it. The first rank answers for all."""
-    file = record_file(options.out, run)
-
-    def is_left() -> bool:
-        return not is_recorded(options.out, run, with_epochs=options.every_epoch)
-
-    if not options.ranks.is_first or not is_left():
-        yield False
+def _event_files(run: Run, options: Options) -> Iterator[Callable[[EpochEnd], None]]:
+    """Yield a function that writes the scalars of an epoch for TensorBoard, if options ask for it."""
+    if options.tensorboard is None:
+        yield lambda end: None
         return
-    with claimed(options.out, file) as mine:
-        yield mine and is_left()
+    from torch.utils.tensorboard import SummaryWriter
+
+    writers: list[Any] = []
+
+    def write(end: EpochEnd) -> None:
+        if not writers:  # a run that resumes replaces the steps that it repeats
+            folder = f"{options.tensorboard}/{run.table}/{run.dataset}/{run.row}/{run_hash(run)}"
+            writers.append(SummaryWriter(folder, purge_step=end.epoch))
+            writers[0].add_text("run", run.model_dump_json(indent=1))
+        for name, value in dataclasses.asdict(end).items():
+            writers[0].add_scalar(name, value, end.epoch)
+        writers[0].flush()  # so that a kill loses nothing
+
+    try:
+        yield write
+    finally:
+        for writer in writers:
+            writer.close()
 
 
-def record_run(run: Run, options: Options, record: dict[str, Any], listen: Listener) -> str:
-    """Write the record of a run in place of its checkpoint; returns "done"."""
-    if options.ranks.is_first:
-        write_record(record_file(options.out, run), record)
-        checkpoint_file(options.out, run).unlink(missing_ok=True)
-    listen(run.label, "done", record["metrics"]["test"])
-    return "done"
+def check_runs(runs: Sequence[Run], options: Options) -> dict[str, str]:
+    """Build everything that runs need once, on a few rows, before anything trains.
+
+    Returns:
+        Why data cannot be loaded, by data set; the other runs can be done.
+
+    Raises:
+        SpecificationError: If a name or a setting is wrong; the message names table, data set and row.
+    """
+    problems: dict[str, str] = {}
+    loaded: dict[str, Dataset] = {}
+    for run in {(run.dataset, run.row, run.table): run for run in runs}.values():
+        where = f"{run.table}, {run.dataset}, {run.row}"
+        _check_known(where, "method", run.method, METHODS)
+        _check_known(where, "data set", run.load["name"], DATASETS)
+        _check_known(where, "network", str(run.model.get("name")), MODELS)
+        key = json.dumps(run.load, sort_keys=True)
+        try:
+            training = dataclasses.replace(training_settings(run), epochs=1)
+            if key not in loaded and run.dataset not in problems:
+                loaded[key] = _few_rows(load_dataset(run.load, run.seed, options.data_dir))
+        except (OSError, ImportError) as error:
+            problems[run.dataset] = f"{run.dataset}: {error}"
+        except Exception as error:
+            raise SpecificationError(f"{where}: {error}") from error
+        if run.dataset in problems:
+            continue
+        data = loaded[key]
+        if (run.metric == "rmse") != (data.task == "regression"):
+            raise SpecificationError(f"{where}: metric {run.metric} does not suit {data.task}.")
+        if options.every_epoch and data.task != "classification":
+            raise SpecificationError(f"{where}: --every-epoch counts right answers of classes.")
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                model = make_model(run.model, data, "check", 0)
+                prepare(run.method, run.settings, _context(run, data, model, training, torch.device("cpu")))
+        except Exception as error:
+            raise SpecificationError(f"{where}: {type(error).__name__}: {error}") from error
+    return problems
 
 
-def finish_run(run: Run, options: Options, listen: Listener) -> str:
-    """Do a run in this process unless it is recorded or another process has it; returns what happened."""
-    with claim(run, options) as mine:
-        if not options.ranks.from_first(mine):
-            listen(run.label, "skipped", {})
-            return "skipped"
-        listen(run.label, "start", {"epochs": run.training.get("epochs")})
-        with contextlib.closing(Report(run, options, listen)) as report:
-            record = report.finish(do_run(run, options, report))
-        return record_run(run, options, record, listen)
+def _check_known(where: str, what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise SpecificationError(
+            f"{where}: there is no {what} {name!r}. There are {', '.join(known)}. Name your own file with "
+            "--plugin."
+        )
+
+
+def _few_rows(data: Dataset) -> Dataset:
+    """Return some rows of each class and group."""
+
+    def few(split: Split, n: int = 8 if data.task == "classification" else 64) -> Split:
+        labels = torch.zeros(split.n_rows, dtype=torch.long) if split.group is None else split.group
+        if data.task == "classification":
+            labels = labels * (int(split.y.max()) + 1) + split.y
+        rows = torch.cat([(labels == label).nonzero()[:n, 0] for label in labels.unique()])
+        return Split(split.x[rows], split.y[rows], None if split.group is None else split.group[rows])
+
+    return dataclasses.replace(
+        data, train=few(data.train), validation=few(data.validation), test=few(data.test)
+    )

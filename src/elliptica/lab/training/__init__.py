@@ -11,9 +11,7 @@ from elliptica._utils.random import stream as stream
 from elliptica._utils.random import stream_seed as stream_seed
 from elliptica.lab.training.batch import Batch as Batch
 from elliptica.lab.training.batch import Objective as Objective
+from elliptica.lab.training.loop import EpochEnd as EpochEnd
 from elliptica.lab.training.loop import FitResult as FitResult
 from elliptica.lab.training.loop import fit as fit
-from elliptica.lab.training.progress import EpochEnd as EpochEnd
-from elliptica.lab.training.progress import TensorBoard as TensorBoard
-from elliptica.lab.training.rows import split_rows as split_rows
 from elliptica.lab.training.settings import TrainingSettings as TrainingSettings

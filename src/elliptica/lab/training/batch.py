@@ -70,25 +70,13 @@ def batches(
 ) -> Iterator[Batch]:
     """Iterate over the training data once, in a new order unless ``shuffle`` is False.
 
-    Args:
-        split: The training data.
-        size: Rows of a batch.
-        order: Stream of the order.
-        noise: Stream that batches carry for objectives, and from which ``augment`` draws.
-        drop_last: Skip an incomplete last batch, unless it is the only one.
-        device: Device of the batches.
-        augment: Function from inputs and a stream to new inputs.
-        rows: Rows to iterate over, with repetitions. None means each row once.
-        weights: Draw as many rows with replacement instead, with these weights.
-        relabel: Function from targets and the stream of the noise to other targets.
-        arrange: Function from the stream of the order to the ordered rows of the pass.
-        shuffle: False keeps the given order of rows.
+    ``noise`` is the stream that batches carry, from which ``augment`` and ``relabel`` draw, too. ``rows`` are
+    the rows of the pass, with repetitions (None: each once); ``weights`` draws as many with replacement,
+    ``arrange`` orders all of them itself. ``drop_last`` skips an incomplete last batch that is not the only
+    one.
     """
     if arrange is not None and (rows is not None or weights is not None or not shuffle):
-        raise ValueError(
-            "The method arranges the rows of an epoch itself, so they cannot be repeated, balanced or kept "
-            'in order as well. Set balance = "none" and shuffle = true.'
-        )
+        raise ValueError("The method orders the rows itself: it needs balance = none and shuffle = true.")
     rows = torch.arange(split.n_rows) if rows is None else rows
     if weights is not None:
         chosen = rows[torch.multinomial(weights[rows], len(rows), replacement=True, generator=order)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,33 @@ import torch
 from torch import Tensor, nn
 
 from elliptica._utils.random import stream, stream_seed
-from elliptica.distributed.ranks import Ranks
 from elliptica.lab.data.splits import Dataset, Split
 from elliptica.lab.training.batch import Arrange, Batch, Objective, Relabel, Steps, batches
 from elliptica.lab.training.checkpoint import State, Trained, model_tensors
-from elliptica.lab.training.progress import EpochEnd, Progress
-from elliptica.lab.training.rows import split_rows
 from elliptica.lab.training.settings import TrainingSettings
 
 #: A score of a model on a part of the data; larger is better.
 Score = Callable[[nn.Module, Split], float]
 #: From a model to what is kept of an epoch, which JSON can hold.
 Observe = Callable[[nn.Module], object]
-_ALONE = Ranks()
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """State of a training at the end of an epoch."""
+
+    epoch: int  # finished epochs: 1 after the first
+    epochs: int  # all epochs, as far as their number is known
+    loss: float  # mean training loss of this epoch
+    score: float  # validation score after it, larger is better
+    best: float  # best score so far
+    lr: float  # learning rate of its last step
+    seconds: float  # wall time of training and validation so far, over all sittings
+    evaluations: int  # rows that went through the model in training so far
+
+
+#: Callback after each epoch.
+Progress = Callable[[EpochEnd], object]
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,7 @@ class FitResult:
     seconds: float  # wall time of training and validation, over all sittings
     losses: list[float]  # mean training loss of each epoch
     scores: list[float]  # validation score of each epoch
-    observed: list[Any] = field(default_factory=list)  # what `observe` gave after each epoch
+    observed: list[Any]  # what `observe` gave after each epoch
 
 
 def fit(
@@ -52,7 +66,6 @@ def fit(
     *,
     name: str,
     seed: int,
-    streams: tuple[torch.Generator, torch.Generator] | None = None,
     rows: Tensor | None = None,
     relabel: Relabel | None = None,
     arrange: Arrange | None = None,
@@ -61,8 +74,6 @@ def fit(
     device: torch.device | str = "cpu",
     progress: Progress = lambda *_: None,
     observe: Observe | None = None,
-    ranks: Ranks = _ALONE,
-    code: Mapping[str, str] | None = None,
 ) -> FitResult:
     """Train a model and load the weights of the chosen epoch into it.
 
@@ -78,9 +89,7 @@ def fit(
         score: Score on the validation part, larger is better.
         name: Name of the run; part of every stream.
         seed: Number of the repetition.
-        streams: Generators of the order of rows and of the objective's draws, instead of the derived ones.
-        rows: Numbers of the training rows of an epoch, with repetitions;
-            None means each row once.
+        rows: Numbers of the training rows of an epoch, with repetitions; None means each row once.
         relabel: Function from the targets of a batch and a stream to other targets, such as noisy ones.
         arrange: Function from the stream of the order to the rows of an epoch, for methods that compose
             batches.
@@ -89,57 +98,40 @@ def fit(
             it.
         checkpoint: File to write after each epoch and to resume from if it exists.
         device: Device to train on.
-        progress: Callback after each epoch, such as `elliptica.lab.training.TensorBoard`.
+        progress: Callback after each epoch.
         observe: Function of the model, called in evaluation mode after each epoch; its results are kept in
             ``FitResult.observed`` and decide nothing.
-        ranks: Processes that call this together, with the same arguments, and share the work of the network
-            (`split_rows`). The result is that of one process to rounding, unless the
-            network is random (dropout): each process draws from its own stream. The first process writes
-            checkpoints. A run may resume with another number of processes.
-        code: Versions of code that the result depends on; a checkpoint written with others is set aside.
     """
     device = torch.device(device)
     model.to(device)
     optimizer = settings.make_optimizer(model)
-    order, noise = streams or (stream(name, seed, "order"), stream(name, seed, "noise"))
-    trained = Trained(
-        settings, model, objective, optimizer, order, noise, dict(code or {}), observe is not None
-    )
+    order, noise = stream(name, seed, "order"), stream(name, seed, "noise")
+    trained = Trained(settings, model, objective, optimizer, order, noise)
     state, best = State(), model_tensors(model)
     weights = settings.row_weights(data.train)
-    with torch.random.fork_rng(devices=[]), split_rows(model, ranks):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(name, seed, "model"))
         if checkpoint is not None:
-            resumed = trained.restore(checkpoint, ranks)
-            if resumed is not None:
-                state, best = resumed
-        while not _finished(state, settings, budget):
-            if ranks.size > 1:  # dropout masks differ among processes, and need not be in a checkpoint
-                torch.manual_seed(stream_seed(name, seed, "model", state.epoch, ranks.rank))
-            _epoch(
-                state,
-                trained,
-                batches(
-                    data.train,
-                    settings.batch_size,
-                    order=order,
-                    noise=noise,
-                    drop_last=settings.drop_last,
-                    device=device,
-                    augment=settings.augmentation(),
-                    rows=rows,
-                    weights=weights,
-                    relabel=relabel,
-                    arrange=arrange,
-                    shuffle=settings.shuffle,
-                ),
-                device,
-                budget,
+            state, best = trained.restore(checkpoint) or (state, best)
+        while not _is_finished(state, settings, budget):
+            parts = batches(
+                data.train,
+                settings.batch_size,
+                order=order,
+                noise=noise,
+                drop_last=settings.drop_last,
+                device=device,
+                augment=settings.augmentation(),
+                rows=rows,
+                weights=weights,
+                relabel=relabel,
+                arrange=arrange,
+                shuffle=settings.shuffle,
             )
+            _epoch(state, trained, parts, device, budget)
             begin = time.perf_counter()
             model.eval()
             value = score(model, data.validation)
-            trained.check_agreement(value, ranks)
             state.scores.append(value)
             is_early = getattr(objective, "is_warming_up", False)
             if is_early or settings.select == "last" or value >= state.best_score or state.best_epoch < 0:
@@ -149,20 +141,9 @@ def fit(
                 state.observed.append(observe(model))
             state.epoch += 1
             state.seconds += time.perf_counter() - begin
-            if checkpoint is not None and ranks.is_first:
+            if checkpoint is not None:
                 trained.save(checkpoint, state, best)
-            progress(
-                EpochEnd(
-                    state.epoch,
-                    _expected(state, settings, budget),
-                    state.losses[-1],
-                    value,
-                    state.best_score,
-                    float(optimizer.param_groups[0]["lr"]),
-                    state.seconds,
-                    state.evaluations,
-                )
-            )
+            progress(_end(state, trained, budget))
     model.load_state_dict(best)
     model.eval()
     return FitResult(
@@ -177,17 +158,21 @@ def fit(
     )
 
 
-def _finished(state: State, settings: TrainingSettings, budget: int | None) -> bool:
+def _is_finished(state: State, settings: TrainingSettings, budget: int | None) -> bool:
     if state.epoch >= settings.epochs if budget is None else state.evaluations >= budget:
         return True
     return settings.patience is not None and state.epoch - 1 - state.best_epoch >= settings.patience > 0
 
 
-def _expected(state: State, settings: TrainingSettings, budget: int | None) -> int:
-    """Return the number of epochs, as far as it is known."""
-    if budget is None:
-        return settings.epochs
-    return max(state.epoch, math.ceil(budget * state.epoch / max(state.evaluations, 1)))
+def _end(state: State, trained: Trained, budget: int | None) -> EpochEnd:
+    epochs = trained.settings.epochs
+    if budget is not None:
+        epochs = max(state.epoch, math.ceil(budget * state.epoch / max(state.evaluations, 1)))
+    rate = float(trained.optimizer.param_groups[0]["lr"])
+    loss, score = state.losses[-1], state.scores[-1]
+    return EpochEnd(
+        state.epoch, epochs, loss, score, state.best_score, rate, state.seconds, state.evaluations
+    )
 
 
 def _epoch(

@@ -5,47 +5,32 @@ from __future__ import annotations
 from torch import nn
 
 from elliptica.baselines.names import BASELINES
-from elliptica.lab.experiments.methods.context import Context, Factory, Prepared, Settings
-from elliptica.lab.experiments.methods.modules import from_module
+from elliptica.lab.experiments.methods.context import Context, Factory, Prepared, Settings, from_module
 from elliptica.lab.experiments.methods.objectives import OBJECTIVES
 from elliptica.lab.experiments.methods.stages import STAGES
-from elliptica.lab.experiments.specification import OWN
 
 #: Methods by name.
 METHODS: dict[str, Factory] = {
-    **{name: from_module(each) for name, each in BASELINES.items()},
+    **{name: from_module(module) for name, module in BASELINES.items()},
     **OBJECTIVES,
     **STAGES,
 }
 #: Rows that go through the network for each sample of a step, of methods of which their settings do not say.
-ROWS_PER_SAMPLE: dict[str, int] = {name: each.rows_per_sample for name, each in BASELINES.items()}
-
-
-class MethodError(ValueError):
-    """A method or one of its settings does not exist."""
+ROWS_PER_SAMPLE: dict[str, int] = {name: module.rows_per_sample for name, module in BASELINES.items()}
 
 
 def prepare(name: str, settings: Settings, context: Context) -> Prepared:
-    """A method, ready to train.
-
-    Raises:
-        MethodError: If the method, or a setting, is not known.
-    """
-    if name not in METHODS:
-        raise MethodError(f"There is no method {name!r}. There are {', '.join(METHODS)}. {OWN}")
-    try:
-        return METHODS[name](dict(settings), context)
-    except (TypeError, KeyError) as error:
-        raise MethodError(f"Method {name!r} with {settings}: {error}") from error
+    """Return a method, ready to train."""
+    return METHODS[name](dict(settings), context)
 
 
 def make_loss(task: str) -> nn.Module:
-    """The loss of a task."""
+    """Return the loss of a task."""
     return nn.CrossEntropyLoss() if task == "classification" else nn.MSELoss()
 
 
 def rows_per_sample(name: str, settings: Settings) -> int:
-    """Rows that go through the network for each sample of a step."""
+    """Return the rows that go through the network for each sample of a step."""
     if name == "c-mixup" and "at" in settings:
         return 2  # both ends
     if name != "elliptic":

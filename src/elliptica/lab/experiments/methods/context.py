@@ -1,7 +1,8 @@
-"""What a method gets to see of a run, and what it gives back."""
+"""What a method gets to see of a run, what it gives back, and methods that are one module."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +12,10 @@ from torch import Tensor, nn
 
 from elliptica.lab.data.splits import Dataset
 from elliptica.lab.training.batch import Arrange, Batch, Objective
-from elliptica.lab.training.loop import FitResult
-from elliptica.lab.training.progress import Progress
+from elliptica.lab.training.loop import FitResult, Progress
 from elliptica.lab.training.settings import TrainingSettings
 
 Settings = dict[str, Any]
-
-
 #: Train another network on the same data, before the run itself; it is left with the weights of its last
 #: epoch.
 FirstStage = Callable[[nn.Module, Objective, TrainingSettings, Progress], FitResult]
@@ -60,19 +58,18 @@ Factory = Callable[[Settings, Context], Prepared]
 
 
 class ModuleObjective:
-    """An objective made of a module that owns the model; what the module remembers is kept in checkpoints."""
+    """An objective made of a module that owns the model; checkpoints keep the buffers of the module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         self.module.train(model.training)
-        loss: Tensor = self.call(batch)
-        return loss
+        return self.call(batch)
 
     def call(self, batch: Batch) -> Tensor:
-        """The module on a batch."""
+        """Call the module on a batch."""
         loss: Tensor = self.module(batch.x, batch.y, generator=batch.generator)
         return loss
 
@@ -89,13 +86,50 @@ class ModuleObjective:
         return bool(getattr(self.module, "just_annealed", False))
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Buffers of the module, without the model's."""
+        """Return the buffers of the module, without the model's."""
         state = self.module.state_dict()
         return {k: v.detach().cpu().clone() for k, v in state.items() if not k.startswith("model.")}
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Give them back."""
+        """Restore them."""
         self.module.load_state_dict(tensors, strict=False)
+
+
+class Grouped(ModuleObjective):
+    """A module that is called with a number for each row."""
+
+    def __init__(self, module: nn.Module, numbers: Tensor) -> None:
+        super().__init__(module)
+        self.numbers = numbers
+
+    def call(self, batch: Batch) -> Tensor:
+        """Call the module on a batch."""
+        number = self.numbers[batch.index].to(batch.x.device)
+        loss: Tensor = self.module(batch.x, batch.y, number, generator=batch.generator)
+        return loss
+
+
+def from_module(module: Callable[..., nn.Module]) -> Factory:
+    """Return the method of a module that is made by ``module(model, loss_fn, **settings)``.
+
+    It gets ``num_classes`` if it takes that, and ``"input"`` in its ``layers`` is the input. It is called
+    with inputs, targets and ``generator=``, and with the environment of each row (`environment`) if its
+    ``forward`` has a parameter ``group``.
+    """
+    parameters = inspect.signature(module).parameters
+    takes_classes = "num_classes" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    sees_groups = "group" in inspect.signature(getattr(module, "forward", module)).parameters
+
+    def make(settings: Settings, context: Context) -> Prepared:
+        if "layers" in settings:
+            settings["layers"] = [None if layer == "input" else layer for layer in settings["layers"]]
+        if takes_classes:
+            settings = {"num_classes": context.num_classes, **settings}
+        numbers = environment(context.data) if sees_groups else None
+        owner = module(context.model, context.loss_fn, **settings)
+        return Prepared(ModuleObjective(owner) if numbers is None else Grouped(owner, numbers))
+
+    return make
 
 
 def environment(data: Dataset) -> Tensor:
@@ -114,10 +148,7 @@ def environment(data: Dataset) -> Tensor:
     """
     train, known = data.train, data.validation
     if train.group is None or known.group is None:
-        raise ValueError(
-            "The method needs a group for each training row, but the data have none. Use data with groups, "
-            "or a method that does not look at them."
-        )
+        raise ValueError("The method needs a group for each training row, but the data have none.")
     if data.task != "classification":
         return train.group
     n_attributes, rest = divmod(int(known.group.max()) + 1, int(known.y.max()) + 1)

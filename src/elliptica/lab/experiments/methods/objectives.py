@@ -31,27 +31,14 @@ from elliptica.core.weighting import Girsanov, GradientNorm, GradientSoftmax, Mu
 from elliptica.lab.experiments.methods.context import (
     Context,
     Factory,
+    Grouped,
     ModuleObjective,
     Prepared,
     Settings,
     environment,
+    from_module,
 )
-from elliptica.lab.experiments.methods.modules import Grouped, from_module
 from elliptica.lab.training.batch import Batch
-
-
-class _CMixupObjective(ModuleObjective):
-    """C-Mixup with partners from the whole training set, as in the reference."""
-
-    def __init__(self, module: CMixup, kernel: TargetKernel, context: Context) -> None:
-        super().__init__(module)
-        self.kernel, self.train = kernel, context.data.train
-
-    def call(self, batch: Batch) -> Tensor:
-        j = self.kernel.sample(batch.index, generator=batch.generator)
-        end = (self.train.x[j].to(batch.x), self.train.y[j].to(batch.y))
-        loss: Tensor = self.module(batch.x, batch.y, end=end, generator=batch.generator)
-        return loss
 
 
 def c_mixup(settings: Settings, context: Context) -> Prepared:
@@ -61,7 +48,7 @@ def c_mixup(settings: Settings, context: Context) -> Prepared:
     if mode == "batch":
         return Prepared(ModuleObjective(module))
     kernel = TargetKernel(context.data.train.y, settings["bandwidth"])
-    return Prepared(_CMixupObjective(module, kernel, context))
+    return Prepared(_DataPartners(module, kernel, context))
 
 
 def label_smoothing(settings: Settings, context: Context) -> Prepared:
@@ -82,24 +69,21 @@ class _DataPartners(ModuleObjective):
     """Partners from the whole training set."""
 
     def __init__(
-        self, module: nn.Module, table: PartnerTable | TargetKernel, context: Context, n_partners: int
+        self, module: nn.Module, table: PartnerTable | TargetKernel, context: Context, n_partners: int = 1
     ) -> None:
         super().__init__(module)
         self.table, self.train, self.n_partners = table, context.data.train, n_partners
 
     def call(self, batch: Batch) -> Tensor:
-        j = self.draw(batch.index, batch.generator)
+        if isinstance(self.table, PartnerTable):
+            j = self.table.sample(batch.index, n_bridges=self.n_partners, generator=batch.generator)
+        else:
+            index = batch.index.repeat_interleave(self.n_partners)
+            j = self.table.sample(index, generator=batch.generator).unflatten(0, (-1, self.n_partners))
         j = j[:, 0] if self.n_partners == 1 else j
         end = (self.train.x[j].to(batch.x), self.train.y[j].to(batch.y))
         loss: Tensor = self.module(batch.x, batch.y, end=end, generator=batch.generator)
         return loss
-
-    def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the partners of some training rows, ``(batch, partner)``."""
-        if isinstance(self.table, PartnerTable):
-            return self.table.sample(index, n_bridges=self.n_partners, generator=generator)
-        drawn = self.table.sample(index.repeat_interleave(self.n_partners), generator=generator)
-        return drawn.unflatten(0, (-1, self.n_partners))
 
 
 class _SelfPartners(ModuleObjective):
@@ -207,14 +191,8 @@ def group_dro(settings: Settings, context: Context) -> Prepared:
     group = context.data.train.group
     assert group is not None
     sizes = torch.bincount(group)
-    module = GroupDRO(
-        context.model,
-        context.loss_fn,
-        len(sizes),
-        group_sizes=sizes,
-        num_classes=context.num_classes,
-        **settings,
-    )
+    settings = {"group_sizes": sizes, "num_classes": context.num_classes, **settings}
+    module = GroupDRO(context.model, context.loss_fn, len(sizes), **settings)
     return Prepared(Grouped(module, group))
 
 

@@ -26,7 +26,7 @@ from elliptica.core.inputs import EllipticWarning
 from elliptica.lab.data.splits import Split
 from elliptica.lab.experiments.methods.context import Context, Factory, ModuleObjective, Prepared, Settings
 from elliptica.lab.training.batch import Batch
-from elliptica.lab.training.progress import EpochEnd
+from elliptica.lab.training.loop import EpochEnd
 from elliptica.lab.training.settings import TrainingSettings
 
 
@@ -51,9 +51,7 @@ def _first(context: Context, share: float, **changes: Any) -> TrainingSettings:
     With a budget the second stage is shorter, too: both together have the epochs of one.
     """
     if not 0 < share <= 1:
-        raise ValueError(
-            f"first must be a share of the epochs between 0 and 1, but got {share}. E.g. first = 0.2."
-        )
+        raise ValueError(f"first must be a share of the epochs between 0 and 1, but got {share}.")
     if context.has_budget:
         share = share / (1 + share)
     first = {
