@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from elliptica.report.judge import Difference, Measure, judge_seeds, paired_differences
+from elliptica.report.judge import Difference, Measure, judge_seeds
 
 RMSE = Measure("average", "RMSE", higher_is_better=False, decimals=3)
 ACCURACY = Measure("average", "accuracy", higher_is_better=True, percent=True)
@@ -47,7 +47,7 @@ def test_every_measure_is_judged_and_all_widen_each_other():
     verdict = judge_seeds(values, [RMSE, worst], ["erm", "trade"], "erm")
     assert [d.result for d in verdict.differences] == ["better", "worse"]
     assert "In worst RMSE, worse: trade." in verdict.sentences
-    (alone,) = paired_differences(values, [RMSE], ["trade"], "erm")
+    (alone,) = judge_seeds(values, [RMSE], ["erm", "trade"], "erm").differences
     assert alone.high - alone.low < verdict.differences[0].high - verdict.differences[0].low
 
 

@@ -74,15 +74,6 @@ def test_every_section_has_the_numbers_of_the_comparison(comparison):
     assert scores == sorted(scores)  # the hardest first
 
 
-def test_scores_of_folds_are_those_of_their_rows(noise):
-    """Fails if a fold is scored with rows of another, or with the mean of all."""
-    scores = next(s for s in page.comparison_page(noise).sections if s.heading == "Test scores")
-    dots = scores.charts[0].figure["data"][::2]  # the others are means
-    rows = noise.shift.folds[1].test
-    gap = noise.predictions.values["linear"][0, rows] - noise.problem.target[rows]
-    assert dots[page.in_order(noise).index("linear")]["x"][1] == pytest.approx(np.sqrt(np.mean(gap**2)))
-
-
 def test_names_from_the_table_stay_text(comparison):
     content = page.comparison_page(comparison)
     text, html = to_markdown(content), to_html(content)

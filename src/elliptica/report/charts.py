@@ -109,16 +109,3 @@ def lines(
     return figure(
         traces, 340, xaxis={"title": {"text": escape(x_label)}}, yaxis={"title": {"text": escape(y_label)}}
     )
-
-
-def reliability(bins: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Draw the share of right answers against the mean confidence of each bin, by method."""
-    traces = [_trace([0, 1], [0, 1], "lines", line={"color": _GREY, "dash": "dot"}, hoverinfo="skip")]
-    for number, (method, (confidence, accuracy)) in enumerate(bins.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        trace = _trace(
-            confidence, accuracy, "lines+markers", marker={"color": colour}, line={"color": colour}
-        )
-        traces.append(trace | {"name": escape(method), "showlegend": True})
-    axes = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "share that is right"}}}
-    return figure(traces, 340, **axes)

@@ -136,7 +136,8 @@ class Verdict:
     @property
     def winners(self) -> list[str]:
         """Methods that are shown to be better than the reference, the best one first."""
-        return [d.method for d in ranked(self.differences, self.measure(self.tiebreak_metric), "better")]
+        metric = [measure for measure in self.measures if measure.name == self.tiebreak_metric]
+        return [d.method for measure in metric for d in ranked(self.differences, measure, "better")]
 
 
 def ranked(differences: Sequence[Difference], measure: Measure, result: Result) -> list[Difference]:
@@ -181,48 +182,6 @@ def describe_others(
     return said
 
 
-def paired_differences(
-    values: Mapping[str, BySeed],
-    measures: Sequence[Measure],
-    methods: Sequence[str],
-    reference: str,
-    test_share: float = 0.0,
-) -> list[Difference]:
-    """Subtract the reference from every method on the seeds that both have, measure by measure.
-
-    Intervals are Student's for paired differences. They are widened for the number of comparisons
-    (Bonferroni), so that all hold jointly with 95 % confidence. A difference is better or worse if its
-    interval excludes zero. It stays open with fewer than `MIN_SEEDS` seeds, and if all gaps are equal up to
-    rounding, which is too coarse to judge.
-
-    Args:
-        values: Values by measure, method and seed.
-        measures: Measures to judge.
-        methods: Methods other than the reference.
-        reference: Usually ordinary training.
-        test_share: Ratio of test rows to training rows if each seed splits the same rows again; intervals
-            are then corrected for training rows that seeds share. Zero for fixed test rows.
-    """
-    confidence = bonferroni(CONFIDENCE, len(methods) * len(measures))
-    differences = []
-    for measure in measures:
-        theirs = values[measure.name].get(reference, {})
-        for method in methods:
-            ours = values[measure.name].get(method, {})
-            seeds = sorted(set(ours) & set(theirs))
-            if not seeds:
-                continue
-            interval = corrected_interval([ours[s] - theirs[s] for s in seeds], test_share, confidence)
-            size = max(abs(v[s]) for v in (ours, theirs) for s in seeds)
-            result: Result = "open" if len(seeds) >= MIN_SEEDS else "unknown"
-            is_coarse = interval.half_width <= 1e-9 * size
-            if result == "open" and not is_coarse and not interval.low <= 0 <= interval.high:
-                result = "better" if (interval.mean > 0) == measure.higher_is_better else "worse"
-            ends = (interval.mean, interval.low, interval.high)
-            differences.append(Difference(method, measure.name, *ends, len(seeds), result, reference))
-    return differences
-
-
 def judge_seeds(
     values: Mapping[str, BySeed],
     measures: Sequence[Measure],
@@ -230,7 +189,20 @@ def judge_seeds(
     reference: str,
     test_share: float = 0.0,
 ) -> Verdict:
-    """Compare every method with the reference on paired seeds; the first measure decides.
+    """Compare every method with the reference on the seeds that both have; the first measure decides.
+
+    Intervals are Student's for paired differences, widened for the number of comparisons (Bonferroni), so
+    that all hold jointly with 95 % confidence. A difference is better or worse if its interval excludes
+    zero. It is not judged with fewer than `MIN_SEEDS` seeds, and stays open if all gaps are equal up to
+    rounding, which is too coarse.
+
+    Args:
+        values: Values by measure, method and seed.
+        measures: Measures to judge.
+        methods: Methods, the reference among them.
+        reference: Usually ordinary training.
+        test_share: Ratio of test rows to training rows if each seed splits the same rows again; intervals
+            are then corrected for training rows that seeds share. Zero for fixed test rows.
 
     Example:
         >>> measure = Measure("average", "RMSE", higher_is_better=False, decimals=2)
@@ -240,7 +212,13 @@ def judge_seeds(
     """
     first = measures[0]
     others = [m for m in methods if m != reference and values[first.name].get(m)]
-    differences = paired_differences(values, measures, others, reference, test_share)
+    level = bonferroni(CONFIDENCE, len(others) * len(measures))
+    differences = [
+        difference
+        for measure in measures
+        for other in others
+        if (difference := _paired(values[measure.name], (other, reference), measure, level, test_share))
+    ]
     n_tests = sorted({d.n_tests for d in differences if d.measure == first.name})
     if not n_tests or n_tests[-1] < MIN_SEEDS:
         few = f"fewer than {MIN_SEEDS} seeds of {reference} and another method are recorded"
@@ -255,3 +233,19 @@ def judge_seeds(
     basis = f"Paired over {seeds} seeds; intervals hold jointly with 95 %{shared}."
     said = [*describe_others(differences, measures, first, best), basis]
     return Verdict(headline, said, (), differences, best, measures, first.name, first.name)
+
+
+def _paired(
+    values: BySeed, pair: tuple[str, str], measure: Measure, level: float, test_share: float
+) -> Difference | None:
+    ours, theirs = (values.get(method, {}) for method in pair)
+    seeds = sorted(set(ours) & set(theirs))
+    if not seeds:
+        return None
+    interval = corrected_interval([ours[s] - theirs[s] for s in seeds], test_share, level)
+    is_coarse = interval.half_width <= 1e-9 * max(abs(v[s]) for v in (ours, theirs) for s in seeds)
+    result: Result = "open" if len(seeds) >= MIN_SEEDS else "unknown"
+    if result == "open" and not is_coarse and not interval.low <= 0 <= interval.high:
+        result = "better" if (interval.mean > 0) == measure.higher_is_better else "worse"
+    ends = (interval.mean, interval.low, interval.high)
+    return Difference(pair[0], measure.name, *ends, len(seeds), result, pair[1])

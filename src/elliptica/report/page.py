@@ -39,50 +39,29 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page; every field except the heading is optional.
-
-    Attributes:
-        heading: Heading.
-        paragraphs: Paragraphs at the start.
-        table: Rows of text, the header first.
-        left: Left-aligned columns of the table, besides the first one.
-        bold: Cells in bold, as (row, column), counted without the header.
-        points: A list.
-        bars: A bar chart.
-        charts: Plotly figures.
-        mark: A word before the heading, such as ``"warning"``.
-        folded: Whether HTML shows only the heading until it is opened.
-    """
+    """A part of a page; every field except the heading is optional."""
 
     heading: str
     paragraphs: Sequence[str] = ()
-    table: Sequence[Sequence[str]] = ()
-    left: Collection[int] = ()
-    bold: Collection[tuple[int, int]] = ()
-    points: Sequence[str] = ()
-    bars: Sequence[Bar] = ()
+    table: Sequence[Sequence[str]] = ()  # rows of text, the header first
+    left: Collection[int] = ()  # left-aligned columns, besides the first one
+    bold: Collection[tuple[int, int]] = ()  # cells in bold, as (row, column), counted without the header
+    points: Sequence[str] = ()  # a list
+    bars: Sequence[Bar] = ()  # a bar chart
     charts: Sequence[Chart] = ()
-    mark: str = ""
-    folded: bool = False
+    mark: str = ""  # a word before the heading, such as "warning"
+    folded: bool = False  # whether HTML shows only the heading until it is opened
 
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page.
-
-    Attributes:
-        title: Heading.
-        headline: The answer in one sentence.
-        sentences: Further sentences, below the headline.
-        sections: Sections in order.
-        kind: Source of the page, as text.
-    """
+    """A whole page."""
 
     title: str
-    headline: str
-    sentences: Sequence[str] = ()
+    headline: str  # the answer in one sentence
+    sentences: Sequence[str] = ()  # further sentences, below the headline
     sections: Sequence[Section] = ()
-    kind: str = ""
+    kind: str = ""  # source of the page, as text
 
 
 def render(page: Page, path: Path) -> None:
@@ -97,10 +76,7 @@ def to_markdown(page: Page) -> str:
 
 
 def to_html(page: Page) -> str:
-    """Write a page as one HTML file that requests nothing from a network.
-
-    Without plotly, the charts are left out.
-    """
+    """Write a page as one HTML file that requests nothing from a network; charts need plotly."""
     charts = [chart for section in page.sections for chart in section.charts]
     script = ""
     if charts:

@@ -17,13 +17,10 @@ _BINS = 15
 def score_classes(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> dict[str, Any]:
     """Score class probabilities beyond the accuracy of the likeliest class.
 
-    - ``auroc``: area under the receiver operating curve, one class against the rest, mean over classes; None
-      if only one class has rows.
-    - ``calibration``: expected calibration error of the likeliest class, 15 bins of equal width.
-    - ``uncertainty``: mean entropy of the probabilities, for the rows of each class, as a share of the
-      entropy of the uniform distribution. (The paper's appendix does not say which score its figure shows.)
-    - ``reliability``: for each of these bins, the number of rows, the sum of their confidences, and how many
-      were right; bins of several seeds can be added.
+    ``auroc`` is the area under the receiver operating curve, one class against the rest, mean over classes
+    (None if only one class has rows), ``calibration`` the expected calibration error, ``uncertainty`` the
+    mean entropy of the rows of each class, as a share of the largest, and ``reliability`` rows, summed
+    confidence and right answers of each bin; bins of several seeds can be added.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -54,12 +51,7 @@ def calibration_error(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"])
 
 
 def brier_score(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> float:
-    """Mean squared distance of the probabilities from the true class, between 0 and 2.
-
-    Example:
-        >>> brier_score(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))  # 2 * 0.25**2
-        0.125
-    """
+    """Mean squared distance of the probabilities from the true class, between 0 and 2."""
     chosen = p.gather(1, y[:, None])[:, 0]
     return float((p.square().sum(1) - 2 * chosen + 1).mean())
 
@@ -67,15 +59,7 @@ def brier_score(p: Float[Tensor, "rows classes"], y: Int[Tensor, " rows"]) -> fl
 def risk_coverage_area(confidence: Float[Tensor, " rows"], wrong: Tensor) -> float:
     """Area under the risk-coverage curve: the error among the ``k`` surest rows, averaged over all ``k``.
 
-    Rows of equal confidence are taken in a random order, and the area is its expectation: a constant
-    confidence has the error of all rows.
-
-    Example:
-        >>> wrong = torch.tensor([False, False, True, True])
-        >>> round(risk_coverage_area(torch.tensor([0.9, 0.8, 0.7, 0.6]), wrong), 4)  # (0 + 0 + 1/3 + 1/2) / 4
-        0.2083
-        >>> risk_coverage_area(torch.ones(4), wrong)
-        0.5
+    Rows of equal confidence are taken in a random order, and the area is its expectation.
     """
     _, place, sizes = (-confidence).unique(return_inverse=True, return_counts=True)
     errors = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, place, wrong.double())

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from elliptica._utils.statistics import clopper_pearson, student_quantile
 from elliptica.core.layers import evaluation_mode
-from elliptica.report import charts
-from elliptica.report.page import Bar, Chart, Page, Section
+from elliptica.report.page import Bar, Page, Section
 from elliptica.report.scores import score_classes
 from elliptica.tables.diagnose import diagnose_fitted
 from elliptica.tables.findings import Diagnosis, Finding, Quantity
@@ -70,7 +69,7 @@ def _scores(fitted: FittedModel, notes: Sequence[str]) -> list[Section]:
     with evaluation_mode(fitted.model), torch.no_grad():
         output = torch.cat([fitted.model(b.to(first)).float().cpu() for b in x.split(fitted.batch_size)])
     warning = "If the model was trained on these rows, the scores say nothing about other rows."
-    table, parts, drawn = [["measure", "value", "95 % interval"]], {}, []
+    table, parts = [["measure", "value", "95 % interval"]], {}
     show = _rmse if y.is_floating_point() else _share
     if y.is_floating_point():
         losses = (output - y).square().reshape(len(output), -1).mean(1).double()
@@ -81,15 +80,11 @@ def _scores(fitted: FittedModel, notes: Sequence[str]) -> list[Section]:
         auroc = "-" if scores["auroc"] is None else f"{100 * scores['auroc']:.1f} %"
         table += [["accuracy", *_share(losses)], ["area under the ROC curve", auroc, ""]]
         table.append(["calibration error", f"{100 * scores['calibration']:.1f} %", ""])
-        bins = scores["reliability"]
-        used = [k for k, n in enumerate(bins["rows"]) if n]
-        points = [[bins[key][k] / bins["rows"][k] for k in used] for key in ("confidence", "right")]
-        drawn = [Chart("Reliability", charts.reliability({fitted.name: (points[0], points[1])}))]
         parts["class"] = {fitted.class_name(k): y == k for k in y.unique().tolist()}
     if groups is not None:
         names = [str(group) for group in groups]
         parts["group"] = {g: torch.tensor([n == g for n in names]) for g in sorted(set(names))}
-    sections = [Section("Scores", [f"{len(y):,} rows. {warning}", *notes], table, charts=drawn)]
+    sections = [Section("Scores", [f"{len(y):,} rows. {warning}", *notes], table)]
     for kind, members in parts.items():
         lines = [[name, f"{int(own.sum()):,}", *show(losses[own])] for name, own in members.items()]
         head = [kind, "rows", table[1][0], "95 % interval"]

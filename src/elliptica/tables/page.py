@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from elliptica.report import charts
 from elliptica.report.page import Chart, Page, Section, render
 from elliptica.tables.columns import ColumnUse
 from elliptica.tables.comparison import Comparison
-from elliptica.tables.metrics import Metric, score, score_parts
+from elliptica.tables.metrics import score_parts
 from elliptica.tables.model import TargetRows
-from elliptica.tables.plan import CONSTANT, NAMES, REFERENCE, SEES_GROUPS, TREES
+from elliptica.tables.plan import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 
 #: With fewer epochs, only the start of training is compared.
 FEW_EPOCHS = 20
@@ -35,18 +34,13 @@ def write_reports(comparison: Comparison, folder: Path, target_rows: Sequence[st
 
 
 def comparison_page(comparison: Comparison, target_rows: Sequence[str] = ()) -> Page:
-    """Build the page of a comparison.
-
-    Args:
-        comparison: Result of at least one fold.
-        target_rows: Sentences about the rows to predict, see `describe_rows`.
-    """
-    verdict, problem, shift = comparison.verdict, comparison.problem, comparison.shift
-    sentences = [" ".join(verdict.sentences), *range_words(comparison), *unfinished(comparison)]
-    notices = cautions(comparison)
+    """Build the page of a comparison; ``target_rows`` are sentences about the rows to predict."""
+    verdict, problem = comparison.verdict, comparison.problem
+    said = [" ".join(verdict.sentences), *range_words(comparison), *unfinished(comparison)]
     columns = [["column", "used as", "change with"], *column_rows(problem.columns)]
+    model = [describe_model(comparison)] if comparison.complete else []
     sections = [
-        *([Section("Cautions", points=notices)] if notices else []),
+        Section("Cautions", points=cautions(comparison)),
         _scores(comparison),
         _differences(comparison),
         _parts(comparison),
@@ -54,13 +48,14 @@ def comparison_page(comparison: Comparison, target_rows: Sequence[str] = ()) -> 
         Section("Columns", table=columns, left=(1, 2), folded=True),
         Section("How it was done", points=_protocol(comparison), folded=True),
         _costs(comparison),
-        *([Section("The rows that you will predict", target_rows)] if target_rows else []),
-        *([Section("About the table", points=problem.notices)] if problem.notices else []),
-        *([Section("Model", [describe_model(comparison)])] if comparison.complete else []),
+        Section("The rows that you will predict", target_rows),
+        Section("About the table", points=problem.notices),
+        Section("Model", model),
     ]
-    kind = f"{count(len(problem.target), 'row')}, predicting {problem.target_name}. {shift.words}"
+    sections = [section for section in sections if section.paragraphs or section.table or section.points]
+    kind = f"{len(problem.target):,} rows, predicting {problem.target_name}. {comparison.shift.words}"
     title = f"Comparison on {comparison.name}"
-    return Page(title, verdict.headline, [text for text in sentences if text], sections, kind)
+    return Page(title, verdict.headline, [text for text in said if text], sections, kind)
 
 
 def facts(comparison: Comparison) -> dict[str, Any]:
@@ -94,13 +89,12 @@ def in_order(comparison: Comparison) -> list[str]:
 def result_rows(comparison: Comparison, most: int | None = None) -> list[list[str]]:
     """Format the test scores as rows of text, header first, then the best method.
 
-    Args:
-        comparison: Result of at least one fold.
-        most: Number of metrics to show, those of the verdict first; None shows all.
+    ``most`` is the number of metrics on a screen, those of the verdict first; None shows all.
     """
-    verdict = comparison.verdict
-    first = (verdict.primary_metric, verdict.tiebreak_metric)
-    metrics = sorted(comparison.metrics, key=lambda metric: metric.name not in first)[:most]
+    verdict, metrics = comparison.verdict, list(comparison.metrics)
+    if most is not None:
+        first = [verdict.primary_metric, verdict.tiebreak_metric, *(metric.name for metric in metrics[:2])]
+        metrics = [next(m for m in metrics if m.name == name) for name in dict.fromkeys(first)][:most]
     group = comparison.problem.group_name
     titles = [
         f"worst {group or m.name.split('_')[1]}" if m.name.startswith("worst_") else m.label for m in metrics
@@ -131,17 +125,15 @@ def footnotes(comparison: Comparison) -> list[str]:
 
 def range_words(comparison: Comparison) -> list[str]:
     """Report the largest share of predictions outside the range of the training targets."""
-    shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
-    if not any(shares.values()):
-        return []
-    most = max(shares, key=lambda method: shares[method])
-    clipped = (
-        "they were clipped to it (--unbounded turns this off)" if comparison.plan.bounded else "unclipped"
+    shares = {values.get("beyond_range", 0.0): m for m, values in comparison.scores.items()}
+    share, fate = (
+        max(shares, default=0.0),
+        "they were clipped to it" if comparison.plan.bounded else "unclipped",
     )
-    return [
-        f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
-        f"left the range of the training targets; {clipped}."
-    ]
+    text = f"{100 * share:.1f} % of the test predictions of {NAMES[shares[share]]}" if share else ""
+    return (
+        [f"{text}, the most of all methods, left the range of the training targets; {fate}."] if text else []
+    )
 
 
 def unfinished(comparison: Comparison) -> list[str]:
@@ -182,8 +174,7 @@ def cautions(comparison: Comparison) -> list[str]:
     plan, problem = comparison.plan, comparison.problem
     said = [*comparison.verdict.cautions]
     said += [f"Not compared: {NAMES[method]}. {error}" for method, error in comparison.failed.items()]
-    if problem.giveaways:
-        names = ", ".join(map(repr, problem.giveaways[:5]))
+    if names := ", ".join(map(repr, problem.giveaways[:5])):
         said.append(
             f"{problem.target_name} follows almost perfectly from a single column: {names}. If that is not "
             "known at prediction time, the scores are too good to be true."
@@ -196,48 +187,22 @@ def cautions(comparison: Comparison) -> list[str]:
         said.append(f"Few epochs: with --epochs {plan.epochs}, only the start of training is compared.")
     for method in comparison.methods:
         errors = [bool(trial.error) for record in comparison.of(method) for trial in record.trials]
-        if any(errors):
-            said.append(f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed.")
+        said += (
+            [f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed."] if any(errors) else []
+        )
     return said
 
 
 def _scores(comparison: Comparison) -> Section:
     verdict, table = comparison.verdict, result_rows(comparison)
     names = {method: label(comparison, method) for method in in_order(comparison)}
-    primary: Any = verdict.measure(verdict.primary_metric)
-    factor = 100 if primary.percent else 1
-    by_fold = {
-        names[m]: [factor * value for value in values] for m, values in _by_fold(comparison, primary).items()
-    }
-    means = {names[m]: factor * comparison.scores[m][primary.name] for m in names}
-    note = "Small dots are folds; the bar is the score over all tested rows."
-    drawn = [Chart("Every fold", charts.dots(by_fold, means, primary.label + ", %" * primary.percent), note)]
     measure = verdict.measure(verdict.tiebreak_metric)
-    shown = [verdict.difference(method, measure.name) for method in names]
-    differences = [difference for difference in shown if difference is not None]
-    if differences:
-        note = "As in the table; intervals hold jointly with 95 % confidence."
-        figure = charts.intervals(differences, names, measure)
-        drawn.append(Chart(f"Compared with {NAMES[REFERENCE]}", figure, note))
+    differences = [verdict.difference(method, measure.name) for method in names]
+    figure = charts.intervals([d for d in differences if d is not None], names, measure)
+    note = "As in the table; intervals hold jointly with 95 % confidence."
+    drawn = [Chart(f"Compared with {NAMES[REFERENCE]}", figure, note)]
     text = [comparison.shift.words, *footnotes(comparison)]
     return Section("Test scores", text, table, left=(len(table[0]) - 1,), charts=drawn)
-
-
-def _by_fold(comparison: Comparison, metric: Metric) -> dict[str, list[float]]:
-    """Score every tested fold of every repeat, by method."""
-    predictions = comparison.predictions
-    values: dict[str, list[float]] = {method: [] for method in in_order(comparison)}
-    for repeat, row in enumerate(predictions.fold):
-        for number in np.unique(row[row >= 0]):
-            fold = np.full_like(predictions.fold, -1)
-            fold[repeat, row == number] = number
-            try:
-                scores = score(replace(predictions, fold=fold))
-            except ValueError:  # no row of a group that is judged
-                continue
-            for method, own in values.items():
-                own.append(scores[method][metric.name])
-    return values
 
 
 def _differences(comparison: Comparison) -> Section:
@@ -298,16 +263,14 @@ def _calibration(comparison: Comparison) -> Section:
 def _costs(comparison: Comparison) -> Section:
     rows = [["method", "seconds", "chosen settings"]]
     for method in comparison.methods:
-        records = comparison.of(method)
         values: dict[str, list[float]] = defaultdict(list)
-        for record in records:
+        for record in comparison.of(method):
             trial = record.trials[record.chosen or 0]
-            length = {"iterations" if method == TREES else "epochs": trial.length} if trial.length else {}
-            for name, value in {**trial.settings, **length, "log target": trial.log_target}.items():
+            for name, value in {**trial.settings, "epochs": trial.length, "log": trial.log_target}.items():
                 values[name] += [float(value)] if value else []
-        ends = {name: (min(chosen), max(chosen)) for name, chosen in values.items() if chosen}
-        words = [f"{n} {low:g}" + (f" to {high:g}" if high > low else "") for n, (low, high) in ends.items()]
-        seconds = sum(record.seconds for record in records)
+        ends = {name: sorted({min(chosen), max(chosen)}) for name, chosen in values.items() if chosen}
+        words = [f"{name} {' to '.join(f'{end:g}' for end in pair)}" for name, pair in ends.items()]
+        seconds = sum(record.seconds for record in comparison.of(method))
         rows.append([label(comparison, method), f"{seconds:.1f}", ", ".join(words)])
     text = "Seconds of trials and training over all folds; networks are trained side by side and share them."
     return Section("Cost and settings", [text], rows, left=(2,), folded=True)
@@ -315,31 +278,28 @@ def _costs(comparison: Comparison) -> Section:
 
 def _protocol(comparison: Comparison) -> list[str]:
     """Describe how the comparison was run, point by point."""
-    plan, problem, shift = comparison.plan, comparison.problem, comparison.shift
-    is_class = problem.task == "classification"
-    average = "Brier score" if is_class else "RMSE"
-    rule = average if plan.select == "average" else comparison.metrics[1].label
+    plan, shift = comparison.plan, comparison.shift
+    is_class = comparison.problem.task == "classification"
+    rule = comparison.metrics[1].label if plan.select == "worst" else "Brier score" if is_class else "RMSE"
+    names = ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods)
     points = [
-        f"{shift.words} {count(shift.folds_per_repeat, 'fold')}, {count(shift.n_repeats, 'repeat')}.",
+        f"{shift.words} {count(shift.folds_per_repeat, 'fold')}, {count(shift.n_repeats, 'repeat')}, seed "
+        f"{plan.seed}.",
         "Preprocessing is fitted on the training rows of each fold and is the same for all methods.",
         f"Every method tries {count(plan.trials, 'setting')} in every fold. Networks (hidden layers of "
         f"{' and '.join(map(str, plan.hidden))} units) share the draws of learning rate and weight decay. "
         f"They stop early on the validation rows, after at most {plan.epochs} epochs.",
         f"The validation rows mimic the shift and choose by {rule} (--select {plan.select}). The chosen "
-        f"settings are trained again ({count(plan.networks, 'network')} together) and predict the test rows "
-        "once.",
-        "Boosted trees and the linear model are scikit-learn's, with the same rows, inputs and number of "
-        "trials.",
+        f"settings are trained again ({count(plan.networks, 'network')}) and predict the test rows once.",
         "A method is recommended if it is shown to be better than ordinary training; if none is, the best "
         "estimate among ordinary training, boosted trees and the linear model is.",
         f"The constant prediction is the {'class frequencies' if is_class else 'mean'} of the training rows.",
+        f"Names for --methods: {names}.",
     ]
     if is_class:
         points.append("Among methods that accuracy does not tell apart, the Brier score decides.")
-        points.append("One temperature, fitted on the validation rows, calibrates the probabilities.")
-    if plan.bounded and not is_class:
+    elif plan.bounded:
         points.append("Predictions of networks are clipped to the range of the training targets.")
     if plan.log_target:
         points.append("The target is positive and skewed: every second setting learns its logarithm.")
-    names = ", ".join(f"{name} ({NAMES[name]})" for name in plan.methods)
-    return [*points, f"Names for --methods: {names}.", f"Seed {plan.seed}."]
+    return points

@@ -36,27 +36,23 @@ def cross_validation_spread(
 ) -> Spread:
     """Estimate the variance of estimates that are sums over rows tested by cross-validation.
 
-    Two sources are added. Rows: the sum of squared influence of clusters, averaged over repeats. The same
-    rows train the other folds, which this does not see; for K folds it is widened by K / (K - 1), the limit
-    of the correction by Nadeau and Bengio (2003) for many repeats. Training: the variation between folds
-    beyond what their rows explain. With several repeats rows drop out of it, because other models test the
-    same rows in another repeat. Folds are few, so half of it is the average over the other estimates.
+    Two sources are added. Rows: the sum of squared influence of clusters, averaged over repeats, widened by
+    K / (K - 1) for K folds, because the same rows train the other folds (the limit of the correction by
+    Nadeau and Bengio, 2003, for many repeats). Training: the variation between folds beyond what their rows
+    explain; half of it is the average over the other estimates, because folds are few. With several repeats
+    rows drop out of it, because other models test the same rows in another repeat.
 
-    Degrees of freedom are those of Satterthwaite. For rows they take account of the fourth moments, so that
-    few clusters, a few large errors or a few rows on which two classifiers disagree count as little. With a
-    single cluster the variance is infinite.
-
-    Clusters that are stretches of time depend on their neighbours. With ``ordered=True`` the variance of rows
-    grows, and its degrees of freedom shrink, by a factor from the correlation of neighbours.
+    Degrees of freedom are those of Satterthwaite; for rows they take account of the fourth moments, so that
+    few clusters or a few large errors count as little. A single cluster has infinite variance.
 
     Args:
         influence: Contribution of each row to each estimate, ``(repeats, estimates, rows)``; an estimate is
             the truth plus the sum over rows, averaged over repeats.
         clusters: Cluster of each row.
         fold: Fold by repeat and row, -1 where a row is not tested.
-        shared: Factor for rows that also train the other folds, by default K / (K - 1); a single fold has
-            none.
-        ordered: Whether the numbers of clusters are their order in time.
+        shared: Factor for rows that also train the other folds, by default K / (K - 1).
+        ordered: Whether clusters are numbered in time, so that the correlation of neighbours widens the
+            variance of rows and takes degrees of freedom.
     """
     mean = influence.mean(0)
     tested = (fold >= 0).any(0)
@@ -93,10 +89,9 @@ def cross_validation_spread(
 
 
 def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
-    """Return the factor by which the correlation of neighbours widens the variance of sums over a series.
+    """Return (1 + r) / (1 - r), the widening for an autoregressive series of the first order.
 
-    For an autoregressive series of the first order it is (1 + r) / (1 - r). The sample correlation of a
-    short series is too small by about (1 + 4 r) / n, which is added.
+    The sample correlation of a short series is too small by about (1 + 4 r) / n, which is added.
     """
     n = by_cluster.shape[1]
     if n < _SHORTEST_SERIES:
@@ -109,9 +104,6 @@ def _serial_inflation(by_cluster: np.ndarray) -> np.ndarray:
 
 def simultaneous_level(correlation: np.ndarray, confidence: float = 0.95, n_draws: int = 20_000) -> float:
     """Return the level of each interval such that all hold at once, given the estimates' correlation (max-t).
-
-    Correlated estimates fail together, so that intervals may be shorter than Bonferroni's. The draws are
-    always the same.
 
     Example:
         >>> independent, same = np.eye(4), np.ones((4, 4))

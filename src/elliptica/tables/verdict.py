@@ -31,8 +31,6 @@ CLASS_FACTOR = 2.0
 MAX_RATIO = 10.0
 #: More rows than this multiple of the present ones are not suggested.
 MAX_FACTOR = 100
-#: A class is rare below this part of an equal share of rows, and missed below this recall.
-RARE, MISSED = 0.5, 0.1
 
 
 def judge(
@@ -72,7 +70,7 @@ def judge(
     return Verdict(
         said[0],
         said[1:],
-        [*_blocks(choice.trained), *_missed(choice.trained, choice.best)],
+        _blocks(choice.trained),
         [*choice.differences, *constant],
         choice.best,
         choice.metrics,
@@ -85,15 +83,8 @@ def judge(
 class Choice:
     """Choose among methods by their estimates.
 
-    Attributes:
-        trained: Predictions of all methods except the constant one.
-        scores: Scores of all methods.
-        differences: Every method against ordinary training, in every judged column.
-        primary: Column that decides.
-        measure: Column of the verdict: the primary one, or the Brier score if accuracies are level.
-        leader: Method with the best estimate.
-        ahead: The leader against ordinary training; None if it is ordinary training.
-        best: Method to recommend.
+    ``leader`` has the best estimate, ``ahead`` is its difference from ordinary training in ``measure`` (None
+    if it is ordinary training), and ``best`` is the method to recommend.
     """
 
     def __init__(self, predictions: Predictions, select: str) -> None:
@@ -345,23 +336,3 @@ def _blocks(predictions: Predictions) -> list[str]:
     if n_clusters < min(20, tested.sum()):
         cautions.append(f"Independent blocks of test rows: {n_clusters}. Intervals are wide and rough.")
     return cautions
-
-
-def _missed(predictions: Predictions, best: str) -> list[str]:
-    """Report rare classes that the best method hardly ever predicts."""
-    if predictions.task != "classification":
-        return []
-    right, classes = predictions.losses["right"], predictions.classes
-    counts, recall = part_means(predictions, right, predictions.labels, len(classes))
-    rows = np.bincount(predictions.labels[predictions.tested.any(0)], minlength=len(classes))
-    rare = (rows < RARE * rows.sum() / len(rows)) & (counts > 0)
-    shares = recall[list(predictions.values).index(best)]
-    missed = [
-        f"{classes[k]!r} ({100 * shares[k]:.0f} % of {rows[k]:,} rows)"
-        for k in np.flatnonzero(rare & (shares < MISSED))
-    ]
-    return [
-        f"With {_name(best)}, a rare class is hardly ever predicted: {text}. Use its probability, or try "
-        "--select worst."
-        for text in missed[:3]
-    ]
