@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Part = Literal["test", "validation", "cost"]
 Epoch = Literal["chosen", "last", "late", "best"]
-Form = Literal["markdown", "latex"]
+Form = Literal["markdown", "latex", "csv"]
 
 _PART = "validation is for choices among methods; cost: rows and seconds to the chosen epoch."
 _EPOCH = (
