@@ -144,11 +144,7 @@ def table_name(table: str) -> str:
 
 
 def load_specification(table: str) -> Specification:
-    """Read a table of the library by name, e.g. ``"table3"``, or one's own by its file, ``"mine.toml"``.
-
-    Raises:
-        SpecificationError: If there is no such table, or it has wrong entries; the message names the key.
-    """
+    """Read a table of the library by name, e.g. ``"table3"``, or one's own by its file, ``"mine.toml"``."""
     if is_own(table):
         if not Path(table).is_file():  # to read a pipe would wait for ever
             raise SpecificationError(f"There is no file {table}.")
