@@ -30,7 +30,7 @@ from elliptica.core.inputs import (
     repeat_rows,
 )
 from elliptica.core.noise import Covariance, Deviation, Factor, Law, Sigma, check_sigma, deviation
-from elliptica.core.partners import Permutation, follow, make_pairing
+from elliptica.core.partners import Permutation, make_pairing
 from elliptica.core.targets import Targets
 
 Sampling = Literal["path", "marginal"]
@@ -157,12 +157,6 @@ class Times(NamedTuple):
     spread: Tensor | None  # deviation ``sqrt(s (1 - s))`` of a unit bridge at each time; None for a grid
     factor: Tensor | None = None  # Cholesky factor of a unit bridge's covariance at a grid's inner times
 
-    def like(self, value: Tensor, t: Tensor) -> Tensor:
-        """Arrange ``t``, one number for each time, to broadcast with rows (on a grid: rows of a time)."""
-        ones = value.ndim - (self.factor is None)
-        t = t if t.dtype == value.dtype else t.to(value.dtype)
-        return t if t.ndim == ones + 1 else t.reshape(-1, *[1] * ones)
-
 
 @functools.lru_cache(maxsize=128)
 def time_grid(n_times: int, last: float, dtype: torch.dtype, device: torch.device) -> Times:
@@ -224,6 +218,13 @@ def tent(order: Tensor, generator: torch.Generator | None, scale: int = 1) -> Te
 
 
 @functools.lru_cache(maxsize=128)
+def _next_places(n: int, device: torch.device) -> Tensor:
+    """Return 1, 2, ..., n - 1, 0."""
+    with torch.inference_mode(False):
+        return torch.arange(1, n + 1, device=device) % n
+
+
+@functools.lru_cache(maxsize=128)
 def _places(n: int, scale: int, device: torch.device) -> Tensor:
     """Return the places of a cycle, equally spaced on [-scale, scale)."""
     with torch.inference_mode(False), torch.no_grad():
@@ -242,7 +243,11 @@ def bridge_points(
     """
     if start.dtype in (torch.bfloat16, torch.float16):  # compute in float32, round once
         return bridge_points(start.float(), end.float(), std, times, generator).to(start.dtype)
-    points = torch.lerp(start, end, times.like(start, times.s))
+    s, spread, ones = times.s, times.spread, start.ndim - (times.factor is None)
+    if s.ndim != ones + 1 or s.dtype != start.dtype:  # times are the first axis, or that of the rows
+        s = s.to(start.dtype).reshape(-1, *[1] * ones)
+        spread = None if spread is None else spread.to(start.dtype).reshape(-1, *[1] * ones)
+    points = torch.lerp(start, end, s)
     inner = 1 if times.factor is None else times.factor.shape[0]
     if inner and not (isinstance(std, float) and std == 0.0):
         width = start.shape[1:] if not isinstance(std, Factor) else std.root.shape[-1:]
@@ -254,8 +259,8 @@ def bridge_points(
             noise, std = std.colour(noise, start), 1.0
         elif isinstance(std, Tensor):
             noise, std = noise * std, 1.0
-        if times.spread is not None:  # in place: the points are fresh
-            points.addcmul_(noise, times.like(start, times.spread), value=std)
+        if spread is not None:  # in place: the points are fresh
+            points.addcmul_(noise, spread, value=std)
         else:
             points[1 : inner + 1].add_(noise, alpha=std)
     return points if times.factor is None else points.flatten(0, 1)
@@ -380,11 +385,12 @@ class Bridges:
         if partners is None:
             count = 1 if self.same_partner else k
             if type(self.pairing) is Permutation and self.pairing.among == "all":
-                # keep the cycles: times follow them
                 device = batch.targets.device
+                # keep the cycles: times follow them
                 orders = [draw_permutation(n, device=device, generator=generator) for _ in range(count)]
-                following = [follow(order) for order in orders]
-                index = following[0] if k == 1 else torch.cat(following * (k // count))
+                following = _next_places(n, device)  # the partner is the next row; the first follows the last
+                each = [torch.empty_like(o).scatter_(0, o, o.index_select(0, following)) for o in orders]
+                index = each[0] if k == 1 else torch.cat(each * (k // count))
                 return Pairs(k, index, orders * (k // count))
             partners = self.pairing(batch.inputs[batch.bridged[0]], batch.targets, count, generator)
         if partners.ndim == 1 or partners.shape[1] == 1:
