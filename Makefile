@@ -99,7 +99,6 @@ results: $(STAMPS)-lab $(STAMPS)-all   ## every committed record and page (days;
 	$(RUN) table5 --dataset skillcraft-in-order,crime-in-order --methods erm,c-mixup
 	$(RUN) table5 --dataset skillcraft-train,crime-train --methods erm,c-mixup,marginal
 	$(RUN) table5 --dataset rcf_mnist-features --methods erm,mixup,c-mixup,elliptic,marginal,green,'noise as green',noise
-	$(BIN)/python studies/plain_loop.py run
 	$(RUN) table6 --dataset breastmnist
 	$(RUN) table6 --dataset breastmnist-per-batch,breastmnist-clean,breastmnist --methods erm,mixup,mixupe,elliptic,marginal --every-epoch
 	$(BIN)/python studies/breast_protocols.py

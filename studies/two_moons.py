@@ -10,24 +10,18 @@ seeds. Ten minutes::
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-from typing import Any, get_args
+from collections.abc import Iterator
+from typing import get_args
 
-import torch
-
-from elliptica.lab.demo.study import Study, record, run_study
+from common import Record, Study, table
+from elliptica.lab.demo.study import Study as Demo
+from elliptica.lab.demo.study import record, run_study
 from elliptica.lab.demo.training import METHODS, NAMES, Variant, describe_variant, variant_settings
-from elliptica.lab.experiments.records import append_lines, read_lines
-
-HERE = Path(__file__).resolve().parent.parent / "results" / "two_moons"
-RECORDS = HERE / "variants.jsonl.gz"
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
-def run_variant(variant: Variant) -> dict[str, Any]:
+def run_variant(variant: Variant) -> Record:
     """Train all methods on a variant; return what the table needs, seed by seed."""
-    study = Study(variant_settings(variant))
+    study = Demo(variant_settings(variant))
     run_study(study)
     if study.interrupted:
         raise KeyboardInterrupt
@@ -53,9 +47,10 @@ def run_variant(variant: Variant) -> dict[str, Any]:
     }
 
 
-def read() -> dict[str, dict[str, Any]]:
-    """Read the records by variant."""
-    return {row["variant"]: row for row in read_lines(RECORDS)}
+def run(records: list[Record]) -> Iterator[list[Record]]:
+    """Train what is not recorded yet."""
+    done = {row["variant"] for row in records}
+    yield from ([run_variant(variant)] for variant in get_args(Variant) if variant not in done)
 
 
 def kept(runs: list[dict[str, float]]) -> int:
@@ -63,51 +58,24 @@ def kept(runs: list[dict[str, float]]) -> int:
     return sum(run["interior_max"] <= run["boundary_max"] for run in runs)
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
-    """Make the table of all recorded variants."""
-    names = " | ".join(NAMES[method] for method in METHODS)
-    lines = [
-        f"| variant | boundary; interior, or what is changed | {names} | untrained |",
-        "|---|---|" + "---|" * (len(METHODS) + 1),
-    ]
-    for variant in get_args(Variant):
-        if variant not in found:
-            continue
-        row = found[variant]
+def blocks(records: list[Record]) -> dict[str, str]:
+    """The table of all recorded variants."""
+    found = {row["variant"]: row for row in records}
+    rows = []
+    for variant in (name for name in get_args(Variant) if name in found):
         cells = []
-        for method in METHODS:
-            runs = row["methods"][method]
-            above = 100 * sum(run["share_above"] for run in runs) / len(runs)
-            right = 100 * sum(run["accuracy"] for run in runs) / len(runs)
+        for runs in (found[variant]["methods"][method] for method in METHODS):
+            above, right = (
+                100 * sum(r[key] for r in runs) / len(runs) for key in ("share_above", "accuracy")
+            )
             cells.append(f"{kept(runs)} ({above:.1f} %, {right:.0f} %)")
-        lines.append(
-            f"| `{variant}` | {describe_variant(variant)} | {' | '.join(cells)} | {sum(row['untrained'])} |"
-        )
-    return "\n".join(lines)
+        untrained = str(sum(found[variant]["untrained"]))
+        rows.append([f"`{variant}`", describe_variant(variant), *cells, untrained])
+    head = ["variant", "boundary; interior, or what is changed", *(NAMES[m] for m in METHODS), "untrained"]
+    return {"tables": "\n".join(table(head, rows, "l" * len(head)))}
 
 
-def write_table() -> None:
-    """Put the table into the page of the results."""
-    page = HERE / "README.md"
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    text = f"{before}{BEGIN}\n\n{table(read())}\n\n{END}{rest.split(END)[1]}"
-    page.write_text(text, encoding="utf-8")
-
-
-def main() -> None:
-    """Run what is missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
-    if parser.parse_args().what == "run":
-        torch.set_num_threads(1)
-        done = read()
-        for variant in get_args(Variant):
-            if variant not in done:
-                row = run_variant(variant)
-                append_lines(RECORDS, [row])
-                print(variant, {method: kept(runs) for method, runs in row["methods"].items()}, flush=True)
-    write_table()
-
+STUDY = Study("two_moons", blocks)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__, run)

@@ -10,7 +10,7 @@ from elliptica.lab.demo.study import Run
 from elliptica.lab.demo.training import METHODS, NAMES, DemoSettings, Method
 from elliptica.landscape import MaximumPrinciple
 
-#: Caveats on the result on half discs; the numbers are from ``results/two_moons/variants.jsonl.gz``.
+#: Caveats on the result on half discs; the numbers are from ``results/two_moons/records.jsonl.gz``.
 SMALL_PRINT = (
     "Shorter training does as well: with 100 steps every method keeps the bound in 24 of 24 seeds, at 85 % "
     "accuracy. Ten regions were tried, and half discs show the contrast: on tubes, bands and shells "
