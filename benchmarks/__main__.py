@@ -14,7 +14,7 @@ import torch
 import elliptica
 from benchmarks import timing
 
-SUITES = ("samplers", "steps", "variance", "landscape", "imports", "partners", "compare", "stacked")
+SUITES = ("samplers", "steps", "variance", "landscape", "imports", "partners", "compare")
 
 
 def short(ratio: float) -> str:
