@@ -98,8 +98,8 @@ def fresh_answer(runs: list[Record]) -> str:
     wrong = ", ".join(f"{name} ({n} of {len(FRESH)})" for name, n in missed.items()) or "none"
     return (
         "**On five seeds that nobody looked at while thresholds were chosen**, "
-        f"n{count(runs).format('; s')}. Wrong: {wrong}. The seeds are new, the situations are not: thresholds "
-        "were chosen for these, and other faults will be missed more often."
+        f"n{count(runs).format('; s')}. Wrong: {wrong}. The seeds are new, the situations are not: "
+        "thresholds were chosen for these, and other faults will be missed more often."
     )
 
 

@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from scipy import stats
 
 import reproduction
-from elliptica.lab.experiments.table import Cell
 
 
 @pytest.mark.slow
@@ -31,16 +29,6 @@ def test_every_table_and_figure_has_a_verdict():
     for kind, numbers in (("Table", range(1, 13)), ("Figure", range(1, 5))):
         for number in numbers:
             assert re.search(rf"{kind}s?[^TF]*\b{number}\b", named), f"{kind} {number} has no verdict"
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.05, 0.1, 0.2, 0.5])
-def test_agreement_is_welchs_test(shift):
-    values = {seed: 2.9 + shift + 0.2 * (seed % 3 - 1) for seed in range(5)}
-    cell = Cell(values, (2.85, 0.174))
-    p = stats.ttest_ind_from_stats(cell.mean, cell.std, 5, 2.85, 0.174, 10, equal_var=False).pvalue
-    assert reproduction.agrees(cell, 10) == (p >= 0.05)
-    low, high = reproduction.agreement(cell, 10)
-    assert (low + high) / 2 == pytest.approx(cell.mean - 2.85)
 
 
 def section(text, anchor):
@@ -72,59 +60,3 @@ def test_every_number_of_the_readme_is_where_it_links_to():
             assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", text), f"{number} in {row}"
     rest = "\n".join(line for line in readme.splitlines() if line not in rows)
     assert not re.search(r"\d+\.\d+ ?%|\d+ of \d+|RMSE of|\d %", rest), "a result outside the tables"
-
-
-def test_verdicts_follow_from_the_records():
-    compare_tables = pytest.importorskip("compare_tables")
-    folder = compare_tables.ROOT / "results" / "compare"
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    assert compare_tables.page(folder) in text
-    for table, shift in compare_tables.read(folder):
-        assert f"| {table} | {shift} |" in text
-
-
-def test_variants_of_two_moons_follow_from_the_records():
-    """The table on the page, and the small print of the demo."""
-    import two_moons
-    from elliptica.lab.demo.results import SMALL_PRINT
-
-    found = two_moons.read()
-    assert two_moons.table(found) in (two_moons.HERE / "README.md").read_text(encoding="utf-8")
-
-    def kept(variant, *methods):
-        return [two_moons.kept(found[variant]["methods"][m]) for m in methods or found[variant]["methods"]]
-
-    assert {len(runs) for row in found.values() for runs in row["methods"].values()} == {24}
-    assert kept("short") == [24] * 4
-    right = [run["accuracy"] for runs in found["short"]["methods"].values() for run in runs]
-    assert f"{100 * sum(right) / len(right):.0f} %" == "85 %"
-    closed = ("tube", "thin-tube", "band", "thin-band", "shell", "wide-shell")
-    assert min(min(kept(region)) for region in closed) >= 22
-    assert max(max(kept(region)) for region in ("outer-arc", "hull", "curve")) < 12
-    assert f"keeps it in {kept('by-distance', 'elliptic')[0]} of 24" in SMALL_PRINT
-    for words, variant in (("keep it in", "two-hidden"), ("ReLU in", "relu")):
-        erm, mixup, elliptic = kept(variant, "erm", "mixup", "elliptic")
-        assert f"{words} {erm}, {mixup} and {elliptic}" in SMALL_PRINT
-    assert SMALL_PRINT.endswith(f"in {kept('half-disc', 'noise')[0]}.")
-
-
-def test_mixup_and_elliptic_training_differ_in_three_seeds():
-    import two_moons
-
-    methods = two_moons.read()["half-disc"]["methods"]
-    kept = {m: [r["interior_max"] <= r["boundary_max"] for r in rows] for m, rows in methods.items()}
-    only = [a and not b for a, b in zip(kept["elliptic"], kept["mixup"], strict=True)]
-    assert sum(only) == 3  # the two-sided exact test has p = 2 / 2**3, as the page says
-    assert all(kept["elliptic"])
-
-
-def test_controls_of_regression_follow_from_the_records():
-    import regression_controls as study
-    from regression_controls_table import ORDER, page
-
-    assert {*study.NETWORKS, study.ENSEMBLE, "boosted trees", "ridge"} == set(ORDER)
-    records = {dataset: study.read(dataset) for dataset in study.TASKS}
-    assert page(records) in (study.HERE / "README.md").read_text(encoding="utf-8")
-    for found in records.values():
-        assert set(found) == set(ORDER)
-        assert {len(by_seed) for row, by_seed in found.items() if row != "ridge"} == {study.N_SEEDS}

@@ -296,7 +296,7 @@ def test_study_diagnoses_with_everything_known_and_writes_both_tables(monkeypatc
     records = [diagnose_battery.examine(BY_NAME[name], 0) for name in ("one feature logistic", "leaked rows")]
     assert set(calls[0]) == {"held_out", "groups", "held_out_groups", "unlabelled"}
     assert len(calls[1]["held_out"][0]) == 400
-    page = diagnose_battery.page(json.loads(json.dumps(records)))
+    page = diagnose_battery.blocks(json.loads(json.dumps(records)))["tables"]
     assert "Named among the first three: 1 of 1 runs" in page
     assert "Sound models with a warning: 1 of 1 runs" in page
     assert "| one feature logistic | sound | **leak**, overfitting | wrong |" in page
