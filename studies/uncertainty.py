@@ -327,14 +327,6 @@ def detection(inside: Answers, outside: Answers) -> dict[str, float]:
     return {name: float(roc_auc_score(truth, torch.cat(pair))) for name, pair in pairs.items()}
 
 
-@torch.no_grad()
-def disagreement(models: list[nn.Module], x: Tensor) -> float:
-    """Mean mutual information of class and network: entropy of the mean less the mean entropy."""
-    p = torch.stack([model(x).double().softmax(1) for model in models])
-    entropy, mean = (-torch.special.xlogy(each, each).sum(-1) for each in (p, p.mean(0)))
-    return float((mean - entropy.mean(0)).mean())
-
-
 def measure(models: list[nn.Module], problem: Problem, seed: int) -> Record:
     """Measure one network or an ensemble; only its temperature is fitted, to the validation rows."""
     validation = ask(models, problem.validation.x)
@@ -357,8 +349,6 @@ def measure(models: list[nn.Module], problem: Problem, seed: int) -> Record:
     }
     if problem.test.group is not None:
         found["test"]["worst_group"] = min(reduce_by((~wrong).double(), problem.test.group).values())
-    if len(models) > 1:
-        found["disagreement"] = {str(t): disagreement(models, t * problem.test.x) for t in FACTORS}
     return found
 
 
@@ -602,20 +592,6 @@ def outside_table(runs: Runs, kind: str) -> list[str]:
     return [f"*{kind.capitalize()}*", "", *grid(runs, show, data=having), ""]
 
 
-def strength_cell(runs: Runs, data: str, name: str) -> str:
-    """Elliptic training at one strength: NLL, ECE, temperature, AUROC by probability and energy."""
-    method, _, strength = name.rpartition(", ")
-    wanted = (data, method, strength)
-    found = [r for r in runs.records if (r["data"], r["method"], r["strength"]) == wanted]
-    nll, *others = (
-        statistics.mean(read(r, m) for r in found)
-        for m in ("test.nll", "test.ece", "outside.softmax", "outside.energy")
-    )
-    temperature = statistics.geometric_mean(r["temperature"] for r in found)
-    ece, softmax, energy = map(percent, others)
-    return f"{nll:.3f} / {ece} / {temperature:.2f} / {softmax} / {energy}"
-
-
 def paired_tables(runs: Runs, found: Sequence[Difference]) -> list[str]:
     """Elliptic training less each control, for each measure."""
     lines = []
@@ -640,18 +616,12 @@ def blocks(records: list[Record]) -> dict[str, str]:
     def far(data: str, method: str) -> str:
         return " / ".join(percent(runs.mean(data, method, f"far.{t}")) for t in FACTORS)
 
-    def apart(data: str, method: str) -> str:
-        return " / ".join(f"{runs.mean(data, method, f'disagreement.{t}'):.3f}" for t in FACTORS[:3])
-
-    at = [f"{method}, {strength}" for method in ELLIPTIC for strength in CANDIDATES[method]]
     kinds = ("left-out classes", "another data set", "shuffled columns")
     lines = {
         "test": [line for data in runs.data for line in main_table(runs, data)],
         "corrupted": grid(runs, lambda *cell: corrupted_cell(runs, *cell)),
         "outside": [line for kind in kinds for line in outside_table(runs, kind)],
         "far": grid(runs, far),
-        "disagreement": grid(runs, apart, ENSEMBLES, head="ensemble"),
-        "strength": grid(runs, lambda *cell: strength_cell(runs, *cell), at, head="method, sigma"),
         "shuffled": noisy.table(),
         "paired": paired_tables(runs, found),
     }
