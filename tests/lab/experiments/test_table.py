@@ -175,7 +175,6 @@ def test_a_table_gets_rows_that_it_takes_from_another_one(tmp_path):
 
 def test_a_table_says_what_was_changed(tmp_path):
     choice = Choice("table3", ["no2"], ["erm"], 2, True, {"epochs": 3}, select="worst")
-    assert choice.command("table", tmp_path).endswith(f"--match evaluations --select worst --out {tmp_path}")
     assert {run.select for run in choice.runs(tmp_path)} == {"worst"}
     assert all(word in choice.remarks()[0] for word in ("epochs = 3", "worst", MATCHED))
     assert Choice("table3").remarks() == ()

@@ -199,12 +199,8 @@ def grid(
 ) -> list[list[str]]:
     """The table as rows of text, the first its head; the paper's value stands after ours.
 
-    Args:
-        table: What to show.
-        show: Makes a text of mean, deviation and whether they are the best.
-        title: Names a column.
-        dagger: Marks old values: a whole column at its head, single ones where they stand.
-        agreement: What stands behind the paper's value.
+    ``show`` takes mean, deviation and whether they are the best. ``dagger`` marks old values: a whole column
+    at its head, single ones where they stand. ``agreement`` stands behind the paper's value.
     """
     columns = [["method", *table.rows]]
     for head in table.heads:
