@@ -56,7 +56,7 @@ def runs_page(path: Path, *, tables: Sequence[str] = ()) -> Page:
 def _study(
     place: Place,
     members: Sequence[Record],
-    specifications: Mapping[str, Specification],
+    known: Mapping[str, Specification],
     table: str,
     out: Path,
 ) -> tuple[Verdict, Section]:
