@@ -74,9 +74,7 @@ class Visit:
 
     page: Any  # playwright's
     problems: list[str] = field(default_factory=list)  # errors of the console, and uncaught exceptions
-    requests: list[str] = field(
-        default_factory=list
-    )  # other than the file itself and what is inline
+    requests: list[str] = field(default_factory=list)  # other than the file itself and what is inline
 
     def resize(self, width: int, height: int = 900) -> None:
         """Another window; returns when charts have followed (they wait for the window to come to rest)."""
