@@ -149,8 +149,6 @@ print(elliptica.Elliptic, elliptica.core.noise.Green, elliptica.__version__, tor
 LATE = {
     "_utils/compiler.py": "importing the compiler takes as long as importing all of torch",
     "tables/fitted_model.py": "compare and predict do without the landscape",
-    "lab/experiments/engines.py": "Ray may be absent",
-    "lab/experiments/ray_engine.py": "a node asks its own copy of our code which version it is",
 }
 
 
@@ -225,7 +223,7 @@ def test_importing_the_core_loads_no_extra():
     code = (
         "import sys, elliptica; names = [getattr(elliptica, n) for n in elliptica.__all__];"
         "extras = {'typer', 'rich', 'matplotlib', 'plotly', 'sklearn', 'scipy', 'pydantic'}"
-        "| {'polars', 'lightning', 'transformers', 'accelerate', 'faiss', 'ray', 'optuna'};"
+        "| {'polars', 'lightning', 'transformers', 'accelerate', 'faiss', 'ray'};"
         "print(sorted(extras & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

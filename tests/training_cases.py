@@ -1,7 +1,5 @@
 """What each of two processes does for distributed/test_training: the ways of training, combined."""
 
-import dataclasses
-
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -42,7 +40,7 @@ def accumulated(module, weighting, hold):
 
 def cut(paths, part):
     rows = ("x", "y", "s", "free_y", "labels")
-    return dataclasses.replace(paths, **{name: getattr(paths, name)[part] for name in rows})
+    return paths.replace(**{name: getattr(paths, name)[part] for name in rows})
 
 
 def hold_ddp(module, waits, step):

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 import elliptica
 from elliptica.__main__ import main
 from elliptica.cli import app
+from elliptica.lab.experiments.choice import Choice
+from record_cases import make_record, write_records
 
 runner = CliRunner()
 
@@ -86,7 +88,7 @@ def test_module_runs():
 
 
 #: What no bare install has.
-OPTIONAL = ("PIL", "accelerate", "faiss", "imblearn", "lightning", "matplotlib", "optuna", "plotly", "polars")
+OPTIONAL = ("PIL", "accelerate", "faiss", "imblearn", "lightning", "matplotlib", "plotly", "polars")
 OPTIONAL += ("ray", "safetensors", "scipy", "sklearn", "tensorboard", "transformers")
 #: The extra that a command names after a bare install; None where it needs none.
 BARE = {
@@ -272,39 +274,15 @@ def test_a_refused_run_leaves_nothing_and_says_how_to_get_the_data(tmp_path, mon
     assert "is not a folder" in output or "Not a directory" in output
 
 
-def test_a_table_names_records_with_other_options(tmp_path, monkeypatch):
-    """And leaves out the paper's values where the runs were shortened."""
-    from elliptica.lab.experiments.choice import Choice
-    from elliptica.lab.experiments.records import record_file, write_record
-
-    monkeypatch.setenv("COLUMNS", "200")
-    status, output = table3("table", "--runs", tmp_path)
-    assert status == 0
-    assert output.startswith(
-        f"No run of this table is recorded in {tmp_path} yet.\nTo do them: elliptica run"
-    )
+def test_a_table_of_shortened_runs_leaves_out_the_papers_values(tmp_path):
     short = Choice("table3", ["no2"], ["erm", "c-mixup"], 2, training={"epochs": 5})
-    for run in short.runs(tmp_path):
-        metrics = {"test": {"average": 0.5}, "validation": {"average": 0.5}}
-        cost = {"evaluations": 100, "seconds": 1.0, "epochs": 5}
-        record = {"metrics": metrics, "cost": cost, "epoch": 4, "versions": {}}
-        record["run"] = run.model_dump(mode="json")
-        write_record(record_file(tmp_path, run), record)
-    _, output = table3("table", "--out", tmp_path)
-    assert "4 records here were made with other settings (epochs = 5): add --epochs 5." in output
-    assert "| paper |" in output
-    _, output = table3("table", "--out", tmp_path, "--epochs", 6)
-    assert "say --epochs 5 in place of --epochs 6." in output
-    again = short.command("table", tmp_path)
-    assert again.endswith(f"--dataset no2 --methods erm,c-mixup --seeds 2 --epochs 5 --out {tmp_path}")
-    for form in ("markdown", "latex", "csv"):
-        found = runner.invoke(app, [*again.split()[1:], "--format", form])
-        assert found.exit_code == 0
-        assert "0.5" in found.output
-        assert "not recorded" not in found.output
-        assert "| paper |" not in found.output
-        assert "& paper" not in found.output
-        assert form == "csv" or "The paper's values are left out" in found.output
+    write_records(tmp_path, [make_record(run.row, run.seed, 0.5, run=run) for run in short.runs(tmp_path)])
+    options = ["--methods", "erm,c-mixup", "--seeds", 2, "--out", tmp_path]
+    for form, paper in (("markdown", "| paper |"), ("latex", "& paper"), ("csv", "0.524")):
+        status, output = table3("table", *options, "--format", form)
+        assert (status, paper in output, "0.5000" in output) == (0, True, False)
+        status, output = table3("table", *options, "--epochs", 5, "--format", form)
+        assert (status, paper in output, "0.5" in output) == (0, False, True)
 
 
 def test_names_of_rows_are_suggested_in_any_case():

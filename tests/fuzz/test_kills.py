@@ -5,6 +5,7 @@ process is left behind.
 """
 
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -122,6 +123,8 @@ def results(folder):
             continue
         if file.suffix == ".json":
             found[name] = stable(json.loads(file.read_text()))
+        elif file.suffix == ".gz":
+            found[name] = sorted(json.dumps(stable(line)) for line in lines(file))
         elif file.suffix in (".npz", ".elliptica"):
             with zipfile.ZipFile(file) as archive:
                 found[name] = {member: archive.read(member) for member in archive.namelist()}
@@ -131,6 +134,11 @@ def results(folder):
         elif file.suffix == ".html":
             assert file.read_text().rstrip().endswith("</html>"), f"{name} is cut short"
     return found
+
+
+def lines(file):
+    """Read a packed file of records."""
+    return [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
 def tensors(content):
@@ -151,8 +159,9 @@ def pieces(out):
             content = json.loads(file.read_text())
             for each in content.get("records", ()):
                 found[f"{each['repeat']}/{each['fold']}/{each['method']}"] = each["seconds"]
-            if "cost" in content:
-                found[file.name] = content["cost"]["seconds"]
+    for file in out.rglob("*.jsonl.gz"):
+        for record in lines(file):
+            found[f"{record['run']['row']} {record['run']['seed']}"] = record["cost"]["seconds"]
     return found
 
 
@@ -161,9 +170,9 @@ def epochs(out):
     found = {}
     for file in out.rglob("*.safetensors"):
         with contextlib.suppress(FileNotFoundError):
-            state = json.loads(tensors(file.read_bytes()).get("state", "{}"))
-            if "losses" in state:  # not a kept model
-                found[file.name] = state["epoch"]
+            training = tensors(file.read_bytes()).get("training")
+            if training is not None:  # not a kept model
+                found[file.name] = json.loads(training)["state"]["epoch"]
     return found
 
 
@@ -241,16 +250,16 @@ def test_signals_at_random_moments(ground, name, last, storm, rng):
         command.send(sent, to_all=to_all)
         status, said = command.end()
         assert status == (-sent if sent is signal.SIGKILL else 128 + sent), said
+        deadline = time.monotonic() + 15
+        while command.left() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        left = command.left()
+        command.send(signal.SIGKILL, to_all=True)
+        assert not left, "workers outlive their parent"
         after = pieces(out)
         assert {piece: after.get(piece) for piece in before} == before, "finished work is done again"
     assert len(commands) > 1, "nothing was killed"
     ground.finish(name, out)
-    deadline = time.monotonic() + 15
-    while (left := [pid for each in commands for pid in each.left()]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for each in commands:
-        each.send(signal.SIGKILL, to_all=True)
-    assert not left, "workers outlive their parent"
 
 
 @pytest.mark.parametrize("name", ["run", "compare"])

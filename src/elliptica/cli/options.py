@@ -88,7 +88,6 @@ def make_choice(
     match: MatchName | None,
     tuned: bool,
     select: SelectName | None = None,
-    plugin: list[str] | None = None,
 ) -> Choice:
     """Collect the options that select runs."""
     from elliptica.lab.experiments.choice import Choice
@@ -105,7 +104,6 @@ def make_choice(
         training,
         tuned,
         select,
-        tuple(plugin or ()),
     )
 
 

@@ -58,7 +58,7 @@ def run(
     from elliptica.lab.experiments.workers import do_runs
 
     console = Console()
-    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select, plugin)
+    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
     options = Options(
         out=out,
         data_dir=data_dir,
@@ -74,11 +74,8 @@ def run(
     with Display(console, len(wanted)) as display:
         failures = do_runs(wanted, options, display)
     typer.echo(make_text(choice, wanted, out, "markdown"))
-    for line in (
-        f"This table again: {choice.command('table', out)}",
-        f"One page with charts: {choice.page_command(out)}",
-    ):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    line = f"Again: elliptica table with the same options. One page with charts: elliptica report {out}"
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(int(has_problem or bool(failures)))
 
 

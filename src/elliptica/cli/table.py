@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Part = Literal["test", "validation", "cost"]
 Epoch = Literal["chosen", "last", "late", "best"]
-Form = Literal["markdown", "latex"]
+Form = Literal["markdown", "latex", "csv"]
 
 _PART = "validation is for choices among methods; cost: rows and seconds to the chosen epoch."
 _EPOCH = (
@@ -46,7 +46,7 @@ def table(
     """Print a table from its records, the paper's values beside ours."""
     require_extra("lab", "pydantic", "safetensors", "sklearn")
     load_own(plugin)
-    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select, plugin)
+    choice = make_choice(table, dataset, methods, seeds, epochs, precision, match, tuned, select)
     typer.echo(make_text(choice, choice.runs(out), out, form, part, epoch))
 
 
@@ -59,5 +59,5 @@ def make_text(
 
     records, remarks = read_records(out, wanted), choice.remarks()
     if not records:
-        remarks += (f"Nothing is recorded in {out}. To do these runs: {choice.command('run', out)}",)
+        remarks += (f"Nothing is recorded in {out}: elliptica run with the same options does these runs.",)
     return render(make_table(choice.name, choice.specification, wanted, records, part, remarks, epoch), form)

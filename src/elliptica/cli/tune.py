@@ -43,7 +43,7 @@ def tune(
     from elliptica.lab.experiments.run import Options
 
     console = Console()
-    choice = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select, plugin)
+    choice = make_choice(table, dataset, methods, 1, epochs, precision, match, False, select)
     options = Options(out=out, data_dir=data_dir, device=device, jobs=jobs, ray=ray, plugins=load_own(plugin))
     rows, has_problem = runs_to_do(choice.runs(out), options, console)
     n_trials = trials or choice.specification.trials

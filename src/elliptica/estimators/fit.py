@@ -337,11 +337,11 @@ def epoch_paths(
         places = {size: torch.arange(size, device=device) for size in set(own)}
         pairs = Pairs(1, partners.to(device), [places[size] for size in own])
         paths = bridges.draw(batch, pairs, 1.0, generator)
-        assert isinstance(paths.x, Tensor)
         labels = [None] * len(own) if paths.labels is None else paths.labels.split(own)
-        columns = (column.split(own) for column in (paths.x, paths.y, paths.s, paths.free_y))
+        ((name, points),) = paths.points.items()
+        columns = (column.split(own) for column in (points, paths.targets, paths.times, paths.free_targets))
         for x, y, s, free_y, label in zip(*columns, labels, strict=True):
-            yield replace(paths, x=x, y=y, s=s, free_y=free_y, labels=label)
+            yield replace(paths, points={name: x}, targets=y, times=s, free_targets=free_y, labels=label)
 
 
 @contextlib.contextmanager

@@ -205,8 +205,8 @@ def _bridged(
     table = torch.from_numpy(values.astype(np.float64))
     # do not draw noise if its standard deviation is zero
     noise = std if bool(std.any()) else 0.0
-    times = Times(u[None], unit_spread(u)[None], None)
-    return bridge_points(table[start], table[end], noise, times, generator)[0].numpy()
+    times = Times(u[:, None], unit_spread(u)[:, None])
+    return bridge_points(table[start], table[end], noise, times, generator).numpy()
 
 
 def _missing_rows(

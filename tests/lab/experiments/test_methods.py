@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elliptica import Elliptic, EllipticWarning, InverseDistance
+from elliptica import Elliptic, InverseDistance
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments import registry
 from elliptica.lab.experiments.methods import rows_per_sample
@@ -142,12 +142,12 @@ def test_environments():
 
 def test_jtt_repeats_exactly_the_errors_of_its_first_stage():
     data = load_groups()
-    ready = make_ready("jtt", {"first": 1.0, "factor": 3, "errors": "end"}, data, network(data))
+    ready = make_ready("jtt", {"first": 1.0, "factor": 3}, data, network(data))
     counts = torch.bincount(ready.rows, minlength=48)
     assert set(counts.tolist()) <= {1, 4}
     assert ready.evaluations == 2 * 48
     assert ready.details["errors"] == int((counts == 4).sum())
-    again = make_ready("jtt", {"first": 1.0, "factor": 3, "errors": "end"}, data, network(data))
+    again = make_ready("jtt", {"first": 1.0, "factor": 3}, data, network(data))
     assert torch.equal(ready.rows, again.rows)
 
 
@@ -161,18 +161,6 @@ def test_umix_weighs_rows_that_were_wrong():
     assert weights.max() <= 11
     batch = Batch(data.train.x, data.train.y, None, torch.arange(48), torch.Generator())
     assert ready.objective(nn.Sequential(), batch).isfinite()
-
-
-def test_stages_that_find_nothing_say_so():
-    data = load_groups()
-    easy = Split(data.train.x + 1000 * data.train.y[:, None], data.train.y)
-    data = Dataset("easy", easy, easy, easy, task="classification")
-    training = TrainingSettings(epochs=60, batch_size=16, lr=1e-2)
-    for name, message in (("jtt", "no error"), ("umix", "all weights are 1")):
-        with pytest.warns(EllipticWarning, match=message):
-            make_ready(
-                name, {"errors": "end"} if name == "jtt" else {"start": 0.9}, data, network(data), training
-            )
 
 
 def test_bridges_to_oneself_mix_nothing():

@@ -117,7 +117,7 @@ def test_wrong_specifications(old, new, key):
 def test_names_that_do_not_exist(tmp_path):
     with pytest.raises(SpecificationError, match="tabel3"):
         load_specification("tabel3")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(SpecificationError, match="mine"):
         load_specification(str(tmp_path / "mine.toml"))
     for asked in ({"datasets": ["airfoli"]}, {"methods": ["mixpu"]}, {"methods": []}):
         with pytest.raises(SpecificationError, match="table3"):

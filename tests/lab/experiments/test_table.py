@@ -1,5 +1,6 @@
 """Tables and their groups as functions of records, against hand-worked cases and SciPy."""
 
+import csv
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from elliptica.lab.experiments.epochs import NoEpochsError
 from elliptica.lab.experiments.record_folder import group_records, known_tables, read_folder
 from elliptica.lab.experiments.records import DRAWS, records_of
 from elliptica.lab.experiments.specification import load_specification, parse_specification, runs
-from elliptica.lab.experiments.table import _paired_p, make_table, render
+from elliptica.lab.experiments.table import _paired_p, inert_cell, make_table, render
 from elliptica.lab.experiments.tuned import keep_choice, with_values
 from experiment_cases import TOY
 from record_cases import make_record, make_run
@@ -45,6 +46,8 @@ def test_a_table_by_hand():
     ]
     assert "1 of 4 runs" in lines[-1]
     assert r"erm & 1.50$_{\pm 0.71}$ & 1.5$_{\pm 0.1}$ & 2 \\" in render(table, "latex")
+    erm, elliptic = csv.DictReader(render(table, "csv").splitlines())
+    assert (float(erm["mean"]), erm["paper_std"], elliptic["std"], elliptic["seeds"]) == (1.5, "0.1", "", "1")
     empty = render(table_of({"erm": [1.0], "elliptic": []}), "latex")
     assert r"elliptic & -- &  & 0 \\" in empty
     assert "nan" not in empty
@@ -125,6 +128,8 @@ def test_names_are_text():
     latex = render(table, "latex").splitlines()
     assert r"a|b <script> \textbackslash{}input\{x\} \%\$\_ & 2.00 &  & 1 \\" in latex
     assert all(line.startswith("%") for line in latex if "input{x}" in line)
+    assert inert_cell("=1+1") == "'=1+1"
+    assert inert_cell("no2 a") == "no2 a"
 
 
 def test_records_are_grouped_as_their_options_say(tmp_path):
@@ -170,7 +175,6 @@ def test_a_table_gets_rows_that_it_takes_from_another_one(tmp_path):
 
 def test_a_table_says_what_was_changed(tmp_path):
     choice = Choice("table3", ["no2"], ["erm"], 2, True, {"epochs": 3}, select="worst")
-    assert choice.command("table", tmp_path).endswith(f"--match evaluations --select worst --out {tmp_path}")
     assert {run.select for run in choice.runs(tmp_path)} == {"worst"}
     assert all(word in choice.remarks()[0] for word in ("epochs = 3", "worst", MATCHED))
     assert Choice("table3").remarks() == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from elliptica.lab.experiments.specification import (
     Run,
     Specification,
-    is_own,
     load_specification,
     runs,
     table_name,
@@ -26,9 +24,8 @@ MATCHED = "as many function evaluations for every method as for ordinary trainin
 class Choice:
     """Which runs of a table are meant; None is all of them.
 
-    ``table`` is its name or its file; ``plugins`` are modules of the user's own, as the user named them.
-    ``training`` overrides settings of the table, such as epochs; ``tuned`` takes what `elliptica tune` chose;
-    ``select`` is the column that chooses epochs and settings, if not the table's.
+    ``table`` is its name or its file. ``training`` overrides settings of the table, such as epochs; ``tuned``
+    takes what `elliptica tune` chose; ``select`` is the column that chooses epochs, if not the table's.
     """
 
     table: str
@@ -39,7 +36,6 @@ class Choice:
     training: dict[str, Any] = field(default_factory=dict)
     tuned: bool = False
     select: str | None = None
-    plugins: tuple[str, ...] = ()
 
     @cached_property
     def specification(self) -> Specification:
@@ -58,12 +54,7 @@ class Choice:
         wanted = runs(self.name, self.specification, **names)
         if self.select is not None:
             wanted = [run.model_copy(update={"select": self.select}) for run in wanted]
-        command = shlex.join(["elliptica", "tune", *self._words()])
-        return apply_choices(wanted, out, command) if self.tuned else wanted
-
-    def _words(self) -> list[str]:
-        """The table and what it needs, as the commands take it."""
-        return [self.table, *(word for each in self.plugins for word in ("--plugin", each))]
+        return apply_choices(wanted, out, f"elliptica tune {self.table}") if self.tuned else wanted
 
     def remarks(self) -> tuple[str, ...]:
         """What is not as the table says, as a sentence, if there is something to say."""
@@ -71,19 +62,3 @@ class Choice:
         changed += [] if self.select is None else [f"epoch chosen by {self.select}"]
         changed += [TUNED] * self.tuned + [MATCHED] * self.match_evaluations
         return (f"Other than in the table's specification: {', '.join(changed)}.",) if changed else ()
-
-    def command(self, verb: str, out: Path) -> str:
-        """The line that runs or shows these runs, e.g. ``elliptica table table3 --out runs``."""
-        words = ["elliptica", verb, *self._words()]
-        words += ["--dataset", ",".join(self.datasets)] if self.datasets else []
-        words += ["--methods", ",".join(self.methods)] if self.methods else []
-        words += ["--seeds", str(self.seeds)] if self.seeds else []
-        words += [word for name, value in self.training.items() for word in (f"--{name}", str(value))]
-        words += ["--match", "evaluations"] * self.match_evaluations
-        words += [] if self.select is None else ["--select", self.select]
-        return shlex.join([*words, *["--tuned"] * self.tuned, "--out", str(out)])
-
-    def page_command(self, out: Path) -> str:
-        """The line that makes a page of all records, e.g. ``elliptica report runs``."""
-        words = ["elliptica", "report", str(out)]
-        return shlex.join([*words, "--table", *self._words()] if is_own(self.table) else words)

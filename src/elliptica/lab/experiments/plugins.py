@@ -78,5 +78,9 @@ def load_plugins(files: Iterable[str]) -> tuple[str, ...]:
             raise ValueError(f"--plugin {path}: name a Python file that is not called like another module.")
         sys.modules[path.stem] = importlib.util.module_from_spec(spec)
         sys.path.append(str(path.parent))  # its other files are found
-        spec.loader.exec_module(sys.modules[path.stem])
+        try:
+            spec.loader.exec_module(sys.modules[path.stem])
+        except BaseException as error:
+            del sys.modules[path.stem]
+            raise ValueError(f"{path} cannot be run ({type(error).__name__}: {error}).") from error
     return tuple(map(str, paths))

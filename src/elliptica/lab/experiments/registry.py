@@ -14,37 +14,16 @@ import torch
 from torch import nn
 
 from elliptica._utils.random import stream, stream_seed
-from elliptica.lab.data import (
-    PerBatchShuffle,
-    load_airfoil,
-    load_camelyon17,
-    load_celeba,
-    load_cifar10,
-    load_cifar100,
-    load_crime,
-    load_fashion_mnist,
-    load_medmnist,
-    load_no2,
-    load_rcf_mnist,
-    load_rcf_mnist_features,
-    load_skillcraft,
-    load_tiny_imagenet,
-    load_waterbirds,
-    load_waterbirds_features,
-    shuffle_labels,
-    two_moons,
-)
+from elliptica.lab import data as lab_data
 from elliptica.lab.data.medmnist import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
 from elliptica.lab.training.batch import Relabel
 
 
-def load_two_moons(
-    seed: int, *, data_dir: object = None, n_boundary: int = 400, n_interior: int = 400
-) -> Dataset:
+def load_two_moons(seed: int, n_boundary: int = 400, n_interior: int = 400) -> Dataset:
     """Two moons, which need no files: outlines to train and validate on, what is inside to test on."""
-    moons = two_moons(2 * n_boundary, n_interior, generator=stream("two_moons", seed, "points"))
+    moons = lab_data.two_moons(2 * n_boundary, n_interior, generator=stream("two_moons", seed, "points"))
     train, validation = (
         Split(moons.boundary_x[rows], moons.boundary_y[rows])
         for rows in (slice(n_boundary), slice(n_boundary, None))
@@ -53,28 +32,15 @@ def load_two_moons(
     return Dataset("two_moons", train, validation, test, task="classification")
 
 
+_NAMES = "airfoil no2 skillcraft crime waterbirds-features waterbirds celeba camelyon17 cifar10 cifar100"
+_NAMES += " tiny_imagenet fashion_mnist rcf_mnist rcf_mnist-features"
 #: Loaders by name; each takes its options, and ``seed`` and ``data_dir`` if it has such parameters.
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "airfoil": load_airfoil,
-    "no2": load_no2,
-    "skillcraft": load_skillcraft,
-    "crime": load_crime,
-    "waterbirds-features": load_waterbirds_features,
-    "waterbirds": load_waterbirds,
-    "celeba": load_celeba,
-    "camelyon17": load_camelyon17,
-    "cifar10": load_cifar10,
-    "cifar100": load_cifar100,
-    "tiny_imagenet": load_tiny_imagenet,
-    "tiny_imagenet_10": functools.partial(load_tiny_imagenet, n_classes=10),
-    "fashion_mnist": load_fashion_mnist,
-    "rcf_mnist": load_rcf_mnist,
-    "rcf_mnist-features": load_rcf_mnist_features,
+    **{name: getattr(lab_data, f"load_{name.replace('-', '_')}") for name in _NAMES.split()},
+    "tiny_imagenet_10": functools.partial(lab_data.load_tiny_imagenet, n_classes=10),
     "two_moons": load_two_moons,
-    **{name: functools.partial(load_medmnist, name) for name in MEDMNIST},
+    **{name: functools.partial(lab_data.load_medmnist, name) for name in MEDMNIST},
 }
-
-
 #: Data whose test rows depend on the seed, with the number of test rows over that of all others.
 RESPLIT = {"airfoil": 200 / 1303, "no2": 100 / 400}
 
@@ -94,27 +60,24 @@ def load_dataset(
     real targets to [0, 1] by the training rows (`scale_targets`). (``shuffled_per_batch`` is for
     `label_noise`, ``test_noise`` for the measurement.)
     """
-    options = dict(settings)
-    name = options.pop("name")
-    share = options.pop("shuffled_labels", 0.0)
-    is_scaled = options.pop("scaled_targets", False)
-    for other in ("shuffled_per_batch", "test_noise"):
-        options.pop(other, None)
+    ours = ("name", "shuffled_labels", "scaled_targets", "shuffled_per_batch", "test_noise")
+    name, options = settings["name"], {key: settings[key] for key in settings if key not in ours}
     takes = inspect.signature(DATASETS[name]).parameters
     given = {key: value for key, value in (("seed", seed), ("data_dir", data_dir)) if key in takes}
     data = DATASETS[name](**given, **options)
-    if is_scaled:
+    if settings.get("scaled_targets", False):
         data = scale_targets(data)
+    share = settings.get("shuffled_labels", 0.0)
     if not share:
         return data
-    noisy = shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
+    noisy = lab_data.shuffle_labels(data.train.y, share, generator=stream(name, seed, "label noise"))
     return dataclasses.replace(data, train=dataclasses.replace(data.train, y=noisy.y))
 
 
 def label_noise(settings: dict[str, Any]) -> Relabel | None:
     """Shuffles a share of the labels of every batch anew; None if the settings do not ask for it."""
     share = settings.get("shuffled_per_batch", 0.0)
-    return PerBatchShuffle(share).relabel if share else None
+    return lab_data.PerBatchShuffle(share).relabel if share else None
 
 
 def make_model(settings: dict[str, Any], data: Dataset, name: str, seed: int) -> nn.Module:

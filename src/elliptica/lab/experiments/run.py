@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,9 @@ from torch import nn
 from elliptica._utils.files import replacing
 from elliptica._utils.random import stream
 from elliptica.lab.data.splits import Dataset, Split
+from elliptica.lab.experiments import metrics
 from elliptica.lab.experiments.methods import METHODS, make_loss, prepare, rows_per_sample
 from elliptica.lab.experiments.methods.context import Context
-from elliptica.lab.experiments.metrics import (
-    Noise,
-    count_right,
-    count_rows,
-    gaussian_noise,
-    group_shares,
-    measure,
-    score_of,
-)
 from elliptica.lab.experiments.plugins import load_plugins
 from elliptica.lab.experiments.records import DRAWS, Record, checkpoint_file, model_file, run_hash, versions
 from elliptica.lab.experiments.registry import DATASETS, MODELS, label_noise, load_dataset, make_model
@@ -62,19 +54,19 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
     settings, device = training_settings(run), torch.device(options.device)
     model = make_model(run.model, data, run.load["name"], run.seed)
     method = prepare(run.method, run.settings, _context(run, data, model, settings, device))
-    shares = group_shares(data.train)
+    shares = metrics.group_shares(data.train)
     budget = ordinary_evaluations(data.train.n_rows, settings) if run.match_evaluations else None
 
-    def test_noise() -> Noise | None:
+    def test_noise() -> metrics.Noise | None:
         noise = run.load.get("test_noise", 0.0)
-        return gaussian_noise(noise, stream(run.load["name"], run.seed, "test noise"))
+        return metrics.gaussian_noise(noise, stream(run.load["name"], run.seed, "test noise"))
 
     def measured(net: nn.Module, part: Split, **more: Any) -> dict[str, Any]:
-        return measure(net, part, run.metric, device, shares, units=data.units, **more)
+        return metrics.measure(net, part, run.metric, device, shares, units=data.units, **more)
 
     def right_answers(net: nn.Module) -> dict[str, dict[str, int]]:
-        test = count_right(net, data.test, device, test_noise())
-        return {"validation": count_right(net, data.validation, device), "test": test}
+        test = metrics.count_right(net, data.test, device, test_noise())
+        return {"validation": metrics.count_right(net, data.validation, device), "test": test}
 
     with _event_files(run, options) as board:
 
@@ -87,7 +79,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
             method.objective,
             method.data or data,
             settings if run.select != "last" else dataclasses.replace(settings, select="last"),
-            lambda net, part: score_of(measured(net, part, detailed=False), run.metric, run.select),
+            lambda net, part: metrics.score_of(measured(net, part, detailed=False), run.metric, run.select),
             name=run.streams,
             seed=run.seed,
             rows=method.rows,
@@ -110,7 +102,7 @@ def do_run(run: Run, options: Options, progress: Progress = lambda *_: None) -> 
                 "test": measured(model, data.test, noise=test_noise()),
                 "validation": measured(model, data.validation),
             },
-            "rows": count_rows(data),
+            "rows": metrics.count_rows(data),
             "method": method.details,
             "epoch": result.epoch,
             "curves": {"loss": _rounded(result.losses), "validation": _rounded(result.scores)},
@@ -189,76 +181,64 @@ def training_settings(run: Run) -> TrainingSettings:
 @contextlib.contextmanager
 def _event_files(run: Run, options: Options) -> Iterator[Callable[[EpochEnd], None]]:
     """Yield a function that writes the scalars of an epoch for TensorBoard, if options ask for it."""
-    if options.tensorboard is None:
-        yield lambda end: None
-        return
-    from torch.utils.tensorboard import SummaryWriter
+    with contextlib.ExitStack() as stack:
+        writers: list[Any] = []
 
-    writers: list[Any] = []
+        def write(end: EpochEnd) -> None:
+            if options.tensorboard is None:
+                return
+            if not writers:  # a run that resumes replaces the steps that it repeats
+                from torch.utils.tensorboard import SummaryWriter
 
-    def write(end: EpochEnd) -> None:
-        if not writers:  # a run that resumes replaces the steps that it repeats
-            folder = f"{options.tensorboard}/{run.table}/{run.dataset}/{run.row}/{run_hash(run)}"
-            writers.append(SummaryWriter(folder, purge_step=end.epoch))
-            writers[0].add_text("run", run.model_dump_json(indent=1))
-        for name, value in dataclasses.asdict(end).items():
-            writers[0].add_scalar(name, value, end.epoch)
-        writers[0].flush()  # so that a kill loses nothing
+                folder = options.tensorboard / run.table / run.dataset / run.row / run_hash(run)
+                writers.append(stack.enter_context(SummaryWriter(str(folder), purge_step=end.epoch)))
+                writers[0].add_text("run", run.model_dump_json(indent=1))
+            for name, value in dataclasses.asdict(end).items():
+                writers[0].add_scalar(name, value, end.epoch)
+            writers[0].flush()  # so that a kill loses nothing
 
-    try:
         yield write
-    finally:
-        for writer in writers:
-            writer.close()
 
 
 def check_runs(runs: Sequence[Run], options: Options) -> dict[str, str]:
-    """Build everything that runs need once, on a few rows, before anything trains.
-
-    Returns:
-        Why data cannot be loaded, by data set; the other runs can be done.
+    """Build everything that runs need, once and on a few rows; return why data sets cannot be loaded.
 
     Raises:
         SpecificationError: If a name or a setting is wrong; the message names table, data set and row.
     """
     problems: dict[str, str] = {}
     loaded: dict[str, Dataset] = {}
-    for run in {(run.dataset, run.row, run.table): run for run in runs}.values():
-        where = f"{run.table}, {run.dataset}, {run.row}"
-        _check_known(where, "method", run.method, METHODS)
-        _check_known(where, "data set", run.load["name"], DATASETS)
-        _check_known(where, "network", str(run.model.get("name")), MODELS)
-        key = json.dumps(run.load, sort_keys=True)
+    for run in {(run.table, run.dataset, run.row): run for run in runs}.values():
         try:
-            training = dataclasses.replace(training_settings(run), epochs=1)
-            if key not in loaded and run.dataset not in problems:
-                loaded[key] = _few_rows(load_dataset(run.load, run.seed, options.data_dir))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                _check(run, options, loaded)
         except (OSError, ImportError) as error:
             problems[run.dataset] = f"{run.dataset}: {error}"
         except Exception as error:
-            raise SpecificationError(f"{where}: {error}") from error
-        if run.dataset in problems:
-            continue
-        data = loaded[key]
-        if (run.metric == "rmse") != (data.task == "regression"):
-            raise SpecificationError(f"{where}: metric {run.metric} does not suit {data.task}.")
-        if options.every_epoch and data.task != "classification":
-            raise SpecificationError(f"{where}: --every-epoch counts right answers of classes.")
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                model = make_model(run.model, data, "check", 0)
-                prepare(run.method, run.settings, _context(run, data, model, training, torch.device("cpu")))
-        except Exception as error:
+            where = f"{run.table}, {run.dataset}, {run.row}"
             raise SpecificationError(f"{where}: {type(error).__name__}: {error}") from error
     return problems
 
 
-def _check_known(where: str, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise SpecificationError(
-            f"{where}: there is no {what} {name!r}. There are {', '.join(known)}. Name your own file with "
-            "--plugin."
-        )
+def _check(run: Run, options: Options, loaded: dict[str, Dataset]) -> None:
+    names = (run.method, METHODS), (run.load["name"], DATASETS), (run.model.get("name"), MODELS)
+    for name, known in names:
+        if name not in known:
+            raise ValueError(f"{name} is not among {', '.join(known)}, or in a file of --plugin.")
+    training, key = (
+        dataclasses.replace(training_settings(run), epochs=1),
+        json.dumps(run.load, sort_keys=True),
+    )
+    if key not in loaded:
+        loaded[key] = _few_rows(load_dataset(run.load, run.seed, options.data_dir))
+    data = loaded[key]
+    if (run.metric == "rmse") != (data.task == "regression"):
+        raise ValueError(f"metric {run.metric} does not suit {data.task}.")
+    if options.every_epoch and data.task != "classification":
+        raise ValueError("--every-epoch counts right answers of classes.")
+    model = make_model(run.model, data, "check", 0)
+    prepare(run.method, run.settings, _context(run, data, model, training, torch.device("cpu")))
 
 
 def _few_rows(data: Dataset) -> Dataset:

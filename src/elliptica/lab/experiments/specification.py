@@ -44,8 +44,8 @@ class PaperValue(_Strict):
 class Range(_Strict):
     """Values that `elliptica tune` draws for a setting."""
 
-    low: float
-    high: float
+    low: float = Field(allow_inf_nan=False)
+    high: float = Field(allow_inf_nan=False)
     log: bool = False  # draw the logarithm
 
     @model_validator(mode="after")
@@ -144,12 +144,10 @@ def table_name(table: str) -> str:
 
 
 def load_specification(table: str) -> Specification:
-    """Read a table of the library by name, e.g. ``"table3"``, or one's own by its file, ``"mine.toml"``.
-
-    Raises:
-        SpecificationError: If there is no such table, or it has wrong entries; the message names the key.
-    """
+    """Read a table of the library by name, e.g. ``"table3"``, or one's own by its file, ``"mine.toml"``."""
     if is_own(table):
+        if not Path(table).is_file():  # to read a pipe would wait for ever
+            raise SpecificationError(f"There is no file {table}.")
         return parse_specification(Path(table).read_text(encoding="utf-8"), table)
     if table not in preset_names():
         raise SpecificationError(

@@ -1,7 +1,9 @@
-"""Tables as a pure function of records, as Markdown or LaTeX."""
+"""Tables as a pure function of records, as Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import statistics
 from collections.abc import Callable, Iterable
@@ -15,7 +17,7 @@ from elliptica.lab.experiments.specification import Run, Specification, runs
 
 #: Which rows of the data a table is about, or what its runs cost up to the epoch that was chosen.
 Part = Literal["test", "validation", "cost"]
-Format = Literal["markdown", "latex"]
+Format = Literal["markdown", "latex", "csv"]
 Head = tuple[str, str]  # data set and column
 Place = tuple[str, str, str]  # row, data set and column
 Pair = tuple[float, float | None]  # the paper's mean and deviation
@@ -197,12 +199,8 @@ def grid(
 ) -> list[list[str]]:
     """The table as rows of text, the first its head; the paper's value stands after ours.
 
-    Args:
-        table: What to show.
-        show: Makes a text of mean, deviation and whether they are the best.
-        title: Names a column.
-        dagger: Marks old values: a whole column at its head, single ones where they stand.
-        agreement: What stands behind the paper's value.
+    ``show`` takes mean, deviation and whether they are the best. ``dagger`` marks old values: a whole column
+    at its head, single ones where they stand. ``agreement`` stands behind the paper's value.
     """
     columns = [["method", *table.rows]]
     for head in table.heads:
@@ -234,7 +232,7 @@ def cell_texts(table: Table, row: str, head: Head, is_paper: bool) -> tuple[str,
 
 def render(table: Table, form: Format) -> str:
     """The table as text."""
-    return _markdown(table) if form == "markdown" else _latex(table)
+    return {"markdown": _markdown, "latex": _latex, "csv": _csv}[form](table)
 
 
 def markdown_text(mean: str, std: str, is_best: bool) -> str:
@@ -272,6 +270,23 @@ def _escape(text: str) -> str:
     words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     words |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
     return "".join(words.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def _csv(table: Table) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    names = ["method", "dataset", "column", "mean", "std", "seeds", "paper_mean", "paper_std"]
+    writer.writerow([*names, "best", "old_draws"])
+    for place, cell in table.cells.items():
+        numbers = [cell.mean, cell.std, len(cell.values), *(cell.paper or (None, None))]
+        shown = ["" if number is None or math.isnan(number) else number for number in numbers]
+        writer.writerow([*map(inert_cell, place), *shown, cell.is_best, cell.is_old])
+    return buffer.getvalue().rstrip("\n")
+
+
+def inert_cell(text: str) -> str:
+    """Put an apostrophe before text that a spreadsheet would run as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def inert_markdown(text: str) -> str:

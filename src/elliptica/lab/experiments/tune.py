@@ -1,9 +1,8 @@
 """Choose settings on the validation part, with as many trials for every method.
 
-Trials are ordinary runs with a seed of their own, recorded one by one, so that a tuning that is killed
-resumes. The first trial of every method is the table's own setting; the others are a random search.
-What all methods share (learning rate, weight decay) has the same draws for all of them, in every table: with
-few trials luck would otherwise decide between methods.
+Trials are ordinary runs with their own seed, so a tuning that is killed resumes. The first is the table's
+setting, the others are a random search. What methods share (learning rate, weight decay) has the same draws
+for all of them: with few trials luck would otherwise decide between methods.
 """
 
 from __future__ import annotations
@@ -59,12 +58,7 @@ def _draw(draws: random.Random, ranged: Range) -> float:
 def tune(
     runs: list[Run], specification: Specification, n_trials: int, options: Options, listen: Listener
 ) -> dict[str, dict[str, Any] | str]:
-    """Choose settings for rows of a table, each on one data set; all trials are done side by side.
-
-    Returns:
-        By label of the row: the choice, which is also kept in the folder of the records, or why there is
-        none.
-    """
+    """Choose settings for rows of a table and keep the choices; return them by row, or why there is none."""
     at = dataclasses.replace(options, out=options.out / "trials")
     choices: dict[str, dict[str, Any] | str] = {}
     trials: dict[str, list[tuple[dict[str, float], Run]]] = {}

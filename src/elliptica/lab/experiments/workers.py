@@ -1,7 +1,6 @@
 """Do many runs: in this process, in several of this machine (joblib), or as tasks on a Ray cluster.
 
-Workers return records, and this process writes them: what is recorded is never done again, so that a command
-that was killed, or lost a worker, is simply started again.
+Workers return records and this process writes them, so a command that was killed is simply started again.
 """
 
 from __future__ import annotations

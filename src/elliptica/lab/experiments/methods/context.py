@@ -69,8 +69,12 @@ class ModuleObjective:
         return self.call(batch)
 
     def call(self, batch: Batch) -> Tensor:
+        """Return the loss of the module, in the mode of the model."""
+        return self.loss(batch)
+
+    def loss(self, batch: Batch, *more: Tensor, **named: Any) -> Tensor:
         """Call the module on a batch."""
-        loss: Tensor = self.module(batch.x, batch.y, generator=batch.generator)
+        loss: Tensor = self.module(batch.x, batch.y, *more, generator=batch.generator, **named)
         return loss
 
     @property
@@ -103,10 +107,8 @@ class Grouped(ModuleObjective):
         self.numbers = numbers
 
     def call(self, batch: Batch) -> Tensor:
-        """Call the module on a batch."""
-        number = self.numbers[batch.index].to(batch.x.device)
-        loss: Tensor = self.module(batch.x, batch.y, number, generator=batch.generator)
-        return loss
+        """Return the loss of the module."""
+        return self.loss(batch, self.numbers[batch.index].to(batch.x.device))
 
 
 def from_module(module: Callable[..., nn.Module]) -> Factory:

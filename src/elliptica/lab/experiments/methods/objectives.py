@@ -8,21 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from elliptica.baselines import (
-    ADA,
-    ERM,
-    FOMA,
-    CMixup,
-    GroupDRO,
-    InputNoise,
-    LabelSmoothing,
-    TargetKernel,
-    anchor_clusters,
-    fish_step,
-    matched_smoothing,
-    neighbour_order,
-    split_by_group,
-)
+from elliptica import baselines
+from elliptica.baselines import TargetKernel
 from elliptica.core.bridge import Paths
 from elliptica.core.elliptic import Elliptic
 from elliptica.core.losses import Slope
@@ -44,7 +31,7 @@ from elliptica.lab.training.batch import Batch
 def c_mixup(settings: Settings, context: Context) -> Prepared:
     """Partners from the whole training set; ``partners="batch"`` for the reference's other mode."""
     mode = settings.pop("partners", "data")
-    module = CMixup(context.model, context.loss_fn, **settings)
+    module = baselines.CMixup(context.model, context.loss_fn, **settings)
     if mode == "batch":
         return Prepared(ModuleObjective(module))
     kernel = TargetKernel(context.data.train.y, settings["bandwidth"])
@@ -55,14 +42,14 @@ def label_smoothing(settings: Settings, context: Context) -> Prepared:
     """``matched_to`` takes the smoothing that elliptic training with such settings causes on its paths."""
     matched = settings.pop("matched_to", None)
     if matched is not None:
-        settings["smoothing"] = matched_smoothing(
+        settings["smoothing"] = baselines.matched_smoothing(
             context.num_classes or 0,
             float(matched["sigma"]),
             horizon=float(matched.get("horizon", 1.0)),
             n_times=int(matched.get("n_times", 5)),
             quadrature="mean",
         )
-    return from_module(LabelSmoothing)(settings, context)
+    return from_module(baselines.LabelSmoothing)(settings, context)
 
 
 class _DataPartners(ModuleObjective):
@@ -81,17 +68,14 @@ class _DataPartners(ModuleObjective):
             index = batch.index.repeat_interleave(self.n_partners)
             j = self.table.sample(index, generator=batch.generator).unflatten(0, (-1, self.n_partners))
         j = j[:, 0] if self.n_partners == 1 else j
-        end = (self.train.x[j].to(batch.x), self.train.y[j].to(batch.y))
-        loss: Tensor = self.module(batch.x, batch.y, end=end, generator=batch.generator)
-        return loss
+        return self.loss(batch, end=(self.train.x[j].to(batch.x), self.train.y[j].to(batch.y)))
 
 
 class _SelfPartners(ModuleObjective):
     """Each sample is its own partner: bridges from a sample to itself."""
 
     def call(self, batch: Batch) -> Tensor:
-        loss: Tensor = self.module(batch.x, batch.y, end=(batch.x, batch.y), generator=batch.generator)
-        return loss
+        return self.loss(batch, end=(batch.x, batch.y))
 
 
 class Released(Weighting):
@@ -177,7 +161,7 @@ def elliptic(settings: Settings, context: Context) -> Prepared:
 def input_noise(settings: Settings, context: Context) -> Prepared:
     """Noise alone; ``partners="data"`` draws those of ``sigma="green"`` from the whole training set."""
     mode = settings.pop("partners", "batch")
-    found = from_module(InputNoise)(settings, context)
+    found = from_module(baselines.InputNoise)(settings, context)
     if mode == "batch":
         return found
     assert isinstance(found.objective, ModuleObjective)
@@ -192,44 +176,43 @@ def group_dro(settings: Settings, context: Context) -> Prepared:
     assert group is not None
     sizes = torch.bincount(group)
     settings = {"group_sizes": sizes, "num_classes": context.num_classes, **settings}
-    module = GroupDRO(context.model, context.loss_fn, len(sizes), **settings)
+    module = baselines.GroupDRO(context.model, context.loss_fn, len(sizes), **settings)
     return Prepared(Grouped(module, group))
 
 
 class _Fish:
     """One inner step for each environment of the batch, then a part of the way."""
 
-    def __init__(self, module: ERM, numbers: Tensor, rate: float) -> None:
+    def __init__(self, module: baselines.ERM, numbers: Tensor, rate: float) -> None:
         self.module, self.numbers, self.rate = module, numbers, rate
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The ordinary loss, for those who want to look at it."""
-        loss: Tensor = self.module(batch.x, batch.y)
-        return loss
+        raise NotImplementedError("Fish takes steps.")
 
     def step(self, model: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> Tensor:
         self.module.train(model.training)
         numbers = self.numbers[batch.index].to(batch.x.device)
-        parts = split_by_group(batch.x, batch.y, numbers)
-        return fish_step(model, optimizer, self.module, parts, rate=self.rate)
+        parts = baselines.split_by_group(batch.x, batch.y, numbers)
+        return baselines.fish_step(model, optimizer, self.module, parts, rate=self.rate)
 
 
 def fish(settings: Settings, context: Context) -> Prepared:
     """Fish; ``rate`` is the part of the way."""
     rate = float(settings.pop("rate", 0.5))
-    module = ERM(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
+    module = baselines.ERM(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
     return Prepared(_Fish(module, environment(context.data), rate))
 
 
 def ada(settings: Settings, context: Context) -> Prepared:
     """ADA with ``n_clusters`` of the training rows; ``cluster_on="targets"`` clusters their targets alone."""
-    n_clusters, on = settings.pop("n_clusters"), settings.pop("cluster_on", "rows")
+    n, on = settings.pop("n_clusters"), settings.pop("cluster_on", "rows")
     if on not in ("rows", "targets"):
         raise TypeError(f"cluster_on must be 'rows' or 'targets', but got {on!r}")
-    module = ADA(context.model, context.loss_fn, **settings)
+    module = baselines.ADA(context.model, context.loss_fn, **settings)
     train = context.data.train
     x = train.x if on == "rows" else None
-    return Prepared(Grouped(module, anchor_clusters(x, train.y, n_clusters, generator=context.generator)))
+    clusters = baselines.anchor_clusters(x, train.y, n, generator=context.generator)
+    return Prepared(Grouped(module, clusters))
 
 
 def foma(settings: Settings, context: Context) -> Prepared:
@@ -238,11 +221,11 @@ def foma(settings: Settings, context: Context) -> Prepared:
     if kind not in ("nearest", "sampled", "random"):
         raise TypeError(f"batches must be 'nearest', 'sampled' or 'random', but got {kind!r}")
     layers = [None if layer == "input" else layer for layer in settings.pop("layers", ["input"])]
-    objective = ModuleObjective(FOMA(context.model, context.loss_fn, layers=layers, **settings))
+    objective = ModuleObjective(baselines.FOMA(context.model, context.loss_fn, layers=layers, **settings))
     y, size = context.data.train.y, context.training.batch_size
 
     def arrange(order: torch.Generator) -> Tensor:
-        return neighbour_order(y, size, sampled=kind == "sampled", generator=order)
+        return baselines.neighbour_order(y, size, sampled=kind == "sampled", generator=order)
 
     return Prepared(objective, arrange=None if kind == "random" else arrange)
 

@@ -7,42 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from typing import Any
 
 from torch import Tensor, nn
 
-from elliptica.baselines import (
-    ERM,
-    UMIX,
-    CorrectnessTable,
-    ErrorRecorder,
-    find_errors,
-    smote_rows,
-    umix_weights,
-    upsampled_rows,
-)
-from elliptica.core.inputs import EllipticWarning
+from elliptica import baselines
 from elliptica.lab.data.splits import Split
 from elliptica.lab.experiments.methods.context import Context, Factory, ModuleObjective, Prepared, Settings
-from elliptica.lab.training.batch import Batch
+from elliptica.lab.training.batch import Batch, Objective
 from elliptica.lab.training.loop import EpochEnd
 from elliptica.lab.training.settings import TrainingSettings
 
 
-class _Recorded:
-    """Ordinary training that shows its predictions to a recorder, as they are before each step."""
+def _recorded(loss_fn: nn.Module, recorder: Any) -> Objective:
+    """Return ordinary training that shows its predictions to a recorder, as they are before each step."""
 
-    def __init__(
-        self, module: nn.Module, loss_fn: nn.Module, recorder: ErrorRecorder | CorrectnessTable
-    ) -> None:
-        self.module, self.loss_fn, self.recorder = module, loss_fn, recorder
-
-    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+    def objective(model: nn.Module, batch: Batch) -> Tensor:
         output = model(batch.x)
-        self.recorder.update(batch.index, output, batch.y)
-        loss: Tensor = self.loss_fn(output, batch.y)
+        recorder.update(batch.index, output, batch.y)
+        loss: Tensor = loss_fn(output, batch.y)
         return loss
+
+    return objective
 
 
 def _first(context: Context, share: float, **changes: Any) -> TrainingSettings:
@@ -64,36 +50,27 @@ def _first(context: Context, share: float, **changes: Any) -> TrainingSettings:
     return dataclasses.replace(context.training, **first)
 
 
-def _warn_if_plain(is_plain: bool, message: str) -> None:
-    if is_plain:
-        warnings.warn(message, EllipticWarning, stacklevel=3)
-
-
 def jtt(settings: Settings, context: Context) -> Prepared:
     """JTT: the rows that a short ordinary training gets wrong come ``factor`` times more often.
 
-    ``first`` is the share of the epochs of the first stage. ``errors="training"`` reads errors off the
-    predictions during its last epoch, as the reference does, ``"end"`` off the network at its end.
+    ``first`` is the share of the epochs of the first stage; errors are those of the predictions during its
+    last epoch, as in the reference.
     """
     first, factor = float(settings.pop("first", 0.2)), int(settings.pop("factor", 100))
-    how = settings.pop("errors", "training")
     train = context.data.train
-    model, recorder = context.make_model(), ErrorRecorder(train.n_rows)
-    objective = _Recorded(model, context.loss_fn, recorder)
+    model, recorder = context.make_model(), baselines.ErrorRecorder(train.n_rows)
+    objective = _recorded(context.loss_fn, recorder)
 
     def only_the_last_epoch(end: EpochEnd) -> None:
         if end.epoch < end.epochs:
             recorder.reset()
 
     found = context.first_stage(model, objective, _first(context, first), only_the_last_epoch)
-    errors = recorder.errors if how == "training" else find_errors(model, train.x, train.y)
-    _warn_if_plain(
-        not bool(errors.any()), "JTT's first stage makes no error: the second is ordinary training."
-    )
-    module = ERM(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
+    errors = recorder.errors
+    module = baselines.ERM(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
     return Prepared(
         ModuleObjective(module),
-        rows=upsampled_rows(errors, factor),
+        rows=baselines.upsampled_rows(errors, factor),
         evaluations=found.evaluations,
         seconds=found.seconds,
         details={"errors": int(errors.sum())},
@@ -108,9 +85,7 @@ class _Weighted(ModuleObjective):
         self.weights = weights
 
     def call(self, batch: Batch) -> Tensor:
-        weight = self.weights[batch.index].to(batch.x)
-        loss: Tensor = self.module(batch.x, batch.y, sample_weight=weight, generator=batch.generator)
-        return loss
+        return self.loss(batch, sample_weight=self.weights[batch.index].to(batch.x))
 
 
 def umix(settings: Settings, context: Context) -> Prepared:
@@ -124,18 +99,14 @@ def umix(settings: Settings, context: Context) -> Prepared:
     first, eta = float(settings.pop("first", 1.0)), float(settings.pop("eta", 80.0))
     training = _first(context, first, **settings.pop("first_training", {}))
     train = context.data.train
-    model, table = context.make_model(), CorrectnessTable(train.n_rows)
-    objective = _Recorded(model, context.loss_fn, table)
+    model, table = context.make_model(), baselines.CorrectnessTable(train.n_rows)
+    objective = _recorded(context.loss_fn, table)
     found = context.first_stage(model, objective, training, lambda *_: table.end_epoch())
     start = min(round(shares[0] * training.epochs), training.epochs - 1)
     length = min(max(round(shares[1] * training.epochs), 1), training.epochs - start)
-    weights = umix_weights(table, start=start, length=length, eta=eta)
+    weights = baselines.umix_weights(table, start=start, length=length, eta=eta)
     share = float((weights > 1).double().mean())
-    _warn_if_plain(
-        share == 0,
-        "UMIX's first stage makes no error in its window: all weights are 1. Begin the window earlier.",
-    )
-    module = UMIX(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
+    module = baselines.UMIX(context.model, context.loss_fn, num_classes=context.num_classes, **settings)
     return Prepared(
         _Weighted(module, weights),
         evaluations=found.evaluations,
@@ -147,8 +118,8 @@ def umix(settings: Settings, context: Context) -> Prepared:
 def smote(settings: Settings, context: Context) -> Prepared:
     """Ordinary training on rows that SMOTE has added until all classes are equally large."""
     train = context.data.train
-    x, y = smote_rows(train.x, train.y, generator=context.generator, **settings)
-    module = ERM(context.model, context.loss_fn, num_classes=context.num_classes)
+    x, y = baselines.smote_rows(train.x, train.y, generator=context.generator, **settings)
+    module = baselines.ERM(context.model, context.loss_fn, num_classes=context.num_classes)
     return Prepared(ModuleObjective(module), data=dataclasses.replace(context.data, train=Split(x, y)))
 
 
