@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from elliptica._utils.text import count
-from elliptica.lab.experiments.choice import TUNED, Choice
+from elliptica.lab.experiments.choice import TUNED
 from elliptica.lab.experiments.record_folder import Place, group_records, known_tables, read_folder
 from elliptica.lab.experiments.records import Record
 from elliptica.lab.experiments.registry import RESPLIT
@@ -75,9 +76,12 @@ def _study(
     judged = [measure for measure in measures if measure.name in (first, "average", "worst")]
     reference = "erm" if values[first].get("erm") else rows[0]
     verdict = judge_seeds(values, judged, rows, reference, RESPLIT.get(str(run.load.get("name")), 0.0))
-    training = dict(re.findall(r"(epochs|precision) = (\w+)", variant))
-    choice = Choice(table, [dataset], rows, len(seeds), run.match_evaluations, training, TUNED in variant)
-    text = [verdict.headline, " ".join(verdict.sentences), *test.notes, choice.command("run", out)]
+    words = ["elliptica", "run", table, "--dataset", dataset, "--methods", ",".join(rows)]
+    words += ["--seeds", str(len(seeds)), *["--match", "evaluations"] * run.match_evaluations]
+    for option, value in re.findall(r"(epochs|precision) = (\w+)", variant):
+        words += [f"--{option}", value]
+    command = shlex.join([*words, *["--tuned"] * (TUNED in variant), "--out", str(out)])
+    text = [verdict.headline, " ".join(verdict.sentences), *test.notes, command]
     grid, bold = _grid(test, cost, dataset, measures)
     heading = f"{specification.title}: {dataset}" + (f" ({variant})" if variant else "")
     drawn = _charts(members, verdict, judged, values[first])
