@@ -31,7 +31,7 @@ from elliptica.estimators.base import network_seeds, pool
 from elliptica.estimators.classifier import fit_temperature
 from elliptica.lab.experiments.records import append_lines, read_lines
 from elliptica.lab.models import mlp
-from elliptica.report.scores import brier_score, calibration_error, reduce_by, risk_coverage_area
+from elliptica.report.scores import calibration_error, reduce_by
 from uncertainty_data import PROBLEMS, Part, Problem, corruptions, half_shuffled, load
 from uncertainty_page import RECORDS, write_page
 
@@ -201,6 +201,23 @@ def ask(models: list[nn.Module], x: Tensor) -> Answers:
 
 #: Scores of corrupted rows that are kept.
 KEPT = ("accuracy", "nll", "ece", "nll_t", "ece_t")
+
+
+def brier_score(p: Tensor, y: Tensor) -> float:
+    """Mean squared distance of the probabilities from the true class, between 0 and 2."""
+    chosen = p.gather(1, y[:, None])[:, 0]
+    return float((p.square().sum(1) - 2 * chosen + 1).mean())
+
+
+def risk_coverage_area(confidence: Tensor, wrong: Tensor) -> float:
+    """Area under the risk-coverage curve: the error among the ``k`` surest rows, averaged over all ``k``.
+
+    Rows of equal confidence are taken in a random order, and the area is its expectation.
+    """
+    _, place, sizes = (-confidence).unique(return_inverse=True, return_counts=True)
+    errors = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, place, wrong.double())
+    risks = (errors / sizes).repeat_interleave(sizes)  # of each row in turn, in expectation
+    return float((risks.cumsum(0) / torch.arange(1, len(risks) + 1)).mean())
 
 
 def scores(logits: Tensor, y: Tensor, temperature: float) -> dict[str, float]:

@@ -255,3 +255,21 @@ def test_a_cell_of_each_part(monkeypatch, short):
     noisy = uncertainty.shuffled("digits", 0)
     assert list(dict.fromkeys(r["method"] for r in noisy)) == list(uncertainty_table.SHUFFLED)
     assert all(r["stopped"]["validation_nll"] <= r["last"]["validation_nll"] for r in noisy)
+
+
+def area_of_order(wrong, order):
+    return statistics.mean(sum(wrong[i] for i in order[:k]) / k for k in range(1, len(order) + 1))
+
+
+def test_risk_coverage_area_against_all_orders():
+    confidence, wrong = [0.9, 0.5, 0.5, 0.9, 0.5, 0.2], [1, 0, 1, 0, 0, 1]
+    orders = [
+        order
+        for order in itertools.permutations(range(6))
+        if all(confidence[i] >= confidence[j] for i, j in itertools.pairwise(order))
+    ]
+    assert len(orders) == 12
+    expected = statistics.mean(area_of_order(wrong, order) for order in orders)
+    assert uncertainty.risk_coverage_area(torch.tensor(confidence), torch.tensor(wrong)) == pytest.approx(
+        expected
+    )

@@ -228,7 +228,7 @@ def test_the_page_of_a_diagnosis(tmp_path, monkeypatch, visit):
     done = run("data.npz", "--steps", 300, "--out", "page.html")
     assert done.exit_code == 0, done.output
     for width in (1280, 375):
-        seen = visit(tmp_path / "page.html", width=width, dark=width == 375, reduced_motion=True)
+        seen = visit(tmp_path / "page.html", width=width, dark=width == 375)
         assert "Labels look wrong" in seen.page.inner_text(".verdict")
         first = seen.page.locator("details").first
         assert first.locator(".bar span").count() >= 1

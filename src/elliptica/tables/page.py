@@ -125,15 +125,11 @@ def footnotes(comparison: Comparison) -> list[str]:
 
 def range_words(comparison: Comparison) -> list[str]:
     """Report the largest share of predictions outside the range of the training targets."""
-    shares = {values.get("beyond_range", 0.0): m for m, values in comparison.scores.items()}
-    share, fate = (
-        max(shares, default=0.0),
-        "they were clipped to it" if comparison.plan.bounded else "unclipped",
-    )
-    text = f"{100 * share:.1f} % of the test predictions of {NAMES[shares[share]]}" if share else ""
-    return (
-        [f"{text}, the most of all methods, left the range of the training targets; {fate}."] if text else []
-    )
+    shares = {m: values.get("beyond_range", 0.0) for m, values in comparison.scores.items()}
+    most = max(shares, key=lambda method: shares[method])
+    fate = "they were clipped to it" if comparison.plan.bounded else "they were not clipped"
+    text = f"{100 * shares[most]:.1f} % of the test predictions of {NAMES[most]}, the most of all methods, "
+    return [f"{text}left the range of the training targets; {fate}."] if shares[most] else []
 
 
 def unfinished(comparison: Comparison) -> list[str]:
@@ -187,9 +183,8 @@ def cautions(comparison: Comparison) -> list[str]:
         said.append(f"Few epochs: with --epochs {plan.epochs}, only the start of training is compared.")
     for method in comparison.methods:
         errors = [bool(trial.error) for record in comparison.of(method) for trial in record.trials]
-        said += (
-            [f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed."] if any(errors) else []
-        )
+        if any(errors):
+            said.append(f"{sum(errors)} of {len(errors)} trainings of {NAMES[method]} failed.")
     return said
 
 
