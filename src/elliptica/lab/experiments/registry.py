@@ -33,7 +33,7 @@ from elliptica.lab.data import (
     shuffle_labels,
     two_moons,
 )
-from elliptica.lab.data.medmnist import MEDMNIST
+from elliptica.lab.data.images import MEDMNIST
 from elliptica.lab.data.splits import Dataset, Split, scale_targets
 from elliptica.lab.experiments.specification import OWN
 from elliptica.lab.models import load_backbone, mlp, preact_resnet, wide_resnet
