@@ -52,7 +52,7 @@ def test_records_give_the_table_that_they_gave():
     assert printed.split("This table again")[0].strip() == then.split("This table again")[0].strip()
 
 
-@pytest.mark.parametrize("source", [RESULTS / "two_moons", FOLDER / "runs"])
+@pytest.mark.parametrize("source", [FOLDER / "runs"])
 def test_results_become_a_page(source, tmp_path):
     run("report", source, "-o", tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size > 1e5

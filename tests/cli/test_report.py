@@ -173,33 +173,15 @@ def test_committed_tables_agree_with_the_tables_of_the_command_line():
     assert not next(s for s in report.studies if s.name.startswith("table4")).paper["worst"]
 
 
-def test_the_record_of_the_demo_becomes_a_page():
-    report = make_report(Request(str(RESULTS / "two_moons")))
-    assert report.studies[0].verdict.differences
-    assert "share of points inside the moons above every boundary loss" in render_page(report)
-
-
-def test_an_earlier_record_of_the_demo_becomes_a_page(tmp_path):
-    """It had whole paths and single points as methods, and losses between the data."""
-    content = json.loads((RESULTS / "two_moons" / "results.json").read_text(encoding="utf-8"))
-    names = {"erm": "erm", "mixup": "mixup", "noise": "marginal", "elliptic": "path"}
-    for run in content["runs"]:
-        run["method"] = names[run["method"]]
-        run["evaluation"] |= {"between_mean": 0.1, "between": run["evaluation"]["inside"]}
-    (tmp_path / "results.json").write_text(json.dumps(content), encoding="utf-8")
-    assert make_report(Request(str(tmp_path))).studies[0].own == ["marginal", "path"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         (None, None, "does not exist"),
         ("folder/", None, "holds no record"),
         ("folder/results.json", "{", "is damaged"),
-        ("folder/results.json", '{"experiment": 1, "runs": [{}]}', "not a record of elliptica demo"),
         ("one.json", "{}", "Pass the folder"),
     ],
-    ids=["absent", "empty folder", "damaged", "wrong demo", "file"],
+    ids=["absent", "empty folder", "damaged", "file"],
 )
 def test_wrong_sources_are_refused_with_what_to_do(tmp_path, name, content, said):
     path = tmp_path / (name or "absent")

@@ -22,7 +22,7 @@ from elliptica.cli.options import load_own
 if TYPE_CHECKING:
     from elliptica.report.content import Report
 
-#: Result file of `elliptica compare` and `elliptica demo`.
+#: Result file of `elliptica compare`.
 RESULTS = "results.json"
 _TABLES = (".csv", ".tsv", ".parquet")
 
@@ -235,10 +235,7 @@ def _folder_report(path: Path, request: Request) -> Report:
         except ModuleNotFoundError as error:
             raise ReportError(str(missing_package("A comparison", "tables", error.name))) from error
         return comparison_report(path, title=request.title)
-    if kind == "demo":
-        from elliptica.lab.demo.results import demo_report
 
-        return demo_report(path / RESULTS, request.title)
     return _runs_report(path, request)
 
 
@@ -257,7 +254,7 @@ def _kind_of_results(file: Path) -> str | None:
         ) from error
     if isinstance(content, dict) and "about" in content and "records" in content:
         return "compare"
-    return "demo" if isinstance(content, dict) and "experiment" in content and "runs" in content else None
+    return None
 
 
 def _runs_report(path: Path, request: Request) -> Report:
