@@ -319,10 +319,10 @@ def test_a_width_of_zero_hides_nothing(monkeypatch, width):
 def test_output_of_any_encoding(monkeypatch, encoding):
     """What cannot be shown is escaped: a table has plus-minus signs, titles may have anything."""
     written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, io.TextIOWrapper(written, encoding=encoding, write_through=True))
     with pytest.raises(SystemExit):
         app(["list", "± 尺"])
-    sys.stdout.flush()
     assert r"\u5c3a" in written.getvalue().decode(encoding)
 
 

@@ -87,7 +87,7 @@ def test_a_download_that_fails_leaves_nothing(toy, server, tmp_path, way, error)
         fetch("toy", tmp_path)
     assert files_in(tmp_path) == []
     status, _ = run("fetch", "toy", "--data-dir", tmp_path)
-    assert status == 1
+    assert status != 0
     server.way = "serve"
     assert run("fetch", "toy", "--data-dir", tmp_path)[0] == 0
     assert files_in(tmp_path) == ["toy.bin"]
