@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from elliptica._utils.statistics import bonferroni, is_beyond_chance
@@ -114,6 +114,17 @@ def label_suspicion(e: Evidence) -> Float[Tensor, " base"]:
         return _doubt(e, e.near[1], e.train.y[e.base])
     z = _target_distance(e, e.near[1], e.train.y[e.base])
     return z / (z + FAR_TARGET)
+
+
+def suspected_rows(e: Evidence, listed: Tensor) -> Int[Tensor, " suspected"]:
+    """Add less certain rows to the listed training rows: labels of two classes that are often confused."""
+    suspected = torch.isin(e.base, listed)
+    if e.task == "classes":
+        own, major = e.train.y[e.base], e.average(e.near[1]).argmax(1)
+        pair = torch.minimum(own, major) * e.n_classes + torch.maximum(own, major)
+        is_often = torch.bincount(pair[suspected], minlength=e.n_classes**2) >= 5
+        suspected |= is_often[pair] & (label_suspicion(e) > 0.5)
+    return e.base[suspected]
 
 
 def _doubt(e: Evidence, numbers: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
@@ -297,7 +308,7 @@ def _wrong_values(e: Evidence, z: Tensor, sample: Sample, severity: Severity) ->
 
 def judge_duplicates(e: Evidence) -> Finding:
     """Count training rows that are copies of others, beyond what discrete features explain."""
-    raw, counts = e.train.raw, e.copies.counts
+    raw, (first, counts, _) = e.train.raw, e.copies
     n, distinct = len(raw), len(counts)
     share = (n - distinct) / n
     columns = (column.unique(return_counts=True)[1].numpy() for column in raw.T)
@@ -306,7 +317,7 @@ def judge_duplicates(e: Evidence) -> Finding:
     # without a distinguishing feature, equal rows may well be different samples
     tells_apart = max(len(column.unique()) for column in raw.T) > 0.5 * distinct
     is_copy = torch.ones(n, dtype=torch.bool)
-    is_copy[e.copies.first] = False
+    is_copy[first] = False
     return Finding(
         "duplicates",
         grade(share, COPIES, MANY_COPIES if tells_apart else math.inf),
@@ -325,7 +336,7 @@ def judge_leak(e: Evidence) -> Finding:
     shared = torch.tensor([row.tobytes() in known for row in (e.held.raw + 0.0).numpy()])
     if len(e.base) >= 40:  # rounded copies, too
         shared = shared | (e.held_distance < 1e-3 * e.near[0][:, 0].median())
-    twins = float((e.copies.counts[e.copies.kind] > 1).double().mean())
+    twins = float((e.copies[1][e.copies[2]] > 1).double().mean())
     share, count = Quantity.share(shared, e.confidence), int(shared.sum())
     if share.lower <= 1.2 * twins + SHARED:
         return fine("leak", f"{count} of {len(e.held)} held-out rows are training rows.")

@@ -153,7 +153,7 @@ def diagnose_fitted(
     with torch.random.fork_rng(devices=places), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", EllipticWarning)  # the findings say the same
         model, place = fitted.place(device)
-        rows = {kind: part.sample(max_rows, source) for kind, part in fitted.rows(place).items()}
+        rows = fitted.rows(max_rows, place, source)
         evidence = Evidence(fitted, model, rows, float(confidence))
         findings = [finding for name in JUDGES for finding in judge(name, evidence)]
         findings = _explain(evidence, findings)
@@ -181,10 +181,12 @@ def judge(name: str, e: Evidence) -> list[Finding]:
 def _explain(e: Evidence, findings: list[Finding]) -> list[Finding]:
     """Drop problems that a warning explains, and name them there."""
     problems = {f.name: f for f in findings if f.is_problem}
-    causes: dict[str, str] = {}
-    for f in findings:
-        if f.severity == "warning":
-            causes |= {name: f.name for name in EXPLAINED.get(f.name, ()) if name in problems}
+    causes = {
+        name: cause
+        for cause, names in EXPLAINED.items()
+        for name in names
+        if name in problems and cause in problems and problems[cause].severity == "warning"
+    }
     labels = problems.get("labels")
     if labels is not None and labels.rows_of == "training" and causes.get("labels") == "shortcut":
         del causes["labels"]
@@ -192,26 +194,24 @@ def _explain(e: Evidence, findings: list[Finding]) -> list[Finding]:
         rest = _without_suspects(e, labels)
         for name in BY_LABELS:
             if name in problems and name not in causes:
-                again = judge(name, rest)[0].severity
-                if SEVERITIES.index(again) < SEVERITIES.index(problems[name].severity):
+                again = judge(name, rest)[0]
+                is_less = SEVERITIES.index(again.severity) < SEVERITIES.index(problems[name].severity)
+                if not again.is_problem or (is_less and name != "weak_part"):
                     causes[name] = "labels"
-    kept = []
-    for f in findings:
-        titles = [problems[name].title for name, cause in causes.items() if cause == f.name]
-        if f.is_problem and titles:
-            f = replace(f, explains=titles, sentence=f"{f.sentence} This explains: {'; '.join(titles)}.")
-        if not (f.is_problem and f.name in causes):
-            kept.append(f)
-    return kept
+    kept = [f for f in findings if not (f.is_problem and f.name in causes)]
+    titles = {f.name: [problems[name].title for name in causes if causes[name] == f.name] for f in kept}
+    words = {name: f" This explains: {'; '.join(titles[name])}." for name in titles if titles[name]}
+    return [replace(f, sentence=f.sentence + words.get(f.name, ""), explains=titles[f.name]) for f in kept]
 
 
 def _without_suspects(e: Evidence, labels: Finding) -> Evidence:
-    """Drop the rows whose targets most neighbours contradict, and held-out rows next to them."""
+    """Drop the rows whose targets look wrong, and held-out rows next to them."""
+    suspects = torch.tensor(labels.rows)
     if labels.rows_of == "held-out":
-        return e.without(torch.arange(0), torch.tensor(labels.rows))
-    suspects = e.base[data.label_suspicion(e) > 0.5]
-    beside = torch.isin(e.near_held[1][:, :NEIGHBOURS], suspects).any(1)
-    return e.without(suspects, beside.nonzero().flatten())
+        return Evidence(e.fitted, e.model, e.rows, e.confidence, {"held-out": suspects})
+    suspects = data.suspected_rows(e, suspects)
+    beside = torch.isin(e.near_held[1][:, :NEIGHBOURS], suspects).any(1).nonzero().flatten()
+    return Evidence(e.fitted, e.model, e.rows, e.confidence, {"training": suspects, "held-out": beside})
 
 
 def _about(e: Evidence, n_given: int) -> tuple[str, ...]:

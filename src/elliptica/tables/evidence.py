@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -63,14 +62,6 @@ class Sample:
         return torch.tensor([group == name for group in self.groups or ()])
 
 
-class Copies(NamedTuple):
-    """Equal rows among the training rows."""
-
-    first: Int[Tensor, " distinct"]  # first row of each kind, in order
-    counts: Int[Tensor, " distinct"]  # how often each kind occurs, by kind
-    kind: Int[Tensor, " rows"]  # kind of each row
-
-
 class Evidence:
     """A model, its training rows and other rows: predictions, bounded errors and neighbours.
 
@@ -83,38 +74,32 @@ class Evidence:
         model: The same model, on the device of the rows.
         rows: Training rows, and held-out and unlabelled rows if there are any, by kind.
         confidence: Confidence level of all limits.
+        drop: Numbers of rows to leave out, by kind.
     """
 
     def __init__(
-        self, fitted: FittedModel, model: nn.Module, rows: Mapping[RowsOf, Rows], confidence: float
+        self,
+        fitted: FittedModel,
+        model: nn.Module,
+        rows: Mapping[RowsOf, Rows],
+        confidence: float,
+        drop: Mapping[RowsOf, Tensor] | None = None,
     ) -> None:
         self.fitted, self.model, self.rows, self.confidence = fitted, model, rows, confidence
+        self.dropped: Mapping[RowsOf, Tensor] = drop or {}
+        self.task: Task = "other"
         raw = _flat(rows["training"].x)
         self.deviation, self.centre = raw.std(0), raw.mean(0)
         self.varies = self.deviation > 1e-9 * raw.abs().amax(0).clamp_min(1e-300)
-        self.task: Task = "other"
         self.train = self._sample("training")
-        none = torch.arange(0)
-        empty = replace(self.train.take(none), name="held-out")
-        self.held = self._sample("held-out") if "held-out" in rows else empty
-        self.unlabelled = _flat(rows["unlabelled"].x) if "unlabelled" in rows else raw[none]
-
-    def without(self, training: Int[Tensor, " some"], held_out: Int[Tensor, " others"]) -> Evidence:
-        """Return the evidence of the other rows."""
-        rows = dict(self.rows)
-        drops: dict[RowsOf, Tensor] = {"training": training, "held-out": held_out}
-        for kind, drop in drops.items():
-            if kind in rows:
-                keep = torch.ones(len(rows[kind].x), dtype=torch.bool)
-                keep[drop] = False
-                rows[kind] = rows[kind].take(keep.nonzero().flatten())
-        return Evidence(self.fitted, self.model, rows, self.confidence)
+        none = replace(self.train.take(torch.arange(0)), name="held-out")
+        self.held = self._sample("held-out") if "held-out" in rows else none
+        self.unlabelled = _flat(rows["unlabelled"].x) if "unlabelled" in rows else raw[:0]
 
     def lacks(self, *needs: str) -> str:
         """Return which of some `REQUIREMENTS` is missing; empty if none."""
-        return next(
-            (reason for is_met, reason in map(REQUIREMENTS.__getitem__, needs) if not is_met(self)), ""
-        )
+        missing = [REQUIREMENTS[need][1] for need in needs if not REQUIREMENTS[need][0](self)]
+        return missing[0] if missing else ""
 
     # ---- rows
 
@@ -167,7 +152,11 @@ class Evidence:
             y = (y.flatten() > 0.5).long() if space == "unit" else y.argmax(1)
         else:
             y = y.reshape(len(y), -1) if self.task == "values" else y.new_zeros(len(y), 0)
-        return Sample(kind, raw, self.scaled(raw), y, self._read(outputs), losses, rows.groups)
+        sample = Sample(kind, raw, self.scaled(raw), y, self._read(outputs), losses, rows.groups)
+        keep = torch.ones(len(sample), dtype=torch.bool).index_fill(
+            0, self.dropped.get(kind, torch.arange(0)), False
+        )
+        return sample.take(keep.nonzero().flatten())
 
     def _read(self, outputs: Tensor) -> Tensor:
         """Convert outputs to probabilities of classes, or rows of values."""
@@ -182,38 +171,29 @@ class Evidence:
     # ---- errors
 
     @cached_property
-    def _usual(self) -> tuple[Tensor, Tensor]:
-        """Limits of the target values, four deviations (by the median) around their median.
+    def _scale(self) -> tuple[Tensor, Tensor, float]:
+        """The best constant value, the variance of each target value, and the largest usual error.
 
-        A single extreme target must not define what a large error is.
+        A single extreme target must not define what a large error is: usual values lie within four deviations
+        (by the median) of their median. The variance makes outputs in different units count alike.
         """
         middle = self.train.y.median(0).values
         spread = 1.4826 * (self.train.y - middle).abs().median(0).values
         width = torch.where(spread > 0, 4 * spread, math.inf)
-        return middle - width, middle + width
+        usual = self.train.y.clamp(middle - width, middle + width)
+        variance = usual.var(0, correction=0)
+        variance = torch.where(variance > 0, variance, 1.0)
+        cap = float(((usual - usual.mean(0)).square() / variance).mean(1).max())
+        return usual.mean(0), variance, cap or 1.0
 
     @cached_property
     def constant(self) -> Float[Tensor, " outputs"]:
         """The best constant prediction: shares of classes, or the mean of the usual values, in training."""
-        if self.task == "classes":
-            return self.shares(self.train)
-        return self.train.y.clamp(*self._usual).mean(0)
+        return self.shares(self.train) if self.task == "classes" else self._scale[0]
 
     def shares(self, sample: Sample) -> Float[Tensor, " classes"]:
         """Return the shares of the classes."""
         return torch.bincount(sample.y, minlength=self.n_classes).double() / len(sample)
-
-    @cached_property
-    def _variance(self) -> Float[Tensor, " outputs"]:
-        """Variance of each target value, so that outputs in different units count alike."""
-        variance = (self.train.y.clamp(*self._usual) - self.constant).square().mean(0)
-        return torch.where(variance > 0, variance, 1.0)
-
-    @cached_property
-    def _cap(self) -> float:
-        """Largest error of the constant prediction at a usual value."""
-        usual = self.train.y.clamp(*self._usual)
-        return float(((usual - self.constant).square() / self._variance).mean(1).max()) or 1.0
 
     @property
     def is_constant(self) -> bool:
@@ -221,18 +201,19 @@ class Evidence:
         return bool((self.train.y == self.train.y[:1]).all())
 
     @cached_property
-    def unit(self) -> float:
+    def _unit(self) -> float:
         """Mean bounded error of the constant prediction at the training rows."""
         return float(self._bounded(self.constant.expand(len(self.train), -1), self.train.y).mean()) or 1.0
 
     def _bounded(self, outputs: Tensor, y: Tensor) -> Float[Tensor, " rows"]:
         if self.task == "classes":
             return (outputs - F.one_hot(y, outputs.shape[1])).square().sum(1) / 2
-        return ((outputs - y).square() / self._variance).mean(1).clamp_max(self._cap)
+        _, variance, cap = self._scale
+        return ((outputs - y).square() / variance).mean(1).clamp_max(cap)
 
     def errors(self, sample: Sample, outputs: Tensor | None = None) -> Float[Tensor, " rows"]:
         """Return the bounded error of each row; a constant prediction has a mean of 1."""
-        return self._bounded(sample.outputs if outputs is None else outputs, sample.y) / self.unit
+        return self._bounded(sample.outputs if outputs is None else outputs, sample.y) / self._unit
 
     def error(self, sample: Sample) -> float:
         """Return the mean bounded error."""
@@ -245,13 +226,11 @@ class Evidence:
     # ---- neighbours
 
     @cached_property
-    def copies(self) -> Copies:
-        """Equal rows among the training rows."""
-        rows = (self.train.raw + 0.0).numpy()  # -0.0 is 0.0
-        _, first, kind, counts = np.unique(
-            rows, axis=0, return_index=True, return_inverse=True, return_counts=True
-        )
-        return Copies(*map(torch.from_numpy, (np.sort(first), counts, kind.reshape(-1))))
+    def copies(self) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " distinct"], Int[Tensor, " rows"]]:
+        """Kinds of equal training rows: the first row of each, in order; their sizes; the kind of each row."""
+        _, kind, sizes = (self.train.raw + 0.0).unique(dim=0, return_inverse=True, return_counts=True)
+        first = torch.full_like(sizes, len(kind)).scatter_reduce(0, kind, torch.arange(len(kind)), "amin")
+        return first.sort().values, sizes, kind
 
     @cached_property
     def base(self) -> Int[Tensor, " base"]:
@@ -259,7 +238,7 @@ class Evidence:
 
         A copy of a row says nothing about the row's label, so copies do not count.
         """
-        rows = self.copies.first
+        rows = self.copies[0]
         most = int(math.sqrt(_DISTANCES / max(self.train.x.shape[1], 1)))
         if len(rows) <= most:
             return rows

@@ -26,26 +26,7 @@ class Rows(NamedTuple):
     x: Tensor
     y: Tensor | None  # None for unlabelled rows
     groups: list[str] | None
-    numbers: Sequence[int]  # in the user's data
-
-    def take(self, rows: Int[Tensor, " some"]) -> Rows:
-        """Return some of the rows."""
-        chosen = rows.tolist()
-        return Rows(
-            self.x[rows.to(self.x.device)],
-            None if self.y is None else self.y[rows.to(self.y.device)],
-            None if self.groups is None else [self.groups[i] for i in chosen],
-            [self.numbers[i] for i in chosen],
-        )
-
-    def sample(self, n: int, generator: torch.Generator) -> Rows:
-        """Return at most about ``n`` rows, sampled by class and group in proportion."""
-        if len(self.x) <= n:
-            return self
-        is_label = self.y is not None and self.y.ndim == 1 and not self.y.is_floating_point()
-        labels = self.y.tolist() if self.y is not None and is_label else [""] * len(self.x)
-        strata = list(zip(labels, self.groups or labels, strict=True))
-        return self.take(sample_by_part(strata, n, generator, floor=1))
+    numbers: list[int]  # in the user's data
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +74,8 @@ class FittedModel:
             return self.model, home
         return copy.deepcopy(self.model).to(device), torch.device(device)
 
-    def rows(self, place: torch.device) -> dict[RowsOf, Rows]:
-        """Return rows by kind, checked and on the device."""
+    def rows(self, max_rows: int, place: torch.device, generator: torch.Generator) -> dict[RowsOf, Rows]:
+        """Return rows by kind: checked, sampled by class and group if there are many, on the device."""
         given: dict[RowsOf, tuple[Any, ...]] = {"training": (self.x, self.y, self.groups, self.row_numbers)}
         if self.test is not None:
             given["held-out"] = (*self.test, self.test_groups, self.test_row_numbers)
@@ -108,12 +89,18 @@ class FittedModel:
             for name, column in (("y", y), ("groups", groups)):
                 if column is not None and len(column) != len(x):
                     raise ValueError(f"{name} ({kind} rows) has {len(column)} entries for {len(x)} rows.")
+            is_label = y is not None and y.ndim == 1 and not y.is_floating_point()
+            labels = y.tolist() if is_label else [""] * len(x)
             names = groups.tolist() if isinstance(groups, Tensor) else groups
+            names = labels if names is None else [str(name) for name in names]
+            kept = torch.arange(len(x))
+            if len(x) > max_rows:
+                kept = sample_by_part(list(zip(labels, names, strict=True)), max_rows, generator, floor=1)
             rows[kind] = Rows(
-                x.detach().to(place),
-                None if y is None else y.detach().to(place),
-                None if names is None else [str(name) for name in names],
-                range(len(x)) if numbers is None else numbers,
+                x.detach()[kept.to(x.device)].to(place),
+                None if y is None else y.detach()[kept.to(y.device)].to(place),
+                None if groups is None else [names[i] for i in kept.tolist()],
+                kept.tolist() if numbers is None else [numbers[i] for i in kept.tolist()],
             )
         return rows
 
