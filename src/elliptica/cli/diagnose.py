@@ -40,8 +40,8 @@ def diagnose(
     model: Annotated[
         str,
         typer.Option(
-            help="A file that elliptica compare or elliptica.estimators.save wrote (model.elliptica), or your "
-            "model as package.module:name (a module, or a function that makes one)."
+            help="A file that elliptica compare or elliptica.estimators.save wrote (model.elliptica), or "
+            "your model as package.module:name (a module, or a function that makes one)."
         ),
     ],
     target: Annotated[

@@ -227,7 +227,7 @@ class Evidence:
 
     @cached_property
     def copies(self) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " distinct"], Int[Tensor, " rows"]]:
-        """Kinds of equal training rows: the first row of each, in order; their sizes; the kind of each row."""
+        """Kinds of equal training rows: the first row of each, in order; sizes; the kind of each row."""
         _, kind, sizes = (self.train.raw + 0.0).unique(dim=0, return_inverse=True, return_counts=True)
         first = torch.full_like(sizes, len(kind)).scatter_reduce(0, kind, torch.arange(len(kind)), "amin")
         return first.sort().values, sizes, kind
