@@ -36,7 +36,7 @@ PAGE = """# Diagnosis of models whose fault is known
 
 `python studies/diagnose_battery.py run` builds the situations of `tests/tables/battery.py` for some seeds,
 calls `elliptica.diagnose` on each (nothing else set), follows the advice, and rewrites this page from
-`battery.json`.
+`battery.jsonl.gz`.
 
 A finding counts if its severity is *look* or *warning*. A sick model is diagnosed right if one of the names
 under *truth* is among the first three such findings and no consequence of the fault is listed beside it; a
@@ -137,10 +137,8 @@ def main() -> None:
                 print(case.name, seed, _answer(records[-1]), records[-1]["right"], flush=True)
         if options.only:
             return
-        versions = {"elliptica": elliptica.__version__, "torch": torch.__version__}
-        lines = ",\n".join(json.dumps(record) for record in records)
-        file.write_text(f'{{"versions": {json.dumps(versions)}, "records": [\n{lines}\n]}}\n')
-    (HERE / "README.md").write_text(page(json.loads(file.read_text())["records"]))
+        write_lines(file, records)
+    (HERE / "README.md").write_text(page(read_lines(file)))
 
 
 if __name__ == "__main__":

@@ -82,12 +82,12 @@ def test_wrong_input_ends_without_a_result(own_model, arguments):
     assert "Checked" not in done.stdout
 
 
-@pytest.mark.parametrize("place", ["no plotly", "read-only"])
+@pytest.mark.parametrize("place", ["no jinja2", "read-only"])
 def test_what_out_needs_is_checked_before_the_work(own_model, monkeypatch, place):
     began = []
     monkeypatch.setattr("elliptica.cli.model_source.fitted_from_code", lambda *_: began.append("work"))
-    if place == "no plotly":
-        monkeypatch.setitem(sys.modules, "plotly", None)
+    if place == "no jinja2":
+        monkeypatch.setitem(sys.modules, "jinja2", None)
     else:
         monkeypatch.setattr("tempfile.mkdtemp", lambda **_: (_ for _ in ()).throw(OSError(30, "Read-only")))
     done = run("data.npz", *MAKE, "--out", "page.html")

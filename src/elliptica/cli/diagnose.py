@@ -77,7 +77,7 @@ def diagnose(
     if out is not None:
         check_place(out)
         if out.suffix.lower() in _PAGE:
-            require_extra("lab", "jinja2", "plotly")
+            require_extra("lab", "jinja2")
     of_tables = {"--target": target, "--group": group, "--test": test, "--unlabelled": unlabelled}
     of_code = {"--weights": weights, "--loss": None if loss == "auto" else loss}
     for name, value in (of_code if is_saved else of_tables).items():
@@ -100,10 +100,10 @@ def diagnose(
             typer.secho(line, fg=colour, bold=colour is not None)
         return
     if out.suffix.lower() in _PAGE:
-        from elliptica.report.page import render_page
-        from elliptica.tables.model_page import diagnosis_report
+        from elliptica.report.page import to_html
+        from elliptica.tables.model_page import diagnosis_page
 
-        text = render_page(diagnosis_report(diagnosis, f"Diagnosis of {Path(model).name}"))
+        text = to_html(diagnosis_page(diagnosis, f"Diagnosis of {Path(model).name}"))
     else:
         is_json = out.suffix.lower() == ".json"
         text = json.dumps(diagnosis.to_dict(), indent=1) if is_json else diagnosis.text(everything=all_)
