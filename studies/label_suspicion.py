@@ -23,7 +23,6 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from elliptica._utils.extras import missing_package
 from elliptica.tables.data_findings import label_suspicion
 from elliptica.tables.evidence import Evidence
 from elliptica.tables.fitted_model import FittedModel
@@ -45,24 +44,21 @@ MODELS = {
 
 def scores(situation: Situation) -> dict[str, float]:
     """Area under the ROC curve of each ranking of the training rows; 1 ranks every wrong label first."""
-    try:
-        from cleanlab.rank import get_label_quality_scores
-    except ModuleNotFoundError as error:
-        raise SystemExit(
-            str(missing_package("This study", "lab", error.name)).split(".")[0] + ": cleanlab."
-        ) from None
+    from cleanlab.rank import get_label_quality_scores
+
     assert situation.culprits is not None
     wrong = np.zeros(len(situation.x), dtype=bool)
     wrong[situation.culprits.numpy()] = True
     x, y = situation.x.flatten(1).numpy(), situation.y.numpy()
     fitted = FittedModel(situation.model, situation.loss_fn, situation.x, situation.y)
-    evidence = Evidence(fitted.prepare(20_000, generator=torch.Generator().manual_seed(0)))
-    found = {"elliptica, ten nearest labels": roc_auc_score(wrong, label_suspicion(evidence))}
+    rows = fitted.rows(20_000, situation.x.device, torch.Generator())
+    evidence = Evidence(fitted, situation.model, rows, 0.95)
+    areas = {"elliptica, ten nearest labels": roc_auc_score(wrong, label_suspicion(evidence))}
     for name, make in MODELS.items():
         model = make_pipeline(StandardScaler(), make())
         chances = cross_val_predict(model, x, y, cv=5, method="predict_proba")
-        found[f"cleanlab, {name}"] = roc_auc_score(wrong, -get_label_quality_scores(y, chances))
-    return {name: float(value) for name, value in found.items()}
+        areas[f"cleanlab, {name}"] = roc_auc_score(wrong, -get_label_quality_scores(y, chances))
+    return {name: float(value) for name, value in areas.items()}
 
 
 def main() -> None:

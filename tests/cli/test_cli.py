@@ -96,7 +96,6 @@ BARE = {
     "demo": "lab",
     "diagnose data.npz --model network:net": None,
     "diagnose data.csv --model model.elliptica": "tables",
-    "diagnose two-moons": "lab",
     "list": "lab",
     "predict model.elliptica data.csv": "tables",
     "report runs": "lab",
@@ -171,7 +170,7 @@ def test_bad_options_are_refused(option, value):
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("diagnose two-moons --train elliptik", "Unknown value 'elliptik'"),
+        ("demo --figure 9", "Unknown value '9'. Pass one of 1, 2, 3, uncertainty."),
         ("table table3 --format latx", "Unknown value 'latx'"),
         ("run table3 --precision bfloat", "Unknown value 'bfloat'"),
         ("diagnos two-moons", "No such command 'diagnos'. Did you mean 'diagnose'?"),
@@ -336,6 +335,30 @@ def test_the_version_on_a_full_disk():
     assert done.returncode != 0
     assert "error: The output cannot be written (No space left on device)." in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.bad_input
+def test_the_demo_does_not_overwrite_other_results(tmp_path):
+    (tmp_path / "results.json").write_text('{"mine": 1}')
+    done = runner.invoke(app, ["demo", "--quick", "--seeds", "1", "--steps", "1", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "overwritten" in done.output
+    assert (tmp_path / "results.json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize("line", ["demo --quick"])
+def test_a_folder_that_is_not_writable_is_named_before_the_work(tmp_path, monkeypatch, line):
+    def read_only(**_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", read_only)
+    began = []
+    monkeypatch.setattr("elliptica.cli.demo.run_demo", lambda *_: began.append("demo"))
+    done = runner.invoke(app, [*line.split(), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "is not writable. Choose another --out." in " ".join(done.output.split())
+    assert not began
+    assert not list(tmp_path.iterdir())
 
 
 def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch):
