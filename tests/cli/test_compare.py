@@ -22,7 +22,7 @@ from elliptica.cli import predict as predict_command
 from elliptica.cli.compare import _print_result, _progress, shorten
 from elliptica.estimators import load
 from elliptica.tables.comparison import compare
-from elliptica.tables.plan import NAMES
+from elliptica.tables.methods import NAMES
 from elliptica.tables.summary import summarise
 
 QUICK = ["--folds", "2", "--trials", "1", "--epochs", "2", "--methods", "elliptic,trees"]

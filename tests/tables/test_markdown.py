@@ -21,7 +21,7 @@ from elliptica.tables.markdown import (
     show_score,
 )
 from elliptica.tables.metrics import Metric
-from elliptica.tables.plan import NAMES
+from elliptica.tables.methods import NAMES
 from elliptica.tables.summary import summarise
 
 

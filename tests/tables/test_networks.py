@@ -12,7 +12,7 @@ from elliptica.estimators.stacked import StackedJob, predict_stacked, train_stac
 from elliptica.tables import networks as networks_module
 from elliptica.tables import protocol as protocol_module
 from elliptica.tables.networks import run_networks
-from elliptica.tables.plan import Plan
+from elliptica.tables.methods import Plan
 from elliptica.tables.protocol import TargetScale, prepare
 from elliptica.tables.references import run_reference
 from elliptica.tables.shift import make_shift

@@ -12,8 +12,8 @@ from elliptica._utils.text import count
 from elliptica.report.content import Section
 from elliptica.tables.columns import ColumnUse
 from elliptica.tables.comparison import Comparison
+from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 from elliptica.tables.metrics import Metric, show_number
-from elliptica.tables.plan import CONSTANT, NAMES, REFERENCE, SEES_GROUPS
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.store import Store
 from elliptica.tables.summary import Summary, summarise

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.compose import TransformedTargetRegressor
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
@@ -16,12 +15,11 @@ from elliptica._utils.random import stream_seed
 from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, save
 from elliptica.tables.comparison import Comparison
-from elliptica.tables.networks import JTT, training_groups
-from elliptica.tables.plan import NAMES, NETWORKS, REFERENCE, SEES_GROUPS, TREES, Plan, draw_settings
+from elliptica.tables.methods import JTT, NAMES, NETWORKS, REFERENCE, SEES_GROUPS, TREES, Plan, draw_settings
+from elliptica.tables.networks import training_groups
 from elliptica.tables.problem import TableProblem
-from elliptica.tables.protocol import Record, final_trial
-from elliptica.tables.references import make_reference
-from elliptica.tables.shift import make_preprocessor, trial_rows
+from elliptica.tables.protocol import Record, final_trial, fit_sklearn
+from elliptica.tables.shift import final_fold, make_preprocessor
 from elliptica.tables.table import TableError
 
 #: Maximum number of training rows in the search for nearest neighbours.
@@ -70,10 +68,10 @@ def _was_tried(record: Record, trial: int) -> bool:
 
 
 def fit_model(comparison: Comparison, file: str | Path | None = None, method: str | None = None) -> Pipeline:
-    """Train the winner of a comparison on all rows.
+    """Train the winner of a comparison on all rows of the table, without those of a test file.
 
     The settings are those of the trial that was best on the validation rows over all folds. The length is the
-    median over folds. All rows are used, including test rows, because nothing is measured with this model.
+    median over folds. Rows that folds tested are used, because nothing is measured with this model.
 
     Args:
         comparison: A comparison with at least one finished fold.
@@ -83,12 +81,13 @@ def fit_model(comparison: Comparison, file: str | Path | None = None, method: st
     Returns:
         Preprocessing and model in a pipeline; it accepts frames with the input columns.
     """
-    problem, plan = comparison.problem, comparison.plan
-    final = final_settings(comparison, method)
+    plan, final = comparison.plan, final_settings(comparison, method)
+    fold = final_fold(comparison.problem, comparison.shift.shift, plan.seed)
+    problem = _only(comparison.problem, fold.train)
     preprocess = make_preprocessor(problem)
     inputs = np.asarray(preprocess.fit_transform(problem.features))
     if final.method in NETWORKS:
-        wrong = _first_errors(comparison, inputs) if final.method == JTT else None
+        wrong = _first_errors(comparison, problem, fold.fit, inputs) if final.method == JTT else None
         model = _fit_network(problem, plan, final, inputs, wrong)
     elif final.method == TREES:
         model = _fit_trees(problem, final, inputs)
@@ -125,16 +124,24 @@ def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
     return notes
 
 
-def _first_errors(comparison: Comparison, inputs: np.ndarray) -> np.ndarray:
+def _only(problem: TableProblem, rows: np.ndarray) -> TableProblem:
+    """Return a problem of some of the rows."""
+    groups = None if problem.groups is None else problem.groups[rows]
+    return replace(problem, features=problem.features[rows], target=problem.target[rows], groups=groups)
+
+
+def _first_errors(
+    comparison: Comparison, problem: TableProblem, fit: np.ndarray, inputs: np.ndarray
+) -> np.ndarray:
     """Return which rows the first stage of JTT misclassifies, as in the folds.
 
     The first stage is one network of ordinary training with the settings and length of ordinary training. It
     sees as many rows as trials do; the errors on the other rows count as well.
     """
-    problem, plan = comparison.problem, comparison.plan
+    plan = comparison.plan
     final = replace(final_settings(comparison, REFERENCE), temperature=None)
-    rows = trial_rows(problem, comparison.shift.shift, plan.tuning_rows, plan.seed)
-    part = replace(problem, target=problem.target[rows])
+    rows = np.random.default_rng(plan.seed).permutation(fit)[: plan.tuning_rows]
+    part = _only(problem, rows)
     first = _fit_network(part, replace(plan, networks=1), final, inputs[rows])
     return np.asarray(first.predict(inputs) != problem.target)
 
@@ -177,10 +184,8 @@ def _fit_network(
 
 
 def _fit_reference(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:
-    model = make_reference(final.method, problem.task, final.settings, final.length, 0)
-    if final.log_target:
-        model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp)
-    return model.fit(inputs, problem.target)
+    y, length = problem.target, final.length
+    return fit_sklearn(problem, final.method, final.settings, inputs, y, log=final.log_target, length=length)
 
 
 def _fit_trees(problem: TableProblem, final: FinalSettings, inputs: np.ndarray) -> Any:

@@ -13,10 +13,9 @@ import torch
 
 from elliptica._utils.random import stream_seed
 from elliptica.estimators.stacked import Stacked, StackedJob, predict_stacked, train_stacked
-from elliptica.tables.plan import Plan, draw_settings
+from elliptica.tables.methods import JTT, Plan, draw_settings
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.protocol import (
-    NO_TIME,
     FoldRows,
     Predicted,
     Record,
@@ -31,14 +30,11 @@ from elliptica.tables.protocol import (
     validate,
 )
 
-JTT = "jtt"
 #: Progress after the first short trainings and after all trials, as shares of the work.
 _AFTER_FIRST, _AFTER_TRIALS = 0.25, 0.65
 #: Memory limit of a stack in bytes, and number of copies of the weights (moments, gradients, best).
 _STACK_BYTES, _COPIES = 2**29, 5
 _DIVERGED = "the training loss became infinite"
-#: Share of the time until the deadline for trials, and share of the rest for those of JTT.
-_TRIALS_SHARE, _JTT_SHARE = 0.6, 0.3
 
 
 #: A stack, and the number of a network in it.
@@ -70,7 +66,7 @@ class Outcome(NamedTuple):
 
 
 def run_networks(
-    problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, report: Report, deadline: float | None
+    problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, report: Report
 ) -> list[Record]:
     """Train and test all network methods in some of the folds.
 
@@ -79,22 +75,21 @@ def run_networks(
         folds: Rows of these folds.
         plan: Methods and sizes.
         report: Callback that receives the finished share.
-        deadline: Value of ``time.monotonic()`` at which running trainings stop; None means no limit.
     """
     begin = time.perf_counter()
     trainer = _Trainer(problem, folds, plan)
     plain = [method for method in plan.network_methods if method != JTT]
-    outcomes = _search(trainer, plain, report, _part(deadline, _TRIALS_SHARE))
+    outcomes = _search(trainer, plain, report)
     if JTT in plan.network_methods:  # JTT learns from the errors of ordinary training in the same fold
         errors = _first_stage(outcomes, problem, plan)
-        outcomes |= _search(trainer, [JTT], report, _part(deadline, _JTT_SHARE), errors)
+        outcomes |= _search(trainer, [JTT], report, errors)
     chosen = {}
     for fold in range(len(folds)):
         for method in plan.network_methods:
             tried = [outcomes[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
             if order := best_trials(tried, problem, plan):
                 chosen[fold, method] = Candidate(fold, method, order[0])
-    tested = trainer.test(list(chosen.values()), outcomes, report, deadline)
+    tested = trainer.test(list(chosen.values()), outcomes, report)
     seconds = (time.perf_counter() - begin) / max(1, len(folds) * len(plan.network_methods))
     records = []
     for fold, rows in enumerate(folds):
@@ -122,7 +117,6 @@ def _search(
     trainer: _Trainer,
     methods: Sequence[str],
     report: Report,
-    deadline: float | None,
     errors: Mapping[int, np.ndarray] | None = None,
 ) -> dict[Candidate, Outcome]:
     """Train all trials; if the plan has first epochs, drop the worse ones after these."""
@@ -134,30 +128,21 @@ def _search(
         for trial in range(plan.trials)
     ]
     if plan.survivors == plan.trials:
-        return trainer.try_out(every, plan.epochs, (0.0, _AFTER_TRIALS), report, deadline, errors)
-    half = _part(deadline, 0.5)
-    outcomes = trainer.try_out(every, plan.first_epochs, (0.0, _AFTER_FIRST), report, half, errors)
+        return trainer.try_out(every, plan.epochs, (0.0, _AFTER_TRIALS), report, errors)
+    outcomes = trainer.try_out(every, plan.first_epochs, (0.0, _AFTER_FIRST), report, errors)
     kept = []
     for fold in range(len(trainer.folds)):
         for method in methods:
             own = [c for c in every if (c.fold, c.method) == (fold, method) and outcomes[c].trial.validation]
             own.sort(key=lambda c: ranking(outcomes[c].trial.validation, problem, plan), reverse=True)
             kept += own[: plan.survivors]
-    longer = trainer.try_out(kept, plan.epochs, (_AFTER_FIRST, _AFTER_TRIALS), report, deadline, errors)
+    longer = trainer.try_out(kept, plan.epochs, (_AFTER_FIRST, _AFTER_TRIALS), report, errors)
     for candidate, outcome in outcomes.items():
         if candidate not in longer:
             outcomes[candidate] = outcome._replace(trial=replace(outcome.trial, dropped=True))
-        elif longer[candidate].trial.error != NO_TIME:  # otherwise keep the first training
+        else:
             outcomes[candidate] = longer[candidate]
     return outcomes
-
-
-def _part(deadline: float | None, share: float) -> float | None:
-    """Return the time at which a share of the time until the deadline has passed."""
-    if deadline is None:
-        return None
-    now = time.monotonic()
-    return now + share * (deadline - now)
 
 
 def _first_stage(
@@ -217,7 +202,6 @@ class _Trainer:
         epochs: int,
         shares: tuple[float, float],
         report: Report,
-        deadline: float | None,
         errors: Mapping[int, np.ndarray] | None,
     ) -> dict[Candidate, Outcome]:
         """Train candidates on the rows of trials, and score them on the validation rows.
@@ -227,7 +211,6 @@ class _Trainer:
             epochs: Maximum number of epochs.
             shares: Share of the whole work that is done before and after.
             report: Callback that receives the finished share.
-            deadline: Time at which to stop.
             errors: Training rows that JTT upweights, by fold.
         """
         if not wanted:
@@ -238,7 +221,7 @@ class _Trainer:
             wrong = None if errors is None else errors[candidate.fold][rows.fit]
             jobs.append(self._job(candidate, rows.fit, 0, epochs, rows.validation, wrong))
         outcomes = {}
-        trained = self._train(jobs, shares, "trials", report, deadline)
+        trained = self._train(jobs, shares, "trials", report)
         for (stack, number), candidate in zip(trained, wanted, strict=True):
             settings = draw_settings(candidate.method, candidate.trial, self.plan)
             log = self.plan.logs_target(candidate.trial)
@@ -246,8 +229,7 @@ class _Trainer:
             predicted = self._predict([(stack, number)], candidate, rows.validation, rows.fit).values
             length = stack.best_epoch[number]
             if stack.failed[number] or not length or not np.isfinite(predicted).all():
-                reason = NO_TIME if stack.ended[number] == "deadline" else _DIVERGED
-                trial = Trial(settings, log, length, {}, error=reason)
+                trial = Trial(settings, log, length, {}, error=_DIVERGED)
             else:
                 trial = Trial(settings, log, length, validate(self.problem, rows, predicted))
             wrong = np.empty(0)
@@ -263,7 +245,6 @@ class _Trainer:
         wanted: Sequence[Candidate],
         found: Mapping[Candidate, Outcome],
         report: Report,
-        deadline: float | None,
     ) -> dict[Candidate, Ensemble]:
         """Train ensembles with the chosen settings on all training rows, and predict the test rows."""
         if not wanted:
@@ -278,7 +259,7 @@ class _Trainer:
             for member in range(1, 1 + self.plan.networks):
                 jobs.append(self._job(candidate, rows.train, member, length, rows.stop, errors))
                 owners.append(candidate)
-        trained = self._train(jobs, (_AFTER_TRIALS, 1.0), "final training", report, deadline)
+        trained = self._train(jobs, (_AFTER_TRIALS, 1.0), "final training", report)
         tested = {}
         for candidate in wanted:
             members = [
@@ -322,7 +303,6 @@ class _Trainer:
         shares: tuple[float, float],
         what: str,
         report: Report,
-        deadline: float | None,
     ) -> list[_Network]:
         """Train networks in stacks that fit into memory."""
         folds = [rows.fold.number + 1 for rows in self.folds]
@@ -338,7 +318,6 @@ class _Trainer:
             def callback(share: float, first: int = first, n: int = len(part)) -> None:
                 report(begin + (first + share * n) / len(jobs) * (end - begin), words)
 
-            left = (len(jobs) - first) / len(part)  # number of stacks, including this one
             stack = train_stacked(
                 self.x,
                 self.y,
@@ -350,7 +329,6 @@ class _Trainer:
                 groups=self.groups,
                 patience=self.plan.patience,
                 callback=callback,
-                deadline=_part(deadline, 1 / left),
             )
             networks += [(stack, number) for number in range(len(part))]
         return networks

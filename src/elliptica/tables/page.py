@@ -27,9 +27,9 @@ from elliptica.report.content import (
     present_versions,
 )
 from elliptica.tables.markdown import footnotes, more_sections, progress_words, range_words, shown_scores
+from elliptica.tables.methods import CONSTANT, NAMES, REFERENCE
 from elliptica.tables.metrics import Metric
 from elliptica.tables.model_page import model_report, model_study
-from elliptica.tables.plan import CONSTANT, NAMES, REFERENCE
 from elliptica.tables.predict import LabelledRows, read_labelled
 from elliptica.tables.store import RESULTS
 from elliptica.tables.summary import Summary

@@ -20,7 +20,7 @@ from elliptica._utils.text import count
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor, load, read_notes
 from elliptica.tables.columns import Reading, read_inputs, read_written_numbers, readings_of
 from elliptica.tables.fitted_model import FittedModel, Predictor
-from elliptica.tables.plan import NAMES
+from elliptica.tables.methods import NAMES
 from elliptica.tables.problem import has_target
 from elliptica.tables.store import check_writable
 from elliptica.tables.table import MAX_ROWS as SAMPLE_ROWS

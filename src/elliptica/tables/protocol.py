@@ -1,44 +1,42 @@
 """Rules that all methods share: the rows of a fold, the choice among trials, and the record.
 
-In every fold, a method tries the settings of `elliptica.tables.plan.draw_settings` on the training rows
+In every fold, a method tries the settings of `elliptica.tables.methods.draw_settings` on the training rows
 without the validation rows. The validation rows choose the trial and its length. The chosen settings are then
 trained on all training rows and predict the test rows once. In large tables, trials see only part of the
 rows. The chosen settings are then trained on all rows except the validation rows, which choose the length
-again. `elliptica.tables.networks` applies these rules to networks, `elliptica.tables.references` to boosted
-trees and linear models.
+again. `elliptica.tables.networks` applies these rules to networks; here they are applied to the models of
+scikit-learn.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
 from elliptica.estimators.classifier import fit_temperature
-from elliptica.tables.metrics import (
-    MIN_PROBABILITY,
-    classification_scores,
-    metrics_of,
-    regression_scores,
-    target_bounds,
-)
-from elliptica.tables.plan import Plan
+from elliptica.tables.methods import METHODS, Plan, draw_settings
+from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.shift import Fold, make_preprocessor
 
 #: Called with the finished share of a task and a message. May raise to stop the task.
 Report = Callable[[float, str], None]
 
-#: Reason for a failure that may be retried.
-NO_TIME = "the time was over before the first epoch"
 #: Largest predicted logarithm; its exponential is still finite.
 _MAX_LOG = 700.0
 #: Range of plausible temperatures; values outside mean that there are too few validation rows.
 _TEMPERATURES = (0.05, 20.0)
+#: Maximum number of trees over all classes, and minimum number of boosting iterations.
+MAX_TREES, MIN_ITERATIONS = 300, 60
+#: Iterations without a better validation loss before boosting stops.
+_PATIENCE = 10
 
 
 @dataclass(frozen=True)
@@ -125,24 +123,20 @@ class FoldRows:
 
 def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
     """Convert the rows to numbers, and sample the rows that trials see in a large table."""
-    draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
-    train = _at_most(fold.train, plan.train_rows, draws)
-    preprocess = make_preprocessor(problem).fit(problem.features[train])
+    preprocess = make_preprocessor(problem).fit(problem.features[fold.train])
     inputs = np.asarray(preprocess.transform(problem.features))
-    x = StandardScaler().fit(inputs[train]).transform(inputs).astype(np.float32)
+    x = StandardScaler().fit(inputs[fold.train]).transform(inputs).astype(np.float32)
+    y, bounds = problem.target, np.empty(0)
     if problem.task == "classification":
-        y, bounds = np.unique(problem.target, return_inverse=True)[1], np.empty(0)
+        y = np.unique(y, return_inverse=True)[1]
     else:
-        y, bounds = problem.target, target_bounds(problem, train)
-    fit, stop = fold.fit, None
+        bounds = fifths(y[fold.train])
+    fit, train, stop = fold.fit, fold.train, None
     if len(fit) > plan.tuning_rows:
-        train, stop = _at_most(fit, plan.train_rows, draws), fold.validation
-    fit = _at_most(fit, plan.tuning_rows, draws)
+        train, stop = fit, fold.validation
+        draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
+        fit = np.sort(draws.choice(fit, plan.tuning_rows, replace=False))
     return FoldRows(fold, x, y, fit, fold.validation, train, stop, bounds)
-
-
-def _at_most(rows: np.ndarray, n: int, draws: np.random.Generator) -> np.ndarray:
-    return rows if len(rows) <= n else np.sort(draws.choice(rows, n, replace=False))
 
 
 @dataclass(frozen=True)
@@ -186,16 +180,14 @@ def pool(members: np.ndarray, known: np.ndarray, plan: Plan) -> Predicted:
 
 def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
     """Score predictions of the validation rows; by class or fifth if no group has rows there."""
-    target = problem.target[rows.validation]
     groups = None if problem.groups is None else problem.groups[rows.validation]
     if groups is not None and not (groups != "").any():
         groups = None
-    if problem.task == "classification":
-        scores = classification_scores(target, predicted, problem.classes, groups)
-    else:
-        scores = regression_scores(target, predicted, rows.bounds, groups)
-    del scores["parts"]
-    return scores
+    target = problem.target[rows.validation]
+    test = single_test(
+        problem.task, target, {"": predicted}, classes=problem.classes, groups=groups, bounds=rows.bounds
+    )
+    return score(test)[""]
 
 
 def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> tuple[float, ...]:
@@ -206,7 +198,7 @@ def ranking(scores: Mapping[str, float], problem: TableProblem, plan: Plan) -> t
     """
     average = scores["brier" if problem.task == "classification" else "rmse"]
     worst = metrics_of(problem.task, problem.groups is not None)[1]
-    if plan.select == "average" or worst.name not in scores:
+    if plan.select != "worst" or worst.name not in scores:
         return (-average,)
     return (scores[worst.name] if worst.higher_is_better else -scores[worst.name], -average)
 
@@ -267,19 +259,7 @@ def make_record(
     length: int,
     seconds: float,
 ) -> Record:
-    """Record a method that was trained and tested.
-
-    Args:
-        problem: The table.
-        rows: Rows of the fold.
-        method: Name of the method.
-        trials: Trials in order.
-        chosen: Number of the chosen trial.
-        validation: Predictions of the chosen trial for the validation rows.
-        predicted: Predictions for the test rows.
-        length: Epochs or boosting iterations of the final model.
-        seconds: Time of trials and training.
-    """
+    """Record a method that was tested; the predictions for the validation rows calibrate it."""
     temperature = None
     if problem.task == "classification":
         temperature = _temperature(validation, rows.y[rows.validation])
@@ -300,7 +280,7 @@ def make_record(
 
 def failed_record(rows: FoldRows, method: str, trials: Sequence[Trial], seconds: float) -> Record:
     """Record a method whose trials or final training all failed; the record quotes the first error."""
-    reason = next((trial.error for trial in trials if trial.error), "the final training did not end in time")
+    reason = next((trial.error for trial in trials if trial.error), "the final training diverged")
     return Record(
         rows.fold.repeat,
         rows.fold.number,
@@ -311,3 +291,112 @@ def failed_record(rows: FoldRows, method: str, trials: Sequence[Trial], seconds:
         seconds,
         error=f"Training failed with all of {len(trials)} settings. The first error was: {reason}.",
     )
+
+
+def run_sklearn(problem: TableProblem, rows: FoldRows, method: str, plan: Plan, report: Report) -> Record:
+    """Try settings of a scikit-learn model, choose, train on all training rows, and test once."""
+    begin = time.perf_counter()
+    words = f"{METHODS[method].label}, fold {rows.fold.number + 1}"
+    seed = stream_seed("trees", plan.seed, rows.fold.repeat) % 2**32
+
+    def fit(number: int, train: np.ndarray, held: np.ndarray | None, length: int | None) -> Any:
+        kept = None if held is None else (rows.x[held], problem.target[held])
+        settings, log = draw_settings(method, number, plan), plan.logs_target(number)
+        x, y = rows.x[train], problem.target[train]
+        return fit_sklearn(problem, method, settings, x, y, log=log, length=length, held=kept, seed=seed)
+
+    trials, outputs = [], []
+    for number in range(plan.trials):
+        report(number / (plan.trials + 1), words)
+        model = fit(number, rows.fit, rows.validation, None)
+        predicted = predict_sklearn(problem, model, rows.x[rows.validation])
+        trial = Trial(draw_settings(method, number, plan), plan.logs_target(number), n_iterations(model), {})
+        if np.isfinite(predicted).all():
+            trial = replace(trial, validation=validate(problem, rows, predicted))
+        else:
+            trial = replace(trial, error="predictions are not finite")
+        trials.append(trial)
+        outputs.append(predicted)
+    report(plan.trials / (plan.trials + 1), words)
+    order = best_trials(trials, problem, plan)
+    if not order:
+        return failed_record(rows, method, trials, time.perf_counter() - begin)
+    length = None if rows.stop is not None else trials[order[0]].length
+    model = fit(order[0], rows.train, rows.stop, length)
+    validation = outputs[order[0]]
+    if rows.stop is not None:
+        validation = predict_sklearn(problem, model, rows.x[rows.stop])
+    predicted = predict_sklearn(problem, model, rows.x[rows.fold.test])
+    return make_record(
+        problem,
+        rows,
+        method,
+        trials,
+        order[0],
+        validation=validation,
+        # never clipped: trees hardly leave the range of the targets, and a line that wins does so by leaving
+        predicted=Predicted(predicted, predicted if problem.task == "regression" else np.empty(0)),
+        length=n_iterations(model),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def fit_sklearn(
+    problem: TableProblem,
+    method: str,
+    settings: Mapping[str, Any],
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    log: bool,
+    length: int | None,
+    held: tuple[np.ndarray, np.ndarray] | None = None,
+    seed: int = 0,
+) -> Any:
+    """Train a scikit-learn model: in trials, in folds, and for the model that is saved.
+
+    Args:
+        problem: The table.
+        method: Name of the method.
+        settings: Its settings.
+        x: Scaled inputs.
+        y: Classes or numbers.
+        log: Learn the logarithm of the targets.
+        length: Boosting iterations; None stops early on the rows ``held``.
+        held: Inputs and targets that stop boosting.
+        seed: Seed of the model.
+    """
+    make, boosted = METHODS[method].make, METHODS[method].boosted
+    assert make is not None
+    model = make(problem.task, settings, seed)
+    stop = {}
+    if boosted and length is None:
+        assert held is not None
+        n_trees = max(1, len(problem.classes)) if len(problem.classes) != 2 else 1  # per iteration
+        most = max(MIN_ITERATIONS, MAX_TREES // n_trees)
+        model.set_params(early_stopping=True, scoring="loss", n_iter_no_change=_PATIENCE, max_iter=most)
+        stop = {"X_val": held[0], "y_val": np.log(held[1]) if log else held[1]}
+    elif boosted:
+        model.set_params(early_stopping=False, max_iter=length)
+    if log:
+        model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp, check_inverse=False)
+    model.fit(x, y, **stop)
+    if stop:  # remove iterations after the best validation score; its first value precedes any tree
+        trees = model.regressor_ if log else model
+        trees._predictors = trees._predictors[: max(1, int(np.argmax(trees.validation_score_)))]
+    return model
+
+
+def n_iterations(model: Any) -> int:
+    """Return the boosting iterations of a model; 0 for others."""
+    model = getattr(model, "regressor_", model)
+    return len(getattr(model, "_predictors", ()))
+
+
+def predict_sklearn(problem: TableProblem, model: Any, x: np.ndarray) -> np.ndarray:
+    """Predict numbers, or probabilities of all classes, also of those that training has not seen."""
+    if problem.task == "regression":
+        return np.asarray(model.predict(x), dtype=np.float64)
+    probabilities = np.zeros((len(x), len(problem.classes)))
+    probabilities[:, np.searchsorted(problem.classes, model.classes_)] = model.predict_proba(x)
+    return probabilities

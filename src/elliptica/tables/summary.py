@@ -14,9 +14,9 @@ from elliptica._utils.text import count
 from elliptica.report.content import Difference, Verdict
 from elliptica.tables.columns import ColumnUse
 from elliptica.tables.comparison import Comparison
+from elliptica.tables.methods import CONSTANT, METHODS, NAMES, REFERENCE, SEES_GROUPS, TREES, at_border, sizes
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, score, score_parts
 from elliptica.tables.model import TargetRows
-from elliptica.tables.plan import CONSTANT, METHODS, NAMES, REFERENCE, SEES_GROUPS, TREES, at_border, sizes
 from elliptica.tables.verdict import Judgement
 
 #: With fewer epochs, only the start of training is compared.

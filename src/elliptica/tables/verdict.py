@@ -10,8 +10,8 @@ import numpy as np
 
 from elliptica._utils.statistics import student_quantile
 from elliptica.report.content import Difference, Result, Verdict
+from elliptica.tables.methods import CONSTANT
 from elliptica.tables.metrics import Metric, Predictions, metrics_of, score
-from elliptica.tables.plan import CONSTANT
 from elliptica.tables.spread import Spread, cross_validation_spread, simultaneous_level
 
 REFERENCE = "erm"
