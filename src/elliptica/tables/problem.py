@@ -41,6 +41,8 @@ MIN_ROWS = 50
 MIN_TEST_ROWS = 20
 #: Minimum number of rows in a class, so that training, validation and test all have some.
 MIN_CLASS_ROWS = 5
+#: Minimum number of values of a split-by column, for training, validation and test.
+MIN_BLOCKS = 3
 #: Groups with fewer rows are not judged, because their scores would be noise.
 MIN_GROUP_ROWS = 10
 MAX_GROUPS = 50
@@ -656,9 +658,9 @@ def _blocks(column: pl.Series) -> np.ndarray:
             "the split is unknown. Fill them in, or remove the rows."
         )
     blocks = column.cast(pl.String).to_physical().rank("dense").to_numpy().astype(np.int64) - 1
-    if (n := len(np.unique(blocks))) < MIN_CLASS_ROWS:
+    if (n := len(np.unique(blocks))) < MIN_BLOCKS:
         raise TableError(
-            f"The split-by column {column.name!r} has {n} values, but at least {MIN_CLASS_ROWS} are needed "
+            f"The split-by column {column.name!r} has {n} values, but at least {MIN_BLOCKS} are needed "
             "for training, validation and test. Split by another column."
         )
     return blocks

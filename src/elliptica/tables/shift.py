@@ -241,8 +241,6 @@ def _time_folds(problem: TableProblem, folds: int, draws: np.random.Generator) -
     assert problem.times is not None
     block = _cut(problem.times, folds + EARLIEST_BLOCKS)
     n_blocks = int(block.max()) + 1
-    if n_blocks < 2:
-        raise TableError(f"time is {problem.time_name!r}, which has the same value in all rows. Omit --time.")
     first = min(EARLIEST_BLOCKS, max(1, n_blocks - 2))
     windows = [(np.flatnonzero(block < k), np.flatnonzero(block == k)) for k in range(first, n_blocks)]
     parts = [_with_validation(problem, "time", train, test, draws) for train, test in windows]
