@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from elliptica.estimators.stacked import StackedJob, train_stacked
-from elliptica.tables.networks import JTT
+from elliptica.estimators.base import Fit, fit_together
+from elliptica.tables.networks import JTT, make_network
 from elliptica.tables.plan import LINEAR, TREES, Plan, draw_settings
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.references import make_reference, most_iterations
@@ -49,22 +49,20 @@ def measure_speed(problem: TableProblem, plan: Plan, n_inputs: int) -> Speed:
     groups = [draws.integers(0, 2, n)]
     methods = [method for method in plan.network_methods if method != JTT]
     methods *= 3 if n_inputs < _WIDE else 1
+    options = {"epochs": 2, "log": False, "n_networks": 1}
     jobs = [
-        StackedJob(np.arange(n), 0, number, method, {**draw_settings(method, 0, plan), "max_iter": 2})
-        for number, method in enumerate(methods)
+        Fit(
+            make_network(problem, plan, method, draw_settings(method, 0, plan), seed=i, **options),
+            x,
+            y,
+            None,
+            groups[0],
+        )
+        for i, method in enumerate(methods)
     ]
 
     def networks() -> None:
-        train_stacked(
-            [x],
-            [y],
-            jobs,
-            loss="classes" if is_class else "real",
-            n_outputs=n_classes if is_class else 1,
-            hidden=plan.hidden,
-            batch_size=plan.batch_size,
-            groups=groups,
-        )
+        fit_together(jobs)
 
     row = _seconds(networks) / (2 * n * len(jobs))
     if TREES not in plan.methods:

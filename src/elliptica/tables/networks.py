@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from elliptica._utils.random import stream_seed
-from elliptica.estimators.stacked import Stacked, StackedJob, predict_stacked, train_stacked
-from elliptica.tables.plan import Plan, draw_settings
+from elliptica.core.weighting import GradientSoftmax
+from elliptica.estimators import EllipticClassifier, EllipticRegressor
+from elliptica.estimators.base import Fit, fit_together
+from elliptica.tables.plan import SEES_GROUPS, Plan, draw_settings
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.protocol import (
-    NO_TIME,
     FoldRows,
     Predicted,
     Record,
     Report,
-    TargetScale,
     Trial,
     best_trials,
     failed_record,
     make_record,
-    pool,
     ranking,
     validate,
 )
@@ -34,15 +31,6 @@ from elliptica.tables.protocol import (
 JTT = "jtt"
 #: Progress after the first short trainings and after all trials, as shares of the work.
 _AFTER_FIRST, _AFTER_TRIALS = 0.25, 0.65
-#: Memory limit of a stack in bytes, and number of copies of the weights (moments, gradients, best).
-_STACK_BYTES, _COPIES = 2**29, 5
-_DIVERGED = "the training loss became infinite"
-#: Share of the time until the deadline for trials, and share of the rest for those of JTT.
-_TRIALS_SHARE, _JTT_SHARE = 0.6, 0.3
-
-
-#: A stack, and the number of a network in it.
-_Network = tuple[Stacked, int]
 
 
 class Candidate(NamedTuple):
@@ -53,123 +41,48 @@ class Candidate(NamedTuple):
     trial: int
 
 
-class Ensemble(NamedTuple):
-    """Predictions of networks trained with the chosen settings."""
-
-    predicted: Predicted  # for the test rows
-    validation: np.ndarray  # for the validation rows, by networks that were not trained on them
-    length: int  # median number of epochs
-
-
 class Outcome(NamedTuple):
     """The result of a candidate."""
 
     trial: Trial
     predicted: np.ndarray  # predictions for the validation rows
-    errors: np.ndarray  # whether each training row is misclassified; empty unless JTT needs it
+    errors: np.ndarray  # whether each row is misclassified; empty unless JTT needs it
 
 
-def run_networks(
-    problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, report: Report, deadline: float | None
-) -> list[Record]:
-    """Train and test all network methods in some of the folds.
-
-    Args:
-        problem: The table.
-        folds: Rows of these folds.
-        plan: Methods and sizes.
-        report: Callback that receives the finished share.
-        deadline: Value of ``time.monotonic()`` at which running trainings stop; None means no limit.
-    """
-    begin = time.perf_counter()
-    trainer = _Trainer(problem, folds, plan)
-    plain = [method for method in plan.network_methods if method != JTT]
-    outcomes = _search(trainer, plain, report, _part(deadline, _TRIALS_SHARE))
-    if JTT in plan.network_methods:  # JTT learns from the errors of ordinary training in the same fold
-        errors = _first_stage(outcomes, problem, plan)
-        outcomes |= _search(trainer, [JTT], report, _part(deadline, _JTT_SHARE), errors)
-    chosen = {}
-    for fold in range(len(folds)):
-        for method in plan.network_methods:
-            tried = [outcomes[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
-            if order := best_trials(tried, problem, plan):
-                chosen[fold, method] = Candidate(fold, method, order[0])
-    tested = trainer.test(list(chosen.values()), outcomes, report, deadline)
-    seconds = (time.perf_counter() - begin) / max(1, len(folds) * len(plan.network_methods))
-    records = []
-    for fold, rows in enumerate(folds):
-        for method in plan.network_methods:
-            tried = [outcomes[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
-            best = chosen.get((fold, method))
-            if best is None or best not in tested:
-                records.append(failed_record(rows, method, tried, seconds))
-                continue
-            records.append(
-                make_record(
-                    problem,
-                    rows,
-                    method,
-                    tried,
-                    best.trial,
-                    seconds=seconds,
-                    **tested[best]._asdict(),
-                )
-            )
-    return records
+def make_network(
+    problem: TableProblem,
+    plan: Plan,
+    method: str,
+    settings: Mapping[str, Any],
+    *,
+    log: bool,
+    epochs: int,
+    n_networks: int,
+    seed: int,
+) -> Any:
+    """Create the estimator that folds, trials and the final model train."""
+    options = {name: value for name, value in settings.items() if name not in ("xi", "upweight")}
+    if method == "elliptic-weighted":
+        options["weighting"] = GradientSoftmax(settings["xi"])
+    names = {"elliptic-weighted": "elliptic", JTT: "erm"}
+    shared: dict[str, Any] = {
+        "method": names.get(method, method),
+        "hidden": plan.hidden,
+        "batch_size": plan.batch_size,
+        "max_iter": max(1, epochs),
+        "n_iter_no_change": plan.patience,
+        "n_networks": n_networks,
+        "random_state": seed % 2**32,
+    }
+    if problem.task == "classification":
+        return EllipticClassifier(**shared, **options)
+    transform = "log" if log else None
+    return EllipticRegressor(**shared, **options, bounded=plan.bounded, target_transform=transform)
 
 
-def _search(
-    trainer: _Trainer,
-    methods: Sequence[str],
-    report: Report,
-    deadline: float | None,
-    errors: Mapping[int, np.ndarray] | None = None,
-) -> dict[Candidate, Outcome]:
-    """Train all trials; if the plan has first epochs, drop the worse ones after these."""
-    plan, problem = trainer.plan, trainer.problem
-    every = [
-        Candidate(fold, method, trial)
-        for fold in range(len(trainer.folds))
-        for method in methods
-        for trial in range(plan.trials)
-    ]
-    if plan.survivors == plan.trials:
-        return trainer.try_out(every, plan.epochs, (0.0, _AFTER_TRIALS), report, deadline, errors)
-    half = _part(deadline, 0.5)
-    outcomes = trainer.try_out(every, plan.first_epochs, (0.0, _AFTER_FIRST), report, half, errors)
-    kept = []
-    for fold in range(len(trainer.folds)):
-        for method in methods:
-            own = [c for c in every if (c.fold, c.method) == (fold, method) and outcomes[c].trial.validation]
-            own.sort(key=lambda c: ranking(outcomes[c].trial.validation, problem, plan), reverse=True)
-            kept += own[: plan.survivors]
-    longer = trainer.try_out(kept, plan.epochs, (_AFTER_FIRST, _AFTER_TRIALS), report, deadline, errors)
-    for candidate, outcome in outcomes.items():
-        if candidate not in longer:
-            outcomes[candidate] = outcome._replace(trial=replace(outcome.trial, dropped=True))
-        elif longer[candidate].trial.error != NO_TIME:  # otherwise keep the first training
-            outcomes[candidate] = longer[candidate]
-    return outcomes
-
-
-def _part(deadline: float | None, share: float) -> float | None:
-    """Return the time at which a share of the time until the deadline has passed."""
-    if deadline is None:
-        return None
-    now = time.monotonic()
-    return now + share * (deadline - now)
-
-
-def _first_stage(
-    found: Mapping[Candidate, Outcome], problem: TableProblem, plan: Plan
-) -> dict[int, np.ndarray]:
-    """Return the errors of the best trial of ordinary training, by fold."""
-    errors = {}
-    for fold in {candidate.fold for candidate in found}:
-        tried = [found[Candidate(fold, "erm", trial)] for trial in range(plan.trials)]
-        order = best_trials([outcome.trial for outcome in tried], problem, plan)
-        errors[fold] = tried[order[0] if order else 0].errors
-    return errors
+def upweighted(wrong: np.ndarray | None, settings: Mapping[str, Any]) -> np.ndarray | None:
+    """Return the weights of rows: those that JTT's first stage misclassified count more."""
+    return None if wrong is None else np.where(wrong, settings["upweight"], 1.0)
 
 
 def training_groups(problem: TableProblem) -> np.ndarray | None:
@@ -185,192 +98,185 @@ def training_groups(problem: TableProblem) -> np.ndarray | None:
     return np.unique(named, return_inverse=True)[1]
 
 
-class _Trainer:
-    """Networks that are trained on the tables of some folds.
+def predict_network(problem: TableProblem, model: Any, x: np.ndarray) -> Predicted:
+    """Predict probabilities, or numbers with and without their bounds."""
+    if problem.task == "classification":
+        return Predicted(model.predict_proba(x), np.empty(0))
+    values = model.predict(x)
+    free = unbounded(model).predict(x) if model.bounded else values
+    return Predicted(values, free)
 
-    If the logarithm of the target is a candidate, every fold has two tables with the same inputs.
+
+def unbounded(model: EllipticRegressor) -> EllipticRegressor:
+    """Return a regressor that shares the networks of another, but does not clip predictions."""
+    free = EllipticRegressor(**{**model.get_params(deep=False), "bounded": False})
+    free.__dict__.update({name: value for name, value in vars(model).items() if name != "bounded"})
+    return free
+
+
+def run_networks(
+    problem: TableProblem, folds: Sequence[FoldRows], plan: Plan, report: Report
+) -> list[Record]:
+    """Train and test all network methods in some of the folds.
+
+    Args:
+        problem: The table.
+        folds: Rows of these folds.
+        plan: Methods and sizes.
+        report: Callback that receives the finished share.
     """
+    begin = time.perf_counter()
+    trainer = _Trainer(problem, folds, plan, report, training_groups(problem))
+    outcomes = trainer.search([method for method in plan.network_methods if method != JTT])
+    if JTT in plan.network_methods:  # JTT learns from the errors of ordinary training in the same fold
+        trainer.errors = [trainer.first_stage(outcomes, fold) for fold in range(len(folds))]
+        outcomes |= trainer.search([JTT])
+    chosen = {}
+    for fold in range(len(folds)):
+        for method in plan.network_methods:
+            tried = [outcomes[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
+            if order := best_trials(tried, problem, plan):
+                chosen[fold, method] = Candidate(fold, method, order[0])
+    tested = trainer.test(list(chosen.values()), outcomes)
+    seconds = (time.perf_counter() - begin) / max(1, len(folds) * len(plan.network_methods))
+    records = []
+    for fold, rows in enumerate(folds):
+        for method in plan.network_methods:
+            tried = [outcomes[Candidate(fold, method, trial)].trial for trial in range(plan.trials)]
+            best = chosen.get((fold, method))
+            if best is None or best not in tested:
+                records.append(failed_record(rows, method, tried, seconds))
+            else:
+                how = {"seconds": seconds, **tested[best]}
+                records.append(make_record(problem, rows, method, tried, best.trial, **how))
+    return records
 
-    def __init__(self, problem: TableProblem, folds: Sequence[FoldRows], plan: Plan) -> None:
-        self.problem, self.folds, self.plan = problem, folds, plan
-        self.is_class = problem.task == "classification"
-        self.logs = (False, True) if plan.log_target else (False,)
-        self.scales = [
-            [TargetScale.of(problem.target[rows.train], log=log) for log in self.logs]
-            if not self.is_class
-            else []
-            for rows in folds
+
+@dataclass
+class _Trainer:
+    """Networks that are trained on the rows of some folds."""
+
+    problem: TableProblem
+    folds: Sequence[FoldRows]
+    plan: Plan
+    report: Report
+    groups: np.ndarray | None
+    errors: Sequence[np.ndarray] | None = None  # rows that JTT upweights, by fold
+
+    def search(self, methods: Sequence[str]) -> dict[Candidate, Outcome]:
+        """Train all trials; if the plan has first epochs, drop the worse ones after these."""
+        plan = self.plan
+        every = [
+            Candidate(fold, method, trial)
+            for fold in range(len(self.folds))
+            for method in methods
+            for trial in range(plan.trials)
         ]
-        self.x = [torch.from_numpy(rows.x) for rows in folds for _ in self.logs]
-        if self.is_class:
-            self.y = [torch.from_numpy(rows.y) for rows in folds]
-        else:
-            self.y = [
-                torch.from_numpy(scale.learn(problem.target)).float() for own in self.scales for scale in own
-            ]
-        groups = training_groups(problem)
-        self.groups = None if groups is None else [torch.from_numpy(groups)] * len(self.x)
+        if plan.survivors == plan.trials:
+            return self.try_out(every, plan.epochs, (0.0, _AFTER_TRIALS))
+        outcomes = self.try_out(every, plan.first_epochs, (0.0, _AFTER_FIRST))
+        kept = []
+        for fold in range(len(self.folds)):
+            for method in methods:
+                tried = [c for c in every if c[:2] == (fold, method) and outcomes[c].trial.validation]
+                key = {c: ranking(outcomes[c].trial.validation, self.problem, plan) for c in tried}
+                kept += sorted(tried, key=key.__getitem__, reverse=True)[: plan.survivors]
+        longer = self.try_out(kept, plan.epochs, (_AFTER_FIRST, _AFTER_TRIALS))
+        dropped = {
+            candidate: outcome._replace(trial=replace(outcome.trial, dropped=True))
+            for candidate, outcome in outcomes.items()
+        }
+        return dropped | longer
+
+    def first_stage(self, outcomes: Mapping[Candidate, Outcome], fold: int) -> np.ndarray:
+        """Return the errors of the best trial of ordinary training."""
+        tried = [outcomes[Candidate(fold, "erm", trial)] for trial in range(self.plan.trials)]
+        order = best_trials([outcome.trial for outcome in tried], self.problem, self.plan)
+        return tried[order[0] if order else 0].errors
 
     def try_out(
-        self,
-        wanted: Sequence[Candidate],
-        epochs: int,
-        shares: tuple[float, float],
-        report: Report,
-        deadline: float | None,
-        errors: Mapping[int, np.ndarray] | None,
+        self, wanted: Sequence[Candidate], epochs: int, shares: tuple[float, float]
     ) -> dict[Candidate, Outcome]:
-        """Train candidates on the rows of trials, and score them on the validation rows.
-
-        Args:
-            wanted: Candidates to train.
-            epochs: Maximum number of epochs.
-            shares: Share of the whole work that is done before and after.
-            report: Callback that receives the finished share.
-            deadline: Time at which to stop.
-            errors: Training rows that JTT upweights, by fold.
-        """
-        if not wanted:
-            return {}
-        jobs = []
-        for candidate in wanted:
-            rows = self.folds[candidate.fold]
-            wrong = None if errors is None else errors[candidate.fold][rows.fit]
-            jobs.append(self._job(candidate, rows.fit, 0, epochs, rows.validation, wrong))
+        """Train candidates on the rows of trials, and score them on the validation rows."""
+        fits = [
+            self._fit(c, self.folds[c.fold].fit, epochs, self.folds[c.fold].validation, 0) for c in wanted
+        ]
         outcomes = {}
-        trained = self._train(jobs, shares, "trials", report, deadline)
-        for (stack, number), candidate in zip(trained, wanted, strict=True):
-            settings = draw_settings(candidate.method, candidate.trial, self.plan)
-            log = self.plan.logs_target(candidate.trial)
-            rows = self.folds[candidate.fold]
-            predicted = self._predict([(stack, number)], candidate, rows.validation, rows.fit).values
-            length = stack.best_epoch[number]
-            if stack.failed[number] or not length or not np.isfinite(predicted).all():
-                reason = NO_TIME if stack.ended[number] == "deadline" else _DIVERGED
-                trial = Trial(settings, log, length, {}, error=reason)
-            else:
-                trial = Trial(settings, log, length, validate(self.problem, rows, predicted))
+        for candidate, fit, diverged in zip(wanted, fits, self._train(fits, "trials", shares), strict=True):
+            rows, model = self.folds[candidate.fold], fit.estimator
+            settings, log = self._settings(candidate)
+            predicted = predict_network(self.problem, model, rows.x[rows.validation]).values
+            trial = Trial(settings, log, model.best_iteration_, {}, error="the training loss became infinite")
+            if not diverged and np.isfinite(predicted).all():
+                trial = replace(trial, validation=validate(self.problem, rows, predicted), error="")
             wrong = np.empty(0)
             if candidate.method == "erm" and JTT in self.plan.methods:
-                wrong = np.zeros(len(rows.y), dtype=bool)
-                own = self._predict([(stack, number)], candidate, rows.train, rows.fit).values
-                wrong[rows.train] = own.argmax(1) != rows.y[rows.train]
+                wrong = model.predict(rows.x) != rows.y
             outcomes[candidate] = Outcome(trial, predicted, wrong)
         return outcomes
 
     def test(
-        self,
-        wanted: Sequence[Candidate],
-        found: Mapping[Candidate, Outcome],
-        report: Report,
-        deadline: float | None,
-    ) -> dict[Candidate, Ensemble]:
+        self, wanted: Sequence[Candidate], outcomes: Mapping[Candidate, Outcome]
+    ) -> dict[Candidate, dict[str, Any]]:
         """Train ensembles with the chosen settings on all training rows, and predict the test rows."""
-        if not wanted:
-            return {}
-        jobs, owners = [], []
+        fits = []
         for candidate in wanted:
             rows = self.folds[candidate.fold]
-            errors = None
-            if candidate.method == JTT:
-                errors = _first_stage(found, self.problem, self.plan)[candidate.fold][rows.train]
-            length = found[candidate].trial.length if rows.stop is None else self.plan.epochs
-            for member in range(1, 1 + self.plan.networks):
-                jobs.append(self._job(candidate, rows.train, member, length, rows.stop, errors))
-                owners.append(candidate)
-        trained = self._train(jobs, (_AFTER_TRIALS, 1.0), "final training", report, deadline)
-        tested = {}
-        for candidate in wanted:
-            members = [
-                (stack, number)
-                for (stack, number), owner in zip(trained, owners, strict=True)
-                if owner == candidate and stack.best_epoch[number] and not stack.failed[number]
-            ]
-            if members:
-                rows = self.folds[candidate.fold]
-                predicted = self._predict(members, candidate, rows.fold.test, rows.train)
-                validation = found[candidate].predicted
-                if rows.stop is not None:
-                    validation = self._predict(members, candidate, rows.stop, rows.train).values
-                length = int(np.median([stack.best_epoch[number] for stack, number in members]))
-                tested[candidate] = Ensemble(predicted, validation, length)
+            length = outcomes[candidate].trial.length if rows.stop is None else self.plan.epochs
+            fits.append(self._fit(candidate, rows.train, length, rows.stop, self.plan.networks))
+        tested: dict[Candidate, dict[str, Any]] = {}
+        ended = self._train(fits, "final training", (_AFTER_TRIALS, 1.0))
+        for candidate, fit, diverged in zip(wanted, fits, ended, strict=True):
+            rows, model = self.folds[candidate.fold], fit.estimator
+            if diverged:
+                continue
+            validation = outcomes[candidate].predicted
+            if rows.stop is not None:
+                validation = predict_network(self.problem, model, rows.x[rows.stop]).values
+            tested[candidate] = {
+                "predicted": predict_network(self.problem, model, rows.x[rows.fold.test]),
+                "validation": validation,
+                "length": model.best_iteration_,
+            }
         return tested
 
-    def _job(
+    def _settings(self, candidate: Candidate) -> tuple[dict[str, Any], bool]:
+        settings = draw_settings(candidate.method, candidate.trial, self.plan)
+        return settings, self.plan.logs_target(candidate.trial)
+
+    def _fit(
         self,
         candidate: Candidate,
-        rows: np.ndarray,
-        member: int,
+        train: np.ndarray,
         epochs: int,
         validation: np.ndarray | None,
-        errors: np.ndarray | None,
-    ) -> StackedJob:
-        """Describe one network; all methods share the seed, the initial weights and the order of rows."""
-        fold = self.folds[candidate.fold].fold
-        settings = draw_settings(candidate.method, candidate.trial, self.plan)
-        method, weight = candidate.method, None
-        if method == JTT:
-            assert errors is not None
-            method, weight = "erm", np.where(errors, settings.pop("upweight"), 1.0)
-        seed = stream_seed("training", self.plan.seed, fold.repeat, fold.number, member)
-        data = candidate.fold * len(self.logs) + self.plan.logs_target(candidate.trial)
-        return StackedJob(rows, data, seed, method, {**settings, "max_iter": epochs}, validation, weight)
+        n_networks: int,
+    ) -> Fit:
+        """Describe a training; all methods share the seed, the initial weights and the order of rows."""
+        rows = self.folds[candidate.fold]
+        settings, log = self._settings(candidate)
+        seed = training_seed(self.plan, rows.fold.repeat, rows.fold.number, n_networks > 0)
+        model = make_network(
+            self.problem,
+            self.plan,
+            candidate.method,
+            settings,
+            log=log,
+            epochs=epochs,
+            n_networks=max(1, n_networks),
+            seed=seed,
+        )
+        wrong = self.errors[candidate.fold] if self.errors is not None and candidate.method == JTT else None
+        groups = self.groups if candidate.method in SEES_GROUPS else None
+        return Fit(model, rows.x, rows.y, upweighted(wrong, settings), groups, train, validation)
 
-    def _train(
-        self,
-        jobs: Sequence[StackedJob],
-        shares: tuple[float, float],
-        what: str,
-        report: Report,
-        deadline: float | None,
-    ) -> list[_Network]:
-        """Train networks in stacks that fit into memory."""
-        folds = [rows.fold.number + 1 for rows in self.folds]
-        words = f"{what}, fold{'s' if len(folds) > 1 else ''} {', '.join(map(str, folds))}"
-        n_outputs = len(self.problem.classes) if self.is_class else 1
-        sizes = [max(x.shape[1] for x in self.x), *self.plan.hidden, n_outputs]
-        size = max(1, _STACK_BYTES // (_COPIES * 4 * sum(a * b for a, b in pairwise(sizes))))
+    def _train(self, fits: Sequence[Fit], what: str, shares: tuple[float, float]) -> list[bool]:
+        folds = ", ".join(str(rows.fold.number + 1) for rows in self.folds)
+        words = f"{what}, fold{'s' if len(self.folds) > 1 else ''} {folds}"
         begin, end = shares
-        networks: list[_Network] = []
-        for first in range(0, len(jobs), size):
-            part = jobs[first : first + size]
+        return fit_together(fits, lambda share: self.report(begin + share * (end - begin), words))
 
-            def callback(share: float, first: int = first, n: int = len(part)) -> None:
-                report(begin + (first + share * n) / len(jobs) * (end - begin), words)
 
-            left = (len(jobs) - first) / len(part)  # number of stacks, including this one
-            stack = train_stacked(
-                self.x,
-                self.y,
-                part,
-                loss="classes" if self.is_class else "real",
-                n_outputs=n_outputs,
-                hidden=self.plan.hidden,
-                batch_size=self.plan.batch_size,
-                groups=self.groups,
-                patience=self.plan.patience,
-                callback=callback,
-                deadline=_part(deadline, 1 / left),
-            )
-            networks += [(stack, number) for number in range(len(part))]
-        return networks
-
-    def _predict(
-        self, members: Sequence[_Network], candidate: Candidate, rows: np.ndarray, known: np.ndarray
-    ) -> Predicted:
-        """Predict with some networks of one candidate and pool the result.
-
-        Args:
-            members: The networks.
-            candidate: Candidate that they were trained for.
-            rows: Rows to predict.
-            known: Rows that they were trained on.
-        """
-        log = self.plan.logs_target(candidate.trial)
-        x = self.x[candidate.fold * len(self.logs) + log][torch.from_numpy(rows)]
-        output = torch.cat([predict_stacked(stack, x, [number]) for stack, number in members]).double()
-        if self.is_class:
-            values = output.softmax(2).numpy()
-        else:
-            values = self.scales[candidate.fold][log].read(output[..., 0].numpy())
-        return pool(values, self.problem.target[known], self.plan)
+def training_seed(plan: Plan, repeat: int, fold: int, is_final: bool) -> int:
+    """Return the seed of the networks of a fold, of its trials or of its final training."""
+    return stream_seed("training", plan.seed, repeat, fold, "final" if is_final else "trials")

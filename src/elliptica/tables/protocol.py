@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
 from elliptica.estimators.classifier import fit_temperature
@@ -105,10 +104,10 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True)
 class FoldRows:
-    """The rows of a fold as numbers; preprocessing and scaling are fitted on its training rows."""
+    """The rows of a fold as numbers; preprocessing is fitted on its training rows."""
 
     fold: Fold
-    x: np.ndarray  # inputs of all rows of the table, scaled, float32
+    x: np.ndarray  # inputs of all rows of the table
     y: np.ndarray  # class numbers or targets of all rows
     fit: np.ndarray  # rows that trials are trained on
     validation: np.ndarray  # rows that choose among trials
@@ -128,8 +127,7 @@ def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
     draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
     train = _at_most(fold.train, plan.train_rows, draws)
     preprocess = make_preprocessor(problem).fit(problem.features[train])
-    inputs = np.asarray(preprocess.transform(problem.features))
-    x = StandardScaler().fit(inputs[train]).transform(inputs).astype(np.float32)
+    x = np.asarray(preprocess.transform(problem.features))
     if problem.task == "classification":
         y, bounds = np.unique(problem.target, return_inverse=True)[1], np.empty(0)
     else:

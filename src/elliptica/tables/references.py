@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
 from elliptica.tables.plan import NAMES, TREES, Plan, draw_settings
@@ -149,13 +151,14 @@ def make_reference(method: str, task: str, settings: dict[str, Any], length: int
         seed: Seed of the trees.
 
     Example:
-        >>> make_reference("linear", "regression", {"penalty": 2.0}, 0, 0)
+        >>> make_reference("linear", "regression", {"penalty": 2.0}, 0, 0)[-1]
         Ridge(alpha=2.0)
     """
     is_class = task == "classification"
     if method != TREES:
         penalty = settings["penalty"]
-        return LogisticRegression(C=1 / penalty, max_iter=300) if is_class else Ridge(alpha=penalty)
+        linear = LogisticRegression(C=1 / penalty, max_iter=300) if is_class else Ridge(alpha=penalty)
+        return make_pipeline(StandardScaler(), linear)
     trees = HistGradientBoostingClassifier if is_class else HistGradientBoostingRegressor
     if length is None:
         stop: dict[str, Any] = {"early_stopping": True, "scoring": "loss", "n_iter_no_change": _PATIENCE}

@@ -118,7 +118,7 @@ def run_task(
     report = report or (lambda share, words: None)
     rows = [prepare(problem, fold, plan) for fold in task.folds]
     if task.methods[0] in NETWORKS:
-        return run_networks(problem, rows, replace(plan, methods=task.methods), report, deadline)
+        return run_networks(problem, rows, replace(plan, methods=task.methods), report)
     return [
         run_reference(problem, own, method, plan, report, n_folds, deadline)
         for own in rows
