@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info
 from elliptica.tables import Comparison, Options, TableError, compare, fit_model
 from elliptica.tables import comparison as comparison_module
 from elliptica.tables.comparison import Session
-from elliptica.tables.networks import training_groups
+from elliptica.tables.training import training_groups
 
 bad_input = pytest.mark.bad_input
 
@@ -207,14 +207,14 @@ def test_progress_grows_to_one(flowers, tiny):
 
 
 def test_threads_are_limited_and_restored(flowers, tiny, monkeypatch):
-    seen, usual = set(), comparison_module.run_sklearn
+    seen, usual = set(), comparison_module.run_methods
 
     def spy(*arguments):
         counts = {info["num_threads"] for info in threadpool_info() if info["user_api"] == "openmp"}
         seen.add((threading.current_thread() is threading.main_thread(), *counts))
         return usual(*arguments)
 
-    monkeypatch.setattr(comparison_module, "run_sklearn", spy)
+    monkeypatch.setattr(comparison_module, "run_methods", spy)
     before = [(info["filepath"], info["num_threads"]) for info in threadpool_info()]
     compare(flowers, "kind", methods=["trees"], **{**tiny, "jobs": 2, "trials": 1})
     assert seen == {(False, 1)}

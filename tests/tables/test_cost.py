@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from elliptica.tables.cost import Speed, estimate, fit_budget, measure_speed
 
 from compare_cases import PLAN, two_classes
 from elliptica.tables import Options
 from elliptica.tables import comparison as comparison_module
 from elliptica.tables.comparison import Session
-from elliptica.tables.cost import Speed, estimate, fit_budget, measure_speed
 from elliptica.tables.shift import make_shift
 
 

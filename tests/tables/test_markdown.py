@@ -20,8 +20,8 @@ from elliptica.tables.markdown import (
     result_rows,
     show_score,
 )
-from elliptica.tables.metrics import Metric
 from elliptica.tables.methods import NAMES
+from elliptica.tables.metrics import Metric
 from elliptica.tables.summary import summarise
 
 

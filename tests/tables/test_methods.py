@@ -99,7 +99,8 @@ def test_a_new_method_is_one_entry(monkeypatch, flowers, tiny, target):
         model = KNeighborsClassifier if task == "classification" else KNeighborsRegressor
         return model(n_neighbors=round(settings["neighbours"]))
 
-    monkeypatch.setitem(METHODS, "nearest", Method("nearest rows", {"neighbours": (5, 2, 20)}, make=make))
+    method = Method("nearest rows", {"neighbours": (5, 2, 20)}, make=make, calibrated=False)
+    monkeypatch.setitem(METHODS, "nearest", method)
     monkeypatch.setitem(methods.NAMES, "nearest", "nearest rows")
     frame = flowers.drop("height" if target == "kind" else "kind")
     found = compare(frame, target, methods=["nearest"], **tiny)

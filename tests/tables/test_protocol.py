@@ -7,26 +7,20 @@ import numpy as np
 import polars as pl
 import pytest
 
-from compare_cases import PLAN, quiet, two_classes
-from elliptica.tables import protocol
-from elliptica.tables.methods import Plan
+from compare_cases import PLAN, two_classes
 from elliptica.tables.protocol import (
+    Predicted,
     Record,
-    TargetScale,
     Trial,
     at_temperature,
     best_trials,
     final_trial,
-    fit_sklearn,
     make_record,
-    pool,
     prepare,
     ranking,
-    run_sklearn,
     validate,
 )
 from elliptica.tables.shift import make_shift
-from table_cases import problem_of
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +34,6 @@ def rows(classes):
 
 
 def test_preprocessing_sees_training_rows_only(classes, rows):
-    assert rows.x[rows.train].mean(0) == pytest.approx(0, abs=1e-5)
-    assert rows.x[rows.train].std(0) == pytest.approx(1, abs=1e-5)
     tested = pl.int_range(pl.len()).is_in(rows.fold.test.tolist())
     moved = classes.features.with_columns(pl.when(tested).then(1e6).otherwise(pl.col("x")).alias("x"))
     again = prepare(replace(classes, features=moved), rows.fold, PLAN)
@@ -59,26 +51,6 @@ def test_trials_of_a_large_table_see_a_part_of_it(classes, rows):
     assert np.array_equal(rows.train, fold.train)
 
 
-def test_targets_are_scaled_and_read_back():
-    target = np.array([1.0, 10.0, 100.0])
-    for log in (False, True):
-        scale = TargetScale.of(target, log=log)
-        learnt = scale.learn(target)
-        assert (learnt.mean(), learnt.std()) == pytest.approx((0, 1))
-        assert scale.read(learnt) == pytest.approx(target)
-    assert learnt[2] - learnt[1] == pytest.approx(learnt[1] - learnt[0])  # logarithms are evenly spaced
-    assert np.isfinite(scale.read(np.array([1e6]))).all()
-
-
-def test_each_network_of_an_ensemble_is_bounded_before_the_mean():
-    """One network that blows up moves a mean of bounded predictions to the edge at most of its share."""
-    members, known = np.array([[1.0, 2.0], [1.0, 1e9]]), np.array([0.0, 4.0])
-    pooled = pool(members, known, PLAN)
-    assert pooled.values.tolist() == [1.0, 3.0]
-    assert pooled.unbounded.tolist() == [1.0, (2 + 1e9) / 2]
-    assert pool(members, known, replace(PLAN, bounded=False)).values.tolist() == [1.0, (2 + 1e9) / 2]
-
-
 def test_temperatures(classes, rows):
     sure = np.tile([[0.99, 0.01]], (30, 1))
     assert at_temperature(sure, 1.0) == pytest.approx(sure)
@@ -88,7 +60,7 @@ def test_temperatures(classes, rows):
     wrong[:6] = 1 - wrong[:6]  # a fifth is wrong with 99 % confidence
 
     def record(validation):
-        predicted = pool(sure[None], np.empty(0), PLAN)
+        predicted = Predicted(sure, np.empty(0))
         given = {"validation": validation, "predicted": predicted, "length": 1, "seconds": 0.0}
         return make_record(classes, rows, "erm", [], 0, **given)
 
@@ -136,48 +108,3 @@ def test_records_survive_json():
     assert again.to_json() == record.to_json()
     assert again.trials == record.trials
     assert again.unbounded.tolist() == [2.0]
-
-
-def test_a_linear_model_may_leave_the_range_of_the_targets():
-    """A line beyond the training range: clipped, the one model that is right would lose."""
-    x = np.arange(200.0)
-    problem = problem_of(pl.DataFrame({"t": x, "x": x, "y": x + 0.5}), time="t")
-    plan = Plan(("linear",), trials=1)
-    rows = prepare(problem, make_shift(problem).folds[0], plan)
-    record = run_sklearn(problem, rows, "linear", plan, quiet)
-    assert record.predicted.min() > problem.target[rows.train].max()
-    assert np.array_equal(record.predicted, record.unbounded)
-
-
-@pytest.mark.parametrize("method", ["trees", "linear"])
-def test_models_get_the_same_rows_and_trials_as_networks(classes, rows, method, monkeypatch):
-    """Trials leave the validation rows out; the model that is tested does not."""
-    fitted, fit = [], protocol.fit_sklearn
-    monkeypatch.setattr(
-        protocol, "fit_sklearn", lambda *given, **more: (fitted.append(len(given[3])), fit(*given, **more))[1]
-    )
-    record = run_sklearn(classes, rows, method, PLAN, quiet)
-    assert fitted == [len(rows.fit)] * PLAN.trials + [len(rows.train)]
-    assert len(record.trials) == PLAN.trials
-    assert record.rows == rows.counts
-    assert record.predicted.sum(1) == pytest.approx(1)
-    assert (record.length > 0) == (method == "trees")
-
-
-def test_trees_are_tested_at_their_best_iteration(classes):
-    """Early stopping looks ten iterations ahead; these are not part of the model."""
-    rows = prepare(classes, make_shift(classes).folds[0], replace(PLAN, tuning_rows=60))
-    record = run_sklearn(classes, rows, "trees", PLAN, quiet)
-    trial = record.trials[record.chosen]
-
-    def predicted(train, length, where):
-        x, y = rows.x[train], classes.target[train]
-        model = fit_sklearn(classes, "trees", trial.settings, x, y, log=False, length=length)
-        return model.predict_proba(rows.x[where])
-
-    test = rows.fold.test
-    assert np.array_equal(record.predicted, predicted(rows.train, record.length, test))
-    assert not np.allclose(record.predicted, predicted(rows.train, record.length + 10, test))
-    best = predicted(rows.fit, trial.length, rows.validation)
-    chosen = best[np.arange(len(best)), rows.y[rows.validation]]
-    assert trial.validation["log_loss"] == pytest.approx(-np.log(chosen).mean())

@@ -31,8 +31,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import polars as pl
 
 from elliptica._utils.text import count
-from elliptica.estimators.columns import MISSING, is_free_text
-from elliptica.estimators.preprocess import date_resolution, has_heavy_tail
+from elliptica.estimators.preprocess import MISSING, date_resolution, has_heavy_tail, is_free_text
 from elliptica.tables.table import TableError, check_column
 
 Kind = Literal["number", "category", "date", "text", "id", "unused"]

@@ -29,12 +29,12 @@ from elliptica.tables.methods import (
     sizes,
 )
 from elliptica.tables.metrics import Metric, Predictions, fifths, metrics_of, score
-from elliptica.tables.networks import run_networks
 from elliptica.tables.problem import TableProblem, Task, make_problem
-from elliptica.tables.protocol import Record, Report, prepare, run_sklearn
+from elliptica.tables.protocol import Record, Report, prepare
 from elliptica.tables.shift import Fold, ShiftPlan, make_shift
 from elliptica.tables.store import Store, describe, file_head
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
+from elliptica.tables.training import run_methods
 from elliptica.tables.verdict import judge
 
 #: Called with the finished share of the whole and a message.
@@ -354,8 +354,7 @@ class Session:
             trained = [m for m in missing if METHODS[m].make is None]
             if trained:
                 networks.append((fold, trained))
-            if others := tuple(m for m in missing if m not in trained):
-                tasks.append(_Task((fold,), others))
+            tasks += [_Task((fold,), (m,)) for m in missing if m not in trained]
         size = max(1, _STACK_ROWS // max(len(fold.train) for fold in self.shift.folds))
         size = min(size, -(-len(networks) // self.workers)) or 1
         for begin in range(0, len(networks), size):
@@ -372,11 +371,7 @@ class Session:
         report(0.0, "")
         threadpool_limits(1, user_api="openmp")  # affects only this thread; the caller limits the others
         rows = [prepare(self.problem, fold, self.plan) for fold in task.folds]
-        if METHODS[task.methods[0]].make is None:
-            records = run_networks(self.problem, rows, replace(self.plan, methods=task.methods), report)
-        else:
-            pairs = [(part, method) for part in rows for method in task.methods]
-            records = [run_sklearn(self.problem, *pair, self.plan, report) for pair in pairs]
+        records = run_methods(self.problem, rows, replace(self.plan, methods=task.methods), report)
         report(1.0, "")
         return records
 
@@ -392,7 +387,7 @@ class _Task:
     """Some methods in some folds, run by one worker."""
 
     folds: tuple[Fold, ...]
-    methods: tuple[str, ...]  # all of them networks, or none
+    methods: tuple[str, ...]  # networks, or a method of another kind
 
 
 class _Stopped(Exception):

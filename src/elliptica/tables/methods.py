@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
 from elliptica.tables.table import TableError
@@ -35,9 +37,9 @@ def _trees(task: str, settings: Mapping[str, Any], seed: int) -> Any:
 
 def _linear(task: str, settings: Mapping[str, Any], seed: int) -> Any:
     penalty = settings["penalty"]
-    return (
-        LogisticRegression(C=1 / penalty, max_iter=300) if task == "classification" else Ridge(alpha=penalty)
-    )
+    is_class = task == "classification"
+    model = LogisticRegression(C=1 / penalty, max_iter=300) if is_class else Ridge(alpha=penalty)
+    return make_pipeline(StandardScaler(), model)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Method:
     #: Makes a scikit-learn model from task, settings and seed; None for networks.
     make: Callable[[str, Mapping[str, Any], int], Any] | None = None
     boosted: bool = False  # grows trees until validation rows stop it
+    calibrated: bool = True  # has logits that a temperature can divide
     for_groups: bool = False  # made for groups: run if there are any, or if requested
     sees_groups: bool = False  # training uses the group column
     simplicity: int = 2  # rank: among equally good methods, the lowest is recommended

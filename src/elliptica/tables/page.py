@@ -248,7 +248,7 @@ def saved_model_report(
     words = ["elliptica", "report", str(file), "--data", str(data)]
     words += ["--target", target] if target else []
     words += ["--group", group] if group else []
-    curve = {"loss": list(network.loss_curve_), "validation": list(network.validation_scores_ or [])}
+    curve = {"loss": list(network.loss_curve_), "validation": list(network.validation_curve_)}
     last = int(network.best_iteration_ or len(curve["loss"])) - 1
     parameters = network.get_params(deep=False)
     study = model_study(
@@ -257,7 +257,7 @@ def saved_model_report(
         rows=f"the {len(fitted.x):,} rows of {data.name}",
         notes=rows.notices,
         curves={fitted.name: [{**curve, "epoch": [last]}]} if curve["loss"] else {},
-        score_label=f"validation {'accuracy' if fitted.class_names else 'R²'}",
+        score_label="validation loss",
         settings={fitted.name: ", ".join(f"{k} {v}" for k, v in parameters.items() if v is not None)},
         commands=[shlex.join(words)],
         versions={

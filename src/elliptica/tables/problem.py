@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from elliptica._utils.text import count, did_you_mean
-from elliptica.estimators.columns import MISSING
+from elliptica.estimators.preprocess import MISSING
 from elliptica.tables.columns import (
     FEW_VALUES,
     LARGEST,

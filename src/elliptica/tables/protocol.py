@@ -4,24 +4,20 @@ In every fold, a method tries the settings of `elliptica.tables.methods.draw_set
 without the validation rows. The validation rows choose the trial and its length. The chosen settings are then
 trained on all training rows and predict the test rows once. In large tables, trials see only part of the
 rows. The chosen settings are then trained on all rows except the validation rows, which choose the length
-again. `elliptica.tables.networks` applies these rules to networks; here they are applied to the models of
-scikit-learn.
+again.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.preprocessing import StandardScaler
 
 from elliptica._utils.random import stream_seed
 from elliptica.estimators.classifier import fit_temperature
-from elliptica.tables.methods import METHODS, Plan, draw_settings
+from elliptica.tables.methods import METHODS, Plan
 from elliptica.tables.metrics import MIN_PROBABILITY, fifths, metrics_of, score, single_test
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.shift import Fold, make_preprocessor
@@ -29,14 +25,8 @@ from elliptica.tables.shift import Fold, make_preprocessor
 #: Called with the finished share of a task and a message. May raise to stop the task.
 Report = Callable[[float, str], None]
 
-#: Largest predicted logarithm; its exponential is still finite.
-_MAX_LOG = 700.0
 #: Range of plausible temperatures; values outside mean that there are too few validation rows.
 _TEMPERATURES = (0.05, 20.0)
-#: Maximum number of trees over all classes, and minimum number of boosting iterations.
-MAX_TREES, MIN_ITERATIONS = 300, 60
-#: Iterations without a better validation loss before boosting stops.
-_PATIENCE = 10
 
 
 @dataclass(frozen=True)
@@ -103,10 +93,10 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True)
 class FoldRows:
-    """The rows of a fold as numbers; preprocessing and scaling are fitted on its training rows."""
+    """The rows of a fold as numbers; preprocessing is fitted on its training rows."""
 
     fold: Fold
-    x: np.ndarray  # inputs of all rows of the table, scaled, float32
+    x: np.ndarray  # inputs of all rows of the table
     y: np.ndarray  # class numbers or targets of all rows
     fit: np.ndarray  # rows that trials are trained on
     validation: np.ndarray  # rows that choose among trials
@@ -124,8 +114,7 @@ class FoldRows:
 def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
     """Convert the rows to numbers, and sample the rows that trials see in a large table."""
     preprocess = make_preprocessor(problem).fit(problem.features[fold.train])
-    inputs = np.asarray(preprocess.transform(problem.features))
-    x = StandardScaler().fit(inputs[fold.train]).transform(inputs).astype(np.float32)
+    x = np.asarray(preprocess.transform(problem.features))
     y, bounds = problem.target, np.empty(0)
     if problem.task == "classification":
         y = np.unique(y, return_inverse=True)[1]
@@ -137,45 +126,6 @@ def prepare(problem: TableProblem, fold: Fold, plan: Plan) -> FoldRows:
         draws = np.random.default_rng(stream_seed("rows", plan.seed, fold.repeat, fold.number))
         fit = np.sort(draws.choice(fit, plan.tuning_rows, replace=False))
     return FoldRows(fold, x, y, fit, fold.validation, train, stop, bounds)
-
-
-@dataclass(frozen=True)
-class TargetScale:
-    """Transformation between the targets of a regression and what a model learns."""
-
-    log: bool
-    mean: float = 0.0
-    scale: float = 1.0
-
-    @classmethod
-    def of(cls, target: np.ndarray, *, log: bool) -> TargetScale:
-        """Standardise the targets of these rows, or their logarithms."""
-        values = np.log(target) if log else target
-        return cls(log, float(values.mean()), float(values.std()) or 1.0)
-
-    def learn(self, target: np.ndarray) -> np.ndarray:
-        """Transform targets to what a model learns."""
-        values = np.log(target) if self.log else target
-        return (values - self.mean) / self.scale
-
-    def read(self, output: np.ndarray) -> np.ndarray:
-        """Transform outputs of a model back to the units of the table."""
-        values = output * self.scale + self.mean
-        return np.exp(values.clip(-_MAX_LOG, _MAX_LOG)) if self.log else values
-
-
-def pool(members: np.ndarray, known: np.ndarray, plan: Plan) -> Predicted:
-    """Average the predictions of an ensemble; numbers are clipped first.
-
-    Args:
-        members: Probabilities ``(models, rows, classes)``, or numbers ``(models, rows)``.
-        known: Targets of the training rows; numbers are clipped to their range.
-        plan: Its ``bounded`` says whether numbers are clipped.
-    """
-    if members.ndim == 3:
-        return Predicted(members.mean(0), np.empty(0))
-    bounded = members.clip(known.min(), known.max()) if plan.bounded else members
-    return Predicted(bounded.mean(0), members.mean(0))
 
 
 def validate(problem: TableProblem, rows: FoldRows, predicted: np.ndarray) -> dict[str, float]:
@@ -261,7 +211,7 @@ def make_record(
 ) -> Record:
     """Record a method that was tested; the predictions for the validation rows calibrate it."""
     temperature = None
-    if problem.task == "classification":
+    if problem.task == "classification" and METHODS[method].calibrated:
         temperature = _temperature(validation, rows.y[rows.validation])
     return Record(
         rows.fold.repeat,
@@ -291,112 +241,3 @@ def failed_record(rows: FoldRows, method: str, trials: Sequence[Trial], seconds:
         seconds,
         error=f"Training failed with all of {len(trials)} settings. The first error was: {reason}.",
     )
-
-
-def run_sklearn(problem: TableProblem, rows: FoldRows, method: str, plan: Plan, report: Report) -> Record:
-    """Try settings of a scikit-learn model, choose, train on all training rows, and test once."""
-    begin = time.perf_counter()
-    words = f"{METHODS[method].label}, fold {rows.fold.number + 1}"
-    seed = stream_seed("trees", plan.seed, rows.fold.repeat) % 2**32
-
-    def fit(number: int, train: np.ndarray, held: np.ndarray | None, length: int | None) -> Any:
-        kept = None if held is None else (rows.x[held], problem.target[held])
-        settings, log = draw_settings(method, number, plan), plan.logs_target(number)
-        x, y = rows.x[train], problem.target[train]
-        return fit_sklearn(problem, method, settings, x, y, log=log, length=length, held=kept, seed=seed)
-
-    trials, outputs = [], []
-    for number in range(plan.trials):
-        report(number / (plan.trials + 1), words)
-        model = fit(number, rows.fit, rows.validation, None)
-        predicted = predict_sklearn(problem, model, rows.x[rows.validation])
-        trial = Trial(draw_settings(method, number, plan), plan.logs_target(number), n_iterations(model), {})
-        if np.isfinite(predicted).all():
-            trial = replace(trial, validation=validate(problem, rows, predicted))
-        else:
-            trial = replace(trial, error="predictions are not finite")
-        trials.append(trial)
-        outputs.append(predicted)
-    report(plan.trials / (plan.trials + 1), words)
-    order = best_trials(trials, problem, plan)
-    if not order:
-        return failed_record(rows, method, trials, time.perf_counter() - begin)
-    length = None if rows.stop is not None else trials[order[0]].length
-    model = fit(order[0], rows.train, rows.stop, length)
-    validation = outputs[order[0]]
-    if rows.stop is not None:
-        validation = predict_sklearn(problem, model, rows.x[rows.stop])
-    predicted = predict_sklearn(problem, model, rows.x[rows.fold.test])
-    return make_record(
-        problem,
-        rows,
-        method,
-        trials,
-        order[0],
-        validation=validation,
-        # never clipped: trees hardly leave the range of the targets, and a line that wins does so by leaving
-        predicted=Predicted(predicted, predicted if problem.task == "regression" else np.empty(0)),
-        length=n_iterations(model),
-        seconds=time.perf_counter() - begin,
-    )
-
-
-def fit_sklearn(
-    problem: TableProblem,
-    method: str,
-    settings: Mapping[str, Any],
-    x: np.ndarray,
-    y: np.ndarray,
-    *,
-    log: bool,
-    length: int | None,
-    held: tuple[np.ndarray, np.ndarray] | None = None,
-    seed: int = 0,
-) -> Any:
-    """Train a scikit-learn model: in trials, in folds, and for the model that is saved.
-
-    Args:
-        problem: The table.
-        method: Name of the method.
-        settings: Its settings.
-        x: Scaled inputs.
-        y: Classes or numbers.
-        log: Learn the logarithm of the targets.
-        length: Boosting iterations; None stops early on the rows ``held``.
-        held: Inputs and targets that stop boosting.
-        seed: Seed of the model.
-    """
-    make, boosted = METHODS[method].make, METHODS[method].boosted
-    assert make is not None
-    model = make(problem.task, settings, seed)
-    stop = {}
-    if boosted and length is None:
-        assert held is not None
-        n_trees = max(1, len(problem.classes)) if len(problem.classes) != 2 else 1  # per iteration
-        most = max(MIN_ITERATIONS, MAX_TREES // n_trees)
-        model.set_params(early_stopping=True, scoring="loss", n_iter_no_change=_PATIENCE, max_iter=most)
-        stop = {"X_val": held[0], "y_val": np.log(held[1]) if log else held[1]}
-    elif boosted:
-        model.set_params(early_stopping=False, max_iter=length)
-    if log:
-        model = TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp, check_inverse=False)
-    model.fit(x, y, **stop)
-    if stop:  # remove iterations after the best validation score; its first value precedes any tree
-        trees = model.regressor_ if log else model
-        trees._predictors = trees._predictors[: max(1, int(np.argmax(trees.validation_score_)))]
-    return model
-
-
-def n_iterations(model: Any) -> int:
-    """Return the boosting iterations of a model; 0 for others."""
-    model = getattr(model, "regressor_", model)
-    return len(getattr(model, "_predictors", ()))
-
-
-def predict_sklearn(problem: TableProblem, model: Any, x: np.ndarray) -> np.ndarray:
-    """Predict numbers, or probabilities of all classes, also of those that training has not seen."""
-    if problem.task == "regression":
-        return np.asarray(model.predict(x), dtype=np.float64)
-    probabilities = np.zeros((len(x), len(problem.classes)))
-    probabilities[:, np.searchsorted(problem.classes, model.classes_)] = model.predict_proba(x)
-    return probabilities

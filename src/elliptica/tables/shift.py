@@ -19,7 +19,7 @@ from skrub import SquashingScaler
 from elliptica._utils.random import stream_seed
 from elliptica._utils.text import count
 from elliptica.estimators import TablePreprocessor
-from elliptica.estimators.columns import Kind
+from elliptica.estimators.preprocess import Kind
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.table import TableError
 
