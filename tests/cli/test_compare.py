@@ -22,8 +22,8 @@ from elliptica.cli import predict as predict_command
 from elliptica.cli.compare import _print_result, _progress, shorten
 from elliptica.estimators import load
 from elliptica.tables.comparison import compare
-from elliptica.tables.methods import NAMES
-from elliptica.tables.summary import summarise
+from elliptica.tables.page import in_order, label
+from elliptica.tables.plan import NAMES
 
 QUICK = ["--folds", "2", "--trials", "1", "--epochs", "2", "--methods", "elliptic,trees"]
 
@@ -460,14 +460,14 @@ def test_eighty_columns():
     """Nothing is wider than a terminal, and no cell of the table is broken within a word."""
     draws = np.random.default_rng(2)
     frame = pl.DataFrame({"x": draws.normal(size=90), "g": ["a", "b", "c"] * 30, "y": ["rose", "iris"] * 45})
-    result = summarise(compare(frame, "y", group="g", folds=2, trials=1, epochs=1, hidden=(2,)))
+    result = compare(frame, "y", group="g", folds=2, trials=1, epochs=1, hidden=(2,))
     console = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
-    _print_result(result, console)
+    _print_result(result, [], console)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    for method in result.methods:
-        assert re.search(rf"^ {re.escape(result.label(method))} +\d", text, re.MULTILINE)
+    for method in in_order(result):
+        assert re.search(rf"^ {re.escape(label(result, method))} +\d", text, re.MULTILINE)
     assert re.search(r"\) *\n +(not distinguishable|better|worse)", text)
 
 

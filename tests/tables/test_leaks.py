@@ -6,8 +6,8 @@ import pytest
 
 from elliptica.tables.comparison import compare
 from elliptica.tables.leaks import find_copies, find_giveaways
+from elliptica.tables.page import cautions
 from elliptica.tables.shift import make_shift
-from elliptica.tables.summary import summarise
 from elliptica.tables.table import BUILT_IN, read_table
 from table_cases import problem_of
 
@@ -79,8 +79,8 @@ def test_values_of_single_rows_tell_nothing():
 
 def test_a_giveaway_is_a_caution_of_the_answer(tiny):
     frame = honest(120).drop("price").with_columns(pl.col("sold").alias("outcome"))
-    found = summarise(compare(frame, "sold", methods=["linear"], **{**tiny, "epochs": 2}))
-    assert any("'outcome' alone predicts sold almost perfectly" in each for each in found.cautions)
+    found = cautions(compare(frame, "sold", methods=["linear"], **{**tiny, "epochs": 2}))
+    assert any("'outcome'" in caution for caution in found)
 
 
 def doubled(seed=0):

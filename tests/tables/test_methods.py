@@ -12,7 +12,6 @@ from elliptica.tables.methods import (
     SEES_GROUPS,
     Method,
     Plan,
-    at_border,
     choose_methods,
     draw_settings,
     sizes,
@@ -81,14 +80,6 @@ def test_larger_tables_get_larger_batches_shorter_training_and_fewer_networks():
     assert [each["epochs"] for each in found] == [100, 100, 60, 60]
     assert [each["patience"] for each in found] == [10, 10, 6, 4]
     assert sizes(400, quick=True)["trials"] < 8
-
-
-def test_borders_by_hand():
-    """A tenth of the way from 0.01 to 1 on a logarithmic scale ends at 0.01 * 100^0.1 = 0.0158."""
-    for sigma, is_border in ((0.0157, True), (0.0159, False), (0.62, False), (0.64, True)):
-        assert (at_border("elliptic", {"sigma": sigma}) == {"sigma": (0.01, 1.0)}) == is_border
-    assert at_border("trees", {"l2_regularization": 1e-3}) == {}  # the usual value
-    assert at_border("trees", {"l2_regularization": 9.0}) == {"l2_regularization": (1e-3, 10.0)}
 
 
 @pytest.mark.parametrize("target", ["kind", "height"])

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,8 +20,7 @@ from elliptica._utils.text import count
 from elliptica.cli.app import YOUR_DATA, app, one_of, print_point, print_text, require_extra
 
 if TYPE_CHECKING:
-    from elliptica.tables.comparison import Session
-    from elliptica.tables.summary import Summary
+    from elliptica.tables.comparison import Comparison, Session
 
 Kind = Literal["auto", "classification", "regression"]
 Rule = Literal["average", "worst"]
@@ -31,8 +29,10 @@ _TABLE, _SHIFT = "Your table", "The shift that you expect (at most one; random r
 _EFFORT = "Methods, effort and output"
 #: Wider tables list only columns with a hint.
 _MOST_COLUMNS = 16
-#: Sentences of the verdict that only reports show, because the screen shows the facts already.
-_IN_REPORTS = ("How rows were held out:", "Intervals compare methods")
+
+
+def _option(panel: str, help: str, *flags: str, **more: Any) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
 
 
 @app.command(rich_help_panel=YOUR_DATA)
@@ -40,80 +40,47 @@ def compare(
     data: Annotated[
         str, typer.Argument(help="CSV or Parquet file, or diabetes, breast_cancer, wine, iris, digits.")
     ],
-    target: Annotated[
-        str | None,
-        typer.Option(help="Column to predict.", show_default="of built-in tables", rich_help_panel=_TABLE),
-    ] = None,
+    target: Annotated[str | None, _option(_TABLE, "Column to predict; known for built-in tables.")] = None,
     task: Annotated[
-        Kind,
-        one_of(Kind, help="auto: text and few distinct whole numbers are classes.", rich_help_panel=_TABLE),
+        Kind, one_of(Kind, help="auto: text and few whole numbers are classes.", rich_help_panel=_TABLE)
     ] = "auto",
-    group: Annotated[
-        str | None,
-        typer.Option(help="Column of groups; also judges the worst one.", rich_help_panel=_TABLE),
-    ] = None,
+    group: Annotated[str | None, _option(_TABLE, "Column of groups; also judges the worst one.")] = None,
     as_: Annotated[
         list[str] | None,
-        typer.Option(
+        _option(
+            _TABLE,
+            "Kind of a column: date, number, category, text or id (not an input). Repeatable.",
             "--as",
             metavar="COLUMN=KIND",
-            help="Kind of a column: date, number, category, text or id (not an input). Repeatable.",
-            show_default=False,
-            rich_help_panel=_TABLE,
         ),
     ] = None,
     time: Annotated[
-        str | None,
-        typer.Option(help="Time column: train on the past, test on later rows.", rich_help_panel=_SHIFT),
+        str | None, _option(_SHIFT, "Time column: train on the past, test on later rows.")
     ] = None,
-    split_by: Annotated[
-        str | None,
-        typer.Option(help="Test on unseen values of this column (sites, patients).", rich_help_panel=_SHIFT),
-    ] = None,
-    test: Annotated[
-        Path | None,
-        typer.Option(help="Test on the rows of this file.", dir_okay=False, rich_help_panel=_SHIFT),
-    ] = None,
-    extrapolate: Annotated[
-        bool, typer.Option("--extrapolate", help="Test on the farthest rows.", rich_help_panel=_SHIFT)
-    ] = False,
+    split_by: Annotated[str | None, _option(_SHIFT, "Test on unseen values of this column.")] = None,
+    test: Annotated[Path | None, _option(_SHIFT, "Test on the rows of this file.", dir_okay=False)] = None,
+    extrapolate: Annotated[bool, _option(_SHIFT, "Test on the farthest rows.", "--extrapolate")] = False,
     methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Names of methods: erm,elliptic,trees; an unknown one lists them all.",
-            show_default="all that fit",
-            rich_help_panel=_EFFORT,
-        ),
+        str | None, _option(_EFFORT, "Methods: erm,elliptic,trees; an unknown name lists them all.")
     ] = None,
     select: Annotated[
-        Rule,
-        one_of(Rule, help="Judge by the average, or by the worst class or group.", rich_help_panel=_EFFORT),
+        Rule, one_of(Rule, help="Judge by the average or the worst class or group.", rich_help_panel=_EFFORT)
     ] = "average",
     quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="A first impression: fewer settings and epochs.", rich_help_panel=_EFFORT
-        ),
+        bool, _option(_EFFORT, "A first impression: fewer settings and epochs.", "--quick")
     ] = False,
-    minutes: Annotated[
-        float | None,
-        typer.Option(help="Stop then, and compare finished folds.", rich_help_panel=_EFFORT),
-    ] = None,
+    minutes: Annotated[float | None, _option(_EFFORT, "Stop then, and compare finished folds.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        _option(
+            _EFFORT,
+            "Other settings: folds, repeats, trials, epochs, networks, hidden, seed, jobs, max_rows, "
+            "bounded, target_rows, group_as_input. Repeatable.",
             "--set",
             metavar="NAME=VALUE",
-            help="Other settings: folds, repeats, trials, epochs, networks, seed, jobs, max_rows, bounded, "
-            "target_rows, group_as_input. Repeatable.",
-            show_default=False,
-            rich_help_panel=_EFFORT,
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder.", show_default="compare/NAME", file_okay=False, rich_help_panel=_EFFORT),
-    ] = None,
+    out: Annotated[Path | None, _option(_EFFORT, "Folder; by default compare/NAME.", file_okay=False)] = None,
 ) -> None:
     """Find the best training method for your table, under the shift that you expect, and save the model.
 
@@ -137,7 +104,8 @@ def compare(
         minutes=minutes,
         **{name: _value(text) for name, text in _pairs(set_).items()},
     )
-    out, console = out or Path("compare") / Path(data).stem, Console()
+    out = out or Path("compare") / Path(data).stem
+    console = Console(width=None if sys.stdout.isatty() else 500)  # a file has no edge
     with console.status("reading"):
         command = shlex.join(["elliptica", *sys.argv[1:]])
         session = Session.open(data, target, options, out=out, command=command)
@@ -176,50 +144,46 @@ def _train(session: Session, console: Console) -> bool:
 
 def _finish(session: Session, out: Path, console: Console, interrupted: bool) -> None:
     """Write reports and model of what is finished, and print the result."""
-    from elliptica.tables.markdown import describe_model, write_reports
     from elliptica.tables.model import describe_target_rows, fit_model
+    from elliptica.tables.page import describe_model, describe_rows, facts, write_reports
     from elliptica.tables.store import MODEL
-    from elliptica.tables.summary import summarise, target_rows_words
 
-    comparison = session.result()
+    comparison, said = session.result(), []
+    n_folds = count(len(comparison.shift.folds), "fold")
+    done = f"{len(comparison.finished)} of {n_folds} finished and kept in {out}"
     if not comparison.finished:
-        words = "Interrupted before a fold was finished." if interrupted else comparison.verdict.headline
-        print_text(console, escape(f"{words} Finished work is kept in {out}."))
+        words = f"Interrupted: {done}." if interrupted else comparison.verdict.headline
+        print_text(console, escape(words))
         return
-    summary = summarise(comparison)
-    write_reports(session.store, summary)
     if not interrupted:
         with console.status("training the model on all rows"):
             model = fit_model(comparison, out / MODEL)
             if (rows := describe_target_rows(comparison, model)) is not None:
-                summary = replace(summary, target_rows=target_rows_words(rows, summary.saved))
-                write_reports(session.store, summary)
-    words = _write_page(out)
-    _print_result(summary, console)
-    page = f"Report: {out / 'report.html'}{words}"
+                said = describe_rows(rows, comparison.best)
+    session.store.write({"summary": facts(comparison)})
+    write_reports(comparison, out, said)
+    _print_result(comparison, said, console)
+    file, page = shlex.quote(str(out / MODEL)), f"Report: {out / 'report.html'}"
     if interrupted:
-        done = f"{len(comparison.finished)} of {count(len(comparison.shift.folds), 'fold')}"
-        print_text(
-            console,
-            escape(f"Interrupted: {done} finished and kept. {page}. Rerun the same command to resume."),
-        )
+        print_text(console, escape(f"Interrupted: {done}. {page}. Rerun the same command to resume."))
         return
-    file = shlex.quote(str(out / MODEL))
-    print_text(console, escape(f"Saved: {file} ({describe_model(summary)}). {page}"))
+    print_text(console, escape(f"Saved: {file} ({describe_model(comparison)}). {page}"))
     print_text(console, escape(f"To predict other rows: elliptica predict {file} NEW.csv"))
 
 
 def _print_start(session: Session, console: Console) -> None:
     """Print the table, the task, the use of every column, and the effort."""
-    from elliptica.tables.markdown import about, column_rows
+    from elliptica.tables.page import column_rows
 
     problem, plan, shift = session.problem, session.plan, session.shift
-    print_text(console, escape(about(session.name, problem, shift.words)))
-    rows = column_rows(problem.columns)
-    if len(rows) > _MOST_COLUMNS:
-        shown = [row for row in rows if row[2]][:_MOST_COLUMNS]
-        rows = [*shown, [f"{len(rows) - len(shown):,} others", "see the report", ""]]
-    _print_table([["column", "used as", "change with"], *rows], console)
+    rows = count(len(problem.target), "row")
+    about = f"{session.name}: {rows}. Predict {problem.target_name} ({problem.task}). {shift.words}"
+    print_text(console, escape(about))
+    lines = column_rows(problem.columns)
+    if len(lines) > _MOST_COLUMNS:
+        shown = [line for line in lines if line[2]][:_MOST_COLUMNS]
+        lines = [*shown, [f"{len(lines) - len(shown):,} others", "see the report", ""]]
+    _print_table([["column", "used as", "change with"], *lines], console)
     for notice in problem.notices:
         print_point(console, notice)
     done = len({(r.repeat, r.fold) for r in session.result().records})
@@ -237,39 +201,26 @@ def _print_table(lines: list[list[str]], console: Console, right: Collection[int
         grid.add_column(escape(lines[0][i]), justify=side, no_wrap=not i, overflow="fold")
     for row in lines[1:]:
         grid.add_row(*(escape(row[i]) for i in used))
-    wide = None if console.is_terminal else 1000  # a file has no edge
-    console.print(grid, highlight=False, width=wide, crop=False)
+    console.print(grid, highlight=False)
 
 
-def _print_result(summary: Summary, console: Console) -> None:
-    from elliptica.tables.markdown import footnotes, range_words, result_rows
+def _print_result(comparison: Comparison, target_rows: list[str], console: Console) -> None:
+    from elliptica.tables.page import cautions, footnotes, range_words, result_rows
 
     narrow = console.is_terminal and console.width < 100
-    rows = result_rows(summary, most=2 if narrow else 3)
+    rows = result_rows(comparison, most=2 if narrow else 3)
     if narrow:  # the interval on one line, its result on the next
         rows = [[*row[:-1], row[-1].replace(") ", ")\n")] for row in rows]
     _print_table(rows, console, right=range(1, len(rows[0]) - 1))
-    for note in footnotes(summary):
+    verdict = comparison.verdict
+    for note in footnotes(comparison):
         print_text(console, f"  {escape(note)}")
-    print_text(console, f"[bold]{escape(summary.verdict.headline)}[/bold]")
-    sentences = [text for text in summary.verdict.sentences if not text.startswith(_IN_REPORTS)]
-    for text in (" ".join(sentences), *range_words(summary), " ".join(summary.target_rows)):
+    print_text(console, f"[bold]{escape(verdict.headline)}[/bold]")
+    for text in (" ".join(verdict.sentences), *range_words(comparison), " ".join(target_rows)):
         if text:
             print_text(console, escape(text))
-    for caution in summary.cautions:
+    for caution in cautions(comparison):
         print_point(console, f"Caution: {caution}")
-
-
-def _write_page(folder: Path) -> str:
-    """Replace the plain page by one with charts if possible; otherwise return the reason as text."""
-    from elliptica.cli.report import Request, write_report
-    from elliptica.report.content import ReportError
-
-    try:
-        write_report(Request(str(folder)), folder / "report.html")
-    except (ModuleNotFoundError, ReportError) as error:
-        return f" (without charts: {error})"
-    return ""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package("elliptica.tables", "tables", error.name) from error
 
-from elliptica.report.content import Verdict
+from elliptica.report.judge import Verdict
 from elliptica.tables.comparison import Comparison, Options, compare
 from elliptica.tables.model import describe_target_rows, fit_model
 from elliptica.tables.predict import predict_file

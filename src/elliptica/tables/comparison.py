@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from threadpoolctl import threadpool_limits
 
-from elliptica.report.content import Verdict
+from elliptica.report.judge import Verdict
 from elliptica.tables.methods import (
     CONSTANT,
     JTT,
@@ -35,7 +35,7 @@ from elliptica.tables.shift import Fold, ShiftPlan, make_shift
 from elliptica.tables.store import Store, describe, file_head
 from elliptica.tables.table import BUILT_IN, MAX_ROWS, TableError, read_table
 from elliptica.tables.training import run_methods
-from elliptica.tables.verdict import judge
+from elliptica.tables.verdict import PLACES, judge
 
 #: Called with the finished share of the whole and a message.
 Listener = Callable[[float, str], None]
@@ -147,17 +147,10 @@ class Comparison:
             if REFERENCE in self.failed:
                 text = f"No verdict: ordinary training failed. {self.failed[REFERENCE]}"
             return Verdict(text, best=None)
-        place = f"on unseen values of {self.problem.split_name}" if self.shift.shift == "unseen" else None
-        return judge(
-            self.predictions,
-            select=self.plan.select,
-            shift=self.shift.shift,
-            shift_words=self.shift.words,
-            names=NAMES,
-            networks=self.plan.network_methods,
-            place=place,
-            target=self.problem.target_name,
-        )
+        shift, name = self.shift.shift, self.problem.split_name
+        place = f"on unseen values of {name}" if shift == "unseen" else PLACES[shift]
+        target = self.problem.target_name
+        return judge(self.predictions, select=self.plan.select, place=place, target=target)
 
     @property
     def best(self) -> str:

@@ -55,14 +55,13 @@ class Method:
     calibrated: bool = True  # has logits that a temperature can divide
     for_groups: bool = False  # made for groups: run if there are any, or if requested
     sees_groups: bool = False  # training uses the group column
-    simplicity: int = 2  # rank: among equally good methods, the lowest is recommended
 
 
 _SIGMA: dict[str, Range] = {"sigma": (0.1, 0.01, 1.0)}
 _CLASSES = ("classification",)
 #: All methods, in display order.
 METHODS: dict[str, Method] = {
-    REFERENCE: Method("ordinary training", simplicity=1),
+    REFERENCE: Method("ordinary training"),
     "noise": Method("input noise", _SIGMA),
     "smoothing": Method("label smoothing", {"smoothing": (0.1, 0.01, 0.4)}, _CLASSES),
     "mixup": Method("mixup", {"alpha": (0.4, 0.1, 4.0)}),
@@ -83,9 +82,8 @@ METHODS: dict[str, Method] = {
         },
         make=_trees,
         boosted=True,
-        simplicity=1,
     ),
-    LINEAR: Method("linear model", {"penalty": (1.0, 1e-3, 1e3)}, make=_linear, simplicity=0),
+    LINEAR: Method("linear model", {"penalty": (1.0, 1e-3, 1e3)}, make=_linear),
 }
 NAMES = {name: method.label for name, method in METHODS.items()} | {CONSTANT: "constant prediction"}
 #: Methods whose training uses the group column.
@@ -95,8 +93,6 @@ NETWORKS = tuple(name for name, method in METHODS.items() if method.make is None
 #: Settings that all networks share, with the same draws.
 _SHARED: dict[str, Range] = {"learning_rate": (1e-3, 3e-4, 1e-2), "weight_decay": (1e-4, 1e-6, 1e-1)}
 _WHOLE = ("max_leaf_nodes", "min_samples_leaf")
-#: A value within this share of either end of its (logarithmic) range lies at the border.
-_BORDER = 0.1
 #: Settings of one method, the shared ones included. With more dimensions, few points leave wide gaps.
 _MOST_SETTINGS = 4
 
@@ -211,21 +207,3 @@ def _even(ends: tuple[float, float], name: str, k: int, trial: int, plan: Plan) 
     shift = np.random.default_rng(stream_seed("trials", name, plan.seed)).random()
     share = (shift + trial * root ** -(k + 1)) % 1
     return float(f"{ends[0] * (ends[1] / ends[0]) ** share:.3g}")
-
-
-def at_border(method: str, settings: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the settings in the outermost tenth of their range, with that range.
-
-    An end that is the usual value does not count, because the search stops there on purpose.
-
-    Example:
-        >>> at_border("elliptic", {"sigma": 0.9, "learning_rate": 0.001})
-        {'sigma': (0.01, 1.0)}
-    """
-    borders = {}
-    for name, (usual, low, high) in _ranges(method).items():
-        if name in settings:
-            place = math.log(settings[name] / low) / math.log(high / low)
-            if (place < _BORDER and usual > low) or (place > 1 - _BORDER and usual < high):
-                borders[name] = (low, high)
-    return borders

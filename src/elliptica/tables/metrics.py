@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from elliptica.report.content import Measure
+from elliptica.report.judge import Measure
 
 #: Maximum number of bins of the calibration error, and minimum number of rows per bin.
 MAX_BINS, MIN_BIN_ROWS = 15, 20
@@ -35,20 +35,18 @@ class Metric(Measure):
     """A measure in the units of comparison records: percentages as shares, numbers with four digits.
 
     Attributes:
-        relative: Whether methods are compared by the ratio of their values rather than the difference.
         judged: Whether the verdict judges it. The calibration error is only shown; the log loss judges it.
     """
 
-    relative: bool = False
+    scale: ClassVar[float] = 100.0
+
     judged: bool = True
 
-    def show(self, value: float, *, sign: bool = False, unit: bool = True) -> str:
-        """Format a value of this metric, or a difference of two (``sign=True``)."""
-        form = "+" if sign else ""
-        if not self.percent:
-            is_loss = self.name in ("log_loss", "brier")
-            return f"{value:{form}.3f}" if is_loss else show_number(value, 4, form)
-        return f"{100 * value:{form}.1f}" + ((" points" if sign else " %") if unit else "")
+    def show(self, value: float) -> str:
+        """Format a value of this metric."""
+        if self.percent:
+            return f"{100 * value:.1f} %"
+        return f"{value:.3f}" if self.name in ("log_loss", "brier") else show_number(value, 4)
 
 
 def metrics_of(task: str, grouped: bool) -> tuple[Metric, ...]:

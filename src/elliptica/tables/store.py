@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from elliptica import __version__
 from elliptica._utils.files import read_arrays, read_json, replacing, write_atomically
-from elliptica.report.content import present_versions
+from elliptica.report.page import present_versions
 from elliptica.tables.methods import Plan
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.protocol import Record
