@@ -355,7 +355,7 @@ def _known_target(source: str) -> str:
 
     if source in BUILT_IN and not Path(source).exists():
         return BUILT_IN[source]
-    table = read_table(source, max_rows=50, sample=True, as_text=True)
+    table = read_table(source, max_rows=50, sample=True)
     names = table.frame.columns
     shown = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
     raise TableError(f"No target column was given. Pass --target COLUMN. {table.name} has {shown}.")

@@ -324,7 +324,6 @@ class Session:
                 raise TableError(
                     "No target column was given. Name the column to predict with --target (target=)."
                 )
-        limits["decimal_comma"] = table.decimal_comma
         problem = make_problem(
             table,
             target,
