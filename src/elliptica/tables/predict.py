@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from elliptica._utils.files import replacing
-from elliptica.tables.columns import Column, find_new_values, read_inputs
+from elliptica.tables.columns import ISO, Column, read_inputs
 from elliptica.tables.problem import Target
 from elliptica.tables.table import MAX_ROWS as SAMPLE_ROWS
 from elliptica.tables.table import Table, TableError, check_column, read_table
@@ -36,8 +36,8 @@ def predict_file(
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Predict every row of a table, in its order, as ``elliptica predict`` does.
 
-    The table is read in the notation of training. (A pipeline loaded with `elliptica.estimators.load` expects
-    columns that have been read already.)
+    The table is read in the notation of training, while a pipeline from `elliptica.estimators.load` expects
+    columns that have been read already.
 
     Args:
         model: File written by `fit_model` or ``elliptica compare``.
@@ -67,7 +67,7 @@ def predict_file(
     copied = [table.frame[name] for name in dict.fromkeys([*names, *ids])]
     if not any(column.name == "row" for column in copied):
         copied.insert(0, pl.Series("row", range(1, len(table.frame) + 1), dtype=pl.Int64))
-    inputs, notices = saved.read(table, {column.name for column in copied})
+    inputs, _, notices = saved.read(table, {column.name for column in copied})
     predictions = [pl.Series("prediction", np.asarray(saved.model.predict(inputs)))]
     if proba:
         chances = np.asarray(saved.model.predict_proba(inputs))
@@ -111,38 +111,40 @@ class SavedModel:
     notes: Mapping[str, Any]  # other contents of the file
 
     def columns(self, table: Table, used: Set[str]) -> list[Column]:
-        """Return how each input is read; a model without preprocessing takes numbers.
+        """Return how each input is read; ``used`` columns have another use.
 
-        Args:
-            table: The table, whose order counts for a model that was trained on an array.
-            used: Columns that have another use.
-
-        Raises:
-            TableError: If the file does not say it.
+        Without notes of a comparison, cells are plain numbers, categories, ISO dates or texts.
         """
         if reading := self.notes.get("reading"):
             return [Column.from_json(each) for each in reading["columns"]]
-        if self.preprocessor is not None:
-            raise TableError(
-                f"{self.name} does not say how to read a table. Load it with elliptica.estimators.load."
-            )
-        names = getattr(self.model, "feature_names_in_", None)
+        names = getattr(self.preprocessor or self.model, "feature_names_in_", None)
         if names is None:
             names = [name for name in table.frame.columns if name not in used]
-        return [Column(str(name), "number") for name in names]
+        kinds = getattr(self.preprocessor, "kinds_", ["number"] * len(names))
+        return [
+            Column(str(name), kind, format=ISO if kind == "date" else "")
+            for name, kind in zip(names, kinds, strict=True)
+        ]
 
-    def read(self, table: Table, used: Set[str]) -> tuple[Any, list[str]]:
-        """Convert a table to the inputs of the model, with notices about it."""
+    def read(self, table: Table, used: Set[str]) -> tuple[Any, list[str], list[str]]:
+        """Convert a table to the inputs of the model; return them, their names, and notices."""
         columns = self.columns(table, used)
         inputs, notices = read_inputs(columns, table), []
-        if new := find_new_values(columns, inputs):
-            notices.append(new)
+        new = {column.name: int(column.is_new(inputs[column.name]).sum()) for column in columns}
+        if most := [name for name in sorted(new, key=lambda name: -new[name]) if new[name]]:
+            shown = ", ".join(f"{name!r} in {new[name]:,} rows" for name in most[:5])
+            notices.append(
+                f"Numbers outside the range of training, or new categories: {shown}. The model was not "
+                "tested there."
+            )
         unknown = [name for name in table.frame.columns if name not in used and name not in inputs.columns]
         if unknown:
             notices.append(f"Columns that the model does not use: {', '.join(map(repr, unknown))}.")
         if self.preprocessor is not None:
-            return self.preprocessor.transform(inputs), notices
-        return inputs if hasattr(self.model, "feature_names_in_") else inputs.to_numpy(), notices
+            names = [str(name) for name in self.preprocessor.get_feature_names_out()]
+            return self.preprocessor.transform(inputs), names, notices
+        has_names = hasattr(self.model, "feature_names_in_")
+        return inputs if has_names else inputs.to_numpy(), inputs.columns, notices
 
     def goal(self, name: str) -> Target:
         """Return how the targets of a table are read; ``name`` is their column."""
@@ -152,8 +154,7 @@ class SavedModel:
         classes = getattr(self.model, "classes_", None)
         if classes is None:
             return Target(Column(name, "number"))
-        kinds = {"b": "boolean", "i": "number", "u": "number", "f": "number"}
-        column = Column(name, "category", cells=kinds.get(classes.dtype.kind, "text"))  # type: ignore[arg-type]
+        column = Column(name, "category", coded=classes.dtype.kind in "iuf")
         return Target(column, tuple(int(c) if isinstance(c, float) else c for c in classes.tolist()))
 
 
@@ -237,15 +238,14 @@ def read_labelled(
         raise TableError(
             f"{table.name} has {len(labels)} rows with a {target!r}, but at least two are needed."
         )
-    inputs, notices = saved.read(replace(table, frame=table.frame), used)
+    inputs, names, notices = saved.read(table, used)
     if lost := len(known) - len(labels):
         notices.insert(0, f"{lost} of {len(known)} rows have no target and are dropped.")
-    names = inputs.columns if hasattr(inputs, "columns") else saved.preprocessor.get_feature_names_out()
     groups = None if group is None else table.frame[group].cast(pl.String).fill_null("(missing)")
     return LabelledRows(
         saved.model,
         inputs[np.flatnonzero(known)],
-        [str(name) for name in names],
+        names,
         labels,
         None if groups is None else groups.filter(pl.Series(known)).to_list(),
         (*table.notices, *notices),
@@ -258,10 +258,7 @@ def fitted_predictor(
 ) -> FittedModel:
     """Combine a saved model with rows, predicting as in use: bounded, calibrated, trees as well as networks.
 
-    Args:
-        rows: Training rows.
-        held_out: Other rows with targets.
-        unlabelled: Other inputs, in the form that the model expects.
+    ``unlabelled`` are inputs in the form that the model expects.
     """
     import torch
 
@@ -295,5 +292,5 @@ def fitted_predictor(
 def read_unlabelled(model: Path, source: Any) -> tuple[np.ndarray, list[str]]:
     """Read a table without targets in the form that a saved model expects, with notices about it."""
     saved, table = load_model(model), read_table(source, max_rows=MAX_ROWS)
-    inputs, notices = saved.read(table, {str(saved.notes.get("target"))})
+    inputs, _, notices = saved.read(table, {str(saved.notes.get("target"))})
     return np.asarray(inputs, dtype=np.float64), [*table.notices, *notices]

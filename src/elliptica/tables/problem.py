@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -61,8 +61,8 @@ class Target:
         values = self.column.read(cells)
         if not self.classes:
             return known.to_numpy(), values.filter(known).to_numpy()
-        lower = self.column.cells == "boolean"
-        places = {str(label).lower() if lower else str(label): label for label in self.classes}
+        names = clean(pl.Series([str(label) for label in self.classes])).to_list()
+        places = dict(zip(names, self.classes, strict=True))
         new = (known & ~values.is_in(list(places))).arg_true()
         if len(new):
             raise TableError(
@@ -71,13 +71,9 @@ class Target:
             )
         return known.to_numpy(), np.asarray([places[value] for value in values.filter(known)])
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to values that JSON can store."""
-        return {"column": self.column.to_json(), "classes": list(self.classes)}
-
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Target:
-        """Restore from the values of `to_json`."""
+        """Restore from the values of `TableProblem.reading`."""
         return cls(Column.from_json(state["column"]), tuple(state["classes"]))
 
 
@@ -127,7 +123,7 @@ class TableProblem:
 
     def reading(self) -> dict[str, Any]:
         """Return how columns and target are read, for JSON."""
-        return {"columns": [column.to_json() for column in self.inputs], "target": self.goal.to_json()}
+        return {"columns": [asdict(column) for column in self.inputs], "target": asdict(self.goal)}
 
     def digest(self) -> str:
         """Return a fingerprint of inputs, targets, groups, blocks, times, test rows and target rows."""
@@ -138,45 +134,6 @@ class TableProblem:
         if self.target_rows is not None:
             sha.update(self.target_rows.write_csv().encode())
         return sha.hexdigest()[:16]
-
-
-class _Roles(NamedTuple):
-    """Roles of columns, as named by options."""
-
-    target: str
-    group: str | None
-    split_by: str | None
-    time: str | None
-    group_as_input: bool
-    ids: Sequence[str]
-    as_: Mapping[str, str]
-
-    def check(self, table: Table) -> None:
-        """Raise if columns do not exist or if their roles exclude each other."""
-        named = [("target", self.target), ("group", self.group), ("split-by", self.split_by)]
-        named += [("time", self.time), *(("id or --as", name) for name in (*self.ids, *self.as_))]
-        for what, name in named:
-            if name is not None:
-                check_column(table, name, what)
-        if self.target in (self.group, self.split_by, self.time, *self.ids, *self.as_):
-            raise TableError(f"{self.target!r} is the target, so it cannot have another role.")
-        if self.group_as_input and (self.group is None or self.group in self.ids):
-            raise TableError("--group-as-input needs a --group COLUMN that is not an --id.")
-        if wrong := set(self.as_.values()) - {*get_args(Override)}:
-            raise TableError(f"--as takes {', '.join(get_args(Override))}, but got {', '.join(wrong)}.")
-
-    def use(self, column: pl.Series) -> ColumnUse | None:
-        """Return the use of a column that an option names; None if it may be an input."""
-        name = column.name
-        if name in self.ids:
-            return ColumnUse(name, "id", "identifier, not used")
-        if name == self.split_by:
-            return ColumnUse(
-                name, "unused", f"rows of equal value stay together, {count(column.n_unique(), 'value')}"
-            )
-        if name == self.group and not self.group_as_input:
-            return ColumnUse(name, "unused", "group, not an input", "--group-as-input")
-        return None
 
 
 def make_problem(
@@ -196,7 +153,7 @@ def make_problem(
     """Decide the task and the columns that are used.
 
     Args:
-        table: The rows.
+        table: The training rows.
         target: Column to predict; rows without it are dropped.
         task: ``"auto"`` predicts classes for text, true/false and whole numbers with at most 20 values, and
             numbers otherwise.
@@ -205,8 +162,7 @@ def make_problem(
         time: Column of dates or numbers. Rows are sorted by it; rows without a time are dropped.
         group_as_input: Also use the group column as an input.
         ids: Columns that name the rows; they are not inputs.
-        as_: Kinds of columns that are recognised wrongly: ``"date"``, ``"number"``, ``"category"``,
-            ``"text"`` or ``"id"``.
+        as_: Kinds of columns that are recognised wrongly, see `columns.Override`.
         test: Labelled rows for testing, read in the notation of ``table``.
         target_rows: Unlabelled rows to predict, read likewise.
 
@@ -219,27 +175,29 @@ def make_problem(
         >>> make_problem(Table(frame, "frame"), "y").task
         'classification'
     """
-    roles = _Roles(target, group, split_by, time, group_as_input, ids, as_ or {})
-    roles.check(table)
+    roles, as_ = [target, *(name for name in (group, split_by, time) if name is not None)], as_ or {}
+    _check_roles(table, [*roles, *ids, *as_], as_)
+    if group_as_input and (group is None or group in ids):
+        raise TableError("--group-as-input needs a --group COLUMN that is not an --id.")
+    uses = {name: ColumnUse(name, "id", "identifier, not used") for name in ids}
+    if split_by is not None:
+        uses[split_by] = ColumnUse(split_by, "unused", "rows of equal value stay together")
+    if group is not None and not group_as_input:
+        uses[group] = ColumnUse(group, "unused", "group, not an input", "--group-as-input")
     notices = list(table.notices)
     comma = any(needs_comma(column) for column in table.frame.iter_columns())
     goal = find_target(table.frame[target], task, comma, notices)
-    inputs, uses = _recognise_inputs(table, roles, comma)
-    clock = None if time is None else _find_time(table.frame[time], roles.as_.get(time), comma)
+    inputs = _recognise_inputs(table, target, uses, as_, comma)
+    clock = None if time is None else _find_time(table.frame[time], as_.get(time), comma)
     parts = [_read_part(table, goal, clock, inputs, MIN_ROWS, notices)]
-    main = parts[0]
-    _check_target(goal, main.target)
-    uses, giveaways = _mark_giveaways(uses, main, goal, notices)
-    copies = _find_copies(main, notices)
+    _check_target(goal, parts[0].target)
+    giveaways = _mark_giveaways(uses, parts[0], goal, notices)
     is_test = None
     if test is not None:
-        for name in (group, split_by, time):
-            if name is not None:
-                check_column(test, name, "test rows")
+        for name in roles:
+            check_column(test, name, "test rows")
         parts.append(_read_part(test, goal, clock, inputs, MIN_TEST_ROWS, notices))
-        _say_known_rows(main, parts[1], test.name, notices)
         is_test = np.repeat([False, True], [len(part.target) for part in parts])
-        copies = None if copies is None else np.append(copies, copies.max() + 1 + np.arange(is_test.sum()))
     return TableProblem(
         features=pl.concat([part.features for part in parts]),
         target=np.concatenate([part.target for part in parts]),
@@ -247,21 +205,31 @@ def make_problem(
         target_name=target,
         inputs=inputs,
         goal=goal,
-        columns=uses,
+        columns=tuple(uses[name] for name in table.frame.columns if name != target),
         groups=None if group is None else _groups(_read_role(parts, group), is_test, notices),
         group_name=group,
         blocks=None if split_by is None else _blocks(_read_role(parts, split_by)),
         split_name=split_by,
-        copies=copies,
+        copies=_find_copies(parts, notices),
         times=None if time is None else np.concatenate([part.times for part in parts]),
         time_name=time,
         is_test=is_test,
         target_rows=None if target_rows is None else read_inputs(inputs, target_rows),
         notices=tuple(notices),
-        ids=tuple(dict.fromkeys((*ids, *(use.name for use in uses if use.kind == "id")))),
-        log_target_candidate=not goal.classes and is_log_candidate(main.target),
+        ids=tuple(name for name, use in uses.items() if use.kind == "id"),
+        log_target_candidate=not goal.classes and is_log_candidate(parts[0].target),
         giveaways=giveaways,
     )
+
+
+def _check_roles(table: Table, names: Sequence[str], as_: Mapping[str, str]) -> None:
+    """Raise if columns do not exist, or if the first of them, the target, has another role."""
+    for name in names:
+        check_column(table, name, "target" if name == names[0] else "other roles")
+    if names[0] in names[1:]:
+        raise TableError(f"{names[0]!r} is the target, so it cannot have another role.")
+    if wrong := set(as_.values()) - {*get_args(Override)}:
+        raise TableError(f"--as takes {', '.join(get_args(Override))}, but got {', '.join(wrong)}.")
 
 
 def find_target(cells: pl.Series, task: Task, comma: bool, notices: list[str]) -> Target:
@@ -274,40 +242,35 @@ def find_target(cells: pl.Series, task: Task, comma: bool, notices: list[str]) -
     if known.dtype.is_temporal():
         raise TableError(f"The target {name!r} holds dates or times. Compute a number from them, e.g. days.")
     n_values = known.drop_nulls().n_unique()
-    column = _number_column(known, n_values, comma) if task != "classification" else None
+    number = _number_column(known, n_values, comma) if task != "classification" else None
     if task == "auto":
-        few = column is not None and n_values <= (FEW_VALUES if _is_whole(known) else 2)
-        few = few and bool((column.read(cells).drop_nulls() % 1 == 0).all())  # type: ignore[union-attr]
-        task = "classification" if column is None or few else "regression"
+        task = "classification"
+        if number is not None:
+            has_points = known.dtype.is_float() or known.cast(pl.String).str.contains(r"\d\.").any()
+            whole = bool((number.read(cells).drop_nulls() % 1 == 0).all())
+            few = whole and n_values <= (2 if has_points else FEW_VALUES)
+            task = "classification" if few else "regression"
         notices.append(
-            f"Task: {task}, because {name!r} holds {'text' if column is None else 'numbers'} with "
+            f"Task: {task}, because {name!r} holds {'text' if number is None else 'numbers'} with "
             f"{n_values} distinct values (change it with --task)."
         )
     if task == "regression":
-        return Target(column or Column(name, "number"))
+        return Target(number or Column(name, "number"))
     column = as_category(known)
-    labels = column.read(cells).filter(known.is_not_null()).unique().sort().to_list()
-    if is_whole(pl.Series(labels, dtype=pl.String)) and all(abs(int(label)) < 2**63 for label in labels):
-        labels = sorted(int(label) for label in labels)
-    return Target(column, tuple(labels) or ("",))
+    labels = column.read(cells).filter(known.is_not_null()).unique().sort()
+    if is_whole(labels) and all(abs(int(label)) < 2**63 for label in labels):
+        return Target(column, tuple(sorted(int(label) for label in labels)))
+    return Target(column, tuple(labels))
 
 
 def _number_column(known: pl.Series, n_values: int, comma: bool) -> Column | None:
     """Return the notation of a target that holds numbers; a few other cells raise when it is read."""
     if known.dtype.is_numeric():
         return Column(known.name, "number")
-    if known.dtype != pl.String or known.str.contains(r"^[-+]?0\d+$").any():
+    if known.str.contains(r"^[-+]?0\d+$").any():
         return None
-    numbers = find_number(known, comma=comma)
-    if numbers is None or (numbers[1] < 1 and (numbers[1] < 0.9 or n_values <= FEW_VALUES)):
-        return None
-    return numbers[0]
-
-
-def _is_whole(known: pl.Series) -> bool:
-    if known.dtype == pl.String:
-        return bool(known.str.contains(r"^[-+]?\d+$").all())
-    return known.dtype.is_integer()
+    column, share = find_number(known, comma=comma) or (None, 0.0)
+    return column if share == 1 or (share >= 0.9 and n_values > FEW_VALUES) else None
 
 
 def _check_target(goal: Target, target: np.ndarray) -> None:
@@ -324,23 +287,19 @@ def _check_target(goal: Target, target: np.ndarray) -> None:
 
 
 def _recognise_inputs(
-    table: Table, roles: _Roles, comma: bool
-) -> tuple[tuple[Column, ...], tuple[ColumnUse, ...]]:
-    """Decide how every column except the target is used."""
-    frame = table.frame
-    copies = find_copies(frame.select(column for column in frame if not column.dtype.is_nested()))
-    n_rows = len(frame) if copies.by_chance else len(frame) - copies.n_equal
-    inputs, uses = [], []
-    for cells in frame.drop(roles.target).iter_columns():
-        if (use := roles.use(cells)) is None:
-            as_ = cast("Override | None", roles.as_.get(cells.name))
-            use, column = recognise(cells, as_=as_, comma=comma, n_rows=n_rows)
+    table: Table, target: str, uses: dict[str, ColumnUse], as_: Mapping[str, str], comma: bool
+) -> tuple[Column, ...]:
+    """Decide how all other columns than the target and those in ``uses`` are used, and add them there."""
+    inputs = []
+    for name in table.frame.columns:
+        if name != target and name not in uses:
+            kind = cast("Override | None", as_.get(name))
+            uses[name], column = recognise(table.frame[name], as_=kind, comma=comma)
             inputs += [] if column is None else [column]
-        uses.append(use)
     if not inputs:
-        why = " ".join(f"Column {use.name!r}: {use.detail}." for use in uses[-5:])
-        raise TableError(f"{table.name} has no column to predict {roles.target!r} from. {why}")
-    return tuple(inputs), tuple(uses)
+        why = " ".join(f"Column {use.name!r}: {use.detail}." for use in list(uses.values())[-5:])
+        raise TableError(f"{table.name} has no column to predict {target!r} from. {why}")
+    return tuple(inputs)
 
 
 def _find_time(cells: pl.Series, as_: str | None, comma: bool) -> Column:
@@ -360,11 +319,6 @@ class _Part(NamedTuple):
     features: pl.DataFrame
     target: np.ndarray
     times: np.ndarray
-
-    @property
-    def rows(self) -> pl.DataFrame:
-        """Inputs and targets; the name of the latter is one that tables do not have."""
-        return self.features.with_columns(pl.Series("target of elliptica", self.target))
 
 
 def _read_part(
@@ -403,49 +357,37 @@ def _read_part(
 
 
 def _mark_giveaways(
-    uses: tuple[ColumnUse, ...], main: _Part, goal: Target, notices: list[str]
-) -> tuple[tuple[ColumnUse, ...], tuple[str, ...]]:
-    """Mark inputs that give the target away and add warnings."""
+    uses: dict[str, ColumnUse], main: _Part, goal: Target, notices: list[str]
+) -> tuple[str, ...]:
+    """Mark inputs that give the target away, and add warnings."""
     task = "classification" if goal.classes else "regression"
-    giveaways = {each.name: each for each in find_giveaways(main.features, main.target, task)}
-    marked = []
-    for use in uses:
-        if use.name in giveaways:
-            hint = f"--as {shlex.quote(f'{use.name}=id')}"
-            detail = "; ".join(part for part in (use.detail, "gives the target away?") if part)
-            use = replace(use, detail=detail, hint=hint)
-            notices.append(
-                f"Warning: {giveaways[use.name].words(goal.column.name)}. If you do not know it before the "
-                f"target, the scores are too good to be true. Drop it with {hint}."
-            )
-        marked.append(use)
-    return tuple(marked), tuple(giveaways)
-
-
-def _find_copies(main: _Part, notices: list[str]) -> np.ndarray | None:
-    """Number the rows so that copies share a number; None if there are no copies."""
-    copies = find_copies(main.rows)
-    if not copies.n_equal:
-        return None
-    text = f"{copies.n_equal:,} of {len(main.target):,} rows equal another one."
-    if copies.by_chance:
-        notices.append(f"{text} The columns have few values, so this is expected.")
-        return None
-    notices.append(
-        f"{text} These copies stay together: no row is tested by a model that was trained on its copy."
-    )
-    return copies.block
-
-
-def _say_known_rows(main: _Part, test: _Part, name: str, notices: list[str]) -> None:
-    """Warn about test rows that are among the training rows."""
-    copies, n = find_copies(pl.concat([main.rows, test.rows])), len(main.target)
-    known = int(np.isin(copies.block[n:], copies.block[:n]).sum())
-    if known and not copies.by_chance:
+    giveaways = find_giveaways(main.features, main.target, task)
+    for name in giveaways:
+        hint = f"--as {shlex.quote(f'{name}=id')}"
+        detail = "; ".join(part for part in (uses[name].detail, "gives the target away?") if part)
+        uses[name] = replace(uses[name], detail=detail, hint=hint)
         notices.append(
-            f"Warning: {known:,} of {len(test.target):,} rows of {name} are copies of training rows, so "
-            "scores look too good. Remove them."
+            f"Warning: column {name!r} alone predicts {goal.column.name!r} almost perfectly. If you do not "
+            f"know it before the target, the scores are too good to be true. Drop it with {hint}."
         )
+    return tuple(giveaways)
+
+
+def _find_copies(parts: Sequence[_Part], notices: list[str]) -> np.ndarray | None:
+    """Number the rows so that copies share a number; None if there are no copies."""
+    target = pl.Series("target of elliptica", np.concatenate([part.target for part in parts]))
+    copies = find_copies(pl.concat([part.features for part in parts]).with_columns(target))
+    if not copies.n_equal or copies.by_chance:
+        return None
+    n = len(parts[0].target)
+    n_known = int(np.isin(copies.block[n:], copies.block[:n]).sum())
+    notices.append(
+        f"{copies.n_equal:,} of {len(target):,} rows equal another one. Such copies stay together: no fold "
+        "tests a row whose copy it was trained on."
+    )
+    if n_known:
+        notices.append(f"Warning: {n_known:,} test rows are copies of training rows. Remove them.")
+    return copies.block
 
 
 def _read_role(parts: Sequence[_Part], name: str) -> pl.Series:
@@ -470,9 +412,6 @@ def _groups(text: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> 
         )
     if is_test is not None and (new := sorted(set(counts) - set(text.filter(pl.Series(~is_test))))):
         notices.append(f"Groups only in the test file: {', '.join(new)}. Training never sees them.")
-    least = min(n for n in counts.values() if n >= MIN_GROUP_ROWS)
-    if least < 5 * MIN_GROUP_ROWS:
-        notices.append(f"The smallest group has {least} rows, so worst-group scores are rough.")
     return np.asarray(["" if name in small else name for name in text])
 
 
@@ -497,10 +436,5 @@ def is_log_candidate(values: np.ndarray) -> bool:
     """
     if len(np.unique(values)) < FEW_VALUES or values.min() <= 0:
         return False
-    skewness = _skewness(values)
-    return skewness > 1 and abs(_skewness(np.log(values))) < 0.5 * skewness
-
-
-def _skewness(values: np.ndarray) -> float:
-    centred = (values - values.mean()) / values.std()
-    return float((centred**3).mean())
+    before, after = (float(pl.Series(each).skew() or 0) for each in (values, np.log(values)))
+    return before > 1 and abs(after) < 0.5 * before
