@@ -22,8 +22,8 @@ from elliptica.cli import predict as predict_command
 from elliptica.cli.compare import _print_result, _progress, shorten
 from elliptica.estimators import load
 from elliptica.tables.comparison import compare
+from elliptica.tables.methods import NAMES
 from elliptica.tables.page import in_order, label
-from elliptica.tables.plan import NAMES
 
 QUICK = ["--folds", "2", "--trials", "1", "--epochs", "2", "--methods", "elliptic,trees"]
 

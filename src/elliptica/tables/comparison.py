@@ -295,7 +295,6 @@ class Session:
         if target is None:
             columns = ", ".join(table.frame.columns[:20])
             raise TableError(f"No target was given. Name the column to predict: {columns}.")
-        limits["decimal_comma"] = table.decimal_comma
         tables = {
             name: None if (given := getattr(options, name)) is None else read_table(given, **limits)
             for name in ("test", "target_rows")

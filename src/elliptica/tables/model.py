@@ -127,26 +127,15 @@ def fit_pipeline(
 def notes_of(comparison: Comparison, final: FinalSettings) -> dict[str, Any]:
     """Collect what predictions for another table need besides the model itself."""
     problem = comparison.problem
-    notes: dict[str, Any] = {
+    return {
         "target": problem.target_name,
         "ids": list(problem.ids),
-        "text_as_missing": list(problem.text_as_missing),
         "reading": problem.reading(),
         "method": final.method,
         # False if no method was shown to be better than a constant prediction
         "predicts": getattr(comparison.verdict, "predicts", True),
         "shift": comparison.shift.words,
-        # lets predictions count the rows that lie outside
-        "ranges": {
-            column.name: [column.min(), column.max()]
-            for column in problem.features.iter_columns()
-            if column.dtype.is_numeric() and column.null_count() < len(column)
-        },
     }
-    if problem.task == "regression":
-        notes["range"] = [float(problem.target.min()), float(problem.target.max())]
-        notes["bounded"] = comparison.plan.bounded and final.method in comparison.plan.network_methods
-    return notes
 
 
 def _soften(model: Any, temperature: float) -> None:
