@@ -26,14 +26,14 @@ def classes():
 def test_all_methods_in_all_folds(classes):
     plan = replace(PLAN, methods=("erm", "elliptic", "groupdro", "jtt"))
     rows = [prepare(classes, fold, plan) for fold in make_shift(classes, folds=3).folds[:2]]
-    records = run_networks(classes, rows, plan, quiet, None)
+    records = run_networks(classes, rows, plan, quiet)
     assert [(r.fold, r.method) for r in records] == [(f, m) for f in (0, 1) for m in plan.methods]
     for record in records:
         assert record.predicted.shape == (50, 2)
         assert record.predicted.sum(1) == pytest.approx(1)
         assert [t.length > 0 for t in record.trials] == [True, True]
         assert record.length == record.trials[record.chosen].length
-    alone = run_networks(classes, rows[1:], replace(plan, methods=("erm",)), quiet, None)[0]
+    alone = run_networks(classes, rows[1:], replace(plan, methods=("erm",)), quiet)[0]
     same = next(r for r in records if r.key == alone.key)
     assert alone.predicted == pytest.approx(same.predicted, abs=1e-4)  # others of a stack do not matter
 
@@ -43,7 +43,7 @@ def test_the_logarithm_wins_where_it_is_right():
     assert problem.log_target_candidate
     plan = Plan(("erm", "linear"), trials=4, epochs=30, networks=1, hidden=(16,), log_target=True)
     rows = prepare(problem, make_shift(problem).folds[0], plan)
-    record = run_networks(problem, [rows], replace(plan, methods=("erm",)), quiet, None)[0]
+    record = run_networks(problem, [rows], replace(plan, methods=("erm",)), quiet)[0]
     assert [t.log_target for t in record.trials] == [False, True, False, True]
     linear = run_reference(problem, rows, "linear", plan, quiet, 5)
     assert linear.trials[linear.chosen].log_target  # exactly linear there
@@ -61,7 +61,7 @@ def test_a_diverged_trial_is_recorded_and_not_chosen(classes, monkeypatch):
 
     monkeypatch.setattr(networks_module, "draw_settings", draw)
     rows = [prepare(classes, make_shift(classes).folds[0], PLAN)]
-    erm, elliptic = run_networks(classes, rows, PLAN, quiet, None)
+    erm, elliptic = run_networks(classes, rows, PLAN, quiet)
     assert (erm.chosen, erm.error) == (1, "")
     assert erm.trials[0].error
     assert not erm.trials[0].validation
@@ -73,7 +73,7 @@ def test_a_diverged_trial_is_recorded_and_not_chosen(classes, monkeypatch):
 def test_worse_trials_are_dropped_after_first_epochs(classes):
     plan = replace(PLAN, methods=("erm",), trials=6, epochs=12, first_epochs=2)
     rows = [prepare(classes, make_shift(classes).folds[0], plan)]
-    record = run_networks(classes, rows, plan, quiet, None)[0]
+    record = run_networks(classes, rows, plan, quiet)[0]
     kept = [n for n, t in enumerate(record.trials) if not t.dropped]
     assert len(kept) == 2
     assert record.chosen in kept
@@ -112,7 +112,7 @@ def test_stacked_training_does_as_well_as_the_loop_of_the_estimators(method, see
 
 def test_stacks_are_cut_to_fit_into_memory(classes, monkeypatch):
     rows = [prepare(classes, make_shift(classes).folds[0], PLAN)]
-    whole = run_networks(classes, rows, PLAN, quiet, None)
+    whole = run_networks(classes, rows, PLAN, quiet)
     told = []
     monkeypatch.setattr(networks_module, "_STACK_BYTES", 1)  # one network at a time
     cut = run_networks(classes, rows, PLAN, lambda share, words: told.append(share), None)
@@ -140,7 +140,7 @@ def test_large_tables_are_calibrated_with_the_models_that_are_tested(classes, me
     fold = replace(fold, test=fold.validation)  # then predictions of both parts are of the same rows
     rows = prepare(classes, fold, plan)
     if method == "erm":
-        (record,) = run_networks(classes, [rows], plan, quiet, None)
+        (record,) = run_networks(classes, [rows], plan, quiet)
     else:
         record = run_reference(classes, rows, method, plan, quiet, 5)
     assert np.array_equal(seen[0], record.predicted)
@@ -158,7 +158,7 @@ def test_final_networks_see_all_training_rows_with_seeds_of_their_own(classes, m
     monkeypatch.setattr(networks_module, "_first_stage", lambda *a: first.append(stage(*a)) or first[-1])
     plan = replace(PLAN, methods=("erm", "jtt"), networks=3, epochs=60)
     rows = prepare(classes, make_shift(classes, folds=3).folds[0], plan)
-    run_networks(classes, [rows], plan, quiet, None)
+    run_networks(classes, [rows], plan, quiet)
     trials = [job for job in jobs if job.validation is not None]
     final = [job for job in jobs if job.validation is None]
     assert all(np.array_equal(job.rows, rows.fit) for job in trials)

@@ -31,6 +31,7 @@ _TRUSTED = {
     "elliptica.estimators.regressor": ["EllipticRegressor"],
     "elliptica.estimators.stacked": ["Progress"],
     "elliptica.estimators.preprocess": ["Bounds", "Dates", "TablePreprocessor", "TextDirections"],
+    "numpy": ["dtype"],
     f"{_HGB}.binning": ["_BinMapper"],
     f"{_HGB}.predictor": ["TreePredictor"],
     "sklearn._loss.link": ["IdentityLink", "Interval", "LogitLink", "MultinomialLogit"],

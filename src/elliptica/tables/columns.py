@@ -28,10 +28,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import polars as pl
 
 from elliptica._utils.text import count
-from elliptica.estimators.preprocess import MISSING, date_resolution, has_heavy_tail, is_free_text
+from elliptica.estimators.preprocess import MISSING, is_free_text
 from elliptica.tables.table import TableError, check_column
 
 Kind = Literal["number", "category", "date", "text", "id", "unused"]
@@ -969,3 +970,48 @@ def readings_of(state: Mapping[str, Any], text_as_missing: Sequence[str] = ()) -
         Reading(column["name"], column["kind"], {}, column["name"] in text_as_missing)
         for column in state["columns"]
     ]
+
+
+def robust_scale(values: np.ndarray) -> tuple[float, float]:
+    """Return median and spread of numbers.
+
+    The spread is the distance between the quartiles. If they are equal, it is the median of the nonzero
+    distances from the median.
+    """
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
+    if high > low:
+        return float(median), float(high - low)
+    distances = np.abs(values - median)
+    distances = distances[distances > 0]
+    return float(median), float(np.median(distances)) if len(distances) else 1.0
+
+
+def has_heavy_tail(values: np.ndarray) -> bool:
+    """Return whether some number is more than ten spreads (see `robust_scale`) from the median.
+
+    This is practically never so for normal numbers, but usual for a thousand log-normal ones.
+
+    Example:
+        >>> has_heavy_tail(np.arange(100.0)), has_heavy_tail(np.append(np.arange(100.0), 1e4))
+        (False, True)
+    """
+    if not len(values):
+        return False
+    median, spread = robust_scale(values)
+    return bool(np.abs(values - median).max() > 10.0 * spread)
+
+
+def date_resolution(days: np.ndarray) -> str:
+    """Return the finest of year, month, day and hour in which dates (in days since 1970) differ.
+
+    Example:
+        >>> date_resolution(np.array([0.0, 31.0, 59.0])), date_resolution(np.array([0.0, 0.5]))
+        ('month', 'hour')
+    """
+    dates = np.floor(days).astype("datetime64[D]")
+    months = dates.astype("datetime64[M]")
+    if len(np.unique(days % 1)) > 1:
+        return "hour"
+    if len(np.unique(dates - months)) > 1:
+        return "day"
+    return "month" if len(np.unique(months.astype(int) % 12)) > 1 else "year"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from elliptica.estimators.base import Fit, fit_together
+from elliptica.estimators.fit import Fit, fit_together
 from elliptica.tables.networks import JTT, make_network
 from elliptica.tables.plan import LINEAR, TREES, Plan, draw_settings
 from elliptica.tables.problem import TableProblem
@@ -49,7 +49,7 @@ def measure_speed(problem: TableProblem, plan: Plan, n_inputs: int) -> Speed:
     groups = [draws.integers(0, 2, n)]
     methods = [method for method in plan.network_methods if method != JTT]
     methods *= 3 if n_inputs < _WIDE else 1
-    options = {"epochs": 2, "log": False, "n_networks": 1}
+    options: dict[str, Any] = {"epochs": 2, "log": False, "n_networks": 1}
     jobs = [
         Fit(
             make_network(problem, plan, method, draw_settings(method, 0, plan), seed=i, **options),

@@ -12,7 +12,7 @@ import numpy as np
 from elliptica._utils.random import stream_seed
 from elliptica.core.weighting import GradientSoftmax
 from elliptica.estimators import EllipticClassifier, EllipticRegressor
-from elliptica.estimators.base import Fit, fit_together
+from elliptica.estimators.fit import Fit, fit_together
 from elliptica.tables.plan import SEES_GROUPS, Plan, draw_settings
 from elliptica.tables.problem import TableProblem
 from elliptica.tables.protocol import (
