@@ -380,10 +380,11 @@ class _Stack:
     def _validate(self, block: _Block, places: Sequence[int]) -> list[float | None]:
         """Compute validation losses of some networks, those with the same rows at once."""
         losses: dict[int, float | None] = dict.fromkeys(places, None)
-        alike: dict[int, list[int]] = {}
+        alike: dict[tuple[int, int], list[int]] = {}
         for i in places:
             if block.networks[i].validation is not None:
-                alike.setdefault(id(block.jobs[i].validation), []).append(i)
+                key = id(block.jobs[i].validation), id(block.jobs[i].table)
+                alike.setdefault(key, []).append(i)
         for same in alike.values():
             rows = block.networks[same[0]].validation
             assert rows is not None
