@@ -195,7 +195,7 @@ def as_series(name: str, values: Any) -> pl.Series:
             values = values.to_numpy(dtype="datetime64[ns]")  # pandas; a time zone becomes UTC
         array = np.asarray(values, dtype=object) if hasattr(values, "isna") else np.asarray(values)
         if array.dtype.kind in "OUT":
-            items = [None if value is None or value != value else value for value in array.tolist()]
+            items = [None if _is_missing(value) else value for value in array.tolist()]
             series = pl.Series(name, items, strict=False)
         else:
             series = pl.Series(name, array, nan_to_null=True)
@@ -206,6 +206,11 @@ def as_series(name: str, values: Any) -> pl.Series:
             "date). Convert the column, or drop it."
         )
     return series
+
+
+def _is_missing(value: object) -> bool:
+    """Return whether a value is None, NaN, or pandas' NA or NaT."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
 def read_column(column: pl.Series, kind: Kind) -> np.ndarray:
@@ -292,9 +297,12 @@ class Dates(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.bounded = bounded
 
     def fit(self, X: np.ndarray, y: Any = None) -> Dates:
-        """Learn bounds, the median, which replaces gaps, and whether there are hours."""
+        """Learn bounds, the median, which replaces gaps, and the finest unit that differs."""
         self.days_ = _number_encoder(self.bounded).fit(X)
-        self.resolution_ = "hour" if (X[~np.isnan(X)] % 1).any() else "day"
+        known = X[~np.isnan(X)]
+        months = known.astype("datetime64[D]").astype("datetime64[M]")
+        days = known.astype("datetime64[D]") - months  # all the same: without weekdays, which would be noise
+        self.resolution_ = "hour" if (known % 1).any() else "day" if len(np.unique(days)) > 1 else "month"
         return self
 
     def transform(self, X: np.ndarray) -> np.ndarray:
@@ -316,7 +324,7 @@ class Dates(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         encoder = DatetimeEncoder(
             resolution=self.resolution_,
-            add_weekday=True,
+            add_weekday=self.resolution_ != "month",
             add_total_seconds=False,
             periodic_encoding="circular",
         )
