@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from elliptica.estimators.fit import one_thread
 
 from benchmarks.timing import Measurement
 from elliptica.estimators import EllipticClassifier
-from elliptica.estimators.fit import one_thread
 from elliptica.tables import runner
 from elliptica.tables.comparison import Comparison, Options, Session
 from elliptica.tables.methods import NETWORKS, Plan

@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from elliptica._utils.files import replacing
 from elliptica.estimators.base import EllipticEstimator, ModuleLike, make_network
+from elliptica.estimators.preprocess import TablePreprocessor
 
 #: Maximum size of the contents of a file, in bytes.
 MAX_BYTES = 2**31
@@ -70,26 +71,17 @@ def save(estimator: Any, path: str | Path, *, notes: dict[str, Any] | None = Non
         (True, {'units': 'metres'})
     """
     check_is_fitted(estimator)
-    path, model = Path(path), _last(estimator)
+    path, model, packed = Path(path), _last(estimator), estimator
     if isinstance(model, EllipticEstimator):
         packed = _pack(model)
-        packed = (
-            packed
-            if model is estimator
-            else Pipeline([*estimator.steps[:-1], (estimator.steps[-1][0], packed)])
-        )
-    else:
-        packed = estimator
+        if isinstance(estimator, Pipeline):
+            packed = Pipeline([*estimator.steps[:-1], (estimator.steps[-1][0], packed)])
     content = {"format": _FORMAT, "notes": json.dumps(notes or {}), "model": packed}
     with replacing(path) as part:
         skops.io.dump(content, part, compression=zipfile.ZIP_DEFLATED)
         try:
             again = load(part, module=getattr(model, "module", None))
-            rows = _probe(model)
-            same = np.array_equal(_answers(_last(again), rows), _answers(model, rows))
-            if isinstance(estimator, Pipeline):
-                frame = estimator[0].probe()
-                same &= np.array_equal(again[0].transform(frame), estimator[0].transform(frame))
+            same = _agree(estimator, again) and _agree(model, _last(again))
         except (ValueError, AttributeError) as error:
             raise TypeError(f"{type(estimator).__name__} cannot be saved safely: {error}") from error
         if not same:
@@ -199,7 +191,7 @@ def _check_tree(nodes: np.ndarray, n_features: int) -> None:
     children = np.concatenate([nodes["left"][inner], nodes["right"][inner]])
     if (
         not np.isfinite(nodes["value"]).all()
-        or (nodes["feature_idx"][inner] >= n_features).any()
+        or not ((nodes["feature_idx"][inner] >= 0) & (nodes["feature_idx"][inner] < n_features)).all()
         or (children <= np.tile(inner, 2)).any()  # children come after their parent
         or (children >= len(nodes)).any()
         or nodes["is_categorical"][inner].any()
@@ -207,12 +199,19 @@ def _check_tree(nodes: np.ndarray, n_features: int) -> None:
         raise ValueError("a tree leads out of its nodes or columns, or to no number")
 
 
-def _probe(model: Any) -> np.ndarray:
-    """Return rows around the training rows."""
+def _probe(model: Any) -> Any:
+    """Return rows around the training rows, or a frame with values of all kinds of columns."""
+    if isinstance(model, Pipeline) and isinstance(model[0], TablePreprocessor):
+        return model[0].probe()
     mean, scale = getattr(model, "x_mean_", 0.0), getattr(model, "x_scale_", 1.0)
     return mean + scale * np.random.default_rng(0).normal(size=(16, model.n_features_in_))
 
 
-def _answers(model: Any, rows: np.ndarray) -> np.ndarray:
+def _answers(model: Any, rows: Any) -> np.ndarray:
     """Return probabilities, or predicted numbers."""
     return np.asarray(getattr(model, "predict_proba", model.predict)(rows))
+
+
+def _agree(model: Any, other: Any) -> bool:
+    rows = _probe(model)
+    return np.array_equal(_answers(model, rows), _answers(other, rows))

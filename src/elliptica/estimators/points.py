@@ -201,7 +201,9 @@ def _draw_numbers(drawers: Sequence[Drawer], numbers: _Numbers) -> None:
             numbers.noise_y[i].normal_(generator=generator)
 
 
-def draw_points(drawers: Sequence[Drawer], table: Table, batch_size: int, steps: int) -> Points:
+def draw_points(
+    drawers: Sequence[Drawer], table: Table, batch_size: int, steps: int, noise: Tensor
+) -> Points:
     """Draw the points of the next steps.
 
     Args:
@@ -209,19 +211,19 @@ def draw_points(drawers: Sequence[Drawer], table: Table, batch_size: int, steps:
         table: All rows.
         batch_size: Rows per step.
         steps: Number of steps.
+        noise: Memory ``(network, step, row, feature)`` for the noise of the inputs, which is overwritten.
     """
     jobs = [drawer.job for drawer in drawers]
     shape = (len(jobs), steps, batch_size)
     rows = torch.stack([drawer.rows.take(steps * batch_size) for drawer in drawers]).view(shape)
     is_mixed = bool(places_of(jobs, *_MIXING))
     partners = rows.roll(-1, 2) if is_mixed else rows  # rows are in random order, so the next one is random
-    is_noisy = [any(job.setting(name) > 0 for job in jobs) for name in ("sigma", "sigma_y")]
     numbers = _Numbers(
         torch.zeros(shape),
         torch.zeros(shape),
         torch.zeros(len(jobs), steps, 1, dtype=torch.bool),
-        torch.empty(*shape, table.x.shape[1]) if is_noisy[0] else torch.empty(0),
-        torch.empty(*shape, table.y.shape[1]) if is_noisy[1] else torch.empty(0),
+        noise,
+        torch.empty(*shape, table.y.shape[1]),
     )
     _draw_numbers(drawers, numbers)
     s, unit = numbers.s, torch.ones(shape)
@@ -240,13 +242,10 @@ def draw_points(drawers: Sequence[Drawer], table: Table, batch_size: int, steps:
         s[lisa] = s[lisa].masked_fill_(is_alone, 0.0)  # a row without a partner stays as it is
     x, y = (_mix(z, rows, partners, s) if is_mixed else z[rows] for z in (table.x, table.y))
     noises = (numbers.noise, numbers.noise_y)
-    for points, name, noise, noisy in zip((x, y), ("sigma", "sigma_y"), noises, is_noisy, strict=True):
-        own = [i for i, job in enumerate(jobs) if job.setting(name) > 0]
-        if noisy and len(own) == len(jobs):
-            points.addcmul_(noise, (_column(jobs, name) * unit).unsqueeze(3))
-        elif noisy:
-            for i in own:
-                points[i].addcmul_(noise[i], (jobs[i].setting(name) * unit[i]).unsqueeze(2))
+    for points, name, numbers_of in zip((x, y), ("sigma", "sigma_y"), noises, strict=True):
+        for i, job in enumerate(jobs):
+            if (sigma := job.setting(name)) > 0:
+                points[i].addcmul_(numbers_of[i], (sigma * unit[i]).unsqueeze(2))
     for i in places_of(jobs, "smoothing"):
         part = jobs[i].setting("smoothing")
         y[i].mul_(1 - part).add_(part / y.shape[3])
@@ -256,10 +255,6 @@ def draw_points(drawers: Sequence[Drawer], table: Table, batch_size: int, steps:
 def places_of(jobs: Sequence[Job], *methods: str) -> list[int]:
     """Return the places of the networks with some methods."""
     return [i for i, job in enumerate(jobs) if job.method in methods]
-
-
-def _column(jobs: Sequence[Job], name: str) -> Tensor:
-    return torch.tensor([job.setting(name) for job in jobs]).view(-1, 1, 1)
 
 
 def _mix(values: Tensor, rows: Tensor, partners: Tensor, s: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
     - *Categories* (strings and categories) become one column per category. Rare categories share one column
       with categories that training never saw, and a gap is a category. Convert whole numbers that are codes
       to strings first, or name them in ``kinds``.
-    - *Dates* become days since the first training row, the year, and the season: month, day, day of the week
-      and hour, if these differ, each as a point on a circle (skrub's ``DatetimeEncoder``).
+    - *Dates* become days since 1970, the year, and the season: month, day, day of the week and, if there are
+      any, hour, each as a point on a circle (skrub's ``DatetimeEncoder``).
     - *Free text* (strings of three or more words on average, with more values than ``max_categories``)
       becomes the main directions of its parts of words.
 
@@ -54,8 +54,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         kinds: ``"number"``, ``"category"``, ``"date"`` or ``"text"`` for some columns, by name; None decides
             by dtype.
         scale: ``"standard"`` leaves numbers unchanged. ``"robust"`` bounds them: numbers with a heavy tail in
-            the training rows (see `has_heavy_tail`) are squashed smoothly into (-3, 3), and others are
-            clipped at twice the training range beyond it.
+            the training rows (more than ten spreads from the median) are squashed smoothly into (-3, 3), and
+            others are clipped at twice the training range beyond it.
         n_components: Number of output columns per column of free text.
 
     Attributes:
@@ -163,9 +163,8 @@ class TablePreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[misc] 
         return "text" if is_text and is_free_text(column.drop_nulls().to_list()) else "category"
 
     def _encoder(self, kind: Kind) -> Any:
-        imputer = SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
         if kind == "number":
-            return Pipeline([("bounds", Bounds(self.scale == "robust")), ("gaps", imputer)])
+            return _number_encoder(self.scale == "robust")
         if kind == "date":
             return Dates(self.scale == "robust")
         if kind == "category":
@@ -196,7 +195,7 @@ def as_series(name: str, values: Any) -> pl.Series:
             values = values.to_numpy(dtype="datetime64[ns]")  # pandas; a time zone becomes UTC
         array = np.asarray(values, dtype=object) if hasattr(values, "isna") else np.asarray(values)
         if array.dtype.kind in "OUT":
-            items = [None if value is None or value != value else value for value in array.tolist()]
+            items = [None if _is_missing(value) else value for value in array.tolist()]
             series = pl.Series(name, items, strict=False)
         else:
             series = pl.Series(name, array, nan_to_null=True)
@@ -207,6 +206,11 @@ def as_series(name: str, values: Any) -> pl.Series:
             "date). Convert the column, or drop it."
         )
     return series
+
+
+def _is_missing(value: object) -> bool:
+    """Return whether a value is None, NaN, or pandas' NA or NaT."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
 def read_column(column: pl.Series, kind: Kind) -> np.ndarray:
@@ -244,46 +248,16 @@ def _as_text(column: pl.Series) -> pl.Series:
 
 
 def is_free_text(values: Sequence[str], n_words: float = 3.0) -> bool:
-    """Return whether texts have at least three words on average, like remarks and titles but unlike codes.
-
-    Example:
-        >>> is_free_text(["a small flat near the lake", "house"]), is_free_text(["New York", "Ulm"])
-        (True, False)
-    """
+    """Return whether texts have at least three words on average, like remarks and titles but unlike codes."""
     some = values[:: max(1, len(values) // 1000)]  # a thousand of them are enough
     return sum(len(text.split()) for text in some) >= n_words * max(1, len(some))
 
 
-def robust_scale(values: np.ndarray) -> tuple[float, float]:
-    """Return median and spread: the distance between quartiles, or if 0, the median nonzero deviation."""
-    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
-    if high > low:
-        return float(median), float(high - low)
-    distances = np.abs(values - median)
-    distances = distances[distances > 0]
-    return float(median), float(np.median(distances)) if len(distances) else 1.0
-
-
-def has_heavy_tail(values: np.ndarray) -> bool:
-    """Return whether some number is more than ten spreads (see `robust_scale`) from the median.
-
-    This is practically never so for normal numbers, but usual for a thousand log-normal ones.
-
-    Example:
-        >>> has_heavy_tail(np.arange(100.0)), has_heavy_tail(np.append(np.arange(100.0), 1e4))
-        (False, True)
-    """
-    if not len(values):
-        return False
-    median, spread = robust_scale(values)
-    return bool(np.abs(values - median).max() > _HEAVY * spread)
-
-
 class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Bound a column of numbers, as learnt on the training rows; leave it unchanged if switched off.
+    """Bound numbers as learnt on the training rows, if ``active``.
 
     Heavy tails are squashed as by skrub's ``SquashingScaler`` (Holzmueller et al., 2024), whose spread is the
-    range if the quartiles are equal, so that one outlier among zeros decides.
+    range if the quartiles are equal, so that one outlier among zeros would decide.
     """
 
     def __init__(self, active: bool = True) -> None:
@@ -292,12 +266,16 @@ class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: np.ndarray, y: Any = None) -> Bounds:
         """Learn the bounds."""
         known = X[~np.isnan(X)]
-        self.squash_ = self.clip_ = None
-        if self.active and has_heavy_tail(known):
-            self.squash_ = robust_scale(known)
-        elif self.active and len(known):
-            low, high = float(known.min()), float(known.max())
-            self.clip_ = (low - _MARGIN * (high - low), high + _MARGIN * (high - low))
+        self.squash_, self.clip_ = None, None
+        if self.active and len(known):
+            low, median, high = np.quantile(known, (0.25, 0.5, 0.75))
+            apart = np.abs(known - median)
+            spread = high - low if high > low else np.median(apart[apart > 0]) if apart.any() else 1.0
+            margin = _MARGIN * (known.max() - known.min())
+            if apart.max() > _HEAVY * spread:
+                self.squash_ = (float(median), float(spread))
+            else:
+                self.clip_ = (float(known.min() - margin), float(known.max() + margin))
         return self
 
     def transform(self, X: np.ndarray) -> np.ndarray:
@@ -312,62 +290,41 @@ class Bounds(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(input_features, dtype=object)
 
 
-def date_resolution(days: np.ndarray) -> str:
-    """Return the finest of year, month, day and hour in which dates (in days since 1970) differ.
-
-    Example:
-        >>> date_resolution(np.array([0.0, 31.0, 59.0])), date_resolution(np.array([0.0, 0.5]))
-        ('month', 'hour')
-    """
-    dates = np.floor(days).astype("datetime64[D]")
-    months = dates.astype("datetime64[M]")
-    if len(np.unique(days % 1)) > 1:
-        return "hour"
-    if len(np.unique(dates - months)) > 1:
-        return "day"
-    return "month" if len(np.unique(months.astype(int) % 12)) > 1 else "year"
-
-
 class Dates(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Encode dates (in days since 1970) as days since the first one, and as seasons."""
+    """Encode dates (in days since 1970) as numbers and as seasons."""
 
     def __init__(self, bounded: bool = True) -> None:
         self.bounded = bounded
 
     def fit(self, X: np.ndarray, y: Any = None) -> Dates:
-        """Learn the first day, the median, which replaces gaps, and the finest unit that differs."""
+        """Learn bounds, the median, which replaces gaps, and the finest unit that differs."""
+        self.days_ = _number_encoder(self.bounded).fit(X)
         known = X[~np.isnan(X)]
-        known = known if len(known) else np.zeros(1)
-        self.bounds_ = Bounds(self.bounded).fit(known)
-        self.origin_ = float(np.floor(known.min()))
-        self.median_ = float(np.quantile(known, 0.5, method="lower"))
-        self.had_gaps_, self.resolution_ = bool(np.isnan(X).any()), date_resolution(known)
+        months = known.astype("datetime64[D]").astype("datetime64[M]")
+        days = known.astype("datetime64[D]") - months  # all the same: without weekdays, which would be noise
+        self.resolution_ = "hour" if (known % 1).any() else "day" if len(np.unique(days)) > 1 else "month"
         return self
 
     def transform(self, X: np.ndarray) -> np.ndarray:
-        """Return days, year, circles, and a mark of gaps if there were any in training."""
-        gaps = np.isnan(X)
-        days = self.bounds_.transform(np.where(gaps, self.median_, X))
+        """Return days, a mark of gaps if there were any in training, the year, and circles."""
+        days = self.days_.transform(X)  # not skrub's total_seconds, a float32 with steps of two minutes
         column = pl.Series("date", np.round(days[:, 0] * 8.64e10).astype("datetime64[us]"))
-        seasons = self._encoder("date").transform(column).to_numpy()
-        # not skrub's total_seconds, a float32 with steps of two minutes
-        return np.hstack(
-            [days - self.origin_, seasons, *([gaps] if self.had_gaps_ else [])], dtype=np.float64
-        )
+        return np.hstack([days, self._seasons("date").transform(column).to_numpy()], dtype=np.float64)
 
     def get_feature_names_out(self, input_features: Any) -> list[str]:
         """Return the names of the columns."""
-        (name,) = input_features
-        gaps = [f"missingindicator_{name}"] if self.had_gaps_ else []
-        return [f"{name}_days", *self._encoder(name).all_outputs_, *gaps]
+        return [
+            *self.days_.get_feature_names_out(input_features),
+            *self._seasons(input_features[0]).all_outputs_,
+        ]
 
-    def _encoder(self, name: str) -> Any:
+    def _seasons(self, name: str) -> Any:
         """Return skrub's encoder; imported only if needed, because that takes seconds."""
         from skrub import DatetimeEncoder
 
         encoder = DatetimeEncoder(
             resolution=self.resolution_,
-            add_weekday=self.resolution_ in ("day", "hour"),
+            add_weekday=self.resolution_ != "month",
             add_total_seconds=False,
             periodic_encoding="circular",
         )
@@ -388,12 +345,8 @@ class TextDirections(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: np.ndarray, y: Any = None) -> TextDirections:
         """Learn parts of words and their directions."""
         texts = X[:: -(-len(X) // _MOST_TEXTS), 0]  # a regular sample with step ceil(n / most)
-        self.parts_ = TfidfVectorizer(
-            analyzer="char_wb",
-            ngram_range=(3, 4),
-            min_df=min(self.min_frequency, len(texts)),
-            max_features=_MOST_PARTS,
-        )
+        sizes: dict[str, Any] = {"min_df": min(self.min_frequency, len(texts)), "max_features": _MOST_PARTS}
+        self.parts_ = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), **sizes)
         counts = self.parts_.fit_transform(texts)
         n_components = max(1, min(self.n_components, *(size - 1 for size in counts.shape)))
         self.directions_ = TruncatedSVD(n_components, random_state=0).fit(counts)
@@ -406,3 +359,8 @@ class TextDirections(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def get_feature_names_out(self, input_features: Any) -> list[str]:
         """Return the names of the columns."""
         return [f"{input_features[0]}_{j}" for j in range(len(self.directions_.components_))]
+
+
+def _number_encoder(bounded: bool) -> Pipeline:
+    imputer = SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True)
+    return Pipeline([("bounds", Bounds(bounded)), ("gaps", imputer)])

@@ -11,7 +11,8 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.metaestimators import available_if
 
 from elliptica._utils import checks
-from elliptica.estimators.base import EllipticEstimator, check_table, location_and_scale, supports_partial_fit
+from elliptica.estimators.base import EllipticEstimator, check_table, supports_partial_fit
+from elliptica.estimators.fit import location_and_scale
 from elliptica.estimators.stacked import Loss
 
 _LARGEST_EXPONENT = 700.0  # exp overflows above this
@@ -34,64 +35,32 @@ class EllipticRegressor(MultiOutputMixin, RegressorMixin, EllipticEstimator):  #
     Weights, row order, random streams and threads behave as in `EllipticClassifier`.
 
     Args:
-        hidden: Units of the hidden layers of the default network (leaky ReLU); ``()`` is linear.
-        module: Your own network, ``(rows, features)`` to ``(rows, targets)``: a module, of which a copy is
-            trained from its present weights, or a function of ``(n_features, n_outputs)``.
-        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"c-mixup"`` or ``"noise"``
-            (Gaussian noise with standard deviation ``sigma`` on the scaled inputs, no bridge). With
+        method: ``"elliptic"``, ``"erm"`` (ordinary training), ``"mixup"``, ``"c-mixup"`` or ``"noise"``. With
             ``groups`` in `fit` also ``"groupdro"`` and ``"balanced"`` (every group equally often), which
             train the default network.
-        sigma: Diffusion coefficient in units of the scaled inputs, see `elliptica.Elliptic`; 0 gives straight
-            lines, ``"auto"`` measures it with `elliptica.auto_sigma` on the training rows.
+        module: Your own network, ``(rows, features)`` to ``(rows, targets)``: a module, of which a copy is
+            trained from its present weights, or a function of ``(n_features, n_outputs)``.
         sigma_y: Diffusion coefficient of the scaled targets; None means ``sigma`` if that is a number,
             otherwise 0.
-        sampling: ``"marginal"`` (one point per bridge) or ``"path"`` (``n_times`` points on each).
-        n_times: Number of times on a bridge, both ends included; 2 is ordinary training.
-        n_bridges: Bridges per row.
-        pairing: How the ends of bridges are chosen, a name or an object such as ``InverseDistance(power=2)``,
-            see `elliptica.Elliptic`; partners come from the batch.
-        weighting: Importance weighting, a name or an object such as ``GradientSoftmax(xi=0.5)``, see
-            `elliptica.Elliptic`.
         alpha: Beta parameter of mixup and C-Mixup; None means 1 and 2.
         bandwidth: Bandwidth of C-Mixup, in units of the scaled targets; partners come from the batch.
-        eta: Step size of the group weights of Group DRO.
         bounded: Clip predictions of each target to its range among the training rows. No margin is added.
         target_transform: ``"log"`` trains on the logarithm of the targets, which must be positive;
             predictions are in the units of ``y``. None trains on ``y``.
-        n_networks: Number of networks with different seeds; their predictions are averaged. They are trained
-            side by side as in `EllipticClassifier`.
+        n_networks: Number of networks with different seeds; their predictions are averaged.
         standardize: Scale columns and targets to mean 0 and standard deviation 1 with statistics of the
-            training rows, because ``sigma`` is in units of the inputs. Predictions are in the units of
-            ``y``. A constant column becomes 0.
-        max_iter: Number of epochs.
-        batch_size: Rows per step; a batch may hold the end of one epoch and the start of the next.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        early_stopping: Hold out part of the rows, stop when their loss no longer falls, and keep the best
-            network; statistics come from the other rows. Otherwise, ``max_iter`` epochs are run.
-        validation_fraction: Share of rows to hold out.
-        n_iter_no_change: Epochs without a lower loss before training stops.
-        warm_start: Let `fit` resume from the last call, on data with the same columns and targets.
-        random_state: Seed of the initial weights, the order of rows and the noise.
-        device: Device to train on, for instance ``"cuda"``.
+            training rows, because ``sigma`` is in units of the inputs. A constant column becomes 0.
+        **others: As in `EllipticClassifier`: ``hidden``, ``sigma``, ``sampling``, ``n_times``, ``n_bridges``,
+            ``pairing``, ``weighting``, ``eta``, ``max_iter``, ``batch_size``, ``learning_rate``,
+            ``weight_decay``, ``early_stopping``, ``validation_fraction``, ``n_iter_no_change``,
+            ``warm_start``, ``random_state`` and ``device``.
 
     Attributes:
-        n_features_in_: Number of columns.
-        feature_names_in_: Names of the columns, if ``X`` was a frame.
-        module_: The trained network, from scaled rows to scaled targets. Several networks are one module
-            that returns their mean.
-        x_mean_: Number that is subtracted from each column.
-        x_scale_: Number that each column is divided by.
         y_mean_: Number that is subtracted from each target (or its logarithm, if that is learnt).
         y_scale_: Number that each target is divided by.
-        y_min_: Smallest target among rows with a weight.
-        y_max_: Largest target among rows with a weight.
-        n_iter_: Number of epochs over all calls.
-        loss_curve_: Mean training loss of each epoch, in scaled units.
-        validation_curve_: Loss on the held-out rows after each epoch; empty without ``early_stopping``.
-        best_iteration_: Epoch whose network was kept. For several networks, this is the median, ``n_iter_``
-            the largest, and curves are means.
-        n_outputs_: Number of targets.
+        y_min_: Smallest target among the training rows.
+        y_max_: Largest target among the training rows.
+        n_outputs_: Number of targets. Other attributes are those of `EllipticClassifier`.
 
     Example:
         >>> from sklearn.datasets import make_regression

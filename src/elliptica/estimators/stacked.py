@@ -211,13 +211,14 @@ class _Block:
         self.xi = torch.tensor([self.jobs[i].setting("xi") for i in self.weighted]).view(-1, 1)
         self.worst = places_of(self.jobs, "groupdro")
         self.eta = torch.tensor([self.jobs[i].setting("eta") for i in self.worst]).view(-1, 1)
-        self.runs = []  # neighbours with the same learning rate and decay, for one call of AdamW
+        #: Neighbours with the same learning rate and decay, for one call of AdamW.
+        self.runs: list[tuple[_Network, list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = []
         begin = 0
         for _, same in groupby(self.networks, key=lambda network: network.rate_key):
             end = begin + len(list(same))
             n, views = len(self.parameters), [part[begin:end] for part in self.moments]
-            parts = [[part[begin:end] for part in whole] for whole in (self.parameters, self.gradients)]
-            self.runs.append((self.networks[begin], *parts, views[:n], views[n:]))
+            weights, slopes = ([p[begin:end] for p in part] for part in (self.parameters, self.gradients))
+            self.runs.append((self.networks[begin], weights, slopes, views[:n], views[n:]))
             begin = end
 
     def layers(self, places: Sequence[int] | slice = slice(None)) -> list[tuple[Tensor, Tensor]]:
@@ -244,7 +245,10 @@ class _Stack:
         numbers = 4 * sum(a * b + b for a, b in pairwise(sizes))
         numbers += batch_size * (2 * sum(sizes) + 2 * self.steps_at_once * sizes[0])
         self.block_size = max(1, _BLOCK_BYTES // (4 * numbers))
-        self.step = 0
+        self.step, most = 0, min(self.block_size, len(networks))
+        # memory that blocks share: reusing it is faster than allocating it
+        self.outputs, self.slopes = ([torch.empty(most, batch_size, b) for b in sizes[1:]] for _ in range(2))
+        self.noise = torch.empty(most, self.steps_at_once, batch_size, sizes[0])
 
     def train(self, callback: Callable[[float], None] | None) -> None:
         """Train until all networks have stopped."""
@@ -281,7 +285,7 @@ class _Stack:
     def _train_block(self, block: _Block) -> None:
         """Train one block for a few steps."""
         drawers = [network.drawer for network in block.networks]
-        points = draw_points(drawers, self.table, self.batch_size, self.steps_at_once)
+        points = draw_points(drawers, self.table, self.batch_size, self.steps_at_once, self.noise)
         groups = self.table.group[points.rows[block.worst]]
         for k in range(self.steps_at_once):
             self._train_step(block, points.x[:, k], points.y[:, k], groups[:, k], self.step + k)
@@ -291,20 +295,19 @@ class _Stack:
 
     def _train_step(self, block: _Block, x: Tensor, y: Tensor, groups: Tensor, step: int) -> None:
         """Take one AdamW step on the mean loss of a batch for each network; the method weights rows."""
-        layers = block.layers()
-        outputs = _forward(layers, x)
-        losses, slope = self._losses(outputs[-1], y)
+        layers, count = block.layers(), len(block.networks)
+        outputs = _forward(layers, x, [part[:count] for part in self.outputs])
+        slopes = [part[:count] for part in self.slopes]
+        losses, slopes[-1] = self._losses(outputs[-1], y)
         block.totals += losses
-        slope /= self.batch_size  # the gradient of the mean over the batch
+        slopes[-1] /= self.batch_size  # the gradient of the mean over the batch
         if block.worst:
-            slope[block.worst] *= self._worst_groups(block, losses[block.worst], groups).unsqueeze(2)
-        slopes = [slope]
+            slopes[-1][block.worst] *= self._worst_groups(block, losses[block.worst], groups).unsqueeze(2)
         for layer in range(len(layers) - 1, 0, -1):
-            slope = torch.bmm(slopes[0], layers[layer][0].transpose(1, 2))
+            slope, output = slopes[layer - 1], outputs[layer - 1]
+            torch.bmm(slopes[layer], layers[layer][0].transpose(1, 2), out=slope)
             # a leaky ReLU keeps the sign of its input, so its output is enough for the derivative
-            output = outputs[layer - 1]
             torch.ops.aten.leaky_relu_backward.grad_input(slope, output, _SLOPE, True, grad_input=slope)
-            slopes.insert(0, slope)
         if block.weighted:  # importance weights depend on the input gradient, so they come last
             gradient = torch.bmm(slopes[0][block.weighted], layers[0][0][block.weighted].transpose(1, 2))
             factor = _by_gradient(gradient, block.xi)
@@ -377,10 +380,11 @@ class _Stack:
     def _validate(self, block: _Block, places: Sequence[int]) -> list[float | None]:
         """Compute validation losses of some networks, those with the same rows at once."""
         losses: dict[int, float | None] = dict.fromkeys(places, None)
-        alike: dict[int, list[int]] = {}
+        alike: dict[tuple[int, int], list[int]] = {}
         for i in places:
             if block.networks[i].validation is not None:
-                alike.setdefault(id(block.jobs[i].validation), []).append(i)
+                key = id(block.jobs[i].validation), id(block.jobs[i].table)
+                alike.setdefault(key, []).append(i)
         for same in alike.values():
             rows = block.networks[same[0]].validation
             assert rows is not None
@@ -392,11 +396,13 @@ class _Stack:
         return [losses[i] for i in places]
 
 
-def _forward(layers: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
+def _forward(
+    layers: Sequence[tuple[Tensor, Tensor]], x: Tensor, memory: Sequence[Tensor] | None = None
+) -> list[Tensor]:
     """Compute the outputs ``(network, row, unit)`` of each layer, after its activation."""
     outputs = []
     for number, (weight, bias) in enumerate(layers):
-        x = torch.baddbmm(bias, x, weight)
+        x = torch.baddbmm(bias, x, weight, out=None if memory is None else memory[number])
         if number < len(layers) - 1:
             nn.functional.leaky_relu_(x, _SLOPE)
         outputs.append(x)
