@@ -15,7 +15,7 @@ from elliptica.estimators import EllipticClassifier
 from elliptica.estimators.fit import one_thread
 from elliptica.tables import runner
 from elliptica.tables.comparison import Comparison, Options, Session
-from elliptica.tables.plan import NETWORKS, Plan
+from elliptica.tables.methods import NETWORKS, Plan
 from elliptica.tables.protocol import Record, Trial, prepare
 
 #: Rows, and seconds that a person may have to wait on a quiet machine with two cores.

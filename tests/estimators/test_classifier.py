@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from elliptica.estimators.fit import content_order, hold_out
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_blobs, make_multilabel_classification
@@ -12,7 +13,6 @@ from sklearn.frozen import FrozenEstimator
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import EllipticClassifier
 from elliptica.estimators.classifier import fit_temperature
-from elliptica.estimators.fit import content_order, hold_out
 
 QUICK = {"hidden": (16,), "max_iter": 5, "learning_rate": 0.01, "random_state": 0}
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from elliptica.estimators.fit import Rows, batch_sizes, can_draw_epochs, epoch_paths
 from scipy import stats
 from torch import nn
 
@@ -10,7 +11,6 @@ from elliptica import Elliptic
 from elliptica.core.bridge import Bridges, stratified
 from elliptica.core.targets import Targets
 from elliptica.estimators import fit
-from elliptica.estimators.fit import Rows, batch_sizes, can_draw_epochs, epoch_paths
 from laws import assert_distribution, assert_frequencies, assert_mean, assert_variance
 
 CPU = torch.device("cpu")

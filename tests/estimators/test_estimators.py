@@ -12,6 +12,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from elliptica.estimators.fit import draw_epoch
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
@@ -31,7 +32,6 @@ from elliptica import GradientSoftmax, Green, InverseDistance, LabelKernel
 from elliptica._utils.perceptron import make_adam, mlp
 from elliptica._utils.random import stream, stream_seed
 from elliptica.estimators import EllipticClassifier, EllipticRegressor, TablePreprocessor
-from elliptica.estimators.fit import draw_epoch
 from laws import assert_frequencies
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

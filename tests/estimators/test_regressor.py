@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from elliptica.estimators.fit import content_order, hold_out
 from sklearn.base import clone
 from sklearn.metrics import r2_score
 
 from elliptica._utils.random import stream_seed
 from elliptica.estimators import EllipticRegressor
-from elliptica.estimators.fit import content_order, hold_out
 
 QUICK = {"hidden": (16,), "max_iter": 30, "learning_rate": 0.01, "random_state": 0}
 

@@ -5,12 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from elliptica.estimators.stacked_points import StackedJob
 from scipy import stats
 
 from elliptica.baselines.regression import cumulative_kernel
 from elliptica.core.bridge import tent
 from elliptica.estimators import stacked_points as points
-from elliptica.estimators.stacked_points import StackedJob
 from laws import assert_distribution, assert_frequencies, assert_variance
 
 pytestmark = pytest.mark.statistical

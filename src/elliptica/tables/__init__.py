@@ -15,7 +15,7 @@ for _package in ("polars", "sklearn", "skrub"):
         raise missing_package("elliptica.tables", "tables", _package)
 
 if TYPE_CHECKING:
-    from elliptica.report.content import Verdict
+    from elliptica.report.judge import Verdict
     from elliptica.tables.comparison import Comparison, Options, compare
     from elliptica.tables.model import describe_target_rows, fit_model
     from elliptica.tables.predict import predict_file
@@ -25,7 +25,7 @@ _HOME = {
     "Comparison": "tables.comparison",
     "Options": "tables.comparison",
     "TableError": "tables.table",
-    "Verdict": "report.content",
+    "Verdict": "report.judge",
     "compare": "tables.comparison",
     "describe_target_rows": "tables.model",
     "fit_model": "tables.model",
