@@ -14,7 +14,7 @@ from elliptica.cli.app import print_point
 from elliptica.estimators import read_notes
 from elliptica.tables.predict import predict_file
 
-QUICK = ["--folds", "2", "--trials", "1", "--epochs", "2", "--methods", "elliptic"]
+QUICK = ["--set", "folds=2", "--set", "trials=1", "--set", "epochs=2", "--methods", "elliptic"]
 
 
 def run(*arguments):
@@ -36,7 +36,6 @@ def table(n=60, **columns):
         (table(price=["?!", *map(str, range(59))]), ["--target", "price"], "'price', row 1"),
         (table().replace("size,kind", "kind,kind"), ["--target", "kind"], "data.csv"),
         (table(day=["soon", "later"] * 30), ["--target", "kind", "--time", "day"], "'day'"),
-        (table(120), ["--target", "kind", "--max-rows", "119"], "120 rows"),
         ("", ["--target", "kind"], "data.csv"),
     ],
 )
@@ -48,6 +47,40 @@ def test_tables_that_cannot_work(tmp_path, monkeypatch, content, options, named)
     assert output.startswith("error: ")
     assert named in output
     assert not (tmp_path / "compare").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        (table(big=[str(10**25 + 7 * i * i) for i in range(60)]), []),
+        (
+            table(120, day=[f"2020-{1 + (7 * i) % 12:02d}-{1 + i % 28:02d}" for i in range(120)]),
+            ["--time", "day"],
+        ),
+        (table(site=list("abcd") * 15), ["--split-by", "site"]),
+        (table(site=["a", "b"] * 30), ["--group", "site", "--set", "group_as_input=true"]),
+    ],
+    ids=["beyond int64", "unsorted time", "four sites", "group as input"],
+)
+def test_odd_tables_that_work(tmp_path, content, options):
+    (tmp_path / "data.csv").write_text(content)
+    words = [tmp_path / "data.csv", "--target", "kind", *options, "--out", tmp_path / "out", *QUICK]
+    code, output = run("compare", *words)
+    assert code == 0, output
+    assert "nan" not in output.lower().split()
+    assert "failed" not in output
+    assert (tmp_path / "out" / "model.elliptica").exists()
+
+
+@pytest.mark.parametrize("column", ["size", "kind", ""])
+def test_test_files(tmp_path, column):
+    """They need the inputs and the target, and the saved model is not trained on them."""
+    (tmp_path / "data.csv").write_text(table(90))
+    (tmp_path / "test.csv").write_text(table(60).replace(column, column and "other", 1))
+    words = ["--target", "kind", "--test", tmp_path / "test.csv", "--out", tmp_path / "out", *QUICK[2:]]
+    code, output = run("compare", tmp_path / "data.csv", *words)
+    assert code == (2 if column else 0), output
+    assert (f"'{column}'" if column else "not on those of the test file") in output
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +99,7 @@ def clinic(tmp_path_factory):
         }
     )
     frame.write_csv(folder / "clinic.csv", separator=";", include_bom=True)
-    options = ["--target", "sick", "--id", "patient", "--out", folder / "out", *QUICK]
+    options = ["--target", "sick", "--as", "patient=id", "--out", folder / "out", *QUICK]
     code, output = run("compare", folder / "clinic.csv", *options)
     assert code == 0, output
     return folder, frame, output
