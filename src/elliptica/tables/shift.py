@@ -197,7 +197,7 @@ def _deal(problem: TableProblem, rows: np.ndarray, n_parts: int, draws: np.rando
     if blocks is None:
         return _split(StratifiedKFold, strata, n_parts, draws)
     _, first, number = np.unique(blocks[rows], return_index=True, return_inverse=True)
-    if len(first) <= n_parts:
+    if len(first) <= max(n_parts, 4):  # so that at least two are left for training and validation
         return number
     if len(first) > MANY_BLOCKS:  # by the stratum of their first row
         return _split(StratifiedKFold, strata[first], n_parts, draws)[number]
