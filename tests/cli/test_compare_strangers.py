@@ -1,14 +1,18 @@
-"""What people who see `elliptica compare` for the first time bring along, and what it says to them."""
+"""Tables of strangers, from `elliptica compare` to `elliptica predict`."""
 
 import io
+import json
 
+import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from elliptica.cli import app
-from elliptica.cli.app import print_point, print_text
+from elliptica.cli.app import print_point
+from elliptica.estimators import read_notes
+from elliptica.tables.predict import predict_file
 
 QUICK = ["--set", "folds=2", "--set", "trials=1", "--set", "epochs=2", "--methods", "elliptic"]
 
@@ -24,22 +28,15 @@ def table(n=60, **columns):
     return pl.DataFrame({**base, **columns}).write_csv()
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("content", "options", "named"),
     [
-        (table().replace("rose", "iris"), ["--target", "kind"], "kind"),
-        (table(price=["cheap"] * 60), ["--target", "price", "--task", "regression"], "price"),
-        (table().partition("\n")[0] + "\n1,rose\n2,iris\n", ["--target", "kind"], "kind"),
-        (table().replace("size,kind", "kind,kind"), ["--target", "kind"], "kind"),
-        ("always,kind\n" + "7,rose\n7,iris\n" * 30, ["--target", "kind"], "always"),
+        (table(), ["--target", "knd"], "'knd'"),
+        (table(price=["?!", *map(str, range(59))]), ["--target", "price"], "'price', row 1"),
+        (table().replace("size,kind", "kind,kind"), ["--target", "kind"], "data.csv"),
+        (table(day=["soon", "later"] * 30), ["--target", "kind", "--time", "day"], "'day'"),
         ("", ["--target", "kind"], "data.csv"),
-        ("size,kind\n", ["--target", "kind"], "data.csv"),
-        (table(day=["2020-01-01"] * 60), ["--target", "kind", "--time", "day"], "day"),
-        (table(day=["soon", "later"] * 30), ["--target", "kind", "--time", "day"], "day"),
-        (table(), ["--target", "kind", "--time", "dy"], "dy"),
-        (table(site=["a", "b"] * 30), ["--target", "kind", "--split-by", "site"], "site"),
-        (table(), ["--target", "kind", "--as", "size"], "size"),
-        (table(huge=["1e308", "-1e308", *map(str, range(58))]), ["--target", "kind"], "huge"),
     ],
 )
 def test_tables_that_cannot_work(tmp_path, monkeypatch, content, options, named):
@@ -60,67 +57,114 @@ def test_tables_that_cannot_work(tmp_path, monkeypatch, content, options, named)
             table(120, day=[f"2020-{1 + (7 * i) % 12:02d}-{1 + i % 28:02d}" for i in range(120)]),
             ["--time", "day"],
         ),
-        (table(note=["=HYPERLINK(1)", "+1", "@x"] * 20), []),
-        (table(site=["a", "b", "c"] * 20), ["--split-by", "site"]),
+        (table(site=list("abc") * 20), ["--split-by", "site"]),
+        (table(site=["a", "b"] * 30), ["--group", "site", "--set", "group_as_input=true"]),
     ],
-    ids=["beyond int64", "unsorted time", "formulas", "three sites"],
+    ids=["beyond int64", "unsorted time", "three sites", "group as input"],
 )
 def test_odd_tables_that_work(tmp_path, content, options):
     (tmp_path / "data.csv").write_text(content)
-    words = [
-        "compare",
-        tmp_path / "data.csv",
-        "--target",
-        "kind",
-        *options,
-        "--out",
-        tmp_path / "out",
-        *QUICK,
-    ]
-    code, output = run(*words)
+    words = [tmp_path / "data.csv", "--target", "kind", *options, "--out", tmp_path / "out", *QUICK]
+    code, output = run("compare", *words)
     assert code == 0, output
     assert "nan" not in output.lower().split()
     assert "failed" not in output
     assert (tmp_path / "out" / "model.elliptica").exists()
 
 
-@pytest.mark.parametrize(
-    ("test", "named"),
-    [
-        (table(40).replace("size,kind", "width,kind"), "size"),
-        (table(40).replace("size,kind", "size,sort"), "kind"),
-        (table(40).replace("rose", "tulip"), "tulip"),
-        (table(6), "rows"),
-    ],
-    ids=["other columns", "no target", "new labels", "too short"],
-)
-def test_test_files_that_do_not_fit(tmp_path, test, named):
+@pytest.mark.parametrize("column", ["size", "kind", ""])
+def test_test_files(tmp_path, column):
+    """They need the inputs and the target, and the saved model is not trained on them."""
     (tmp_path / "data.csv").write_text(table(90))
-    (tmp_path / "test.csv").write_text(test)
+    (tmp_path / "test.csv").write_text(table(60).replace(column, column and "other", 1))
     words = ["--target", "kind", "--test", tmp_path / "test.csv", "--out", tmp_path / "out", *QUICK[2:]]
     code, output = run("compare", tmp_path / "data.csv", *words)
-    assert code == 2, output
-    assert named in output
-    assert not (tmp_path / "out").exists()
+    assert code == (2 if column else 0), output
+    assert (f"'{column}'" if column else "not on those of the test file") in output
 
 
-def test_the_model_is_trained_on_the_table_not_on_the_test_file(tmp_path):
-    (tmp_path / "data.csv").write_text(table(90))
-    (tmp_path / "test.csv").write_text(table(60))
-    words = ["--target", "kind", "--test", tmp_path / "test.csv", "--out", tmp_path / "out", *QUICK[2:]]
-    code, output = run("compare", tmp_path / "data.csv", *words)
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory):
+    """A comparison of a table with semicolons, decimal commas, a byte order mark, an id and a constant."""
+    folder = tmp_path_factory.mktemp("clinic")
+    draws = np.random.default_rng(0)
+    label = draws.integers(0, 2, 80)
+    frame = pl.DataFrame(
+        {
+            "patient": [f"{i:04d}" for i in draws.permutation(80)],
+            "age": [f"{v:.2f}".replace(".", ",") for v in draws.normal(50 + 9 * label, 9)],
+            "note": ["=HYPERLINK(1)", "+1", None, "@x"] * 20,
+            "unit": ["mg"] * 80,
+            "sick": [["no", "yes"][v] for v in label],
+        }
+    )
+    frame.write_csv(folder / "clinic.csv", separator=";", include_bom=True)
+    options = ["--target", "sick", "--as", "patient=id", "--out", folder / "out", *QUICK]
+    code, output = run("compare", folder / "clinic.csv", *options)
     assert code == 0, output
-    assert "not on those of the test file" in output
+    return folder, frame, output
 
 
-def test_words_are_whole_on_a_screen_and_lines_in_a_file():
-    console = Console(width=80, force_terminal=True, color_system=None, record=True, file=io.StringIO())
-    print_point(console, "Column 'age' has [bold]many[/bold] values " + "and more words " * 20)
-    print_text(console, "word " * 40)
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("- Column 'age' has [bold]many[/bold]")
-    assert lines[1].startswith("  ")
-    console = Console(width=80, force_terminal=False, record=True, file=io.StringIO())
-    print_point(console, "word " * 40)
-    assert len(console.export_text().splitlines()) == 1
+def test_the_use_of_every_column_is_said(clinic):
+    folder, _, output = clinic
+    assert "unit not used: it is 'mg' in all rows" in output
+    assert "patient identifier, not used" in output
+    assert json.loads((folder / "out" / "results.json").read_text())["about"]["inputs"] == ["age", "note"]
+
+
+def test_predictions_carry_the_ids_of_the_comparison(clinic):
+    folder, frame, _ = clinic
+    model, new = folder / "out" / "model.elliptica", folder / "new.csv"
+    assert read_notes(model)["ids"] == ["patient"]
+    frame.drop("unit").write_csv(new, separator=";")
+    code, output = run("predict", model, new, "--id", "sick", "--out", folder / "p.csv")
+    assert code == 0, output
+    predicted = pl.read_csv(folder / "p.csv", infer_schema=False)
+    assert predicted.columns == ["row", "patient", "sick", "prediction"]
+    assert predicted["patient"].to_list() == frame["patient"].to_list()  # as text: 0042 is not 42
+    # a table without the id is predicted all the same, and rows in another order stay with their ids
+    assert predict_file(model, frame.drop("patient"))[0].columns == ["row", "prediction"]
+    backwards = predict_file(model, frame.reverse())[0]
+    pairs = ("patient", "prediction")
+    assert dict(backwards.select(pairs).iter_rows()) == dict(predicted.select(pairs).iter_rows())
+    named = frame.with_columns(row=pl.col("sick"))
+    assert predict_file(model, named, ids=["row"])[0]["row"].to_list() == frame["sick"].to_list()
+
+
+@pytest.mark.bad_input
+def test_predict_refuses_what_does_not_fit(clinic, tmp_path):
+    folder, frame, _ = clinic
+    model = folder / "out" / "model.elliptica"
+    frame.with_columns(age=pl.lit("40.5")).write_csv(tmp_path / "points.csv")
+    frame.drop("age").write_csv(tmp_path / "lacks.csv")
+    (tmp_path / "junk.elliptica").write_bytes(b"junk")
+    for saved, data, named in (
+        (model, tmp_path / "points.csv", "points.csv: Column 'age', row 1"),
+        (model, tmp_path / "lacks.csv", "'age'"),
+        (model, tmp_path / "none.csv", "none.csv"),
+        (tmp_path / "junk.elliptica", folder / "clinic.csv", "junk.elliptica"),
+        (folder, folder / "clinic.csv", folder.name),
+    ):
+        code, output = run("predict", saved, data, "--out", tmp_path / "p.csv")
+        assert code == 2, output
+        assert output.startswith("error: ")
+        assert named in output
+        assert not (tmp_path / "p.csv").exists()
+
+
+def test_a_row_without_values_is_a_row_and_a_blank_line_is_none(clinic, tmp_path):
+    folder, _, _ = clinic
+    (tmp_path / "new.csv").write_text("age,note\n40,+1\n\n,\n50,@x\n\n")
+    model = folder / "out" / "model.elliptica"
+    code, output = run("predict", model, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert code == 0, output
+    assert len(pl.read_csv(tmp_path / "p.csv")) == 3
+
+
+def test_points_are_lines_in_a_file_and_wrapped_on_a_screen():
+    for terminal in (True, False):
+        console = Console(width=80, force_terminal=terminal, color_system=None, file=io.StringIO())
+        print_point(console, "Column 'age' has [bold]many[/bold] values " + "and more words " * 20)
+        lines = console.file.getvalue().splitlines()
+        assert lines[0].startswith("- Column 'age' has [bold]many[/bold]")
+        assert (len(lines) > 1) == terminal

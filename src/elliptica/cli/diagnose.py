@@ -219,10 +219,8 @@ def _from_file(
         raise ValueError(
             f"{model} holds weights. Pass them as --weights {model} with --model package.module:name."
         )
-    rows = read_labelled(Path(model), Path(data), target, group=group, networks_only=False)
-    held = (
-        None if test is None else read_labelled(Path(model), test, target, group=group, networks_only=False)
-    )
+    rows = read_labelled(Path(model), Path(data), target, group=group)
+    held = None if test is None else read_labelled(Path(model), test, target, group=group)
     other, notices = (None, []) if unlabelled is None else read_unlabelled(Path(model), unlabelled)
     remarks = [f"- {notice}" for notice in (*rows.notices, *(held.notices if held else ()), *notices)]
     remarks = list(dict.fromkeys(remarks))

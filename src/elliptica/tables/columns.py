@@ -158,7 +158,7 @@ def clean(cells: pl.Series) -> pl.Series:
     return text.set((text == "").fill_null(False), None)
 
 
-# ---- from cells to values; what does not fit becomes null
+# From cells to values; what does not fit becomes null.
 
 
 def _misfit(cells: pl.Series, dtype: Any) -> pl.Series:
@@ -226,11 +226,6 @@ def _parse_dates(text: pl.Series, form: str, zone: bool) -> pl.Series:
     return parts.str.to_datetime(f"%Y-%m-%dT%H:%M:%S%.f{'%#z' * zone}", strict=False, time_unit="us")
 
 
-def days_since_1970(dates: pl.Series) -> pl.Series:
-    """Convert dates to numbers."""
-    return dates.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64) / 8.64e10
-
-
 def is_whole(cells: pl.Series) -> bool:
     """Return whether all known cells are whole numbers without leading zeros."""
     return bool(cells.cast(pl.String).str.contains(_WHOLE).all())
@@ -240,15 +235,10 @@ def _has_zone(cells: pl.Series) -> bool:
     return getattr(cells.dtype, "time_zone", None) is not None
 
 
-# ---- the notation of a column
-
-
 def find_number(cells: pl.Series, *, comma: bool = False) -> tuple[Column, float] | None:
     """Find the notation that fits most texts of a column, and the share of texts that it fits.
 
-    Args:
-        cells: Cells of text.
-        comma: Whether other columns of the file have decimal commas, which decides for ``1.234``.
+    ``comma``: whether other columns of the file have decimal commas, which decides for ``1.234``.
     """
     text = cells.drop_nulls().unique(maintain_order=True)
     like = next((match for cell in text.head(100) if (match := _AFFIXES.fullmatch(cell))), None)
@@ -300,21 +290,12 @@ def as_category(cells: pl.Series) -> Column:
     return Column(cells.name, "category", coded=cells.dtype.is_numeric() or is_whole(cells))
 
 
-# ---- the rules of the module
-
-
 def recognise(
     cells: pl.Series, *, as_: Override | None = None, comma: bool = False
 ) -> tuple[ColumnUse, Column | None]:
     """Decide how a column is used; the column is None if it is not an input.
 
-    Args:
-        cells: The column of the training table.
-        as_: Kind that the user gave.
-        comma: Whether other columns of the file have decimal commas.
-
-    Raises:
-        TableError: If the column cannot be read as the user's kind.
+    ``as_`` is the kind that the user gave; ``comma`` as in `find_number`.
 
     Example:
         >>> recognise(pl.Series("price", ["€ 1,200", "€ 900", "€ 1,450"]))[0].detail
@@ -413,16 +394,14 @@ def _decide_text(cells: pl.Series, numbers: tuple[Column, float] | None) -> tupl
 
 def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
     """Apply the user's kind."""
-    column: Column | None = Column(cells.name, "text")
     if as_ == "category":
-        column = as_category(cells)
-    elif as_ == "date":
-        column = find_date(cells)
-    elif as_ == "number" and cells.dtype == pl.String:
-        numbers = find_number(cells, comma=comma)
-        column = None if numbers is None else numbers[0]
-    elif as_ == "number":
-        column = Column(cells.name, "number", format=_CLOCKS[1] if cells.dtype == pl.Time else "")
+        return as_category(cells)
+    if as_ == "text":
+        return Column(cells.name, "text")
+    if as_ == "number" and cells.dtype != pl.String:
+        return Column(cells.name, "number", format=_CLOCKS[1] if cells.dtype == pl.Time else "")
+    numbers = find_number(cells, comma=comma) if as_ == "number" else None
+    column = find_date(cells) if as_ == "date" else numbers and numbers[0]
     if column is None:
         raise TableError(f"Column {cells.name!r} cannot be read as {as_}: its cells have no common notation.")
     return column
@@ -431,7 +410,8 @@ def _override(cells: pl.Series, as_: Override, comma: bool) -> Column:
 def _describe(column: Column, values: pl.Series, n_missing: int) -> tuple[str, str]:
     """Return what the table of columns says, and the option that would change it."""
     counts = values.value_counts()["count"]
-    n_rare = len(counts) - min(int((counts >= _RARE).sum()), MANY_TEXTS)
+    n_frequent = int((counts >= _RARE).sum())
+    n_rare = len(counts) - min(n_frequent, MANY_TEXTS - (n_frequent < len(counts)))
     is_category, sign = column.kind == "category", column.prefix or column.suffix
     parts = {
         f"in {'percent' if sign == '%' else sign}": bool(sign),

@@ -46,13 +46,10 @@ def predict_file(
             that a spreadsheet would run as a formula is prefixed with an apostrophe.
         proba: Also return the probability of each class.
         ids: Columns to copy to the predictions, besides the ids of the comparison.
-        max_rows: Maximum number of rows, because all are held in memory. Longer tables raise.
+        max_rows: Maximum number of rows; longer tables raise.
 
     Returns:
         The predictions, each with its row number and ids, and notices about the table.
-
-    Raises:
-        TableError: If the model cannot be read, a cell does not fit it, or ``out`` is the model or the table.
     """
     files = [Path(each).resolve() for each in (model, source) if isinstance(each, str | Path)]
     if out is not None and Path(out).resolve() in files:
@@ -159,11 +156,7 @@ class SavedModel:
 
 
 def load_model(file: Path) -> SavedModel:
-    """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote.
-
-    Raises:
-        TableError: If the file cannot be read.
-    """
+    """Load a model that ``elliptica compare`` or `elliptica.estimators.save` wrote."""
     from elliptica.estimators import load, read_notes
 
     try:
@@ -179,26 +172,13 @@ def load_model(file: Path) -> SavedModel:
 class LabelledRows:
     """A saved model, and rows with targets for it."""
 
-    network: Any  # the estimator without its preprocessing; trees or a linear model if requested
+    network: Any  # the estimator without its preprocessing: a network, trees or a linear model
     inputs: Any  # rows in the form that the estimator expects
     names: list[str]  # names of the inputs
     target: np.ndarray  # targets of the rows: labels among its classes, or numbers
     groups: list[str] | None  # group of each row as text, or None
     notices: tuple[str, ...]  # remarks about how the rows were read
     numbers: list[int] | None = None  # row numbers in the file, from 1; None for a sample
-
-    def fitted(self) -> FittedModel:
-        """Return the network with its rows in the form that it was trained on."""
-        from elliptica.tables.fitted_model import FittedModel
-
-        network = self.network
-        return FittedModel(
-            *network.network_rows(self.inputs, self.target),
-            name=f"{type(network).__name__}, {network.method}",
-            groups=self.groups,
-            class_names=[str(label) for label in getattr(network, "classes_", ())],
-            feature_names=self.names,
-        )
 
 
 def read_labelled(
@@ -208,7 +188,6 @@ def read_labelled(
     *,
     group: str | None = None,
     max_rows: int | None = SAMPLE_ROWS,
-    networks_only: bool = True,
 ) -> LabelledRows:
     """Read a table with targets in the form that a saved model expects.
 
@@ -218,14 +197,9 @@ def read_labelled(
         target: Column of the targets; by default the one that the model predicts.
         group: Column of groups.
         max_rows: Size of the random sample of longer tables; None reads all rows.
-        networks_only: Whether trees and linear models raise an error.
 
-    Raises:
-        TableError: If the model cannot be read, or the table does not fit it.
     """
     saved = load_model(model)
-    if networks_only and not hasattr(saved.model, "network_rows"):
-        raise TableError(f"{saved.name} holds a {type(saved.model).__name__}, but only networks have a page.")
     target = target or saved.notes.get("target")
     if target is None:
         raise TableError(f"{saved.name} does not say which column it predicts. Pass --target COLUMN.")

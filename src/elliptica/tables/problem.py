@@ -20,7 +20,6 @@ from elliptica.tables.columns import (
     Override,
     as_category,
     clean,
-    days_since_1970,
     find_number,
     is_whole,
     needs_comma,
@@ -52,11 +51,7 @@ class Target:
     classes: tuple[Any, ...] = ()  # labels (int or str) in order; empty for regression
 
     def read(self, cells: pl.Series) -> tuple[np.ndarray, np.ndarray]:
-        """Return which rows have a target, and the targets of these rows.
-
-        Raises:
-            TableError: If a cell is not a number, or not one of the classes.
-        """
+        """Return which rows have a target, and the targets of these rows; raise for others than classes."""
         known = clean(cells).is_not_null()
         values = self.column.read(cells)
         if not self.classes:
@@ -167,23 +162,17 @@ def make_problem(
         target_rows: Unlabelled rows to predict, read likewise.
 
     Raises:
-        TableError: If there is nothing to learn, if the options do not fit the table, or if a cell of another
-            table does not fit the notation of its column.
-
-    Example:
-        >>> frame = pl.DataFrame({"x": [i % 7 for i in range(60)], "y": ["a", "b"] * 30})
-        >>> make_problem(Table(frame, "frame"), "y").task
-        'classification'
+        TableError: If there is nothing to learn, or if options or cells do not fit.
     """
     roles, as_ = [target, *(name for name in (group, split_by, time) if name is not None)], as_ or {}
     _check_roles(table, [*roles, *ids, *as_], as_)
     if group_as_input and (group is None or group in ids):
-        raise TableError("--group-as-input needs a --group COLUMN that is not an --id.")
+        raise TableError("group_as_input needs a group column that is not an id.")
     uses = {name: ColumnUse(name, "id", "identifier, not used") for name in ids}
     if split_by is not None:
         uses[split_by] = ColumnUse(split_by, "unused", "rows of equal value stay together")
     if group is not None and not group_as_input:
-        uses[group] = ColumnUse(group, "unused", "group, not an input", "--group-as-input")
+        uses[group] = ColumnUse(group, "unused", "group, not an input", "--set group_as_input=true")
     notices = list(table.notices)
     comma = any(needs_comma(column) for column in table.frame.iter_columns())
     goal = find_target(table.frame[target], task, comma, notices)
@@ -233,11 +222,7 @@ def _check_roles(table: Table, names: Sequence[str], as_: Mapping[str, str]) -> 
 
 
 def find_target(cells: pl.Series, task: Task, comma: bool, notices: list[str]) -> Target:
-    """Decide the task and how the target is read.
-
-    Raises:
-        TableError: If the target holds dates, or numbers with a few cells of text among them.
-    """
+    """Decide the task and how the target is read."""
     name, known = cells.name, clean(cells)
     if known.dtype.is_temporal():
         raise TableError(f"The target {name!r} holds dates or times. Compute a number from them, e.g. days.")
@@ -337,7 +322,8 @@ def _read_part(
         notices.append(f"{lost} of {len(known)} rows of {table.name} have no target and are dropped.")
     if clock is not None:
         values = clock.read(table.frame[clock.name])
-        values = days_since_1970(values) if clock.kind == "date" else values
+        if clock.kind == "date":
+            values = values.cast(pl.Int64) / 8.64e10  # days since 1970
         times = values.to_numpy()[rows]
         if lost := int(np.isnan(times).sum()):
             notices.append(f"{lost} rows of {table.name} have no time in {clock.name!r} and are dropped.")
@@ -382,8 +368,7 @@ def _find_copies(parts: Sequence[_Part], notices: list[str]) -> np.ndarray | Non
     n = len(parts[0].target)
     n_known = int(np.isin(copies.block[n:], copies.block[:n]).sum())
     notices.append(
-        f"{copies.n_equal:,} of {len(target):,} rows equal another one. Such copies stay together: no fold "
-        "tests a row whose copy it was trained on."
+        f"{copies.n_equal:,} of {len(target):,} rows equal another one. Random folds keep copies together."
     )
     if n_known:
         notices.append(f"Warning: {n_known:,} test rows are copies of training rows. Remove them.")
@@ -410,8 +395,6 @@ def _groups(text: pl.Series, is_test: np.ndarray | None, notices: list[str]) -> 
         notices.append(
             f"Groups with fewer than {MIN_GROUP_ROWS} rows are not judged separately: {', '.join(small)}."
         )
-    if is_test is not None and (new := sorted(set(counts) - set(text.filter(pl.Series(~is_test))))):
-        notices.append(f"Groups only in the test file: {', '.join(new)}. Training never sees them.")
     return np.asarray(["" if name in small else name for name in text])
 
 
@@ -427,12 +410,7 @@ def _blocks(text: pl.Series) -> np.ndarray:
 def is_log_candidate(values: np.ndarray) -> bool:
     """Return whether numbers are positive and so skewed that their logarithm is worth trying.
 
-    The rule: all are positive, at least 20 differ, their skewness is above 1, and the skewness of their
-    logarithms is less than half of it.
-
-    Example:
-        >>> is_log_candidate(np.exp(np.linspace(0, 9, 50))), is_log_candidate(np.linspace(1, 9, 50))
-        (True, False)
+    At least 20 differ, their skewness is above 1, and that of their logarithms less than half of it.
     """
     if len(np.unique(values)) < FEW_VALUES or values.min() <= 0:
         return False

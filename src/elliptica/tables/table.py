@@ -96,8 +96,8 @@ def read_table(
         is_sample = max_rows is not None and n_rows > max_rows
         if is_sample and not sample:
             raise TableError(
-                f"{name} has {n_rows:,} rows, but at most {max_rows:,} are read. Pass --sample "
-                "(sample=True) for a random sample of that size, or raise --max-rows (max_rows=)."
+                f"{name} has {n_rows:,} rows, but at most {max_rows:,} are read. Split it, or raise "
+                "--max-rows (max_rows=)."
             )
         kept = np.delete(np.arange(n_rows + len(blank)), blank)
         if is_sample:
