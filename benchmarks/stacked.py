@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from elliptica.estimators.fit import Rows, train_epoch
 from torch import Tensor, nn
 
 from benchmarks.timing import Measurement, compare
 from elliptica import Elliptic
 from elliptica._utils.perceptron import make_adam, mlp
 from elliptica.baselines import ERM
+from elliptica.estimators.fit import Rows, train_epoch
 from elliptica.estimators.stacked import StackedJob, train_stacked
 
 N_CLASSES, SIGMA = 10, 0.1

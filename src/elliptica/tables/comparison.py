@@ -295,14 +295,15 @@ class Session:
         if target is None:
             columns = ", ".join(table.frame.columns[:20])
             raise TableError(f"No target was given. Name the column to predict: {columns}.")
-        tables = {
+        others: dict[str, Any] = {
             name: None if (given := getattr(options, name)) is None else read_table(given, **limits)
             for name in ("test", "target_rows")
         }
-        names = ("task", "group", "split_by", "time", "group_as_input", "ids", "as_")
-        problem = make_problem(table, target, **{n: getattr(options, n) for n in names}, **tables)
-        names = ("folds", "repeats", "extrapolate", "seed")
-        shift = make_shift(problem, **{name: getattr(options, name) for name in names})
+        roles = ("task", "group", "split_by", "time", "group_as_input", "ids", "as_")
+        given_roles: dict[str, Any] = {name: getattr(options, name) for name in roles}
+        problem = make_problem(table, target, **given_roles, **others)
+        divide = ("folds", "repeats", "extrapolate", "seed")
+        shift = make_shift(problem, **{name: getattr(options, name) for name in divide})
         plan = options.plan(problem, shift)
         about = describe(problem, table.name, options.identity(shift))
         folder = None if out is None else Path(out)
@@ -350,11 +351,12 @@ class Session:
         size = max(1, _STACK_ROWS // max(len(fold.train) for fold in self.shift.folds))
         size = min(size, -(-len(networks) // self.workers)) or 1
         for begin in range(0, len(networks), size):
-            folds, missing = zip(*networks[begin : begin + size], strict=True)
-            methods = {m for each in missing for m in each}
+            part = networks[begin : begin + size]
+            methods = {method for _, trained in part for method in trained}
             if JTT in methods:
                 methods.add(REFERENCE)  # JTT learns from its errors
-            tasks.append(_Task(folds, tuple(m for m in self.plan.methods if m in methods)))
+            named = tuple(method for method in self.plan.methods if method in methods)
+            tasks.append(_Task(tuple(fold for fold, _ in part), named))
         return sorted(tasks, key=lambda t: (t.folds[-1].repeat, t.folds[-1].number, t.methods[0]))
 
     def _run_task(self, task: _Task, progress: _Progress) -> list[Record]:

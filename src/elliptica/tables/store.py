@@ -77,12 +77,14 @@ class Store:
         self._records |= {record.key: record for record in records}
         if self.folder is None:
             return
-        arrays = {}  # written first: records without predictions are redone, the reverse is harmless
+        arrays: dict[
+            str, Any
+        ] = {}  # written first: records without predictions are redone, the reverse is harmless
         for key, record in self._records.items():
             name = "/".join(map(str, key))
             arrays |= {name: record.predicted, f"{name}/unbounded": record.unbounded}
         with replacing(self.folder / PREDICTIONS, durable=True) as part, part.open("wb") as handle:
-            np.savez(handle, **dict(sorted(arrays.items())))  # type: ignore[arg-type]
+            np.savez(handle, **dict(sorted(arrays.items())))
         self.write()
 
     def records(self) -> tuple[Record, ...]:

@@ -43,7 +43,7 @@ class Recipe:
     """A method and its settings: what training needs besides rows."""
 
     method: str
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     log_target: bool = False  # whether it learns the logarithm of the targets
     length: int | None = None  # epochs or boosting iterations; None: as many as validation rows choose
 
