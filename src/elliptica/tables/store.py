@@ -77,9 +77,8 @@ class Store:
         self._records |= {record.key: record for record in records}
         if self.folder is None:
             return
-        arrays: dict[
-            str, Any
-        ] = {}  # written first: records without predictions are redone, the reverse is harmless
+        # predictions are written first: records without them are redone, the reverse is harmless
+        arrays: dict[str, Any] = {}
         for key, record in self._records.items():
             name = "/".join(map(str, key))
             arrays |= {name: record.predicted, f"{name}/unbounded": record.unbounded}
